@@ -1,0 +1,53 @@
+# Two commands: `make audit` runs the main job on a real model, `make test` proves the library.
+# Both set up everything they need in .venv, on any machine with Python >= 3.10 and the package registries.
+
+PYTHON ?= python3
+VENV   := .venv
+RUN    := $(VENV)/bin/python
+PIP    := $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: help audit test lint bench clean
+
+help:
+	@echo "make audit   audit all-MiniLM-L6-v2 on the included sentences -> audit-report/report.html"
+	@echo "make test    run every test"
+	@echo "make lint    ruff and mypy"
+	@echo "make bench   ratios to the fused kernel and to peers (QUICK=1 ends within three minutes)"
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp per set of extras; each is redone when what it depends on changes.
+# torch is installed first and pinned, so that no later package can ask for a build with CUDA.
+$(VENV)/.torch: constraints.txt | $(VENV)/bin/python
+	$(PIP) torch
+	@touch $@
+
+$(VENV)/.audit: pyproject.toml constraints.txt | $(VENV)/.torch
+	$(PIP) -e ".[audit,demo]"
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.torch
+	$(PIP) -e ".[dev,transport,audit,demo]"
+	@touch $@
+
+$(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/.torch
+	$(PIP) -e ".[bench]"
+	@touch $@
+
+audit: $(VENV)/.audit
+	$(RUN) -m regard audit --out audit-report
+
+test: $(VENV)/.dev
+	$(RUN) -m pytest
+
+lint: $(VENV)/.dev
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+bench: $(VENV)/.bench
+	$(RUN) -m benchmarks $(if $(QUICK),--quick)
+
+clean:
+	rm -rf $(VENV) audit-report benchmarks/results

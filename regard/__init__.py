@@ -1,0 +1,45 @@
+"""regard: the mathematics of attention as working software.
+
+    a = regard.Attention(regard.Dot(w_q, w_k), regard.Linear(w_v), support=regard.Causal())
+    y = a(x)                       # run it
+    print(regard.explain(a, x))    # which engine, and why
+    regard.attend(q, k, v, potential=regard.Gaussian(bandwidth=2.0))   # the tensor door
+"""
+
+from regard.attention import Attention, Softmatch
+from regard.compute import Engine, Explanation, Flex, LinearEngine, ReferenceEngine, Sdpa, Tiled, apply, attend, engines, explain
+from regard.errors import (
+    AmbiguousRuleError,
+    ArgumentError,
+    ConvergenceWarning,
+    MissingExtraError,
+    NoRuleError,
+    PerformanceWarning,
+    RefusalError,
+    RegardError,
+)
+from regard.kernel import Kernel
+from regard.lookups import Identity, Linear, Lookup, Pointwise, Table
+from regard.measure import GaussianMeasure, Measure, dirac
+from regard.moments import Law, Mean, Mode, Moment, Sample, SecondMoment
+from regard.normalizers import Elu, Entmax, FeatureMap, LinearKernel, Normalizer, PositiveRandom, Reference, Sigmoid, Sinkhorn, Softmax, Sparsemax
+from regard.potentials import (
+    Additive,
+    Alibi,
+    Bilinear,
+    Buckets,
+    Clipped,
+    Cosine,
+    Dot,
+    Gaussian,
+    Laplace,
+    Logarithmic,
+    Potential,
+    RelativeBias,
+    Rotary,
+    SoftCap,
+    StudentT,
+)
+from regard.supports import Causal, Document, Full, Padding, Support, Where, Window
+
+__version__ = "0.1.0"

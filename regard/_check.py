@@ -1,0 +1,110 @@
+"""Arguments are checked where objects are made; every message names the argument, what was found, and the remedy."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from regard._types import Scalar
+from regard.errors import ArgumentError
+
+
+def holds(condition: Tensor) -> bool | None:
+    """Whether a tensor condition is true; None where values cannot be read (compiling, vmap, meta tensors)."""
+    if torch.compiler.is_compiling() or condition.device.type == "meta":
+        return None
+    try:
+        return bool(condition)
+    except RuntimeError:  # a batched or fake tensor has no single value
+        return None
+
+
+def describe(value: object) -> str:
+    """A short, shape-first description of a value for error messages and reprs."""
+    if isinstance(value, Tensor):
+        kind = str(value.dtype).removeprefix("torch.")
+        if value.ndim == 0 and holds(torch.isfinite(value)):
+            return f"{kind}({value.item():.4g})"
+        return f"{kind}{list(value.shape)}"
+    return repr(value)
+
+
+def floating(name: str, value: object) -> Tensor:
+    """`value` must be a floating-point tensor."""
+    if not isinstance(value, Tensor):
+        raise ArgumentError(name, f"is a {type(value).__name__}", "give a torch.Tensor")
+    if not value.dtype.is_floating_point:
+        raise ArgumentError(name, f"has dtype {value.dtype}", f"convert it to a floating dtype, e.g. {name}.float()")
+    return value
+
+
+def finite(name: str, value: Tensor) -> None:
+    """Every entry must be finite."""
+    if holds(torch.isfinite(value).all()) is False:
+        bad = int((~torch.isfinite(value)).sum())
+        raise ArgumentError(name, f"has {bad} non-finite entries among {value.numel()}", "remove NaN and infinity before declaring")
+
+
+def parameter(name: str, value: Tensor | None, rank: int, shape: str) -> None:
+    """A tensor parameter of a declaration: floating, finite, of at least `rank` dimensions."""
+    if value is None:
+        return
+    floating(name, value)
+    if value.ndim < rank:
+        raise ArgumentError(name, f"has shape {list(value.shape)}", f"give a tensor of shape {shape}")
+    finite(name, value)
+
+
+def projections(w_q: Tensor | None, w_k: Tensor | None, b_q: Tensor | None, b_k: Tensor | None) -> None:
+    """The projections of queries and keys: w (..., d, c), b (..., c), with one common c."""
+    for name, weight, bias in (("q", w_q, b_q), ("k", w_k, b_k)):
+        parameter(f"w_{name}", weight, 2, "(..., d, c)")
+        parameter(f"b_{name}", bias, 1, "(..., c)")
+        if weight is not None and bias is not None and bias.shape[-1] not in (1, weight.shape[-1]):
+            raise ArgumentError(
+                f"b_{name}", f"has width {bias.shape[-1]}", f"w_{name} projects to {weight.shape[-1]}; give a bias of that width"
+            )
+    if w_q is not None and w_k is not None:
+        if w_q.shape[-1] != w_k.shape[-1]:
+            raise ArgumentError(
+                "w_k", f"projects to {w_k.shape[-1]} and w_q to {w_q.shape[-1]}", "queries and keys are compared in one space: use one width"
+            )
+        same_device("w_k", w_k, "w_q", w_q)
+
+
+def positive(name: str, value: Scalar) -> None:
+    """A scalar parameter that must be positive and finite."""
+    if isinstance(value, Tensor):
+        floating(name, value)
+        if holds(((value > 0) & torch.isfinite(value)).all()) is False:
+            raise ArgumentError(name, "has entries that are not positive and finite", "give positive numbers")
+    elif not (math.isfinite(value) and value > 0):
+        raise ArgumentError(name, f"is {value}", "give a positive finite number")
+
+
+def number(name: str, value: Scalar | None) -> None:
+    """A scalar parameter that must be finite."""
+    if value is None:
+        return
+    if isinstance(value, Tensor):
+        floating(name, value)
+        finite(name, value)
+    elif not math.isfinite(value):
+        raise ArgumentError(name, f"is {value}", "give a finite number")
+
+
+def same_device(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
+    """Two tensors must live on one device."""
+    if value.device != other.device:
+        raise ArgumentError(name, f"is on {value.device} and {other_name} on {other.device}", f"move one of them: {name}.to({str(other.device)!r})")
+
+
+def broadcast(names: str, *shapes: tuple[int, ...]) -> torch.Size:
+    """The common batch shape, or an error that names the arguments."""
+    try:
+        return torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        found = " and ".join(str(list(shape)) for shape in shapes)
+        raise ArgumentError(names, f"have batch shapes {found}", "batch dimensions must be equal or 1 (heads may also be grouped)") from None

@@ -1,0 +1,68 @@
+"""Verb: an open table of typed rules. The nouns do not know the verbs; anyone may add a rule.
+
+`one` takes the most specific rule (one truth), `all` gives every matching rule (for bounds, of which the minimum is a bound).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from regard.errors import AmbiguousRuleError, NoRuleError
+
+Rule = TypeVar("Rule", bound=Callable[..., Any])
+
+
+class Verb:
+    """A function that dispatches on the types of its first arguments."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._rules: dict[tuple[type, ...], Callable[..., Any]] = {}
+        self._chosen: dict[tuple[type, ...], Callable[..., Any]] = {}
+
+    def rule(self, *types: type) -> Callable[[Rule], Rule]:
+        """Register a rule for these argument types; a second rule for the same types is an error."""
+        if not types or not all(isinstance(kind, type) for kind in types):
+            raise TypeError(f"{self.name}.rule(...) takes one or more types, found {types!r}")
+        if types in self._rules:
+            raise AmbiguousRuleError(f"{self.name} already has a rule for {_names(types)}; register a more specific type instead")
+
+        def register(function: Rule) -> Rule:
+            self._rules[types] = function
+            self._chosen.clear()
+            return function
+
+        return register
+
+    def one(self, *arguments: Any) -> Any:
+        """Run the most specific rule."""
+        return self.choose(*(type(argument) for argument in arguments))(*arguments)
+
+    def all(self, *types: type) -> list[Callable[..., Any]]:
+        """Every rule that matches these types."""
+        return [function for signature, function in self._rules.items() if _matches(types, signature)]
+
+    def choose(self, *types: type) -> Callable[..., Any]:
+        """The most specific rule for these types; rules may look at fewer arguments than there are."""
+        if types not in self._chosen:
+            self._chosen[types] = self._resolve(types)
+        return self._chosen[types]
+
+    def _resolve(self, types: tuple[type, ...]) -> Callable[..., Any]:
+        matching = [signature for signature in self._rules if _matches(types, signature)]
+        if not matching:
+            raise NoRuleError(f"{self.name} has no rule for {_names(types)}; add one with @{self.name}.rule({_names(types)})")
+        best = [s for s in matching if all(_matches(s, other) for other in matching)]
+        if len(best) != 1:
+            options = " and ".join(f"({_names(s)})" for s in matching)
+            raise AmbiguousRuleError(f"{self.name} has the rules {options}, none the most specific; settle it with @{self.name}.rule({_names(types)})")
+        return self._rules[best[0]]
+
+
+def _matches(types: tuple[type, ...], signature: tuple[type, ...]) -> bool:
+    return len(types) >= len(signature) and all(issubclass(kind, wanted) for kind, wanted in zip(types, signature, strict=False))
+
+
+def _names(types: tuple[type, ...]) -> str:
+    return ", ".join(kind.__name__ for kind in types)

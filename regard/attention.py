@@ -1,0 +1,110 @@
+"""Attention: one frozen declaration — softmatch, lookup, moment — from which everything else follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard._object import Object
+from regard._verb import Verb
+from regard.errors import ArgumentError
+from regard.kernel import AnyLaw, Kernel
+from regard.lookups import Identity, Lookup
+from regard.measure import Measure
+from regard.moments import Mean, Moment
+from regard.normalizers import Normalizer, Reference, Softmax
+from regard.potentials import Potential
+from regard.supports import Full, Support
+
+run = Verb("run")
+free_energy = Verb("free_energy")
+law_gap = Verb("law_gap")
+"""What a declaration can be asked for; the floor of the verbs registers how."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Attention(Object):
+    """x ↦ Π[Ψ_{G(x,·)}(μ) L]: reweight the context μ by the potential, look values up, take the moment (vuckovic2020, Definition 8).
+
+    Heads and batches are leading dimensions and broadcast: with w_q of shape (h, d, c) and x (n, d) the output is (h, n, e).
+    """
+
+    potential: Potential
+    lookup: Lookup = Identity()
+    normalizer: Normalizer = Softmax()
+    support: Support = Full()
+    moment: Moment = Mean()
+
+    def __post_init__(self) -> None:
+        kinds = {"potential": Potential, "lookup": Lookup, "normalizer": Normalizer, "support": Support, "moment": Moment}
+        for name, kind in kinds.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                found = f"is a {value.__name__} class" if isinstance(value, type) else f"is a {type(value).__name__}"
+                raise ArgumentError(name, found, f"give a {kind.__name__} value, e.g. one from regard.{name}s")
+
+    def __call__(self, x: Measure | Tensor, context: Measure | Tensor | None = None) -> Any:
+        """Self-attention on x, or attention of x to a context. A Tensor means the uniform measure on its rows and gives a Tensor back."""
+        return run.one(self, x, context)
+
+    def kernel(self, context: Measure | Tensor) -> Kernel:
+        """The attention kernel A_μ, literally the composition softmatch @ lookup @ moment."""
+        return self.softmatch(context) @ self.lookup @ self.moment
+
+    def softmatch(self, context: Measure | Tensor) -> Softmatch:
+        """The kernel x ↦ Ψ_{G(x,·)}(μ)."""
+        return Softmatch(self.potential, self.normalizer, self.support, as_measure("context", context))
+
+    def free_energy(self, x: Measure | Tensor, context: Measure | Tensor | None = None) -> Tensor:
+        """The maximum of ν(a(x,·)) - KL(ν | μ) over laws ν, one number a query: log μ(G(x,·)) for softmax, without an m × n matrix."""
+        return free_energy.one(self, x, context)
+
+    def law_gap(self, law: Tensor, x: Measure | Tensor, context: Measure | Tensor | None = None) -> Tensor:
+        """How far rows `law` (..., m, n) are from optimal: exactly KL(law | attention row), by the Gibbs variational identity.
+
+        It certifies any approximate row: |law - row|_1 ≤ √(2 gap).
+        """
+        return law_gap.one(self, law, x, context)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Softmatch(Kernel):
+    """x ↦ Ψ_{G(x,·)}(μ), G = exp(potential), μ the context restricted to what x may see (vuckovic2020, Definition 4)."""
+
+    potential: Potential
+    normalizer: Normalizer
+    support: Support
+    context: Measure
+
+    def __post_init__(self) -> None:
+        if not self.normalizer.laws:
+            raise ArgumentError("normalizer", f"{type(self.normalizer).__name__} rows are not probability laws", "a Markov kernel needs laws: use Softmax, Entmax, Sparsemax, Sinkhorn or LinearKernel")
+
+    def __call__(self, points: Tensor, marks: Tensor | None = None) -> AnyLaw:
+        marks = torch.arange(points.shape[-2], device=points.device) if marks is None else marks
+        potential, normalizer = self.normalizer.acting(self.potential)
+        scores = potential.scores(points, self.context.points, marks, self.context.positions())
+        reference = Reference(log_counts(self.context), self.support.allows(marks, self.context.positions()))
+        rows = normalizer.weights(scores, reference)
+        points = self.context.points.unsqueeze(-3).expand(*rows.shape, -1)
+        marks = None if self.context.marks is None else self.context.marks.unsqueeze(-2).expand(rows.shape)
+        return Measure(points, rows.log(), marks)
+
+
+def as_measure(name: str, points: Measure | Tensor) -> Measure:
+    """A Tensor (..., n, d) means the uniform measure on its rows."""
+    if isinstance(points, Measure):
+        return points
+    if not isinstance(points, Tensor):
+        raise ArgumentError(name, f"is a {type(points).__name__}", "give a Tensor (..., n, d) or a Measure")
+    return Measure(points)
+
+
+def log_counts(context: Measure) -> Tensor | None:
+    """How often each key counts, as a logarithm: n·w_j, so that equal weights are the same as none."""
+    if context.log_weights is None:
+        return None
+    return context.log_weights + torch.log(torch.tensor(float(context.size), dtype=context.log_weights.dtype))

@@ -1,0 +1,96 @@
+"""FlexAttention: torch's compiled score modifications, where torch supports them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from regard.compute.engine import Engine, Prediction, pairs, register, working_dtype
+from regard.compute.problem import Problem
+from regard.errors import RefusalError
+from regard.normalizers import Softmax
+from regard.potentials import Potential, SoftCap
+from regard.potentials.reductions import Reduction, reduce
+from regard.supports import Full
+
+
+@register
+@dataclass(frozen=True, eq=False, repr=False)
+class Flex(Engine):
+    """A dot product with key biases, and a soft cap around it, compiled. On a CPU it has no backward pass and must be asked for by name."""
+
+    compiled: bool = True
+    name: ClassVar[str] = "flex"
+    rank: ClassVar[int] = 20
+
+    def refuse(self, problem: Problem) -> str | None:
+        if not isinstance(problem.normalizer, Softmax):
+            return f"FlexAttention normalizes by softmax, not by {type(problem.normalizer).__name__}."
+        form = _form(problem)
+        if isinstance(form, str):
+            return form
+        if form.residues:
+            return "position biases are cheaper in the other engines than as a compiled score modification."
+        if not isinstance(problem.support, Full):
+            return "masks are cheaper in the other engines than as a compiled block mask."
+        moving = any(t.requires_grad for t in pytree.tree_leaves(problem) if isinstance(t, Tensor))
+        if problem.device.type == "cpu" and torch.is_grad_enabled() and moving:
+            return "FlexAttention has no backward pass on a CPU; detach the inputs or use torch.no_grad()."
+        if problem.device.type == "cpu" and problem.dtype == torch.float64:
+            return "FlexAttention has no float64 on a CPU."
+        if 0 in (problem.query_count, problem.key_count):
+            return "FlexAttention takes no empty inputs."
+        return None
+
+    def run(self, problem: Problem) -> Tensor:
+        return self._compute(problem, False)[0].to(problem.dtype)
+
+    def free_energy(self, problem: Problem) -> Tensor:
+        raise RefusalError("flex", ["a free energy is a log-sum-exp; the sdpa and tiled engines give it."])
+
+    def predict(self, problem: Problem) -> Prediction:
+        width = max(t.shape[-1] for t in pytree.tree_leaves(problem.queries))
+        return Prediction(pairs(problem) * (2 * width + 2 * problem.values.shape[-1] + 5), 4.0 * 64 * problem.key_count)
+
+    def _compute(self, problem: Problem, lse: bool) -> Any:
+        from torch.nn.attention.flex_attention import flex_attention
+
+        exact = problem.to(working_dtype(problem.dtype))
+        form, cap = _form(exact), _cap(exact.potential)
+        assert isinstance(form, Reduction) and isinstance(exact.normalizer, Softmax)
+        form, batch = form.folded(), exact.batch_shape
+        four = [t.expand(*batch, -1, -1).reshape(-1, *t.shape[-2:]).unsqueeze(1) for t in (form.queries, form.keys, exact.values)]
+        bias = torch.zeros(exact.key_count) if form.key_bias is None else form.key_bias
+        counts = torch.zeros(exact.key_count) if exact.log_counts is None else exact.log_counts
+        rows = torch.zeros(exact.query_count) if form.row_bias is None else form.row_bias
+        bias, counts = (t.to(four[0]).expand(*batch, -1).reshape(-1, exact.key_count) for t in (bias, counts))
+        rows = rows.to(four[0]).expand(*batch, -1).reshape(-1, exact.query_count)
+        temperature = float(exact.normalizer.temperature)
+
+        def modify(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            score = score + bias[b, j] + rows[b, i]
+            score = score if cap is None else cap * torch.tanh(score / cap)
+            return score / temperature + counts[b, j]
+
+        call = torch.compile(flex_attention) if self.compiled else flex_attention
+        out = call(*four, score_mod=modify, scale=1.0)
+        return out.squeeze(1).reshape(*batch, exact.query_count, exact.values.shape[-1]), lse
+
+
+def _form(problem: Problem) -> Reduction | str:
+    inner = problem.potential.potential if isinstance(problem.potential, SoftCap) else problem.potential
+    if isinstance(problem.potential, SoftCap) and isinstance(problem.potential.cap, Tensor):
+        return "a compiled score modification takes a cap that is a number."
+    if isinstance(problem.normalizer, Softmax) and isinstance(problem.normalizer.temperature, Tensor):
+        return "a compiled score modification takes a temperature that is a number."
+    return reduce.one(inner, problem.queries, problem.keys, False)  # type: ignore[no-any-return]
+
+
+def _cap(potential: Potential) -> float | None:
+    return float(potential.cap) if isinstance(potential, SoftCap) else None
+
+

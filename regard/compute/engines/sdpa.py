@@ -1,0 +1,158 @@
+"""The fused kernel, for every potential that is a dot product plus a key bias."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from regard import _check
+from regard._types import over_scores
+from regard.compute.engine import Engine, Prediction, pairs, register, row_empty, working_dtype
+from regard.compute.flash import flash
+from regard.compute.problem import Problem, SupportParts
+from regard.compute.tiles import Tiling, rows_of
+from regard.normalizers import Softmax
+from regard.potentials import Scaled
+from regard.potentials.reductions import Reduction, Residue, reduce
+from regard.supports import And, Full
+
+CANCELLATION = 4e-6
+"""Above this expected error of a score, eps · (range / bandwidth)², scores are computed in float64."""
+
+
+@register
+@dataclass(frozen=True, eq=False, repr=False)
+class Sdpa(Engine):
+    """torch's fused kernel (CPU flash): softmax of Dot, Bilinear, Gaussian, Cosine, Rotary of these, position biases, sums.
+
+    Where terms of the score would cancel (a Gaussian much narrower than the points are spread) it computes in float64. That
+    needs a look at the data, which is not possible under torch.compile and vmap; there it stays in the dtype of the inputs.
+    """
+
+    name: ClassVar[str] = "sdpa"
+    rank: ClassVar[int] = 10
+
+    def refuse(self, problem: Problem) -> str | None:
+        if not isinstance(problem.normalizer, Softmax):
+            return f"the fused kernel normalizes by softmax, not by {type(problem.normalizer).__name__}."
+        reduction = _reduction(problem)
+        if isinstance(reduction, str):
+            return reduction
+        if torch.is_grad_enabled() and any(t.requires_grad for t in pytree.tree_leaves([r.potential for r in reduction.residues])):
+            return "the fused kernel gives no gradient to a bias on pairs of positions."
+        return None
+
+    def run(self, problem: Problem) -> Tensor:
+        return self._compute(problem)[0].to(problem.dtype)
+
+    def free_energy(self, problem: Problem) -> Tensor:
+        _, lse, reduction = self._compute(problem.change(values=problem.values[..., :1]))
+        if not isinstance(problem.support, Full) or problem.log_counts is not None:
+            lse = lse.masked_fill(_empty_rows(problem), -math.inf)
+        temperature = _temperature(problem)
+        energy = (temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature) * lse
+        return energy if reduction.row_bias is None else energy + reduction.row_bias
+
+    def predict(self, problem: Problem) -> Prediction:
+        reduction = _reduction(problem)
+        width = max(reduction.queries.shape[-1], problem.values.shape[-1], 16)
+        share = 0.5 if SupportParts.of(problem.support).causal else 1.0
+        count = pairs(problem)
+        tile = 0.0 if _tiling(problem, reduction) is None else 4 * count / max(problem.query_count, 1) * 256
+        return Prediction(share * count * (4 * width + 5), tile + 4.0 * math.prod(problem.batch_shape) * problem.query_count * (width + 1))
+
+    def _compute(self, problem: Problem) -> tuple[Tensor, Tensor, Reduction]:
+        reduction = _reduction(problem)
+        problem, reduction = _with_enough_digits(problem, reduction)
+        temperature = _temperature(problem)
+        scale, queries, bias = reduction.scale, reduction.queries, reduction.key_bias
+        if isinstance(scale, Tensor) or isinstance(temperature, Tensor):
+            queries, scale = queries * over_scores(scale) / over_scores(temperature), 1.0
+        else:
+            scale = scale / temperature
+        if bias is not None:
+            bias = bias / (temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature)
+        parts = SupportParts.of(problem.support)
+        tiling = _tiling(problem, reduction)
+        bias = _key_bias(problem, bias, parts if tiling is None else None, queries)
+        batch = problem.batch_shape
+        queries = queries.expand(*batch, -1, -1)
+        if problem.device.type != "cpu":
+            return *_elsewhere(problem, queries, reduction, bias, float(scale)), reduction
+        out, lse = flash(queries, reduction.keys.to(queries.dtype), problem.values.to(queries.dtype), bias, tiling, parts.causal, float(scale))
+        return out, lse, reduction
+
+
+def _reduction(problem: Problem) -> Any:
+    return reduce.one(problem.potential, problem.queries, problem.keys, SupportParts.of(problem.support).causal)
+
+
+def _temperature(problem: Problem) -> Any:
+    assert isinstance(problem.normalizer, Softmax)
+    return problem.normalizer.temperature
+
+
+def _with_enough_digits(problem: Problem, reduction: Reduction) -> tuple[Problem, Reduction]:
+    """Half precision with biases in float32; float64 where the terms of a score cancel."""
+    kind = reduction.queries.dtype
+    if reduction.key_bias is not None or reduction.residues or problem.log_counts is not None:
+        kind = working_dtype(kind)
+    if reduction.amplitude is not None and kind == torch.float32 and _check.holds(reduction.amplitude * torch.finfo(kind).eps > CANCELLATION):
+        kind = torch.float64
+        problem = problem.to(kind)
+        return problem, _reduction(problem)
+    if kind != reduction.queries.dtype:
+        reduction = reduction.replace(queries=reduction.queries.to(kind), keys=reduction.keys.to(kind))
+    return problem, reduction
+
+
+def _tiling(problem: Problem, reduction: Reduction) -> Tiling | None:
+    """Blocks of rows, where the mask or the bias is more than a causal flag and a bias on keys."""
+    parts = SupportParts.of(problem.support)
+    plain = not parts.rest and not reduction.residues and (not parts.causal or problem.in_order())
+    if plain:
+        return None
+    batch = max(1, math.prod(problem.batch_shape))
+    rows = min(max(32, rows_of(batch, problem.key_count, 1)), 256)
+    return Tiling(problem.support, problem.rows(), problem.columns(), rows, problem.in_order(), _residues(problem, reduction))
+
+
+def _residues(problem: Problem, reduction: Reduction) -> tuple[Residue, ...]:
+    """The position biases over temperature."""
+    inverse = 1 / _temperature(problem)
+    return tuple(Residue(Scaled(r.potential, inverse), r.queries, r.keys) for r in reduction.residues)
+
+
+def _key_bias(problem: Problem, bias: Tensor | None, parts: SupportParts | None, like: Tensor) -> Tensor | None:
+    """Everything that depends on the key alone, (..., n)."""
+    if problem.log_counts is not None:
+        counts = problem.log_counts.to(like.dtype)
+        bias = counts if bias is None else bias + counts
+    if parts is not None and parts.padding:
+        allowed = problem.columns() < problem.key_count
+        for padding in parts.padding:
+            allowed = allowed & padding.allows_keys(problem.columns())
+        start = torch.zeros(allowed.shape, dtype=like.dtype, device=like.device) if bias is None else bias
+        bias = start.masked_fill(~allowed, -math.inf)
+    return None if bias is None else bias.to(like.dtype)
+
+
+def _empty_rows(problem: Problem) -> Tensor:
+    """Which queries see nothing, in blocks of rows."""
+    return torch.cat([row_empty(problem, slice(low, low + 256)) for low in range(0, max(problem.query_count, 1), 256)], -1)
+
+
+def _elsewhere(problem: Problem, queries: Tensor, reduction: Reduction, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """Other devices: torch's public door with one additive mask; the log-sum-exp is not available there."""
+    tiling = Tiling(And((problem.support,)), problem.rows(), problem.columns(), max(problem.query_count, 1), False, _residues(problem, reduction))
+    mask = tiling.bias(next(iter(tiling)), queries.dtype)
+    mask = mask if bias is None else bias.unsqueeze(-2) if mask is None else mask + bias.unsqueeze(-2)
+    out = F.scaled_dot_product_attention(queries, reduction.keys, problem.values.to(queries.dtype), attn_mask=mask, scale=scale)
+    scores = scale * queries @ reduction.keys.mT
+    return out, (scores if mask is None else scores + mask).logsumexp(-1)

@@ -1,0 +1,163 @@
+"""The fused kernel: softmax(scale · q kᵀ + bias) v with its log-sum-exp, O(n) memory, forward and backward.
+
+torch's public door refuses a causal flag next to a mask, falls back to an m × n matrix where the mask wants a gradient, and hides
+the log-sum-exp. The kernel behind it does all three; this file calls it and supplies the gradients it leaves out.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.compute.tiles import Tiling
+
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+LEAST_WIDTH = 16
+"""Narrower heads are padded: the kernel is faster and more accurate on full vectors."""
+
+
+def flash(q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor | None, tiling: Tiling | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Outputs (..., m, e) and log-sum-exps (..., m); rows that see nothing have output zero and, as the kernel leaves it, log-sum-exp zero.
+
+    q (..., m, c), k (..., n, c), v (..., n, e), key_bias (..., n). `causal` needs tokens in order; a tiling adds masks and
+    biases on pairs, block by block, and then carries the causal mask itself.
+    """
+    batch = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2], () if key_bias is None else key_bias.shape[:-1])
+    if q.shape[-2] == 0 or k.shape[-2] == 0 or math.prod(batch) == 0:
+        return _nothing(q, k, v, batch)
+    width = max(q.shape[-1], v.shape[-1], LEAST_WIDTH)
+    arguments = [_four(_padded(t, width), batch, True) for t in (q, k, v)]
+    bias = None if key_bias is None else _four(key_bias.unsqueeze(-2), batch, False)
+    out, lse = _Flash.apply(*arguments, bias, tiling, causal and tiling is None, scale, tuple(batch))
+    return out[..., : v.shape[-1]].reshape(*batch, q.shape[-2], v.shape[-1]), lse.reshape(*batch, q.shape[-2])
+
+
+class _Flash(torch.autograd.Function):
+    """The kernel on 4-D inputs; the bias and the log-sum-exp are differentiable too."""
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, tiling: Tiling | None, causal: bool, scale: float, batch: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        if tiling is None:
+            out, lse = _forward(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
+            return out, lse
+        out = torch.empty_like(q)
+        lse = torch.empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+        for tile in tiling:
+            mask = _mask(tiling, tile, bias, batch, q.dtype)
+            part = _forward(q[:, :, tile.rows], k[:, :, tile.columns], v[:, :, tile.columns], 0.0, False, attn_mask=mask, scale=scale)
+            out[:, :, tile.rows], lse[:, :, tile.rows] = part
+        return out, lse
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        q, k, v, bias, ctx.tiling, ctx.causal, ctx.scale, ctx.batch = inputs
+        ctx.set_materialize_grads(False)
+        ctx.has_bias = bias is not None
+        ctx.save_for_backward(q, k, v, *output, *(() if bias is None else (bias,)))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, by_out: Tensor | None, by_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, *rest = ctx.saved_tensors
+        bias = rest[0] if ctx.has_bias else None
+        if by_out is None and by_lse is None:
+            return (None,) * 8
+        by_out = torch.zeros_like(out) if by_out is None else by_out
+        width = q.shape[-1]
+        by_bias = bias is not None and ctx.needs_input_grad[3]
+        if by_bias or by_lse is not None:
+            q, k, v, out, by_out = _with_spare_column(q, k, v, out, by_out, by_lse)
+        if by_out.stride(-1) != 1:
+            by_out = by_out.contiguous()
+        if ctx.tiling is None:
+            dq, dk, dv = _backward(by_out, q, k, v, out, lse, 0.0, ctx.causal, attn_mask=bias, scale=ctx.scale)
+        else:
+            dq, dk, dv = _tiled_backward(ctx, by_out, q, k, v, out, lse, bias)
+        d_bias = (dk[..., width] / ctx.scale).unsqueeze(-2).sum_to_size(bias.shape) if by_bias and bias is not None else None
+        return dq[..., :width], dk[..., :width], dv[..., :width], d_bias, None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        size = info.batch_size
+        if arguments[4] is not None:  # masks by blocks carry tensors of their own: one sample at a time
+            samples = [_Flash.apply(*(_sample(a, d, s) for a, d in zip(arguments, in_dims, strict=True))) for s in range(size)]
+            return (torch.stack([o for o, _ in samples]), torch.stack([l for _, l in samples])), (0, 0)
+        lead = [_leading(a, d, size) for a, d in zip(arguments[:4], in_dims[:4], strict=True)]
+        rows = max(t.shape[1] for t in lead if t is not None)
+        folded = [None if t is None else t.expand(size, rows, *t.shape[2:]).reshape(size * rows, *t.shape[2:]) for t in lead]
+        out, lse = _Flash.apply(*folded, *arguments[4:])
+        return (out.unflatten(0, (size, rows)), lse.unflatten(0, (size, rows))), (0, 0)
+
+
+def _tiled_backward(ctx: Any, by_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    for tile in ctx.tiling:
+        rows, columns = tile.rows, tile.columns
+        mask = _mask(ctx.tiling, tile, bias, ctx.batch, q.dtype)
+        some = (by_out[:, :, rows], q[:, :, rows], k[:, :, columns], v[:, :, columns], out[:, :, rows], lse[:, :, rows].contiguous())
+        dq[:, :, rows], by_k, by_v = _backward(*some, 0.0, False, attn_mask=mask, scale=ctx.scale)
+        dk[:, :, columns] += by_k
+        dv[:, :, columns] += by_v
+    return dq, dk, dv
+
+
+def _with_spare_column(q: Tensor, k: Tensor, v: Tensor, out: Tensor, by_out: Tensor, by_lse: Tensor | None) -> list[Tensor]:
+    """One more column that makes the kernel compute what it leaves out.
+
+    A column of ones in q makes the same column of dk the column sums of dS, the gradient of a key bias; a one in the
+    output's gradient against -∂lse in the output adds the log-sum-exp's own gradient to every row of dS.
+    """
+    width, wider = q.shape[-1], 16 * (q.shape[-1] // 16 + 1)
+    q, k, v, out, by_out = (_padded(t, wider) for t in (q, k, v, out, by_out))
+    q[..., width] = 1
+    if by_lse is not None:
+        out[..., width] = -torch.where(torch.isfinite(by_lse), by_lse, torch.zeros_like(by_lse)).to(out.dtype)
+        by_out[..., width] = 1
+    return [q, k, v, out, by_out]
+
+
+def _mask(tiling: Tiling, tile: Any, bias: Tensor | None, batch: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+    own = tiling.bias(tile, dtype)
+    own = None if own is None else _four(own, torch.Size(batch), False)
+    if bias is None:
+        return own
+    some = bias[..., tile.columns]
+    return some if own is None else own + some
+
+
+def _padded(t: Tensor, width: int) -> Tensor:
+    return t if t.shape[-1] == width else F.pad(t, (0, width - t.shape[-1]))
+
+
+def _four(t: Tensor, batch: torch.Size, expand: bool) -> Tensor:
+    """(..., a, b) as (B, H, a, b); biases keep dimensions of size one, which the kernel broadcasts without a copy."""
+    if len(batch) > 2:
+        t = t.expand(*batch, *t.shape[-2:]).reshape(-1, batch[-1], *t.shape[-2:])
+    else:
+        t = t.reshape((1,) * (4 - t.ndim) + t.shape)
+    if expand:
+        two = (1,) * (2 - min(len(batch), 2)) + tuple(batch) if len(batch) <= 2 else t.shape[:2]
+        t = t.expand(*two, *t.shape[-2:])
+    return t if t.stride(-1) == 1 else t.contiguous()
+
+
+def _nothing(q: Tensor, k: Tensor, v: Tensor, batch: torch.Size) -> tuple[Tensor, Tensor]:
+    """No queries, or no keys: zeros that still belong to the graph."""
+    out = (q[..., :1].sum(-1, keepdim=True) * 0).expand(*batch, q.shape[-2], v.shape[-1]) + 0 * (v.sum() + k.sum())
+    return out, torch.full((*batch, q.shape[-2]), -math.inf, dtype=out.dtype, device=out.device)
+
+
+def _sample(argument: Any, dim: int | None, index: int) -> Any:
+    return argument if dim is None else argument.select(dim, index)
+
+
+def _leading(t: Tensor | None, dim: int | None, size: int) -> Tensor | None:
+    if t is None:
+        return None
+    return t.movedim(dim, 0) if dim is not None else t.unsqueeze(0).expand(size, *t.shape)

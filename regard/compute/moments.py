@@ -1,0 +1,90 @@
+"""How each moment is computed through an engine: the projection of the law without the law, where that is possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from regard._verb import Verb
+from regard.compute.engine import Engine, working_dtype
+from regard.compute.problem import Problem
+from regard.compute.tiles import Tiling, rows_of
+from regard.errors import ArgumentError
+from regard.measure import GaussianMeasure, Measure
+from regard.moments import Law, Mean, Mode, Sample, SecondMoment, pick
+from regard.normalizers import Reference
+
+project = Verb("project")
+"""project.one(moment, problem, engine) -> the moments of every query's law."""
+
+
+@project.rule(Mean)
+def _mean(moment: Mean, problem: Problem, engine: Engine) -> Tensor:
+    return engine.run(problem)
+
+
+@project.rule(SecondMoment)
+def _second(moment: SecondMoment, problem: Problem, engine: Engine) -> GaussianMeasure:
+    """Value augmentation: the same weights average v and v vᵀ, after a common center is taken out, so that nothing cancels."""
+    _need_laws(problem)
+    exact = problem.to(working_dtype(problem.dtype))
+    center = exact.values.detach().mean(-2, keepdim=True)
+    v = exact.values - center
+    squares = (v.unsqueeze(-1) * v.unsqueeze(-2)).flatten(-2)
+    moments = engine.run(exact.change(values=torch.cat([v, squares], -1)))
+    mean, second = moments[..., : v.shape[-1]], moments[..., v.shape[-1] :].unflatten(-1, (v.shape[-1],) * 2)
+    return GaussianMeasure((mean + center).to(problem.dtype), (second - mean.unsqueeze(-1) * mean.unsqueeze(-2)).to(problem.dtype))
+
+
+@project.rule(Law)
+def _law(moment: Law, problem: Problem, engine: Engine) -> Measure:
+    """The law itself has m · n weights: there is no smaller way to say it."""
+    _need_laws(problem)
+    exact = problem.to(working_dtype(problem.dtype))
+    weights = exact.normalizer.weights(exact.potential.pair(exact.queries, exact.keys), exact.reference())
+    points = exact.values.unsqueeze(-3).expand(*weights.shape, -1)
+    return Measure(points, weights.log())
+
+
+@project.rule(Mode)
+def _mode(moment: Mode, problem: Problem, engine: Engine) -> Tensor:
+    return _chosen(problem, lambda weights: weights.argmax(-1))
+
+
+@project.rule(Sample)
+def _sample(moment: Sample, problem: Problem, engine: Engine) -> Tensor:
+    _need_laws(problem)
+
+    def draw(weights: Tensor) -> Tensor:
+        flat = weights.reshape(-1, weights.shape[-1])
+        flat = torch.where(flat.sum(-1, keepdim=True) > 0, flat, torch.ones_like(flat))
+        return torch.multinomial(flat, 1, generator=moment.generator).reshape(weights.shape[:-1])
+
+    return _chosen(problem, draw)
+
+
+def _chosen(problem: Problem, choose: Callable[[Tensor], Tensor]) -> Tensor:
+    """One value for each query, picked by its row of weights, block by block; the gradient reaches the chosen value alone."""
+    exact = problem.to(working_dtype(problem.dtype))
+    width = exact.potential.width(exact.queries, exact.keys)
+    rows = rows_of(max(1, exact.batch_shape.numel()), exact.key_count, width) if exact.normalizer.rowwise else exact.query_count
+    tiling = Tiling(exact.support, exact.rows(), exact.columns(), max(1, rows), False)
+    picked = [exact.values.new_zeros(*exact.batch_shape, 0, exact.values.shape[-1])]
+    for tile in tiling:
+        with torch.no_grad():
+            queries = pytree.tree_map(lambda t, tile=tile: t[..., tile.rows, :], exact.queries)
+            log_queries = None if exact.log_queries is None else exact.log_queries[..., tile.rows]
+            reference = Reference(exact.log_counts, tiling.allowed(tile), log_queries)
+            weights = exact.normalizer.weights(exact.potential.pair(queries, exact.keys), reference)
+            index = choose(weights)
+        value = pick(exact.values.unsqueeze(-3), index)
+        picked.append(value.masked_fill(weights.sum(-1, keepdim=True) == 0, 0.0))
+    return torch.cat(picked, -2).to(problem.dtype)
+
+
+def _need_laws(problem: Problem) -> None:
+    if not problem.normalizer.laws:
+        raise ArgumentError("moment", f"needs laws and {type(problem.normalizer).__name__} rows are not", "use the moment Mean, or a normalizer whose rows are laws")

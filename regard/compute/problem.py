@@ -1,0 +1,178 @@
+"""Problem: what an engine is given. Features are taken once, groups of queries are matched to their keys, shapes are checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from regard import _check
+from regard._object import Object
+from regard._types import Features
+from regard.errors import ArgumentError
+from regard.normalizers import Normalizer, Reference
+from regard.potentials import Potential
+from regard.supports import Causal, Full, Padding, Support
+from regard.supports.base import conjuncts
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Tokens(Object):
+    """Points with what travels along: log-counts or weights (..., n) and marks (..., n)."""
+
+    points: Tensor
+    log_weights: Tensor | None = None
+    marks: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Problem(Object):
+    """Weights of `queries` on `keys` under potential, normalizer and support, applied to `values`.
+
+    queries, keys: features of the potential; values (..., n, e); log_counts (..., n); log_queries (..., m);
+    marks None means 0, 1, 2, ... in order, which engines may rely on without reading data.
+    """
+
+    potential: Potential
+    normalizer: Normalizer
+    support: Support
+    queries: Features
+    keys: Features
+    values: Tensor
+    query_count: int
+    log_counts: Tensor | None = None
+    log_queries: Tensor | None = None
+    query_marks: Tensor | None = None
+    key_marks: Tensor | None = None
+
+    @property
+    def key_count(self) -> int:
+        """n."""
+        return self.values.shape[-2]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the output."""
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where it all happens."""
+        return self.values.device
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The batch shape of the output."""
+        shapes = [t.shape[:-2] for t in pytree.tree_leaves((self.queries, self.keys)) if isinstance(t, Tensor)]
+        shapes.append(self.values.shape[:-2])
+        if self.log_counts is not None:
+            shapes.append(self.log_counts.shape[:-1])
+        shapes.append(self.structure_shape())
+        return _check.broadcast("queries, keys, values and support", *shapes)
+
+    def structure_shape(self) -> tuple[int, ...]:
+        """The batch shape that the potential's own parameters and the support add (a slope for each head, a length for each text)."""
+        one = torch.zeros(1, dtype=torch.long, device=self.device)
+        allowed = () if isinstance(self.support, (Full, Causal)) else self.support.allows(one, one).shape[:-2]
+        few = pytree.tree_map(lambda t: t[..., :1, :], (self.queries, self.keys))
+        scored = () if 0 in (self.query_count, self.key_count) else self.potential.pair(*few).shape[:-2]
+        return tuple(_check.broadcast("potential and support", allowed, scored))
+
+    def rows(self) -> Tensor:
+        """The marks of the queries."""
+        return torch.arange(self.query_count, device=self.device) if self.query_marks is None else self.query_marks
+
+    def columns(self) -> Tensor:
+        """The marks of the keys."""
+        return torch.arange(self.key_count, device=self.device) if self.key_marks is None else self.key_marks
+
+    def allowed(self) -> Tensor | None:
+        """The whole mask (..., m, n), None where everything is allowed."""
+        return None if isinstance(self.support, Full) else self.support.allows(self.rows(), self.columns())
+
+    def reference(self) -> Reference:
+        """The reference measure of all rows."""
+        return Reference(self.log_counts, self.allowed(), self.log_queries)
+
+    def in_order(self) -> bool:
+        """Whether queries and keys stand in the order of their marks 0, 1, 2, ..."""
+        return self.query_marks is None and self.key_marks is None
+
+    def to(self, dtype: torch.dtype) -> Problem:
+        """The same problem in another floating dtype; positions and indices stay."""
+        return pytree.tree_map(lambda t: t.to(dtype) if isinstance(t, Tensor) and t.dtype.is_floating_point else t, self)  # type: ignore[no-any-return]
+
+    def change(self, **changes: Any) -> Problem:
+        """Some fields changed."""
+        return self.replace(**changes)
+
+
+def pose(potential: Potential, normalizer: Normalizer, support: Support, x: Tokens, y: Tokens, values: Tensor) -> Problem:
+    """A problem from points; x carries the weights of queries, y the log-counts of keys."""
+    _check.same_device("queries", x.points, "keys", y.points)
+    _check.same_device("values", values, "keys", y.points)
+    potential, normalizer = normalizer.acting(potential)
+    query_marks = torch.arange(x.points.shape[-2], device=x.points.device) if x.marks is None else x.marks
+    key_marks = torch.arange(y.points.shape[-2], device=y.points.device) if y.marks is None else y.marks
+    queries, keys = _features(potential, x.points, y.points, query_marks, key_marks)
+    heads = _heads(queries)
+    return Problem(
+        potential,
+        normalizer,
+        support,
+        queries,
+        pytree.tree_map(lambda t: _grouped("keys", t, heads, -3), keys),
+        _grouped("values", values, heads, -3),
+        x.points.shape[-2],
+        None if y.log_weights is None else _grouped("log_weights", y.log_weights, heads, -2),
+        x.log_weights,
+        x.marks,
+        y.marks,
+    )
+
+
+def _features(potential: Potential, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+    try:
+        return potential.features(x, y, x_marks, y_marks)
+    except ArgumentError:
+        raise
+    except RuntimeError as error:  # a shape torch could not broadcast: say which tensors met
+        found = f"queries {list(x.shape)} and keys {list(y.shape)} do not fit {potential!r}"
+        raise ArgumentError("potential", found, f"torch says: {error}") from error
+
+
+def _heads(features: Features) -> int:
+    """The number of heads of the queries: dimension -3."""
+    return max((t.shape[-3] for t in pytree.tree_leaves(features) if isinstance(t, Tensor) and t.ndim >= 3), default=1)
+
+
+def _grouped(name: str, tensor: Tensor, heads: int, dim: int) -> Tensor:
+    """Keys of g groups, each shared by heads/g consecutive queries' heads."""
+    if tensor.ndim < -dim or tensor.shape[dim] in (1, heads) or heads == 1:
+        return tensor
+    groups = tensor.shape[dim]
+    if heads % groups:
+        raise ArgumentError(name, f"have {groups} heads and the queries {heads}", "the heads of the keys must divide those of the queries")
+    return tensor.repeat_interleave(heads // groups, dim)
+
+
+@dataclass(frozen=True)
+class SupportParts:
+    """A support as engines see it: is it causal, which keys does everyone see, and what is left."""
+
+    causal: bool
+    padding: tuple[Padding, ...]
+    rest: tuple[Support, ...]
+
+    @staticmethod
+    def of(support: Support) -> SupportParts:
+        """The conjuncts, sorted."""
+        parts = conjuncts(support)
+        return SupportParts(
+            any(isinstance(part, Causal) for part in parts),
+            tuple(part for part in parts if isinstance(part, Padding)),
+            tuple(part for part in parts if not isinstance(part, (Causal, Padding))),
+        )

@@ -1,0 +1,88 @@
+"""Lookups: the deterministic kernels that send a key to its value."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from regard import _check
+from regard._gather import gather_rows
+from regard.errors import ArgumentError
+from regard.kernel import AnyLaw, Kernel
+from regard.measure import Measure, dirac
+
+
+class Lookup(Kernel):
+    """L(k, ·) = δ_{v(k)} (vuckovic2020, Definition 5). A lookup says one thing: the values of keys."""
+
+    @abstractmethod
+    def values(self, points: Tensor, marks: Tensor | None) -> Tensor:
+        """The values (..., n, e) of the keys (..., n, d)."""
+
+    def __call__(self, points: Tensor, marks: Tensor | None = None) -> AnyLaw:
+        return dirac(self.values(points, marks))
+
+    def after(self, law: Measure) -> AnyLaw:
+        """The push-forward of the law: deterministic kernels move atoms and keep weights and marks."""
+        return Measure(self.values(law.points, law.marks), law.log_weights, law.marks)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Identity(Lookup):
+    """v(k) = k."""
+
+    def values(self, points: Tensor, marks: Tensor | None) -> Tensor:
+        return points
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Linear(Lookup):
+    """v(k) = w_vᵀ k + b_v."""
+
+    w_v: Tensor
+    b_v: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check.parameter("w_v", self.w_v, 2, "(..., d, e)")
+        _check.parameter("b_v", self.b_v, 1, "(..., e)")
+
+    def values(self, points: Tensor, marks: Tensor | None) -> Tensor:
+        if points.shape[-1] != self.w_v.shape[-2]:
+            raise ArgumentError("w_v", f"takes width {self.w_v.shape[-2]} and the keys have {points.shape[-1]}", "give w_v (..., d, e) with d the width of the keys")
+        values = points @ self.w_v
+        return values if self.b_v is None else values + self.b_v.unsqueeze(-2)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Pointwise(Lookup):
+    """v(k) = g(k) for any function g of the key, applied to all keys at once: (..., n, d) -> (..., n, e)."""
+
+    function: Callable[[Tensor], Tensor]
+
+    def values(self, points: Tensor, marks: Tensor | None) -> Tensor:
+        values = self.function(points)
+        if not isinstance(values, Tensor) or values.shape[:-1] != points.shape[:-1]:
+            found = _check.describe(values)
+            raise ArgumentError("function", f"maps keys {list(points.shape)} to {found}", "return one value for each key: (..., n, e)")
+        return values
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Table(Lookup):
+    """v(k) is the row of a table at the key's mark (its position): key-value pairs whose values are not functions of keys."""
+
+    table: Tensor
+
+    def __post_init__(self) -> None:
+        _check.parameter("table", self.table, 2, "(..., n, e)")
+
+    def values(self, points: Tensor, marks: Tensor | None) -> Tensor:
+        if marks is not None:
+            return gather_rows("table", self.table, marks)
+        if self.table.shape[-2] != points.shape[-2]:
+            found = f"has {self.table.shape[-2]} rows for {points.shape[-2]} keys"
+            raise ArgumentError("table", found, "give one row for each key, or marks that say which row is whose")
+        return self.table

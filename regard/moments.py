@@ -1,0 +1,96 @@
+"""Moments: how the law of values becomes an output. encode: law -> moments, embed: moments -> a law of the moment subspace."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.kernel import AnyLaw, Kernel
+from regard.measure import GaussianMeasure, Measure, dirac
+
+
+class Moment(Kernel):
+    """The projection Π = embed ∘ encode of a law on the moment subspace (vuckovic2020, Definitions 6 and 7)."""
+
+    @abstractmethod
+    def encode(self, law: Measure) -> Any:
+        """The moments of each law of the batch."""
+
+    @abstractmethod
+    def embed(self, moments: Any) -> AnyLaw:
+        """The law of the moment subspace with these moments."""
+
+    def __call__(self, points: Tensor, marks: Tensor | None = None) -> AnyLaw:
+        """Π at a point is Π of the Dirac law there."""
+        return self.after(dirac(points))
+
+    def after(self, law: Measure) -> AnyLaw:
+        """Π acts on the whole law, not atom by atom: it is where attention is nonlinear."""
+        return self.embed(self.encode(law))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Mean(Moment):
+    """Π(ν) = δ_{∫ v ν(dv)}: ordinary attention."""
+
+    def encode(self, law: Measure) -> Tensor:
+        return law.mean()
+
+    def embed(self, moments: Tensor) -> Measure:
+        return dirac(moments)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Law(Moment):
+    """Π(ν) = ν: the whole law, no projection."""
+
+    def encode(self, law: Measure) -> Measure:
+        return law
+
+    def embed(self, moments: Measure) -> Measure:
+        return moments
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SecondMoment(Moment):
+    """Π(ν) = N(mean, covariance): the Gaussian with the same first two moments."""
+
+    def encode(self, law: Measure) -> tuple[Tensor, Tensor]:
+        return law.mean(), law.covariance()
+
+    def embed(self, moments: tuple[Tensor, Tensor]) -> GaussianMeasure:
+        return GaussianMeasure(*moments)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Mode(Moment):
+    """Π(ν) = δ at the heaviest atom, the first of equals: hard attention."""
+
+    def encode(self, law: Measure) -> Tensor:
+        return pick(law.points, law.log_masses().argmax(-1))
+
+    def embed(self, moments: Tensor) -> Measure:
+        return dirac(moments)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Sample(Moment):
+    """Π(ν) = δ at one atom drawn from ν: stochastic hard attention."""
+
+    generator: torch.Generator | None = None
+
+    def encode(self, law: Measure) -> Tensor:
+        return law.sample(1, self.generator).squeeze(-2)
+
+    def embed(self, moments: Tensor) -> Measure:
+        return dirac(moments)
+
+
+def pick(points: Tensor, index: Tensor) -> Tensor:
+    """The atom (..., d) at an index (...) in each law's points (..., n, d)."""
+    points = points.expand(*index.shape, *points.shape[-2:])
+    return points.gather(-2, index[..., None, None].expand(*index.shape, 1, points.shape[-1])).squeeze(-2)

@@ -1,0 +1,23 @@
+"""Normalizers: scores to weights."""
+
+from regard.normalizers.base import Normalizer, Reference
+from regard.normalizers.entmax import Entmax, Sparsemax
+from regard.normalizers.linear import Elu, FeatureKernel, FeatureMap, LinearKernel, PositiveRandom
+from regard.normalizers.sigmoid import Sigmoid
+from regard.normalizers.sinkhorn import Sinkhorn
+from regard.normalizers.softmax import Softmax
+
+__all__ = [
+    "Elu",
+    "Entmax",
+    "FeatureKernel",
+    "FeatureMap",
+    "LinearKernel",
+    "Normalizer",
+    "PositiveRandom",
+    "Reference",
+    "Sigmoid",
+    "Sinkhorn",
+    "Softmax",
+    "Sparsemax",
+]

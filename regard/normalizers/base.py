@@ -1,0 +1,82 @@
+"""Normalizer: how the scores of a query become weights on its keys."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regard._object import Object
+from regard.potentials import Potential
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Reference(Object):
+    """The reference measure of a row: what the weights are taken relative to.
+
+    log_counts (..., n): key j counts as exp(log_counts_j) equal keys, None means one each;
+    allowed (..., m, n): the support, None means everything; log_queries (..., m): weights of the queries, None means equal.
+    """
+
+    log_counts: Tensor | None = None
+    allowed: Tensor | None = None
+    log_queries: Tensor | None = None
+
+    def counted(self, scores: Tensor) -> Tensor:
+        """Scores with the log-counts added and -inf outside the support."""
+        if self.log_counts is not None:
+            scores = scores + self.log_counts.unsqueeze(-2)
+        return self.supported(scores)
+
+    def supported(self, scores: Tensor) -> Tensor:
+        """Scores with -inf outside the support."""
+        return scores if self.allowed is None else scores.masked_fill(~self.allowed, -math.inf)
+
+    def present(self, scores: Tensor) -> Tensor:
+        """True for the pairs that are in the support and carry mass, (..., m, n)."""
+        return self.counted(torch.zeros_like(scores)) > -math.inf
+
+
+class Normalizer(Object):
+    """Scores (..., m, n) to weights (..., m, n). A query whose support is empty gets zero weights, in every normalizer."""
+
+    laws: ClassVar[bool]
+    """Whether each row of weights is a probability law."""
+    variational: ClassVar[bool]
+    """Whether the weights maximize `objective`."""
+    rowwise: ClassVar[bool] = True
+    """Whether a row of weights depends on that row of scores alone."""
+
+    @abstractmethod
+    def weights(self, scores: Tensor, reference: Reference) -> Tensor:
+        """The weights, by the definition."""
+
+    def objective(self, weights: Tensor, scores: Tensor, reference: Reference) -> Tensor:
+        """⟨p, s⟩ - Ω(p), which the weights maximize, one number a row (...,  m)."""
+        raise TypeError(f"{type(self).__name__} has no variational form")
+
+    def acting(self, potential: Potential) -> tuple[Potential, Normalizer]:
+        """The potential and the normalizer that this one stands for; itself, unless it replaces the kernel exp(a)."""
+        return potential, self
+
+
+def without_empty_rows(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores whose empty rows (all -inf) are zero instead, and which rows those were (..., m, 1)."""
+    empty = (scores == -math.inf).all(-1, keepdim=True)
+    return scores.masked_fill(empty, 0.0), empty
+
+
+def entropy_term(weights: Tensor, log_counts: Tensor | None) -> Tensor:
+    """p log(p / c) with 0 log 0 = 0, elementwise; ∞ where there is weight on a key that counts zero."""
+    safe = torch.where(weights > 0, weights, torch.ones_like(weights))
+    relative = safe.log() if log_counts is None else safe.log() - log_counts.unsqueeze(-2)
+    return torch.where(weights > 0, weights * relative, torch.zeros_like(weights))
+
+
+def expected(weights: Tensor, scores: Tensor) -> Tensor:
+    """Σ_j p_j s_j, where keys without weight do not count even if their score is -inf."""
+    return torch.where(weights > 0, weights * scores, torch.zeros_like(scores)).sum(-1)

@@ -1,0 +1,116 @@
+"""Linear attention: exp(a) replaced by an inner product of positive features, so that sums over keys are taken once."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regard import _check
+from regard._object import Object
+from regard._types import Features, over_scores
+from regard.errors import ArgumentError
+from regard.normalizers.base import Normalizer, Reference
+from regard.normalizers.softmax import Softmax
+from regard.potentials import Potential
+from regard.potentials.reductions import Reduction, reduce
+
+
+class FeatureMap(Object):
+    """φ with positive entries: the kernel is φ(q)·φ(k). Abstract."""
+
+    @abstractmethod
+    def log_features(self, z: Tensor) -> Tensor:
+        """log φ(z), (..., n, c) -> (..., n, r)."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Elu(FeatureMap):
+    """φ(z) = elu(z) + 1 (katharopoulos2020)."""
+
+    def log_features(self, z: Tensor) -> Tensor:
+        return torch.where(z > 0, z.clamp_min(0).log1p(), z)  # log(1 + z), and log exp(z)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PositiveRandom(FeatureMap):
+    """φ(z) = r^{-1/2} exp(Ωz - |z|²/2): an unbiased positive estimate of exp(q·k) (choromanski2021, FAVOR+). omega (r, c)."""
+
+    omega: Tensor
+
+    def __post_init__(self) -> None:
+        _check.parameter("omega", self.omega, 2, "(r, c)")
+
+    @staticmethod
+    def draw(width: int, count: int, seed: int, dtype: torch.dtype = torch.float32) -> PositiveRandom:
+        """`count` features for queries of this width: orthogonal in blocks, Gaussian lengths, the same for the same seed."""
+        if width < 1 or count < 1:
+            raise ArgumentError("width and count", f"are {width} and {count}", "give the projected width and the number of features, both positive")
+        generator = torch.Generator().manual_seed(seed)
+        blocks = []
+        for _ in range(math.ceil(count / width)):
+            directions, _ = torch.linalg.qr(torch.randn(width, width, generator=generator, dtype=torch.float64))
+            lengths = torch.randn(width, width, generator=generator, dtype=torch.float64).norm(dim=-1, keepdim=True)
+            blocks.append(directions.mT * lengths)
+        return PositiveRandom(torch.cat(blocks)[:count].to(dtype))
+
+    def log_features(self, z: Tensor) -> Tensor:
+        if z.shape[-1] != self.omega.shape[-1]:
+            raise ArgumentError("omega", f"has width {self.omega.shape[-1]} and the projected points {z.shape[-1]}", "draw it with the projected width")
+        norms = 0.5 * z.square().sum(-1, keepdim=True)
+        return z @ self.omega.to(z.dtype).mT - norms - 0.5 * math.log(self.omega.shape[-2])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LinearKernel(Normalizer):
+    """p_j ∝ c_j φ(q)·φ(k_j): softmax with the kernel exp(a) replaced by a feature kernel; O(n) where the support allows it.
+
+    The potential must reduce to a dot product plus a key bias; its scale is shared evenly, φ(√scale q)·φ(√scale k) e^{bias}.
+    """
+
+    feature_map: FeatureMap
+    laws: ClassVar[bool] = True
+    variational: ClassVar[bool] = False
+
+    def acting(self, potential: Potential) -> tuple[Potential, Normalizer]:
+        return FeatureKernel(potential, self.feature_map), Softmax()
+
+    def weights(self, scores: Tensor, reference: Reference) -> Tensor:
+        raise TypeError("LinearKernel needs features, not scores; use acting(potential)")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FeatureKernel(Potential):
+    """a(x, y) = log φ(q)·φ(k) + key bias. Features: (φ(q) / its row maximum, log of what was divided out), the same for keys."""
+
+    potential: Potential
+    feature_map: FeatureMap
+
+    def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+        reduction = reduce.one(self.potential, *self.potential.features(x, y, x_marks, y_marks), False)
+        if isinstance(reduction, str) or reduction.residues:
+            why = reduction if isinstance(reduction, str) else "it has a bias on pairs of positions."
+            raise ArgumentError("potential", f"cannot become a feature kernel: {why}", "use Dot, Bilinear, Gaussian, Cosine, Rotary of these, or sums")
+        return self._stable(reduction)
+
+    def _stable(self, reduction: Reduction) -> tuple[Features, Features]:
+        root = over_scores(torch.as_tensor(reduction.scale) ** 0.5) if isinstance(reduction.scale, Tensor) else _root(reduction.scale)
+        log_q, log_k = self.feature_map.log_features(reduction.queries * root), self.feature_map.log_features(reduction.keys * root)
+        top_q = log_q.detach().amax(-1, keepdim=True)
+        top_k = log_k.detach().amax((-1, -2), keepdim=True) if log_k.numel() else log_k.new_zeros(())
+        bias_q = top_q if reduction.row_bias is None else top_q + reduction.row_bias.unsqueeze(-1)
+        bias_k = top_k.expand(*log_k.shape[:-1], 1) if reduction.key_bias is None else top_k + reduction.key_bias.unsqueeze(-1)
+        return ((log_q - top_q).exp(), bias_q), ((log_k - top_k).exp(), bias_k)
+
+    def pair(self, queries: Features, keys: Features) -> Tensor:
+        return (queries[0] @ keys[0].mT).log() + queries[1] + keys[1].mT
+
+
+def _root(scale: float) -> float:
+    if scale <= 0:
+        raise ArgumentError("scale", f"is {scale}", "a feature kernel needs a positive scale, shared evenly by queries and keys")
+    return math.sqrt(scale)

@@ -1,0 +1,51 @@
+"""Weights without competition."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regard import _check
+from regard._types import Scalar
+from regard.normalizers.base import Normalizer, Reference, expected
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Sigmoid(Normalizer):
+    """p_j = c_j σ(s_j + bias); bias None is -log of the number of keys. Rows are not laws (ramapuram2024).
+
+    It maximizes ⟨p, s + bias⟩ - Σ c (ρ log ρ + (1-ρ) log(1-ρ)) over densities ρ = p/c in [0, 1].
+    """
+
+    bias: Scalar | None = None
+    laws: ClassVar[bool] = False
+    variational: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check.number("bias", self.bias)
+
+    def weights(self, scores: Tensor, reference: Reference) -> Tensor:
+        weights = torch.sigmoid(reference.supported(scores) + self.shift(scores, reference))
+        if reference.log_counts is not None:
+            weights = weights * reference.log_counts.exp().unsqueeze(-2)
+        return weights
+
+    def shift(self, scores: Tensor, reference: Reference) -> Scalar:
+        """The bias, shaped to act on scores."""
+        if isinstance(self.bias, Tensor):
+            return self.bias[..., None, None]
+        if self.bias is not None:
+            return self.bias
+        if reference.log_counts is None:
+            return -math.log(max(scores.shape[-1], 1))
+        return -reference.log_counts.logsumexp(-1)[..., None, None]
+
+    def objective(self, weights: Tensor, scores: Tensor, reference: Reference) -> Tensor:
+        counts = torch.ones_like(weights) if reference.log_counts is None else reference.log_counts.exp().unsqueeze(-2)
+        density = torch.where(counts > 0, weights / counts.clamp_min(torch.finfo(weights.dtype).tiny), torch.zeros_like(weights))
+        entropy = torch.special.entr(density) + torch.special.entr(1 - density)
+        return expected(weights, scores + self.shift(scores, reference)) + (counts * entropy).sum(-1)

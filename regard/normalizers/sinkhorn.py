@@ -1,0 +1,90 @@
+"""Doubly stochastic weights: entropic optimal transport between queries and keys."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError, ConvergenceWarning
+from regard.normalizers.base import Normalizer, Reference, entropy_term, expected
+from regard.normalizers.softmax import Softmax
+
+ColumnMass = Callable[[Tensor], Tensor]
+"""log-potentials of the keys (..., n) -> the mass Σ_i a_i P_ij that the softmax rows put on each key (..., n)."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Sinkhorn(Normalizer):
+    """P_ij = exp(s_ij + f_i + g_j) with rows that sum to one and columns that carry the keys' share (sander2022).
+
+    With equal weights and as many keys as queries all columns sum to one. The rows are exact laws; the columns are met
+    to `tolerance` (relative), or after `max_iterations` as far as they are: tolerance 0 means exactly that many.
+    It maximizes ⟨P, S⟩ - Σ P log P under both constraints.
+    """
+
+    tolerance: float = 1e-6
+    max_iterations: int = 200
+    laws: ClassVar[bool] = True
+    variational: ClassVar[bool] = True
+    rowwise: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tolerance < 1:
+            raise ArgumentError("tolerance", f"is {self.tolerance}", "give a number in [0, 1); 0 runs all the iterations")
+        if self.max_iterations < 1:
+            raise ArgumentError("max_iterations", f"is {self.max_iterations}", "give one or more")
+
+    def weights(self, scores: Tensor, reference: Reference) -> Tensor:
+        batch = torch.broadcast_shapes(scores.shape[:-2], () if reference.allowed is None else reference.allowed.shape[:-2])
+        shares = query_shares(reference.log_queries, scores.shape[-2], scores)
+
+        def column_mass(log_keys: Tensor) -> Tensor:
+            rows = Softmax().weights(scores, Reference(log_keys, reference.allowed))
+            return (shares.unsqueeze(-1) * rows).sum(-2)
+
+        log_keys = self.balance(column_mass, key_shares(reference.log_counts, scores.shape[-1], scores).expand(*batch, -1))
+        return Softmax().weights(scores, Reference(log_keys, reference.allowed))
+
+    def balance(self, column_mass: ColumnMass, log_shares: Tensor) -> Tensor:
+        """The log-potentials g of the keys, by alternating row and column normalization."""
+        log_keys, worst = log_shares, math.inf
+        for _ in range(self.max_iterations):
+            mass = column_mass(log_keys)
+            reached = (mass > 0) & (log_shares > -math.inf)
+            gap = torch.where(reached, log_shares - torch.where(reached, mass, torch.ones_like(mass)).log(), torch.zeros_like(mass))
+            if self.tolerance > 0:
+                worst = float(gap.detach().abs().amax()) if gap.numel() else 0.0
+                if worst <= self.tolerance:
+                    return log_keys
+            log_keys = log_keys + gap
+        if self.tolerance > 0:
+            warnings.warn(
+                f"Sinkhorn stopped after {self.max_iterations} iterations with columns off by {worst:.1e} (tolerance {self.tolerance:.1e}); "
+                "raise max_iterations or tolerance, or check that the support admits a doubly stochastic matrix",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
+        return log_keys
+
+    def objective(self, weights: Tensor, scores: Tensor, reference: Reference) -> Tensor:
+        return expected(weights, scores) - entropy_term(weights, None).sum(-1)
+
+
+def key_shares(log_counts: Tensor | None, count: int, like: Tensor) -> Tensor:
+    """log of the share of each key, (..., n)."""
+    if log_counts is None:
+        return torch.full((count,), -math.log(max(count, 1)), dtype=like.dtype, device=like.device)
+    return log_counts - log_counts.logsumexp(-1, keepdim=True)
+
+
+def query_shares(log_queries: Tensor | None, count: int, like: Tensor) -> Tensor:
+    """The share of each query, (..., m)."""
+    return key_shares(log_queries, count, like).exp()
+
+

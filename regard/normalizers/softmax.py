@@ -1,0 +1,32 @@
+"""The Gibbs normalizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from regard import _check
+from regard._types import Scalar, over_scores
+from regard.normalizers.base import Normalizer, Reference, entropy_term, expected, without_empty_rows
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Softmax(Normalizer):
+    """p_j ∝ c_j exp(s_j / T): the law that maximizes ⟨p, s⟩ - T KL(p | c) (vuckovic2020, maximum entropy)."""
+
+    temperature: Scalar = 1.0
+    laws: ClassVar[bool] = True
+    variational: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check.positive("temperature", self.temperature)
+
+    def weights(self, scores: Tensor, reference: Reference) -> Tensor:
+        tilted, empty = without_empty_rows(reference.counted(scores / over_scores(self.temperature)))
+        return tilted.softmax(-1).masked_fill(empty, 0.0)
+
+    def objective(self, weights: Tensor, scores: Tensor, reference: Reference) -> Tensor:
+        temperature = self.temperature.unsqueeze(-1) if isinstance(self.temperature, Tensor) else self.temperature
+        return expected(weights, scores) - temperature * entropy_term(weights, reference.log_counts).sum(-1)

@@ -1,0 +1,145 @@
+"""Potential: the log of the interaction G(x, y) between a query point and a key point, with its small algebra."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard import _check
+from regard._object import Object
+from regard._types import Features, Scalar, over_scores
+from regard.errors import ArgumentError
+
+
+class Potential(Object):
+    """The score a(x, y) = log G(x, y). Two methods make a potential:
+
+    `features` keeps of each token what pairs need (projections are taken once, not once a tile), and
+    `pair` compares the features of some queries with those of some keys. Sums and scalar multiples are potentials.
+    """
+
+    @abstractmethod
+    def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+        """Per-token features of queries x (..., m, d) and keys y (..., n, d): two pytrees of tensors (..., tokens, c)."""
+
+    @abstractmethod
+    def pair(self, queries: Features, keys: Features) -> Tensor:
+        """Scores (..., m, n) from features."""
+
+    def width(self, queries: Features, keys: Features) -> int:
+        """Numbers held for each pair while scores are computed: what a tile costs."""
+        return 1
+
+    def scores(self, x: Tensor, y: Tensor, x_marks: Tensor | None = None, y_marks: Tensor | None = None) -> Tensor:
+        """All scores (..., m, n), by the definition."""
+        x_marks = torch.arange(x.shape[-2], device=x.device) if x_marks is None else x_marks
+        y_marks = torch.arange(y.shape[-2], device=y.device) if y_marks is None else y_marks
+        return self.pair(*self.features(x, y, x_marks, y_marks))
+
+    @staticmethod
+    def of(function: Callable[[Tensor, Tensor], Tensor]) -> Potential:
+        """A potential from a plain function of queries (..., m, 1, d) and keys (..., 1, n, d) that returns (..., m, n)."""
+        return FunctionPotential(function)
+
+    def __add__(self, other: Potential) -> Potential:
+        if not isinstance(other, Potential):
+            return NotImplemented
+        return Sum(_terms(self) + _terms(other))
+
+    def __mul__(self, factor: Scalar) -> Potential:
+        if isinstance(factor, Potential):
+            return NotImplemented
+        return Scaled(self, factor)
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Potential:
+        return Scaled(self, -1.0)
+
+    def __sub__(self, other: Potential) -> Potential:
+        return self + (-other)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Sum(Potential):
+    """a(x, y) = Σ_t a_t(x, y)."""
+
+    terms: tuple[Potential, ...]
+
+    def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+        pairs = [term.features(x, y, x_marks, y_marks) for term in self.terms]
+        return tuple(queries for queries, _ in pairs), tuple(keys for _, keys in pairs)
+
+    def pair(self, queries: Features, keys: Features) -> Tensor:
+        total = self.terms[0].pair(queries[0], keys[0])
+        for term, q, k in zip(self.terms[1:], queries[1:], keys[1:], strict=True):
+            total = total + term.pair(q, k)
+        return total
+
+    def width(self, queries: Features, keys: Features) -> int:
+        return 1 + max(term.width(q, k) for term, q, k in zip(self.terms, queries, keys, strict=True))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Scaled(Potential):
+    """a(x, y) = factor · a_0(x, y)."""
+
+    potential: Potential
+    factor: Scalar
+
+    def __post_init__(self) -> None:
+        _check.number("factor", self.factor)
+
+    def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+        return self.potential.features(x, y, x_marks, y_marks)
+
+    def pair(self, queries: Features, keys: Features) -> Tensor:
+        return over_scores(self.factor) * self.potential.pair(queries, keys)
+
+    def width(self, queries: Features, keys: Features) -> int:
+        return self.potential.width(queries, keys)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FunctionPotential(Potential):
+    """a(x, y) = f(x, y) for a plain Python function that broadcasts: (..., m, 1, d), (..., 1, n, d) -> (..., m, n)."""
+
+    function: Callable[[Tensor, Tensor], Tensor]
+
+    def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+        return x, y
+
+    def pair(self, queries: Features, keys: Features) -> Tensor:
+        scores = self.function(queries.unsqueeze(-2), keys.unsqueeze(-3))
+        expected = (queries.shape[-2], keys.shape[-2])
+        if not isinstance(scores, Tensor) or scores.shape[-2:] != expected:
+            raise ArgumentError("function", f"returned {_check.describe(scores)}", f"return one score for each pair: (..., {expected[0]}, {expected[1]})")
+        return scores
+
+    def width(self, queries: Features, keys: Features) -> int:
+        return 2 * queries.shape[-1]
+
+
+def _terms(potential: Potential) -> tuple[Potential, ...]:
+    return potential.terms if isinstance(potential, Sum) else (potential,)
+
+
+def project(name: str, points: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """wᵀx + b for each row; None is the identity, or zero."""
+    if weight is not None:
+        if points.shape[-1] != weight.shape[-2]:
+            raise ArgumentError(f"w_{name}", f"takes width {weight.shape[-2]} and the points have {points.shape[-1]}", "give w (..., d, c) with d the width of the points")
+        points = points @ weight
+    return points if bias is None else points + bias.unsqueeze(-2)
+
+
+def project_both(x: Tensor, y: Tensor, w_q: Tensor | None, w_k: Tensor | None, b_q: Tensor | None, b_k: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Projected queries and keys, which must meet in one space."""
+    queries, keys = project("q", x, w_q, b_q), project("k", y, w_k, b_k)
+    if queries.shape[-1] != keys.shape[-1]:
+        raise ArgumentError("q and k", f"have widths {queries.shape[-1]} and {keys.shape[-1]}", "queries and keys are compared in one space: project them to one width")
+    return queries, keys

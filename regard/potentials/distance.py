@@ -1,0 +1,112 @@
+"""Potentials of the distance |q - k|: Gaussian (L2, metric, Mahalanobis), Laplace, Student-t (polynomial decay)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard import _check
+from regard._types import Features, Scalar, over_scores
+from regard.potentials.base import Potential, project_both
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Gaussian(Potential):
+    """a(x, y) = -|w_qᵀx - w_kᵀy|² / (2 bandwidth²): L2 attention (kim2021), metric attention (chen2024metric).
+
+    A Mahalanobis distance (x-y)ᵀ M (x-y) is w_q = w_k = L with M = L Lᵀ.
+    """
+
+    w_q: Tensor | None = None
+    w_k: Tensor | None = None
+    bandwidth: Scalar = 1.0
+    b_q: Tensor | None = None
+    b_k: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check.projections(self.w_q, self.w_k, self.b_q, self.b_k)
+        _check.positive("bandwidth", self.bandwidth)
+
+    def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+        return project_both(x, y, self.w_q, self.w_k, self.b_q, self.b_k)
+
+    def pair(self, queries: Features, keys: Features) -> Tensor:
+        return -0.5 * (distances(queries, keys) / over_scores(self.bandwidth)).square()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Laplace(Potential):
+    """a(x, y) = -|q - k| / bandwidth."""
+
+    bandwidth: Scalar = 1.0
+    w_q: Tensor | None = None
+    w_k: Tensor | None = None
+    b_q: Tensor | None = None
+    b_k: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check.projections(self.w_q, self.w_k, self.b_q, self.b_k)
+        _check.positive("bandwidth", self.bandwidth)
+
+    def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+        return project_both(x, y, self.w_q, self.w_k, self.b_q, self.b_k)
+
+    def pair(self, queries: Features, keys: Features) -> Tensor:
+        return -distances(queries, keys) / over_scores(self.bandwidth)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class StudentT(Potential):
+    """a(x, y) = -(nu + 1)/2 · log(1 + |q - k|² / (nu bandwidth²)): polynomial decay."""
+
+    nu: Scalar = 1.0
+    bandwidth: Scalar = 1.0
+    w_q: Tensor | None = None
+    w_k: Tensor | None = None
+    b_q: Tensor | None = None
+    b_k: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check.projections(self.w_q, self.w_k, self.b_q, self.b_k)
+        _check.positive("nu", self.nu)
+        _check.positive("bandwidth", self.bandwidth)
+
+    def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+        return project_both(x, y, self.w_q, self.w_k, self.b_q, self.b_k)
+
+    def pair(self, queries: Features, keys: Features) -> Tensor:
+        nu = over_scores(self.nu)
+        ratio = (distances(queries, keys) / over_scores(self.bandwidth)).square() / nu
+        return -0.5 * (nu + 1) * torch.log1p(ratio)
+
+
+class _Distances(torch.autograd.Function):
+    """|q_i - k_j| by direct differences, with derivatives that are zero where the distance is zero (a subgradient)."""
+
+    @staticmethod
+    def forward(queries: Tensor, keys: Tensor) -> Tensor:
+        return torch.cdist(queries, keys, compute_mode="donot_use_mm_for_euclid_dist")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        queries, keys, distance = ctx.saved_tensors
+        center = keys.detach().mean(-2, keepdim=True)  # a common shift changes nothing but rounding: take it out
+        queries, keys = queries - center, keys - center
+        pull = torch.where(distance > 0, gradient / torch.where(distance > 0, distance, torch.ones_like(distance)), torch.zeros_like(distance))
+        return (
+            queries * pull.sum(-1, keepdim=True) - pull @ keys,
+            keys * pull.sum(-2).unsqueeze(-1) - pull.mT @ queries,
+        )
+
+
+def distances(queries: Tensor, keys: Tensor) -> Tensor:
+    """Euclidean distances (..., m, n) between rows, by direct differences: exact near zero and far from the origin."""
+    batch = torch.broadcast_shapes(queries.shape[:-2], keys.shape[:-2])
+    return _Distances.apply(queries.expand(*batch, -1, -1), keys.expand(*batch, -1, -1))  # type: ignore[no-any-return]

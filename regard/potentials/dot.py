@@ -1,0 +1,85 @@
+"""Potentials that are inner products: scaled dot product, the general bilinear form, the cosine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from regard import _check
+from regard._types import Features, Scalar, over_scores
+from regard.errors import ArgumentError
+from regard.potentials.base import Potential, project_both
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Dot(Potential):
+    """a(x, y) = scale · (w_qᵀx + b_q)·(w_kᵀy + b_k); scale None is 1/√c (vaswani2017, 3.2.1)."""
+
+    w_q: Tensor | None = None
+    w_k: Tensor | None = None
+    scale: Scalar | None = None
+    b_q: Tensor | None = None
+    b_k: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check.projections(self.w_q, self.w_k, self.b_q, self.b_k)
+        _check.number("scale", self.scale)
+
+    def factor(self, width: int) -> Scalar:
+        """The scale, 1/√c where none is given."""
+        return 1 / math.sqrt(max(width, 1)) if self.scale is None else self.scale
+
+    def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+        return project_both(x, y, self.w_q, self.w_k, self.b_q, self.b_k)
+
+    def pair(self, queries: Features, keys: Features) -> Tensor:
+        return (queries * over_scores(self.factor(queries.shape[-1]))) @ keys.mT
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Bilinear(Potential):
+    """a(x, y) = xᵀ a y: the general multiplicative score (luong2015, 3.1)."""
+
+    a: Tensor
+
+    def __post_init__(self) -> None:
+        _check.parameter("a", self.a, 2, "(..., d, d)")
+
+    def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+        if (x.shape[-1], y.shape[-1]) != self.a.shape[-2:]:
+            raise ArgumentError("a", f"is {list(self.a.shape)} for queries of width {x.shape[-1]} and keys of width {y.shape[-1]}", "give a (..., d_query, d_key)")
+        return x @ self.a, y
+
+    def pair(self, queries: Features, keys: Features) -> Tensor:
+        return queries @ keys.mT
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Cosine(Potential):
+    """a(x, y) = temperature · q̂·k̂ with ẑ = z/√(|z|² + eps), q and k the projected points (qi2023, 3.2)."""
+
+    temperature: Scalar = 1.0
+    eps: float = 1e-6
+    w_q: Tensor | None = None
+    w_k: Tensor | None = None
+    b_q: Tensor | None = None
+    b_k: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check.projections(self.w_q, self.w_k, self.b_q, self.b_k)
+        _check.number("temperature", self.temperature)
+        if not (math.isfinite(self.eps) and self.eps > 0):
+            raise ArgumentError("eps", f"is {self.eps}", "give a positive number: it keeps the score smooth at zero")
+
+    def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+        queries, keys = project_both(x, y, self.w_q, self.w_k, self.b_q, self.b_k)
+        return self.normalized(queries), self.normalized(keys)
+
+    def normalized(self, z: Tensor) -> Tensor:
+        """z/√(|z|² + eps) for each row."""
+        return z * (z.square().sum(-1, keepdim=True) + self.eps).rsqrt()
+
+    def pair(self, queries: Features, keys: Features) -> Tensor:
+        return (queries * over_scores(self.temperature)) @ keys.mT

@@ -1,0 +1,175 @@
+"""Positions as potentials: linear biases, relative-position tables, rotary positions. Positions are the marks of the tokens."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard import _check
+from regard._object import Object
+from regard._types import Features, Scalar, over_scores
+from regard.errors import ArgumentError
+from regard.potentials.base import Potential
+
+
+class PositionPotential(Potential):
+    """A potential that looks at marks only: a bias on pairs of positions. Its features are the marks."""
+
+    def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+        kind = torch.promote_types(x.dtype, torch.float32)  # holds every integer position below 2^24 exactly
+        return x_marks.unsqueeze(-1).to(kind), y_marks.unsqueeze(-1).to(kind)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Alibi(PositionPotential):
+    """a = -slope · |s - t| for a query at position s and a key at t (press2022). slope: a number, or one for each head (h,)."""
+
+    slope: Scalar
+
+    def __post_init__(self) -> None:
+        _check.number("slope", self.slope)
+
+    @staticmethod
+    def heads(count: int) -> Alibi:
+        """The published slopes 2^(-8 i / count), i = 1..count, one for each head."""
+        if count < 1:
+            raise ArgumentError("count", f"is {count}", "give the number of heads, one or more")
+        return Alibi(2.0 ** (-8.0 * torch.arange(1, count + 1) / count))
+
+    def pair(self, queries: Features, keys: Features) -> Tensor:
+        return -over_scores(self.slope) * (queries - keys.mT).abs()
+
+
+class Buckets(Object):
+    """How relative positions t - s share the entries of a table. Abstract."""
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """The number of entries the table must have."""
+
+    @abstractmethod
+    def index(self, offset: Tensor) -> Tensor:
+        """The entry for each offset key - query."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Clipped(Buckets):
+    """Entry clip(t - s, -reach, reach) + reach: one for each offset, the far ones shared (shaw2018)."""
+
+    reach: int
+
+    @property
+    def count(self) -> int:
+        return 2 * self.reach + 1
+
+    def index(self, offset: Tensor) -> Tensor:
+        return offset.clamp(-self.reach, self.reach).long() + self.reach
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Logarithmic(Buckets):
+    """The buckets of T5: exact for near offsets, logarithmic up to `farthest`, one for all beyond (raffel2020, 2.1)."""
+
+    buckets: int = 32
+    farthest: int = 128
+    bidirectional: bool = True
+
+    @property
+    def count(self) -> int:
+        return self.buckets
+
+    def index(self, offset: Tensor) -> Tensor:
+        offset = offset.long()
+        half = self.buckets // 2 if self.bidirectional else self.buckets
+        base = (offset > 0).long() * half if self.bidirectional else torch.zeros_like(offset)
+        distance = offset.abs() if self.bidirectional else (-offset).clamp_min(0)
+        exact = half // 2
+        ratio = torch.log(distance.clamp_min(1).float() / exact) / math.log(self.farthest / exact)
+        far = (exact + (ratio * (half - exact)).long()).clamp_max(half - 1)
+        return base + torch.where(distance < exact, distance, far)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RelativeBias(PositionPotential):
+    """a = table[bucket(t - s)]; table (..., count), one row for each head where there are heads (h, count)."""
+
+    table: Tensor
+    buckets: Buckets
+
+    def __post_init__(self) -> None:
+        _check.parameter("table", self.table, 1, "(..., count)")
+        if self.table.shape[-1] != self.buckets.count:
+            raise ArgumentError("table", f"has {self.table.shape[-1]} entries", f"{self.buckets!r} needs {self.buckets.count}")
+
+    def pair(self, queries: Features, keys: Features) -> Tensor:
+        index = self.buckets.index(keys.mT - queries)
+        if index.ndim == 2:  # one list of positions for the whole batch
+            return self.table[..., index]
+        lead = _check.broadcast("table and marks", self.table.shape[:-1], index.shape[:-2])
+        table = self.table.expand(*lead, -1)
+        flat = index.expand(*lead, *index.shape[-2:]).flatten(-2)
+        return table.gather(-1, flat).reshape(*lead, *index.shape[-2:])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Rotary(Potential):
+    """The inner potential on projected points rotated by their positions: coordinate pairs turn by position · frequency (su2024).
+
+    frequencies (f,) turn the first 2f coordinates; None means base^(-2i/c) on all of them. interleaved=False pairs
+    coordinate i with i + f (as in Llama and GPT-NeoX), True pairs 2i with 2i + 1.
+    """
+
+    potential: Potential
+    base: float = 10000.0
+    frequencies: Tensor | None = None
+    interleaved: bool = False
+
+    def __post_init__(self) -> None:
+        _check.positive("base", self.base)
+        _check.parameter("frequencies", self.frequencies, 1, "(f,)")
+        if not isinstance(self.potential, Potential):
+            raise ArgumentError("potential", f"is a {type(self.potential).__name__}", "give the potential whose queries and keys are rotated")
+
+    def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+        queries, keys = self.potential.features(x, y, x_marks, y_marks)
+        if not (isinstance(queries, Tensor) and queries.dtype.is_floating_point):
+            name = type(self.potential).__name__
+            raise ArgumentError("potential", f"{name} has no single projected query to rotate", "wrap each term: Rotary(Dot(...)) + Alibi(...)")
+        return self.rotate(queries, x_marks), self.rotate(keys, y_marks)
+
+    def rotate(self, z: Tensor, marks: Tensor) -> Tensor:
+        """Each coordinate pair of z (..., n, c) turned by its angle."""
+        frequencies = self._frequencies(z)
+        turning = 2 * frequencies.shape[-1]
+        angle = (marks.unsqueeze(-1).to(frequencies.dtype) * frequencies).to(torch.promote_types(z.dtype, torch.float32))
+        cos, sin = angle.cos(), angle.sin()
+        rest = z[..., turning:]
+        if self.interleaved:
+            a, b = z[..., 0:turning:2], z[..., 1:turning:2]
+            turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+        else:
+            a, b = z[..., : turning // 2], z[..., turning // 2 : turning]
+            turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        rest = rest.expand(*turned.shape[:-1], -1)
+        return torch.cat([turned, rest.to(turned.dtype)], -1).to(z.dtype)
+
+    def _frequencies(self, z: Tensor) -> Tensor:
+        if self.frequencies is None:
+            if z.shape[-1] % 2:
+                raise ArgumentError("potential", f"projects to an odd width {z.shape[-1]}", "rotary positions turn pairs: use an even width, or give frequencies")
+            pairs = torch.arange(0, z.shape[-1], 2, device=z.device, dtype=torch.float64)
+            return self.base ** (-pairs / z.shape[-1])
+        if 2 * self.frequencies.shape[-1] > z.shape[-1]:
+            raise ArgumentError("frequencies", f"turn {2 * self.frequencies.shape[-1]} coordinates of {z.shape[-1]}", "give at most half as many as the projected width")
+        return self.frequencies
+
+    def pair(self, queries: Features, keys: Features) -> Tensor:
+        return self.potential.pair(queries, keys)
+
+    def width(self, queries: Features, keys: Features) -> int:
+        return self.potential.width(queries, keys)

@@ -1,0 +1,185 @@
+"""Exact reductions: which scores are a dot product plus a bias on the key, up to a constant in each row.
+
+    a(x_i, y_j) = scale · q_i·k_j + key_bias_j + row_bias_i + Σ residue(i, j)
+
+A softmax row does not see row_bias, so any fused dot-product kernel computes such a potential. The residue is what depends
+on positions only and has no such form (a table of relative biases, a symmetric distance of positions).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard import _check
+from regard._object import Object
+from regard._types import Features, Scalar, over_scores
+from regard._verb import Verb
+from regard.potentials.base import Potential, Scaled, Sum
+from regard.potentials.distance import Gaussian
+from regard.potentials.dot import Bilinear, Cosine, Dot
+from regard.potentials.positions import Alibi, PositionPotential, Rotary
+
+reduce = Verb("reduce")
+"""reduce.one(potential, queries, keys, causal) -> Reduction, or a sentence that says why there is none."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Residue(Object):
+    """A position potential that stays a bias on pairs, with its features."""
+
+    potential: Potential
+    queries: Features
+    keys: Features
+
+    def tile(self, rows: slice, columns: slice) -> Tensor:
+        """The bias of some queries on some keys."""
+        return self.potential.pair(self.queries[..., rows, :], self.keys[..., columns, :])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Reduction(Object):
+    """scale · q·k + key_bias + row_bias + residues. amplitude: how large the terms are that cancel, as an n-free number."""
+
+    queries: Tensor
+    keys: Tensor
+    scale: Scalar = 1.0
+    key_bias: Tensor | None = None
+    row_bias: Tensor | None = None
+    residues: tuple[Residue, ...] = ()
+    amplitude: Tensor | None = None
+
+    def folded(self) -> Reduction:
+        """The same scores with scale 1."""
+        if isinstance(self.scale, float) and self.scale == 1.0:
+            return self
+        return self.replace(queries=self.queries * over_scores(self.scale), scale=1.0)
+
+
+@reduce.rule(Potential)
+def _none(potential: Potential, queries: Features, keys: Features, causal: bool) -> str:
+    return f"{type(potential).__name__} scores are not a dot product plus a key bias."
+
+
+@reduce.rule(Dot)
+def _dot(potential: Dot, queries: Tensor, keys: Tensor, causal: bool) -> Reduction:
+    return Reduction(queries, keys, potential.factor(queries.shape[-1]))
+
+
+@reduce.rule(Bilinear)
+def _bilinear(potential: Bilinear, queries: Tensor, keys: Tensor, causal: bool) -> Reduction:
+    return Reduction(queries, keys)
+
+
+@reduce.rule(Cosine)
+def _cosine(potential: Cosine, queries: Tensor, keys: Tensor, causal: bool) -> Reduction:
+    return Reduction(queries, keys, potential.temperature)
+
+
+@reduce.rule(Gaussian)
+def _gaussian(potential: Gaussian, queries: Tensor, keys: Tensor, causal: bool) -> Reduction:
+    """-|q-k|²/2b² = (q-c)·(k-c)/b² - |k-c|²/2b² - |q-c|²/2b²; the center c keeps the digits that an offset would cost."""
+    kind = torch.promote_types(queries.dtype, torch.float32)
+    queries, keys = queries.to(kind), keys.to(kind)
+    if keys.shape[-2]:
+        center = keys.detach().mean(-2, keepdim=True)
+        queries, keys = queries - center, keys - center
+    precision = 1 / (_column(potential.bandwidth) ** 2)
+    key_norms, query_norms = keys.square().sum(-1), queries.square().sum(-1)
+    largest = [norms.detach().amax() for norms in (key_norms, query_norms) if norms.numel()]
+    reach = torch.stack(largest).amax() if largest else keys.new_zeros(())
+    sharpest = precision.detach().amax() if isinstance(precision, Tensor) else precision
+    return Reduction(
+        queries * (precision.unsqueeze(-1) if isinstance(precision, Tensor) else precision),
+        keys,
+        1.0,
+        key_bias=-0.5 * precision * key_norms,
+        row_bias=-0.5 * precision * query_norms,
+        amplitude=reach * sharpest,
+    )
+
+
+@reduce.rule(PositionPotential)
+def _position(potential: PositionPotential, queries: Tensor, keys: Tensor, causal: bool) -> Reduction:
+    return _only_residue(potential, queries, keys)
+
+
+@reduce.rule(Alibi)
+def _alibi(potential: Alibi, queries: Tensor, keys: Tensor, causal: bool) -> Reduction:
+    """With a causal support -m(s - t) = m t - m s is a key bias; only while m·n leaves the digits that near keys need."""
+    slope = _column(potential.slope)
+    steep = torch.as_tensor(slope).detach().abs().max() * max(keys.shape[-2], 1)
+    if not causal or not _check.holds(steep * torch.finfo(keys.dtype).eps < 1e-6):
+        return _only_residue(potential, queries, keys)
+    nothing = (queries[..., :0], keys[..., :0])
+    return Reduction(*nothing, 1.0, key_bias=slope * keys.squeeze(-1), row_bias=-slope * queries.squeeze(-1))
+
+
+@reduce.rule(Rotary)
+def _rotary(potential: Rotary, queries: Tensor, keys: Tensor, causal: bool) -> Reduction | str:
+    """The features are rotated already."""
+    return reduce.one(potential.potential, queries, keys, causal)
+
+
+@reduce.rule(Scaled)
+def _scaled(potential: Scaled, queries: Features, keys: Features, causal: bool) -> Reduction | str:
+    inner = reduce.one(potential.potential, queries, keys, causal)
+    if isinstance(inner, str):
+        return inner
+    inner, factor = inner.folded(), potential.factor
+    bias_factor = _column(factor)
+    return Reduction(
+        inner.queries * over_scores(factor),
+        inner.keys,
+        1.0,
+        None if inner.key_bias is None else bias_factor * inner.key_bias,
+        None if inner.row_bias is None else bias_factor * inner.row_bias,
+        tuple(Residue(Scaled(r.potential, factor), r.queries, r.keys) for r in inner.residues),
+        None if inner.amplitude is None else inner.amplitude * torch.as_tensor(factor).detach().abs().amax(),
+    )
+
+
+@reduce.rule(Sum)
+def _sum(potential: Sum, queries: Features, keys: Features, causal: bool) -> Reduction | str:
+    parts = [reduce.one(term, q, k, causal) for term, q, k in zip(potential.terms, queries, keys, strict=True)]
+    for part in parts:
+        if isinstance(part, str):
+            return part
+    folded = [part.folded() for part in parts]
+    return Reduction(
+        _beside([part.queries for part in folded]),
+        _beside([part.keys for part in folded]),
+        1.0,
+        _total([part.key_bias for part in folded]),
+        _total([part.row_bias for part in folded]),
+        tuple(residue for part in folded for residue in part.residues),
+        _total([part.amplitude for part in folded]),
+    )
+
+
+def _only_residue(potential: PositionPotential, queries: Tensor, keys: Tensor) -> Reduction:
+    return Reduction(queries[..., :0], keys[..., :0], residues=(Residue(potential, queries, keys),))
+
+
+def _column(value: Scalar) -> Scalar:
+    """A scalar parameter, shaped to act on one number a token (..., n)."""
+    return value.unsqueeze(-1) if isinstance(value, Tensor) else value
+
+
+def _beside(features: list[Tensor]) -> Tensor:
+    """Features of all terms side by side, (..., n, Σ c)."""
+    batch = torch.broadcast_shapes(*(f.shape[:-2] for f in features))
+    kind = features[0].dtype
+    for f in features[1:]:
+        kind = torch.promote_types(kind, f.dtype)
+    return torch.cat([f.to(kind).expand(*batch, -1, -1) for f in features], -1)
+
+
+def _total(parts: list[Tensor | None]) -> Tensor | None:
+    present = [part for part in parts if part is not None]
+    return None if not present else present[0] if len(present) == 1 else sum(present[1:], present[0])
+
+

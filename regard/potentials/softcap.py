@@ -1,0 +1,35 @@
+"""Scores that cannot leave an interval."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard import _check
+from regard._types import Features, Scalar, over_scores
+from regard.potentials.base import Potential
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SoftCap(Potential):
+    """a = cap · tanh(a_0 / cap): scores that cannot leave (-cap, cap) (gemma2024)."""
+
+    potential: Potential
+    cap: Scalar
+
+    def __post_init__(self) -> None:
+        _check.positive("cap", self.cap)
+
+    def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+        return self.potential.features(x, y, x_marks, y_marks)
+
+    def pair(self, queries: Features, keys: Features) -> Tensor:
+        cap = over_scores(self.cap)
+        return cap * torch.tanh(self.potential.pair(queries, keys) / cap)
+
+    def width(self, queries: Features, keys: Features) -> int:
+        return 1 + self.potential.width(queries, keys)
+
+

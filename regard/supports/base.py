@@ -1,0 +1,86 @@
+"""Support: which keys a query may see. A mask is the query's reference measure, not an option of an engine."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from regard._object import Object
+
+Span = tuple[float, float]
+"""A range of key marks [low, high] outside of which nothing is allowed."""
+
+EVERYTHING: Span = (-math.inf, math.inf)
+
+
+class Support(Object):
+    """A relation between the marks of queries and the marks of keys; `&` intersects, `|` unites.
+
+    Because a support only looks at marks, permuting tokens together with their marks permutes the mask with them.
+    """
+
+    @abstractmethod
+    def allows(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """True where a query may see a key: marks (..., m) and (..., n) -> (..., m, n), broadcastable."""
+
+    def span(self, low: int, high: int) -> Span:
+        """A range of key marks that holds all that queries with marks in [low, high] may see; never too small."""
+        return EVERYTHING
+
+    def __and__(self, other: Support) -> Support:
+        return And(conjuncts(self) + conjuncts(other))
+
+    def __or__(self, other: Support) -> Support:
+        return Or((self, other))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Full(Support):
+    """Every query sees every key."""
+
+    def allows(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return (queries.unsqueeze(-1) == queries.unsqueeze(-1)).expand(*queries.shape, keys.shape[-1])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class And(Support):
+    """What every part allows."""
+
+    parts: tuple[Support, ...]
+
+    def allows(self, queries: Tensor, keys: Tensor) -> Tensor:
+        allowed = Full().allows(queries, keys)
+        for part in self.parts:
+            allowed = allowed & part.allows(queries, keys)
+        return allowed
+
+    def span(self, low: int, high: int) -> Span:
+        spans = [part.span(low, high) for part in self.parts] or [EVERYTHING]
+        return max(s[0] for s in spans), min(s[1] for s in spans)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Or(Support):
+    """What some part allows."""
+
+    parts: tuple[Support, ...]
+
+    def allows(self, queries: Tensor, keys: Tensor) -> Tensor:
+        allowed = ~Full().allows(queries, keys)
+        for part in self.parts:
+            allowed = allowed | part.allows(queries, keys)
+        return allowed
+
+    def span(self, low: int, high: int) -> Span:
+        spans = [part.span(low, high) for part in self.parts]
+        return min(s[0] for s in spans), max(s[1] for s in spans)
+
+
+def conjuncts(support: Support) -> tuple[Support, ...]:
+    """The parts whose intersection a support is; none for Full."""
+    if isinstance(support, And):
+        return tuple(inner for part in support.parts for inner in conjuncts(part))
+    return () if isinstance(support, Full) else (support,)

@@ -1,0 +1,66 @@
+"""Supports that are given token by token: documents packed in one sequence, padding, any mask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard import _check
+from regard._gather import gather_rows
+from regard.errors import ArgumentError
+from regard.supports.base import Support
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Document(Support):
+    """A query sees the keys of its own document; the token with mark t belongs to document ids[..., t].
+
+    ids (..., N) broadcast against the batch: (batch, 1, N) where there are heads.
+    """
+
+    ids: Tensor
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.ids, Tensor) or self.ids.dtype.is_floating_point or self.ids.ndim < 1:
+            raise ArgumentError("ids", f"is {_check.describe(self.ids)}", "give an integer tensor (..., N): the document of each token")
+
+    def allows(self, queries: Tensor, keys: Tensor) -> Tensor:
+        column = self.ids.unsqueeze(-1)
+        return gather_rows("ids", column, queries) == gather_rows("ids", column, keys).mT
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Padding(Support):
+    """Every query sees the keys with marks below the length of their sequence. lengths (...): (batch, 1) where there are heads."""
+
+    lengths: Tensor
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.lengths, Tensor) or self.lengths.dtype.is_floating_point or self.lengths.dtype == torch.bool:
+            raise ArgumentError("lengths", f"is {_check.describe(self.lengths)}", "give an integer tensor (...): the number of real tokens")
+        if _check.holds((self.lengths < 0).any()):
+            raise ArgumentError("lengths", "has negative entries", "give the number of real tokens, zero or more")
+
+    def allows_keys(self, keys: Tensor) -> Tensor:
+        """True for the keys that are not padding, (..., n)."""
+        return keys < self.lengths.unsqueeze(-1)
+
+    def allows(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return self.allows_keys(keys).unsqueeze(-2)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Where(Support):
+    """A query with mark s sees the key with mark t where mask[..., s, t] is true."""
+
+    mask: Tensor
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.mask, Tensor) or self.mask.dtype != torch.bool or self.mask.ndim < 2:
+            raise ArgumentError("mask", f"is {_check.describe(self.mask)}", "give a boolean tensor (..., m, n): True where a query may see a key")
+
+    def allows(self, queries: Tensor, keys: Tensor) -> Tensor:
+        rows = self.mask if self.mask.shape[-2] == 1 else gather_rows("mask", self.mask, queries)
+        return rows if rows.shape[-1] == 1 else gather_rows("mask", rows.mT, keys).mT
