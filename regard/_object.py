@@ -58,7 +58,7 @@ def _has_tensors(value: Any) -> bool:
 
 
 def _flatten(value: Object) -> tuple[list[Any], Any]:
-    names = tuple(f.name for f in _fields(type(value)))
+    names = tuple(type(value).__dataclass_fields__)  # type: ignore[attr-defined]
     parts = [getattr(value, name) for name in names]
     dynamic = tuple(isinstance(part, (Tensor, Object)) or _has_tensors(part) for part in parts)
     children = [part for part, moves in zip(parts, dynamic, strict=True) if moves]

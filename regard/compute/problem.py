@@ -77,8 +77,10 @@ class Problem(Object):
         """The batch shape that the potential's own parameters and the support add (a slope for each head, a length for each text)."""
         one = torch.zeros(1, dtype=torch.long, device=self.device)
         allowed = () if isinstance(self.support, (Full, Causal)) else self.support.allows(one, one).shape[:-2]
-        few = pytree.tree_map(lambda t: t[..., :1, :], (self.queries, self.keys))
-        scored = () if 0 in (self.query_count, self.key_count) else self.potential.pair(*few).shape[:-2]
+        if 0 in (self.query_count, self.key_count):
+            return tuple(allowed)
+        few = pytree.tree_map(_first, (self.queries, self.keys))
+        scored = self.potential.pair(*few).shape[:-2]
         return tuple(_check.broadcast("potential and support", allowed, scored))
 
     def rows(self) -> Tensor:
@@ -146,7 +148,8 @@ def _features(potential: Potential, x: Tensor, y: Tensor, x_marks: Tensor, y_mar
 
 def _heads(features: Features) -> int:
     """The number of heads of the queries: dimension -3."""
-    return max((t.shape[-3] for t in pytree.tree_leaves(features) if isinstance(t, Tensor) and t.ndim >= 3), default=1)
+    counts = [t.shape[-3] for t in pytree.tree_leaves(features) if isinstance(t, Tensor) and t.ndim >= 3]
+    return max(counts) if counts else 1
 
 
 def _grouped(name: str, tensor: Tensor, heads: int, dim: int) -> Tensor:
@@ -157,6 +160,14 @@ def _grouped(name: str, tensor: Tensor, heads: int, dim: int) -> Tensor:
     if heads % groups:
         raise ArgumentError(name, f"have {groups} heads and the queries {heads}", "the heads of the keys must divide those of the queries")
     return tensor.repeat_interleave(heads // groups, dim)
+
+
+def _first(features: Any) -> Any:
+    """The features of the first token, in a precision that every operation has."""
+    if not isinstance(features, Tensor):
+        return features
+    one = features[..., :1, :].detach()
+    return one.to(torch.promote_types(one.dtype, torch.float32)) if one.dtype.is_floating_point else one
 
 
 @dataclass(frozen=True)

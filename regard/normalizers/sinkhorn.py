@@ -41,14 +41,16 @@ class Sinkhorn(Normalizer):
             raise ArgumentError("max_iterations", f"is {self.max_iterations}", "give one or more")
 
     def weights(self, scores: Tensor, reference: Reference) -> Tensor:
-        batch = torch.broadcast_shapes(scores.shape[:-2], () if reference.allowed is None else reference.allowed.shape[:-2])
         shares = query_shares(reference.log_queries, scores.shape[-2], scores)
+        log_shares = key_shares(reference.log_counts, scores.shape[-1], scores)
+        allowed = () if reference.allowed is None else reference.allowed.shape[:-2]
+        batch = torch.broadcast_shapes(scores.shape[:-2], allowed, log_shares.shape[:-1], shares.shape[:-1])
 
         def column_mass(log_keys: Tensor) -> Tensor:
             rows = Softmax().weights(scores, Reference(log_keys, reference.allowed))
             return (shares.unsqueeze(-1) * rows).sum(-2)
 
-        log_keys = self.balance(column_mass, key_shares(reference.log_counts, scores.shape[-1], scores).expand(*batch, -1))
+        log_keys = self.balance(column_mass, log_shares.expand(*batch, -1))
         return Softmax().weights(scores, Reference(log_keys, reference.allowed))
 
     def balance(self, column_mass: ColumnMass, log_shares: Tensor) -> Tensor:

@@ -86,6 +86,8 @@ class StudentT(Potential):
 class _Distances(torch.autograd.Function):
     """|q_i - k_j| by direct differences, with derivatives that are zero where the distance is zero (a subgradient)."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(queries: Tensor, keys: Tensor) -> Tensor:
         return torch.cdist(queries, keys, compute_mode="donot_use_mm_for_euclid_dist")

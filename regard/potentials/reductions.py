@@ -112,7 +112,7 @@ def _alibi(potential: Alibi, queries: Tensor, keys: Tensor, causal: bool) -> Red
     """With a causal support -m(s - t) = m t - m s is a key bias; only while m·n leaves the digits that near keys need."""
     slope = _column(potential.slope)
     steep = torch.as_tensor(slope).detach().abs().max() * max(keys.shape[-2], 1)
-    if not causal or not _check.holds(steep * torch.finfo(keys.dtype).eps < 1e-6):
+    if not causal or _check.holds(steep * torch.finfo(keys.dtype).eps < 1e-6) is False:
         return _only_residue(potential, queries, keys)
     nothing = (queries[..., :0], keys[..., :0])
     return Reduction(*nothing, 1.0, key_bias=slope * keys.squeeze(-1), row_bias=-slope * queries.squeeze(-1))
