@@ -16,9 +16,9 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from regard._object import Object
-from regard._types import Features, over_scores
-from regard.compute.tiles import Tile, Tiling
-from regard.normalizers import Normalizer, Softmax
+from regard._types import Features
+from regard.compute.tiles import Tile, Tiling, at
+from regard.normalizers import Normalizer, Reference, Softmax
 from regard.potentials import Potential
 
 _HOLE = object()
@@ -39,10 +39,11 @@ class Parts(Object):
     def scores(self, allowed: Tensor | None) -> Tensor:
         """Scores over temperature, plus log-counts, -inf outside the support: what softmax exponentiates."""
         assert isinstance(self.normalizer, Softmax)
-        scores = self.potential.pair(self.queries, self.keys) / over_scores(self.normalizer.temperature)
-        if self.log_counts is not None:
-            scores = scores + self.log_counts.mT
-        return scores if allowed is None else scores.masked_fill(~allowed, -math.inf)
+        return self.reference(allowed).counted(self.normalizer.tempered(self.potential.pair(self.queries, self.keys)))
+
+    def reference(self, allowed: Tensor | None) -> Reference:
+        """The reference measure of the block's rows."""
+        return Reference(None if self.log_counts is None else self.log_counts.squeeze(-1), allowed)
 
 
 BlockFunction = Callable[[Parts, Tensor | None], Tensor]
@@ -68,7 +69,7 @@ class Layout:
 
     def cut(self, leaves: list[Tensor], tile: Tile) -> list[Tensor]:
         """The leaves of one block, as views."""
-        return [leaf[(..., self._where(role, tile), slice(None))] if role != "shared" else leaf for leaf, role in zip(leaves, self.roles, strict=True)]
+        return [self._view(leaf, role, tile) for leaf, role in zip(leaves, self.roles, strict=True)]
 
     def parts(self, leaves: list[Tensor]) -> Parts:
         """Parts again."""
@@ -80,17 +81,29 @@ class Layout:
         """Add the gradients of one block where they belong."""
         for total, gradient, role in zip(totals, gradients, self.roles, strict=True):
             if total is not None and gradient is not None:
-                (total if role == "shared" else total[(..., self._where(role, tile), slice(None))]).add_(gradient)
+                self._view(total, role, tile).add_(gradient)
 
     @staticmethod
-    def _where(role: str, tile: Tile) -> slice:
-        return tile.rows if role == "query" else tile.columns
+    def _view(leaf: Tensor, role: str, tile: Tile) -> Tensor:
+        if role == "shared":
+            return leaf
+        return at(leaf, tile.batch)[..., tile.rows if role == "query" else tile.columns, :]
 
 
 def online(parts: Parts, tiling: Tiling, columns: int) -> tuple[Tensor, Tensor]:
     """Softmax attention and log-sum-exps (..., m); keys are taken `columns` at a time."""
     layout, leaves = Layout.of(parts)
     return _Online.apply(layout, tiling, columns, *leaves)  # type: ignore[no-any-return]
+
+
+def splits(parts: Parts, batch: torch.Size) -> bool:
+    """Whether blocks can be taken from one element of the batch: no parameter of the potential may differ between elements."""
+    if batch.numel() <= 1:
+        return False
+    layout, leaves = Layout.of(parts)
+    with torch.no_grad():
+        one = layout.parts(layout.cut(leaves, Tile(slice(0, 1), slice(0, 1), (0,) * len(batch))))
+        return one.potential.pair(one.queries, one.keys).ndim == 2 and all(t.ndim == 0 for t in pytree.tree_leaves(one.normalizer))
 
 
 def by_rows(function: BlockFunction, parts: Parts, tiling: Tiling, summed: bool = False) -> Tensor:
@@ -102,12 +115,9 @@ def by_rows(function: BlockFunction, parts: Parts, tiling: Tiling, summed: bool 
 class _Online(torch.autograd.Function):
     @staticmethod
     def forward(layout: Layout, tiling: Tiling, columns: int, *leaves: Tensor) -> tuple[Tensor, Tensor]:
-        outputs, log_sums = [], []
-        for tile in tiling:
-            out, lse = _merge_blocks(layout, tiling, list(leaves), tile, columns)
-            outputs.append(out)
-            log_sums.append(lse)
-        return torch.cat(outputs, -2), torch.cat(log_sums, -1)
+        results = ((tile, _merge_blocks(layout, tiling, list(leaves), tile, columns)) for tile in tiling)
+        both = _stacked(tiling, ((tile, torch.cat([out, lse], -1)) for tile, (out, lse) in results))
+        return both[..., :-1], both[..., -1]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -123,9 +133,9 @@ class _Online(torch.autograd.Function):
         wanted = list(ctx.needs_input_grad[3:])
         totals = [torch.zeros_like(leaf) if want else None for leaf, want in zip(leaves, wanted, strict=True)]
         by_out = torch.zeros_like(out) if by_out is None else by_out
-        level = (by_out * out).sum(-1)
-        level = level if by_lse is None else level - by_lse
-        safe = torch.where(lse == -math.inf, torch.zeros_like(lse), lse)
+        level = (by_out * out).sum(-1, keepdim=True)
+        level = level if by_lse is None else level - by_lse.unsqueeze(-1)
+        safe = torch.where(lse == -math.inf, torch.zeros_like(lse), lse).unsqueeze(-1)
         for tile in ctx.tiling:
             for block in _blocks(tile, ctx.columns):
                 gradients = _online_block(layout, ctx.tiling, leaves, wanted, block, by_out, level, safe)
@@ -135,7 +145,31 @@ class _Online(torch.autograd.Function):
 
 def _blocks(tile: Tile, columns: int) -> Iterator[Tile]:
     for low in range(tile.columns.start, tile.columns.stop, columns):
-        yield Tile(tile.rows, slice(low, min(low + columns, tile.columns.stop)))
+        yield Tile(tile.rows, slice(low, min(low + columns, tile.columns.stop)), tile.batch)
+
+
+def _stacked(tiling: Tiling, results: Iterator[tuple[Tile, Tensor]]) -> Tensor:
+    """Blocks of rows (..., rows, ·) put together to (..., m, ·)."""
+    if tiling.batch is None:
+        return torch.cat([result for _, result in results], -2)
+    total: Tensor | None = None
+    for tile, result in results:
+        if total is None:
+            total = result.new_empty(*tiling.batch, tiling.query_marks.shape[-1], result.shape[-1])
+        total[tile.batch][tile.rows] = result
+    assert total is not None
+    return total
+
+
+def _summed(tiling: Tiling, results: Iterator[tuple[Tile, Tensor]]) -> Tensor:
+    """Contributions of blocks, added up for each element of the batch."""
+    total: Tensor | None = None
+    for tile, result in results:
+        if total is None:
+            total = torch.zeros_like(result) if tiling.batch is None else result.new_zeros(*tiling.batch, *result.shape)
+        (total if tile.batch is None else total[tile.batch]).add_(result)
+    assert total is not None
+    return total
 
 
 def _merge_blocks(layout: Layout, tiling: Tiling, leaves: list[Tensor], tile: Tile, columns: int) -> tuple[Tensor, Tensor]:
@@ -157,7 +191,7 @@ def _merge_blocks(layout: Layout, tiling: Tiling, leaves: list[Tensor], tile: Ti
     assert total is not None
     seen = total_mass > 0
     out = torch.where(seen, total / torch.where(seen, total_mass, torch.ones_like(total_mass)), torch.zeros_like(total))
-    return out, (highest + total_mass.log()).squeeze(-1)
+    return out, highest + total_mass.log()
 
 
 def _online_block(
@@ -168,9 +202,9 @@ def _online_block(
     with torch.enable_grad():
         parts = layout.parts(some)
         scores = parts.scores(tiling.allowed(block))
-    by_rows_out = by_out[..., block.rows, :]
-    weights = (scores.detach() - lse[..., block.rows].unsqueeze(-1)).exp_()
-    by_scores = (by_rows_out @ parts.values.detach().mT).sub_(level[..., block.rows].unsqueeze(-1)).mul_(weights)
+    by_rows_out = at(by_out, block.batch)[..., block.rows, :]
+    weights = (scores.detach() - at(lse, block.batch)[..., block.rows, :]).exp_()
+    by_scores = (by_rows_out @ parts.values.detach().mT).sub_(at(level, block.batch)[..., block.rows, :]).mul_(weights)
     moving = [t for t in some[:-1] if t.requires_grad]
     found = iter(torch.autograd.grad(scores, moving, by_scores, allow_unused=True) if moving and scores.requires_grad else [None] * len(moving))
     gradients: list[Tensor | None] = [next(found) if t.requires_grad else None for t in some[:-1]]
@@ -181,8 +215,8 @@ def _online_block(
 class _ByRows(torch.autograd.Function):
     @staticmethod
     def forward(function: BlockFunction, layout: Layout, tiling: Tiling, summed: bool, *leaves: Tensor) -> Tensor:
-        results = [function(layout.parts(layout.cut(list(leaves), tile)), tiling.allowed(tile)) for tile in tiling]
-        return sum(results[1:], results[0]) if summed else torch.cat(results, -2)
+        results = ((tile, function(layout.parts(layout.cut(list(leaves), tile)), tiling.allowed(tile))) for tile in tiling)
+        return (_summed if summed else _stacked)(tiling, results)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -202,7 +236,8 @@ class _ByRows(torch.autograd.Function):
             if not result.requires_grad:
                 continue
             moving = [t for t in some if t.requires_grad]
-            pull = gradient if ctx.summed else gradient[..., tile.rows, :]
+            pull = at(gradient, tile.batch)
+            pull = pull if ctx.summed else pull[..., tile.rows, :]
             found = iter(torch.autograd.grad(result, moving, pull, allow_unused=True))
             layout.add(totals, (next(found) if t.requires_grad else None for t in some), tile)
         return None, None, None, None, *totals

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard import _check
@@ -45,25 +47,30 @@ class Reduced(Potential):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FactoredAdditive(Potential):
-    """Σ_c v_c tanh(q_c + k_c) with tanh(a + b) = 1 - 2/(1 + e^{2a} e^{2b}): exponentials of tokens, not of pairs."""
+class RationalAdditive(Potential):
+    """Σ_c v_c tanh(q_c + k_c) as Σ_groups N/D: exponentials of tokens, not of pairs, and one division for g coordinates.
 
-    v: Tensor
+    With x_c = e^{2 q_c} e^{2 k_c}, tanh = (x-1)/(x+1). Over a group of g coordinates the common denominator Π(1 + x_c) is the sum
+    over subsets S of Π_S x_c = (Π_S e^{2q_c})(Π_S e^{2k_c}): a dot product of 2^g features. So is the numerator, with the
+    coefficients Σ_{c∈S} v_c - Σ_{c∉S} v_c. coefficients (..., groups, 2^g); features (..., tokens, groups · 2^g).
+    """
+
+    coefficients: Tensor
 
     def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
         return x, y
 
     def pair(self, queries: Features, keys: Features) -> Tensor:
-        return _AdditiveScores.apply(queries, keys, self.v)  # type: ignore[no-any-return]
+        return _RationalSum.apply(queries, keys, self.coefficients)  # type: ignore[no-any-return]
 
     def width(self, queries: Features, keys: Features) -> int:
-        return 4
+        return 2
 
 
 SATURATED = {torch.float32: 10.0, torch.float64: 20.0}
 """Beyond this tanh is one to the last digit."""
-WIDEST = 30.0
-"""Half the range of a query coordinate up to which no exponential leaves the floating range."""
+LARGEST_EXPONENT = {torch.float32: 80.0, torch.float64: 700.0}
+"""Products of exponentials must stay in the floating range."""
 
 
 @fast_form.rule(Additive)
@@ -73,25 +80,43 @@ def _additive(potential: Additive, queries: Tensor, keys: Tensor) -> tuple[Poten
         return potential, queries, keys
     low, high = queries.detach().amin(-2, keepdim=True), queries.detach().amax(-2, keepdim=True)
     center, reach = 0.5 * (low + high), 0.5 * (high - low).amax()
-    if not _check.holds(reach <= WIDEST):
-        return potential, queries, keys
     limit = reach + SATURATED[queries.dtype]
-    return FactoredAdditive(potential.v), queries - center, torch.clamp(keys + center, -limit, limit)
+    queries, shifted = queries - center, torch.clamp(keys + center, -limit, limit)
+    exponent = 2 * (reach + shifted.detach().abs().amax())
+    for group in (3, 2, 1):
+        if _check.holds(group * exponent <= LARGEST_EXPONENT[queries.dtype]):
+            coefficients = _in_groups(potential.v, group) @ _signs(group, queries)
+            return RationalAdditive(coefficients), _subset_products(queries, group), _subset_products(shifted, group)
+    return potential, queries + center, keys
 
 
-class _AdditiveScores(torch.autograd.Function):
-    """Coordinate by coordinate on blocks that stay in cache: two passes a coordinate forward."""
+def _in_groups(z: Tensor, group: int) -> Tensor:
+    """(..., c) as (..., groups, g), padded with zeros."""
+    return F.pad(z, (0, -z.shape[-1] % group)).unflatten(-1, (-1, group))
+
+
+def _signs(group: int, like: Tensor) -> Tensor:
+    """(g, 2^g): +1 where a coordinate is in the subset, -1 where it is not."""
+    subsets = torch.arange(1 << group, device=like.device)
+    return (2 * ((subsets >> torch.arange(group, device=like.device).unsqueeze(-1)) & 1) - 1).to(like.dtype)
+
+
+def _subset_products(z: Tensor, group: int) -> Tensor:
+    """Π_{c∈S} e^{2 z_c} for every subset S of every group, (..., n, groups · 2^g)."""
+    inside = (_signs(group, z) + 1) / 2
+    return (2 * _in_groups(z, group) @ inside).exp().flatten(-2)
+
+
+class _RationalSum(torch.autograd.Function):
+    """Σ_groups N/D: one matrix product and one division a group, forward; matrix products again, backward."""
 
     @staticmethod
-    def forward(queries: Tensor, keys: Tensor, v: Tensor) -> Tensor:
-        factors, others = (2 * queries).exp(), (2 * keys).exp()
-        batch = torch.broadcast_shapes(queries.shape[:-2], keys.shape[:-2], v.shape[:-1])
-        scores = v.sum(-1)[..., None, None].expand(*batch, queries.shape[-2], keys.shape[-2]).clone()
-        one, product = scores.new_ones(()), torch.empty_like(scores)
-        for c in range(queries.shape[-1]):
-            torch.addcmul(one, factors[..., c].unsqueeze(-1), others[..., c].unsqueeze(-2), out=product)
-            scores.addcdiv_(v[..., c, None, None].expand(scores.shape), product, value=-2.0)
-        return scores
+    def forward(queries: Tensor, keys: Tensor, coefficients: Tensor) -> Tensor:
+        total: Tensor | None = None
+        for _, _, _, above, below in _groups(queries, keys, coefficients):
+            total = above / below if total is None else total.addcdiv_(above, below)
+        assert total is not None
+        return total
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
@@ -100,18 +125,27 @@ class _AdditiveScores(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        queries, keys, v = ctx.saved_tensors
-        factors, others = (2 * queries).exp(), (2 * keys).exp()
-        by_q, by_k, by_v = [], [], []
-        for c in range(queries.shape[-1]):
-            inverse = torch.addcmul(gradient.new_ones(()), factors[..., c].unsqueeze(-1), others[..., c].unsqueeze(-2)).reciprocal_()
-            weighted = gradient * inverse  # G/(1+EF): the tanh is 1 - 2/(1+EF), its derivative 4 (1/(1+EF)) (1 - 1/(1+EF))
-            by_v.append(gradient.sum((-1, -2)) - 2 * weighted.sum((-1, -2)))
-            slope = torch.addcmul(weighted, weighted, inverse, value=-1).mul_(4 * v[..., c, None, None])
-            by_q.append(slope.sum(-1))
-            by_k.append(slope.sum(-2))
+        queries, keys, coefficients = ctx.saved_tensors
+        by_q, by_k, by_c = [], [], []
+        for q, k, coefficient, above, below in _groups(queries, keys, coefficients):
+            by_above = gradient / below
+            by_below = -by_above * (above / below)
+            pulled = by_above @ k
+            by_q.append(by_below @ k + pulled * coefficient)
+            by_k.append(by_below.mT @ q + by_above.mT @ (q * coefficient))
+            by_c.append((pulled * q).sum(-2))
         return (
-            torch.stack(by_q, -1).sum_to_size(queries.shape),
-            torch.stack(by_k, -1).sum_to_size(keys.shape),
-            torch.stack(by_v, -1).sum_to_size(v.shape),
+            torch.cat(by_q, -1).sum_to_size(queries.shape),
+            torch.cat(by_k, -1).sum_to_size(keys.shape),
+            torch.stack(by_c, -2).sum_to_size(coefficients.shape),
         )
+
+
+def _groups(queries: Tensor, keys: Tensor, coefficients: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
+    """For each group: its features, its coefficients (..., 1, 2^g), and numerator and denominator (..., m, n)."""
+    size, rows = coefficients.shape[-1], queries.shape[-2]
+    for index in range(coefficients.shape[-2]):
+        some = slice(index * size, (index + 1) * size)
+        q, k, coefficient = queries[..., some], keys[..., some], coefficients[..., index, :].unsqueeze(-2)
+        both = torch.cat(torch.broadcast_tensors(q * coefficient, q), -2) @ k.mT
+        yield q, k, coefficient, both[..., :rows, :], both[..., rows:, :]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from regard._types import Features
 from regard.errors import ArgumentError
 from regard.normalizers import Normalizer, Reference
 from regard.potentials import Potential
+from regard.potentials.reductions import Reduction, reduce
 from regard.supports import Causal, Full, Padding, Support
 from regard.supports.base import conjuncts
 
@@ -66,12 +68,28 @@ class Problem(Object):
     @property
     def batch_shape(self) -> torch.Size:
         """The batch shape of the output."""
+        return self._once("_batch_shape", self._broadcast)  # type: ignore[no-any-return]
+
+    def _broadcast(self) -> torch.Size:
         shapes = [t.shape[:-2] for t in pytree.tree_leaves((self.queries, self.keys)) if isinstance(t, Tensor)]
         shapes.append(self.values.shape[:-2])
         if self.log_counts is not None:
             shapes.append(self.log_counts.shape[:-1])
         shapes.append(self.structure_shape())
         return _check.broadcast("queries, keys, values and support", *shapes)
+
+    @property
+    def reduction(self) -> Reduction | str:
+        """The potential as a dot product plus biases, or a sentence that says why it is none."""
+        return self._once("_reduction", lambda: reduce.one(self.potential, self.queries, self.keys, SupportParts.of(self.support).causal))  # type: ignore[no-any-return]
+
+    def _once(self, name: str, compute: Callable[[], Any]) -> Any:
+        """Engines ask for the same things when they refuse and when they run; a traced graph shares them by itself."""
+        if torch.compiler.is_compiling():
+            return compute()
+        if name not in self.__dict__:
+            self.__dict__[name] = compute()
+        return self.__dict__[name]
 
     def structure_shape(self) -> tuple[int, ...]:
         """The batch shape that the potential's own parameters and the support add (a slope for each head, a length for each text)."""

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from regard import _check
 from regard._object import Object
 from regard.potentials import Potential
 
@@ -34,7 +35,10 @@ class Reference(Object):
 
     def supported(self, scores: Tensor) -> Tensor:
         """Scores with -inf outside the support."""
-        return scores if self.allowed is None else scores.masked_fill(~self.allowed, -math.inf)
+        if self.allowed is None:
+            return scores
+        # Adding a bias of the mask's own, smaller shape is several times faster than filling scores by a broadcast mask.
+        return scores + torch.zeros(self.allowed.shape, dtype=scores.dtype, device=scores.device).masked_fill_(~self.allowed, -math.inf)
 
     def present(self, scores: Tensor) -> Tensor:
         """True for the pairs that are in the support and carry mass, (..., m, n)."""
@@ -64,10 +68,19 @@ class Normalizer(Object):
         return potential, self
 
 
-def without_empty_rows(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores whose empty rows (all -inf) are zero instead, and which rows those were (..., m, 1)."""
-    empty = (scores == -math.inf).all(-1, keepdim=True)
+def without_empty_rows(scores: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Scores whose empty rows (all -inf) are zero instead, and which rows those were (..., m, 1); None where there are none."""
+    if scores.shape[-1] == 0:
+        return scores, None
+    empty = scores.detach().amax(-1, keepdim=True) == -math.inf
+    if _check.holds(empty.any()) is False:
+        return scores, None
     return scores.masked_fill(empty, 0.0), empty
+
+
+def zero_where(weights: Tensor, empty: Tensor | None) -> Tensor:
+    """No weight in empty rows."""
+    return weights if empty is None else weights.masked_fill(empty, 0.0)
 
 
 def entropy_term(weights: Tensor, log_counts: Tensor | None) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.normalizers.base import Normalizer, Reference, expected, without_empty_rows
+from regard.normalizers.base import Normalizer, Reference, expected, without_empty_rows, zero_where
 from regard.normalizers.softmax import Softmax
 
 
@@ -71,7 +71,7 @@ def sparse_law(scores: Tensor, reference: Reference, alpha: float) -> Tensor:
     if log_counts is not None:
         allowed = allowed.masked_fill((log_counts == -math.inf).unsqueeze(-2), -math.inf)
     filled, empty = without_empty_rows(allowed)
-    return _SparseLaw.apply(filled, log_counts, alpha).masked_fill(empty, 0.0)  # type: ignore[no-any-return]
+    return zero_where(_SparseLaw.apply(filled, log_counts, alpha), empty)
 
 
 class _SparseLaw(torch.autograd.Function):
@@ -101,34 +101,64 @@ class _SparseLaw(torch.autograd.Function):
         return slope * (gradient - level), by_counts, None
 
 
+CHUNK = 1 << 17
+"""Scores, for each thread, whose threshold is searched at once: an iteration passes over them four times, so they must stay in cache."""
+COARSE = 8
+"""A first search looks at the largest of every eight scores only."""
+
+
 def solve_threshold(scores: Tensor, log_counts: Tensor | None, alpha: float) -> Tensor:
-    """p with Σ_j c_j [(α-1)s_j - θ]_+^k = 1, k = 1/(α-1)."""
+    """p_j = c_j ((α-1) [s_j - τ]_+)^k with Σ_j p_j = 1, k = 1/(α-1)."""
+    if scores.numel() == 0:
+        return torch.zeros_like(scores)
     power = 1 / (alpha - 1)
-    levels = scores * (alpha - 1) if alpha != 2 else scores
-    levels = levels - levels.amax(-1, keepdim=True)  # the threshold then lies in [-1, 0] where keys count one each
-    counts = None if log_counts is None else log_counts.exp().unsqueeze(-2)
-    if counts is None:
-        start = torch.full_like(levels[..., :1], -1.0)
+    flat = scores.reshape(-1, scores.shape[-1])
+    counts = None if log_counts is None else log_counts.exp().unsqueeze(-2).expand(scores.shape).reshape(flat.shape)
+    start = _below(flat, counts, power)
+    laws = torch.empty_like(flat)
+    rows = max(1, CHUNK * torch.get_num_threads() // flat.shape[-1])
+    for low in range(0, flat.shape[0], rows):
+        some = slice(low, low + rows)
+        _solve_rows(flat[some], None if counts is None else counts[some], start[some], power, laws[some])
+    return laws.reshape(scores.shape)
+
+
+def _below(scores: Tensor, counts: Tensor | None, power: float) -> Tensor:
+    """A lower bound of each row's threshold: the threshold of any part of the row is one."""
+    if counts is not None:  # each key alone
+        return (scores - power * counts.clamp_min(torch.finfo(scores.dtype).tiny) ** (-1 / power)).amax(-1, keepdim=True)
+    low = scores.amax(-1, keepdim=True) - power
+    blocks = scores.shape[-1] // COARSE
+    if power < 1 or blocks < 32:
+        return low
+    largest = scores[:, : COARSE * blocks].unflatten(-1, (COARSE, blocks)).amax(-2)
+    return torch.maximum(low, _newton(largest, None, low, power, torch.empty_like(largest), 0.02))
+
+
+def _solve_rows(scores: Tensor, counts: Tensor | None, start: Tensor, power: float, laws: Tensor) -> None:
+    """The laws of some rows, written to `laws`, which also serves as the buffer of the search."""
+    if power >= 1:
+        eps = torch.finfo(scores.dtype).eps
+        # A step h leaves an error of order h² where the function has a bounded second derivative (k ≥ 2), else of order h.
+        threshold = _newton(scores, counts, start, power, laws, 0.25 * math.sqrt(eps) if power >= 2 else 4 * eps)
     else:
-        start = (levels - counts.clamp_min(torch.finfo(levels.dtype).tiny) ** (-1 / power)).amax(-1, keepdim=True)
-    search = _newton if power >= 1 else _bisection
-    law = _powered((levels - search(levels, counts, start, power)).clamp_min_(0), power)
+        threshold = _bisection(scores, counts, start, power, laws)
+    law = _powered(torch.sub(scores, threshold, out=laws).clamp_(min=0), power)
     law = law if counts is None else law * counts
-    return law / law.sum(-1, keepdim=True)
+    torch.div(law, law.sum(-1, keepdim=True), out=laws)
 
 
-def _newton(levels: Tensor, counts: Tensor | None, threshold: Tensor, power: float) -> Tensor:
-    """Newton on θ ↦ (Σ c_j [z_j-θ]_+^k)^{1/k} - 1, which is convex and decreasing: from the left it cannot overshoot.
+def _newton(scores: Tensor, counts: Tensor | None, threshold: Tensor, power: float, buffer: Tensor, tolerance: float) -> Tensor:
+    """Newton on τ ↦ (Σ c_j [s_j-τ]_+^k)^{1/k} - k, which is convex and decreasing: from the left it cannot overshoot.
 
     The k-th root makes it linear for one key and nearly so for many, so a few steps suffice.
     """
-    tolerance = 4 * torch.finfo(levels.dtype).eps
     for _ in range(60):
-        excess = (levels - threshold).clamp_min_(0)
+        excess = torch.sub(scores, threshold, out=buffer).clamp_(min=0)
         norm, slope = _norm_and_slope(excess, counts, power)
-        step = (norm - 1) * norm ** (power - 1) / slope
+        step = (norm - power) * (norm / slope if power == 2 else norm ** (power - 1) / slope)
         threshold = threshold + step
-        if not bool((step > tolerance).any()):
+        if float(step.amax()) <= tolerance * power:
             break
     return threshold
 
@@ -138,19 +168,19 @@ def _norm_and_slope(excess: Tensor, counts: Tensor | None, power: float) -> tupl
     if counts is None and power == 2:
         return torch.linalg.vector_norm(excess, dim=-1, keepdim=True), excess.sum(-1, keepdim=True)
     if counts is None and power == 1:
-        return excess.sum(-1, keepdim=True), (excess > 0).sum(-1, keepdim=True).to(excess.dtype)
-    inside = excess > 0
-    lower = torch.where(inside, _powered(excess, power - 1), torch.zeros_like(excess))
+        norm = excess.sum(-1, keepdim=True)
+        return norm, excess.sign_().sum(-1, keepdim=True)
+    lower = torch.where(excess > 0, _powered(excess, power - 1), torch.zeros_like(excess))
     lower = lower if counts is None else lower * counts
     return (lower * excess).sum(-1, keepdim=True) ** (1 / power), lower.sum(-1, keepdim=True)
 
 
-def _bisection(levels: Tensor, counts: Tensor | None, low: Tensor, power: float) -> Tensor:
-    """For α > 2 the root is not convex in θ; halve the bracket to rounding instead."""
-    high = torch.zeros_like(low)
-    for _ in range(2 + round(-math.log2(torch.finfo(levels.dtype).eps))):
+def _bisection(scores: Tensor, counts: Tensor | None, low: Tensor, power: float, buffer: Tensor) -> Tensor:
+    """For α > 2 the root is not convex in τ; halve the bracket to rounding instead."""
+    high = scores.amax(-1, keepdim=True)
+    for _ in range(2 + round(-math.log2(torch.finfo(scores.dtype).eps))):
         middle = 0.5 * (low + high)
-        mass = _powered((levels - middle).clamp_min_(0), power)
+        mass = _powered(torch.sub(scores, middle, out=buffer).clamp_(min=0) / power, power)
         mass = (mass if counts is None else mass * counts).sum(-1, keepdim=True)
         low, high = torch.where(mass >= 1, middle, low), torch.where(mass >= 1, high, middle)
     return low

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard import _check
 from regard._types import Scalar, over_scores
-from regard.normalizers.base import Normalizer, Reference, entropy_term, expected, without_empty_rows
+from regard.normalizers.base import Normalizer, Reference, entropy_term, expected, without_empty_rows, zero_where
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -24,8 +24,12 @@ class Softmax(Normalizer):
         _check.positive("temperature", self.temperature)
 
     def weights(self, scores: Tensor, reference: Reference) -> Tensor:
-        tilted, empty = without_empty_rows(reference.counted(scores / over_scores(self.temperature)))
-        return tilted.softmax(-1).masked_fill(empty, 0.0)
+        tilted, empty = without_empty_rows(reference.counted(self.tempered(scores)))
+        return zero_where(tilted.softmax(-1), empty)
+
+    def tempered(self, scores: Tensor) -> Tensor:
+        """s / T."""
+        return scores if isinstance(self.temperature, float) and self.temperature == 1.0 else scores / over_scores(self.temperature)
 
     def objective(self, weights: Tensor, scores: Tensor, reference: Reference) -> Tensor:
         temperature = self.temperature.unsqueeze(-1) if isinstance(self.temperature, Tensor) else self.temperature

@@ -93,9 +93,9 @@ def _gaussian(potential: Gaussian, queries: Tensor, keys: Tensor, causal: bool) 
     reach = torch.stack(largest).amax() if largest else keys.new_zeros(())
     sharpest = precision.detach().amax() if isinstance(precision, Tensor) else precision
     return Reduction(
-        queries * (precision.unsqueeze(-1) if isinstance(precision, Tensor) else precision),
+        queries,
         keys,
-        1.0,
+        1 / (potential.bandwidth**2),
         key_bias=-0.5 * precision * key_norms,
         row_bias=-0.5 * precision * query_norms,
         amplitude=reach * sharpest,

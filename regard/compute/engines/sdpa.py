@@ -19,7 +19,7 @@ from regard.compute.problem import Problem, SupportParts
 from regard.compute.tiles import Tiling, rows_of
 from regard.normalizers import Softmax
 from regard.potentials import Scaled
-from regard.potentials.reductions import Reduction, Residue, reduce
+from regard.potentials.reductions import Reduction, Residue
 from regard.supports import And, Full
 
 CANCELLATION = 4e-6
@@ -41,7 +41,7 @@ class Sdpa(Engine):
     def refuse(self, problem: Problem) -> str | None:
         if not isinstance(problem.normalizer, Softmax):
             return f"the fused kernel normalizes by softmax, not by {type(problem.normalizer).__name__}."
-        reduction = _reduction(problem)
+        reduction = problem.reduction
         if isinstance(reduction, str):
             return reduction
         if torch.is_grad_enabled() and any(t.requires_grad for t in pytree.tree_leaves([r.potential for r in reduction.residues])):
@@ -89,8 +89,10 @@ class Sdpa(Engine):
         return out, lse, reduction
 
 
-def _reduction(problem: Problem) -> Any:
-    return reduce.one(problem.potential, problem.queries, problem.keys, SupportParts.of(problem.support).causal)
+def _reduction(problem: Problem) -> Reduction:
+    """For a problem that was not refused."""
+    assert isinstance(problem.reduction, Reduction)
+    return problem.reduction
 
 
 def _temperature(problem: Problem) -> Any:

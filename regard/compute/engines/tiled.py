@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard import _check
-from regard.compute.blocks import Parts, by_rows, online
+from regard.compute.blocks import Parts, by_rows, online, splits
 from regard.compute.engine import Engine, Prediction, engines, pairs, register, working_dtype
 from regard.compute.engines.reference import feature_width
 from regard.compute.engines.sdpa import CANCELLATION
@@ -19,6 +19,7 @@ from regard.compute.problem import Problem
 from regard.compute.tiles import PAIRS, Tiling, rows_of
 from regard.errors import ArgumentError
 from regard.normalizers import Reference, Sigmoid, Sinkhorn, Softmax
+from regard.normalizers.base import without_empty_rows, zero_where
 from regard.normalizers.sinkhorn import key_shares, query_shares
 from regard.potentials.reductions import Reduction, reduce
 
@@ -47,7 +48,8 @@ class Tiled(Engine):
             return self._sinkhorn(exact).to(problem.dtype)
         if isinstance(exact.normalizer, Softmax):
             return self._softmax(exact)[0].to(problem.dtype)
-        return by_rows(_weigh, _parts(exact), self._tiling(exact)).to(problem.dtype)
+        parts = _parts(exact)
+        return by_rows(_weigh, parts, self._tiling(exact, parts)).to(problem.dtype)
 
     def free_energy(self, problem: Problem) -> Tensor:
         exact = problem.to(working_dtype(problem.dtype))
@@ -56,7 +58,8 @@ class Tiled(Engine):
             return (temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature) * self._softmax(exact)[1]
         if not exact.normalizer.rowwise:
             raise ArgumentError("normalizer", f"{type(exact.normalizer).__name__} couples the rows", "its free energy belongs to the whole matrix; name engine=Reference()")
-        return by_rows(_best, _parts(exact), self._tiling(exact)).squeeze(-1)
+        parts = _parts(exact)
+        return by_rows(_best, parts, self._tiling(exact, parts)).squeeze(-1)
 
     def predict(self, problem: Problem) -> Prediction:
         count = pairs(problem)
@@ -64,25 +67,28 @@ class Tiled(Engine):
         held = 3 * 4 * min(float(self.pairs), count) * problem.potential.width(problem.queries, problem.keys)
         return Prediction(count * (2 * feature_width(problem) * passes + 20 + 2 * problem.values.shape[-1]), held)
 
-    def _tiling(self, problem: Problem, prune: bool = True) -> Tiling:
-        width = problem.potential.width(problem.queries, problem.keys)
-        rows = rows_of(max(1, math.prod(problem.batch_shape)), problem.key_count, width, self.pairs)
-        return Tiling(problem.support, problem.rows(), problem.columns(), rows, prune and problem.in_order())
+    def _tiling(self, problem: Problem, parts: Parts, prune: bool = True) -> Tiling:
+        """Blocks of one element of the batch where that is possible: more rows, and keys that stay in cache."""
+        batch = problem.batch_shape
+        split = splits(parts, batch)
+        width = parts.potential.width(parts.queries, parts.keys)
+        rows = rows_of(1 if split else max(1, batch.numel()), problem.key_count, width, self.pairs)
+        marks = (problem.rows(), problem.columns())
+        return Tiling(problem.support, *marks, rows, prune and problem.in_order(), batch=tuple(batch) if split else None)
 
     def _softmax(self, problem: Problem) -> tuple[Tensor, Tensor]:
         parts = _parts(problem)
-        width = parts.potential.width(parts.queries, parts.keys)
-        batch = max(1, math.prod(problem.batch_shape))
-        rows = max(min(64, problem.query_count), rows_of(batch, problem.key_count, width, self.pairs))
-        columns = max(64, self.pairs // (batch * rows * width))
-        tiling = Tiling(problem.support, problem.rows(), problem.columns(), rows, problem.in_order())
-        return online(parts, tiling, columns)
+        tiling = self._tiling(problem, parts)
+        rows = max(min(64, problem.query_count), tiling.rows)
+        batch = 1 if tiling.batch is not None else max(1, problem.batch_shape.numel())
+        columns = max(64, self.pairs // (batch * rows * parts.potential.width(parts.queries, parts.keys)))
+        return online(parts, tiling.replace(rows=rows), columns)
 
     def _sinkhorn(self, problem: Problem) -> Tensor:
         """Find the log-potentials of the keys without the matrix; then it is softmax attention with a key bias."""
         assert isinstance(problem.normalizer, Sinkhorn)
-        tiling = self._tiling(problem, prune=False)
         parts = _parts(problem.change(normalizer=Softmax()))
+        tiling = self._tiling(problem, parts, prune=False)
         shares = query_shares(problem.log_queries, problem.query_count, problem.values).unsqueeze(-1)
 
         def column_mass(log_keys: Tensor) -> Tensor:
@@ -115,28 +121,22 @@ def _best_form(problem: Problem) -> tuple:  # type: ignore[type-arg]
     return fast_form.one(problem.potential, problem.queries, problem.keys)  # type: ignore[no-any-return]
 
 
-def _reference(parts: Parts, allowed: Tensor | None) -> Reference:
-    return Reference(None if parts.log_counts is None else parts.log_counts.squeeze(-1), allowed)
-
-
 def _weigh(parts: Parts, allowed: Tensor | None) -> Tensor:
     scores = parts.potential.pair(parts.queries, parts.keys)
-    return parts.normalizer.weights(scores, _reference(parts, allowed)) @ parts.values
+    return parts.normalizer.weights(scores, parts.reference(allowed)) @ parts.values
 
 
 def _best(parts: Parts, allowed: Tensor | None) -> Tensor:
     """The objective at its maximum, (..., rows, 1)."""
     scores = parts.potential.pair(parts.queries, parts.keys)
-    reference = _reference(parts, allowed)
+    reference = parts.reference(allowed)
     best = parts.normalizer.objective(parts.normalizer.weights(scores, reference), scores, reference)
     return best.masked_fill(~reference.present(scores).any(-1), -math.inf).unsqueeze(-1)
 
 
 def _column_mass(parts: Parts, allowed: Tensor | None) -> Tensor:
-    """Σ_i a_i P_ij of one block, (..., 1, n)."""
+    """Σ_i a_i P_ij of one block, (..., 1, n): the rows are normalized by their weights, not one by one."""
     queries, shares = parts.queries
-    scores = parts.potential.pair(queries, parts.keys)
-    rows = Softmax().weights(scores, _reference(parts, allowed))
-    return shares.mT @ rows
-
-
+    scores, empty = without_empty_rows(parts.replace(queries=queries).scores(allowed))
+    weights = (scores - scores.detach().amax(-1, keepdim=True)).exp()
+    return zero_where(shares / weights.sum(-1, keepdim=True), empty).mT @ weights
