@@ -63,6 +63,10 @@ class Normalizer(Object):
         """⟨p, s⟩ - Ω(p), which the weights maximize, one number a row (...,  m)."""
         raise TypeError(f"{type(self).__name__} has no variational form")
 
+    def sharp(self) -> bool:
+        """Whether weights may jump faster than any multiple of the scores, so that rounding of scores shows."""
+        return False
+
     def acting(self, potential: Potential) -> tuple[Potential, Normalizer]:
         """The potential and the normalizer that this one stands for; itself, unless it replaces the kernel exp(a)."""
         return potential, self

@@ -29,6 +29,9 @@ class Entmax(Normalizer):
         if not (isinstance(self.alpha, (int, float)) and math.isfinite(self.alpha) and self.alpha >= 1):
             raise ArgumentError("alpha", f"is {self.alpha}", "give a number ≥ 1: 1 is softmax, 1.5 the usual sparse law, 2 sparsemax")
 
+    def sharp(self) -> bool:
+        return self.alpha > 2  # p = r^k with k < 1 has infinite slope at the edge of its support
+
     def weights(self, scores: Tensor, reference: Reference) -> Tensor:
         if self.alpha == 1:
             return Softmax().weights(scores, reference)

@@ -30,6 +30,10 @@ class Potential(Object):
     def pair(self, queries: Features, keys: Features) -> Tensor:
         """Scores (..., m, n) from features."""
 
+    def projections(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+        """Features as points of one space, which may be rotated there."""
+        return self.features(x, y, x_marks, y_marks)
+
     def width(self, queries: Features, keys: Features) -> int:
         """Numbers held for each pair while scores are computed: what a tile costs."""
         return 1
@@ -143,3 +147,15 @@ def project_both(x: Tensor, y: Tensor, w_q: Tensor | None, w_k: Tensor | None, b
     if queries.shape[-1] != keys.shape[-1]:
         raise ArgumentError("q and k", f"have widths {queries.shape[-1]} and {keys.shape[-1]}", "queries and keys are compared in one space: project them to one width")
     return queries, keys
+
+
+def project_differences(x: Tensor, y: Tensor, w_q: Tensor | None, w_k: Tensor | None, b_q: Tensor | None, b_k: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Queries and keys with the right differences q - k, projected from centered points so that a common offset costs no digits."""
+    if (w_q is None and w_k is None) or not y.shape[-2] or x.shape[-1] != y.shape[-1]:
+        return project_both(x, y, w_q, w_k, b_q, b_k)
+    center = y.detach().double().mean(-2, keepdim=True)
+    queries, keys = project_both((x - center).to(x.dtype), (y - center).to(y.dtype), w_q, w_k, b_q, b_k)
+    if w_q is w_k:
+        return queries, keys
+    offset = project("k", center, None if w_k is None else w_k.double(), None) - project("q", center, None if w_q is None else w_q.double(), None)
+    return queries, keys + offset.to(keys.dtype)

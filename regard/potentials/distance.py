@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard import _check
 from regard._types import Features, Scalar, over_scores
-from regard.potentials.base import Potential, project_both
+from regard.potentials.base import Potential, project_both, project_differences
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -31,6 +31,9 @@ class Gaussian(Potential):
         _check.positive("bandwidth", self.bandwidth)
 
     def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+        return project_differences(x, y, self.w_q, self.w_k, self.b_q, self.b_k)
+
+    def projections(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
         return project_both(x, y, self.w_q, self.w_k, self.b_q, self.b_k)
 
     def pair(self, queries: Features, keys: Features) -> Tensor:
@@ -52,6 +55,9 @@ class Laplace(Potential):
         _check.positive("bandwidth", self.bandwidth)
 
     def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+        return project_differences(x, y, self.w_q, self.w_k, self.b_q, self.b_k)
+
+    def projections(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
         return project_both(x, y, self.w_q, self.w_k, self.b_q, self.b_k)
 
     def pair(self, queries: Features, keys: Features) -> Tensor:
@@ -75,6 +81,9 @@ class StudentT(Potential):
         _check.positive("bandwidth", self.bandwidth)
 
     def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+        return project_differences(x, y, self.w_q, self.w_k, self.b_q, self.b_k)
+
+    def projections(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
         return project_both(x, y, self.w_q, self.w_k, self.b_q, self.b_k)
 
     def pair(self, queries: Features, keys: Features) -> Tensor:

@@ -136,7 +136,7 @@ class Rotary(Potential):
             raise ArgumentError("potential", f"is a {type(self.potential).__name__}", "give the potential whose queries and keys are rotated")
 
     def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
-        queries, keys = self.potential.features(x, y, x_marks, y_marks)
+        queries, keys = self.potential.projections(x, y, x_marks, y_marks)
         if not (isinstance(queries, Tensor) and queries.dtype.is_floating_point):
             name = type(self.potential).__name__
             raise ArgumentError("potential", f"{name} has no single projected query to rotate", "wrap each term: Rotary(Dot(...)) + Alibi(...)")
@@ -146,8 +146,9 @@ class Rotary(Potential):
         """Each coordinate pair of z (..., n, c) turned by its angle."""
         frequencies = self._frequencies(z)
         turning = 2 * frequencies.shape[-1]
-        angle = (marks.unsqueeze(-1).to(frequencies.dtype) * frequencies).to(torch.promote_types(z.dtype, torch.float32))
-        cos, sin = angle.cos(), angle.sin()
+        angle = marks.unsqueeze(-1).double() * frequencies.double()  # a large angle in float32 has no digits left after the full turns
+        kind = torch.promote_types(z.dtype, torch.float32)
+        cos, sin = angle.cos().to(kind), angle.sin().to(kind)
         rest = z[..., turning:]
         if self.interleaved:
             a, b = z[..., 0:turning:2], z[..., 1:turning:2]

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from regard.compute.engine import Engine, Prediction, pairs, register, working_dtype
+from regard.compute.engine import Engine, Prediction, pairs, register
+from regard.compute.precision import precise
 from regard.compute.problem import Problem
 
 
@@ -23,13 +24,13 @@ class Reference(Engine):
         return None
 
     def run(self, problem: Problem) -> Tensor:
-        exact = problem.to(working_dtype(problem.dtype))
+        exact = precise(problem)
         scores = exact.potential.pair(exact.queries, exact.keys)
         weights = exact.normalizer.weights(scores, exact.reference())
         return (weights @ exact.values).to(problem.dtype)
 
     def free_energy(self, problem: Problem) -> Tensor:
-        exact = problem.to(working_dtype(problem.dtype))
+        exact = precise(problem)
         scores = exact.potential.pair(exact.queries, exact.keys)
         reference = exact.reference()
         weights = exact.normalizer.weights(scores, reference)

@@ -11,20 +11,16 @@ import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from regard import _check
 from regard._types import over_scores
 from regard.compute.engine import Engine, Prediction, pairs, register, row_empty, working_dtype
 from regard.compute.flash import flash
+from regard.compute.precision import loses_digits
 from regard.compute.problem import Problem, SupportParts
 from regard.compute.tiles import Tiling, rows_of
 from regard.normalizers import Softmax
 from regard.potentials import Scaled
 from regard.potentials.reductions import Reduction, Residue
 from regard.supports import And, Full
-
-CANCELLATION = 4e-6
-"""Above this expected error of a score, eps · (range / bandwidth)², scores are computed in float64."""
-
 
 @register
 @dataclass(frozen=True, eq=False, repr=False)
@@ -105,9 +101,8 @@ def _with_enough_digits(problem: Problem, reduction: Reduction) -> tuple[Problem
     kind = reduction.queries.dtype
     if reduction.key_bias is not None or reduction.residues or problem.log_counts is not None:
         kind = working_dtype(kind)
-    if reduction.amplitude is not None and kind == torch.float32 and _check.holds(reduction.amplitude * torch.finfo(kind).eps > CANCELLATION):
-        kind = torch.float64
-        problem = problem.to(kind)
+    if kind == torch.float32 and loses_digits(problem):
+        problem = problem.to(torch.float64)
         return problem, _reduction(problem)
     if kind != reduction.queries.dtype:
         reduction = reduction.replace(queries=reduction.queries.to(kind), keys=reduction.keys.to(kind))

@@ -6,15 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from regard import _check
 from regard.compute.blocks import Parts, by_rows, online, splits
-from regard.compute.engine import Engine, Prediction, engines, pairs, register, working_dtype
+from regard.compute.engine import Engine, Prediction, engines, pairs, register
 from regard.compute.engines.reference import feature_width
-from regard.compute.engines.sdpa import CANCELLATION
 from regard.compute.forms import Reduced, fast_form
+from regard.compute.precision import precise
 from regard.compute.problem import Problem
 from regard.compute.tiles import PAIRS, Tiling, rows_of
 from regard.errors import ArgumentError
@@ -43,7 +41,7 @@ class Tiled(Engine):
         return None
 
     def run(self, problem: Problem) -> Tensor:
-        exact = problem.to(working_dtype(problem.dtype))
+        exact = precise(problem)
         if isinstance(exact.normalizer, Sinkhorn):
             return self._sinkhorn(exact).to(problem.dtype)
         if isinstance(exact.normalizer, Softmax):
@@ -52,7 +50,7 @@ class Tiled(Engine):
         return by_rows(_weigh, parts, self._tiling(exact, parts)).to(problem.dtype)
 
     def free_energy(self, problem: Problem) -> Tensor:
-        exact = problem.to(working_dtype(problem.dtype))
+        exact = precise(problem)
         if isinstance(exact.normalizer, Softmax):
             temperature = exact.normalizer.temperature
             return (temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature) * self._softmax(exact)[1]
@@ -115,9 +113,7 @@ def _best_form(problem: Problem) -> tuple:  # type: ignore[type-arg]
     """A dot product where the scores are one and its terms do not cancel, else the potential's own fast form."""
     reduction = reduce.one(problem.potential, problem.queries, problem.keys, False)
     if isinstance(reduction, Reduction) and not reduction.residues:
-        eps = torch.finfo(reduction.queries.dtype).eps
-        if reduction.amplitude is None or _check.holds(reduction.amplitude * eps <= CANCELLATION):
-            return Reduced.of(reduction)
+        return Reduced.of(reduction)
     return fast_form.one(problem.potential, problem.queries, problem.keys)  # type: ignore[no-any-return]
 
 

@@ -1,0 +1,33 @@
+"""How many digits a problem needs: accuracy is part of the meaning of a declaration."""
+
+from __future__ import annotations
+
+import torch
+
+from regard import _check
+from regard.compute.problem import Problem
+from regard.potentials.reductions import Reduction
+
+CANCELLATION = 4e-6
+"""Above this expected error of a score, eps · (range / bandwidth)², scores are computed in float64."""
+
+
+def precise(problem: Problem) -> Problem:
+    """The problem in the dtype it is computed in: half precisions in float32, and float64 where float32 would lose the answer.
+
+    That is where the terms of a score cancel, or are so large that their rounding shows (a Gaussian much narrower than the points
+    are spread), and where weights are not Lipschitz in the scores. The first needs a look at the data, which is not possible under
+    torch.compile and vmap; there the dtype of the inputs decides.
+    """
+    kind = torch.promote_types(problem.dtype, torch.float32)
+    if kind == torch.float32 and (problem.normalizer.sharp() or loses_digits(problem)):
+        kind = torch.float64
+    return problem if kind == problem.dtype else problem.to(kind)
+
+
+def loses_digits(problem: Problem) -> bool:
+    """Whether float32 scores would be off by more than the tolerance."""
+    reduction = problem.reduction
+    if not isinstance(reduction, Reduction) or reduction.amplitude is None:
+        return False
+    return bool(_check.holds(reduction.amplitude * torch.finfo(torch.float32).eps > CANCELLATION))
