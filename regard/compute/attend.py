@@ -35,8 +35,8 @@ def attend(
         # Cast once, as autocast asks of the fused kernel; inside, biases and sums keep their precision.
         low = torch.get_autocast_dtype(q.device.type)
         q, k, v = (t.to(low) if isinstance(t, Tensor) and t.dtype == torch.float32 else t for t in (q, k, v))
+        problem = pose_tensors(q, k, v, potential, normalizer, support, log_weights)
         with torch.autocast(q.device.type, enabled=False):
-            problem = pose_tensors(q, k, v, potential, normalizer, support, log_weights)
             return select(problem, engine).run(problem)
     problem = pose_tensors(q, k, v, potential, normalizer, support, log_weights)
     return select(problem, engine).run(problem)

@@ -116,7 +116,7 @@ class _Online(torch.autograd.Function):
     @staticmethod
     def forward(layout: Layout, tiling: Tiling, columns: int, *leaves: Tensor) -> tuple[Tensor, Tensor]:
         results = ((tile, _merge_blocks(layout, tiling, list(leaves), tile, columns)) for tile in tiling)
-        both = _stacked(tiling, ((tile, torch.cat([out, lse], -1)) for tile, (out, lse) in results))
+        both = _stacked(tiling, ((tile, torch.cat([out, lse.expand(*out.shape[:-1], 1)], -1)) for tile, (out, lse) in results))
         return both[..., :-1], both[..., -1]
 
     @staticmethod
@@ -205,6 +205,7 @@ def _online_block(
     by_rows_out = at(by_out, block.batch)[..., block.rows, :]
     weights = (scores.detach() - at(lse, block.batch)[..., block.rows, :]).exp_()
     by_scores = (by_rows_out @ parts.values.detach().mT).sub_(at(level, block.batch)[..., block.rows, :]).mul_(weights)
+    by_scores = by_scores.sum_to_size(scores.shape)  # the values may have batch dimensions that the scores lack
     moving = [t for t in some[:-1] if t.requires_grad]
     found = iter(torch.autograd.grad(scores, moving, by_scores, allow_unused=True) if moving and scores.requires_grad else [None] * len(moving))
     gradients: list[Tensor | None] = [next(found) if t.requires_grad else None for t in some[:-1]]

@@ -6,6 +6,7 @@ the log-sum-exp. The kernel behind it does all three; this file calls it and sup
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard._object import Object
 from regard.compute.tiles import Tiling
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -85,8 +87,10 @@ class _Flash(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         size = info.batch_size
-        if arguments[4] is not None:  # masks by blocks carry tensors of their own: one sample at a time
-            samples = [_Flash.apply(*(_sample(a, d, s) for a, d in zip(arguments, in_dims, strict=True))) for s in range(size)]
+        if arguments[4] is not None:  # blocks of masks differ from row to row: one sample at a time
+            if _moves(arguments[4], in_dims[4]):
+                raise NotImplementedError("vmap over the tensors of a support or of a position bias; map over q, k and v, or use batch dimensions")
+            samples = [_Flash.apply(*(_sample(a, d, s) for a, d in zip(arguments[:4], in_dims[:4], strict=True)), *arguments[4:]) for s in range(size)]
             return (torch.stack([o for o, _ in samples]), torch.stack([l for _, l in samples])), (0, 0)
         lead = [_leading(a, d, size) for a, d in zip(arguments[:4], in_dims[:4], strict=True)]
         rows = max(t.shape[1] for t in lead if t is not None)
@@ -114,12 +118,20 @@ def _with_spare_column(q: Tensor, k: Tensor, v: Tensor, out: Tensor, by_out: Ten
     output's gradient against -∂lse in the output adds the log-sum-exp's own gradient to every row of dS.
     """
     width, wider = q.shape[-1], 16 * (q.shape[-1] // 16 + 1)
-    q, k, v, out, by_out = (_padded(t, wider) for t in (q, k, v, out, by_out))
+    q, k, v, out, by_out = (_widened(t, wider) for t in (q, k, v, out, by_out))
     q[..., width] = 1
     if by_lse is not None:
         out[..., width] = -torch.where(torch.isfinite(by_lse), by_lse, torch.zeros_like(by_lse)).to(out.dtype)
         by_out[..., width] = 1
     return [q, k, v, out, by_out]
+
+
+def _widened(t: Tensor, width: int) -> Tensor:
+    """A copy with zeros on the right; unlike a pad it writes each entry once."""
+    wide = t.new_empty(*t.shape[:-1], width)
+    wide[..., : t.shape[-1]] = t
+    wide[..., t.shape[-1] :] = 0
+    return wide
 
 
 def _mask(tiling: Tiling, tile: Any, bias: Tensor | None, batch: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
@@ -155,6 +167,15 @@ def _nothing(q: Tensor, k: Tensor, v: Tensor, batch: torch.Size) -> tuple[Tensor
 
 def _sample(argument: Any, dim: int | None, index: int) -> Any:
     return argument if dim is None else argument.select(dim, index)
+
+
+def _moves(value: Any, dims: Any) -> bool:
+    """Whether any tensor inside an object is mapped over; `dims` has the object's shape with dimensions in place of tensors."""
+    if isinstance(value, Object):
+        return any(_moves(getattr(value, f.name), getattr(dims, f.name)) for f in dataclasses.fields(value))  # type: ignore[arg-type]
+    if isinstance(value, tuple):
+        return any(_moves(v, d) for v, d in zip(value, dims, strict=True))
+    return isinstance(value, Tensor) and dims is not None
 
 
 def _leading(t: Tensor | None, dim: int | None, size: int) -> Tensor | None:

@@ -138,7 +138,7 @@ def pose(potential: Potential, normalizer: Normalizer, support: Support, x: Toke
     query_marks = torch.arange(x.points.shape[-2], device=x.points.device) if x.marks is None else x.marks
     key_marks = torch.arange(y.points.shape[-2], device=y.points.device) if y.marks is None else y.marks
     queries, keys = _features(potential, x.points, y.points, query_marks, key_marks)
-    heads = _heads(queries)
+    heads = max(_heads(queries), x.points.shape[-3] if x.points.ndim >= 3 else 1)
     return Problem(
         potential,
         normalizer,

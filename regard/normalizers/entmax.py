@@ -97,7 +97,7 @@ class _SparseLaw(torch.autograd.Function):
         density, counts = _density(law, log_counts)
         inside = density > 0
         slope = torch.where(inside, counts * torch.where(inside, density, torch.ones_like(density)) ** (2 - ctx.alpha), torch.zeros_like(law))
-        level = (slope * gradient).sum(-1, keepdim=True) / slope.sum(-1, keepdim=True)
+        level = (slope * gradient).sum(-1, keepdim=True) / slope.sum(-1, keepdim=True).clamp_min(torch.finfo(law.dtype).tiny)
         by_counts = (law * (gradient - level)).sum(-2) if log_counts is not None else None
         if by_counts is not None and log_counts is not None:
             by_counts = by_counts.sum_to_size(log_counts.shape)
@@ -148,7 +148,7 @@ def _solve_rows(scores: Tensor, counts: Tensor | None, start: Tensor, power: flo
         threshold = _bisection(scores, counts, start, power, laws)
     law = _powered(torch.sub(scores, threshold, out=laws).clamp_(min=0), power)
     law = law if counts is None else law * counts
-    torch.div(law, law.sum(-1, keepdim=True), out=laws)
+    torch.div(law, law.sum(-1, keepdim=True).clamp_min(torch.finfo(law.dtype).tiny), out=laws)  # a row without mass stays zero
 
 
 def _newton(scores: Tensor, counts: Tensor | None, threshold: Tensor, power: float, buffer: Tensor, tolerance: float) -> Tensor:
@@ -159,6 +159,7 @@ def _newton(scores: Tensor, counts: Tensor | None, threshold: Tensor, power: flo
     for _ in range(60):
         excess = torch.sub(scores, threshold, out=buffer).clamp_(min=0)
         norm, slope = _norm_and_slope(excess, counts, power)
+        slope = slope.clamp_min(torch.finfo(scores.dtype).tiny)  # a row whose keys all count zero
         step = (norm - power) * (norm / slope if power == 2 else norm ** (power - 1) / slope)
         threshold = threshold + step
         if float(step.amax()) <= tolerance * power:

@@ -1,0 +1,92 @@
+"""python -m benchmarks [--quick] [--threads N] [--out FILE]: a table of ratios, and the same as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.measure import Timing, interleaved, peak_mib
+from benchmarks.memory import DECLARATIONS, run_of
+from benchmarks.suite import CASES, SHAPES, Case
+
+console = Console()
+
+
+def main() -> int:
+    """Measure, print, save; exit status 1 if a target is missed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="first shape and short lengths only; ends within three minutes")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads (one gives the steadiest ratios)")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/latest.json"), help="where the JSON goes")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    started = time.time()
+    shapes = list(SHAPES)[:1] if options.quick else list(SHAPES)
+    rows = [row for case in CASES for shape in shapes if shape in case.shapes for row in measure_case(case, shape, options.quick)]
+    lengths = (2048, 8192) if options.quick else (2048, 8192, 32768)
+    memory = [measure_memory(name, lengths) for name in DECLARATIONS]
+    missed = [row for row in rows if row["met"] is False] + [row for row in memory if not row["linear"]]
+    report = {"machine": machine(options.threads), "seconds": round(time.time() - started, 1), "times": rows, "memory": memory}
+    save(report, options.out)
+    console.print(f"{len(missed)} of the targets missed; {report['seconds']} s; saved to {options.out}")
+    return 1 if missed else 0
+
+
+def measure_case(case: Case, shape: str, quick: bool) -> list[dict[str, object]]:
+    """Time one case and print its table."""
+    timings = interleaved(case.build(SHAPES[shape]), case.seconds / (2 if quick else 1))
+    yardstick = next(iter(timings))
+    table = Table(title=f"{case.name}, {shape}, float32", title_justify="left")
+    for column in ("contender", "median ms", "minimum ms", f"median / {yardstick}", f"minimum / {yardstick}", "target"):
+        table.add_column(column, justify="left" if column in ("contender", "target") else "right")
+    rows = []
+    for name, timing in timings.items():
+        goals = [(t, _ratio(timings, t.contender, t.versus)) for t in case.targets if name in (t.contender if t.at_most else t.versus)]
+        goals = [(t, r) for t, r in goals if (t.contender if t.at_most else t.versus) == name]
+        met = all(r <= t.limit if t.at_most else r >= t.limit for t, r in goals) if goals else None
+        words = "; ".join(f"{'≤' if t.at_most else '≥'} {t.limit:g} × {'' if t.at_most else 'faster than '}{t.versus if t.at_most else t.contender}: {r:.2f}" for t, r in goals)
+        base = timings[yardstick]
+        numbers = (timing.median * 1e3, timing.minimum * 1e3, timing.median / base.median, timing.minimum / base.minimum)
+        table.add_row(name, *(f"{x:.2f}" for x in numbers), words + ("" if met is None else " [green]met[/]" if met else " [red]missed[/]"))
+        rows.append({"case": case.name, "shape": shape, "contender": name, "median_ms": numbers[0], "minimum_ms": numbers[1], "ratio_median": numbers[2], "ratio_minimum": numbers[3], "target": words, "met": met})
+    console.print(table)
+    return rows
+
+
+def _ratio(timings: dict[str, Timing], contender: str, versus: str) -> float:
+    return timings[contender].median / timings[versus].median
+
+
+def measure_memory(name: str, lengths: tuple[int, ...]) -> dict[str, object]:
+    """Peak memory at growing lengths; linear means: not more than twice as fast as the length, with a floor for noise."""
+    peaks = {length: peak_mib(run_of, name, length) for length in lengths}
+    first, last = lengths[0], lengths[-1]
+    linear = peaks[last] <= 2 * (last / first) * max(peaks[first], 8.0)
+    console.print(f"memory beyond inputs, {name}: " + ", ".join(f"n={n}: {mib:.0f} MiB" for n, mib in peaks.items()) + (" — linear" if linear else " — [red]not linear[/]"))
+    return {"declaration": name, "peak_mib": {str(n): mib for n, mib in peaks.items()}, "linear": linear}
+
+
+def machine(threads: int) -> dict[str, object]:
+    """What the numbers were measured on."""
+    return {"torch": torch.__version__, "python": platform.python_version(), "cpu": torch.backends.cpu.get_cpu_capability(), "threads": threads, "cores": os.cpu_count()}
+
+
+def save(report: dict[str, object], path: Path) -> None:
+    """Write the JSON atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(report, indent=1))
+    temporary.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

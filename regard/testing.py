@@ -1,0 +1,189 @@
+"""The laws, for everyone who adds a noun: check_potential, check_normalizer, check_support raise AssertionError and name the broken law."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from regard.compute import ReferenceEngine, Tiled, attend, engines
+from regard.compute.apply import select
+from regard.compute.attend import pose_tensors
+from regard.compute.forms import fast_form
+from regard.errors import RefusalError
+from regard.normalizers import Normalizer, Reference, Softmax
+from regard.potentials import Dot, Potential
+from regard.potentials.reductions import Reduction, reduce
+from regard.supports import Causal, Full, Support, Window
+
+TOLERANCE = 1e-10
+
+
+def check_potential(potential: Potential, *, width: int = 4, seed: int = 0) -> None:
+    """Every law of potentials, on random points of this width in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    x, y = (torch.randn(n, width, generator=generator, dtype=torch.float64) for n in (5, 7))
+    scores = potential.scores(x, y)
+    _holds("scores have one entry for each pair", scores.shape[-2:] == (5, 7))
+    _holds("scores of finite points are finite", bool(torch.isfinite(scores).all()))
+    _scores_are_local(potential, x, y, scores)
+    _tokens_permute(potential, x, y, scores)
+    _close("p + p = 2 p", (potential + potential).scores(x, y), (2.0 * potential).scores(x, y))
+    _close("-p is minus p", (-potential).scores(x, y), -scores)
+    for causal in (False, True):
+        _reduction_is_exact(potential, x, y, scores, causal)
+    form, queries, keys = fast_form.one(potential, *_features(potential, x, y))
+    _close("the fast form gives the same scores", form.pair(queries, keys), scores)
+    check_engines(potential, width=width, seed=seed)
+
+
+def check_normalizer(normalizer: Normalizer, *, seed: int = 0) -> None:
+    """Every law of normalizers, on random scores in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k = (torch.randn(6, 4, generator=generator, dtype=torch.float64) for _ in range(2))
+    potential, acting = normalizer.acting(Dot())
+    scores = potential.scores(q, k)
+    weights = acting.weights(scores, Reference())
+    _holds("weights are not negative", bool((weights >= 0).all()))
+    if normalizer.laws:
+        _close("rows sum to one", weights.sum(-1), torch.ones(6, dtype=torch.float64), 1e-9)
+        shift = torch.randn(6, 1, generator=generator, dtype=torch.float64)
+        _close("a constant added to a row changes nothing", acting.weights(scores + shift, Reference()), weights, 1e-6)
+    order = torch.randperm(6, generator=generator)
+    _close("keys may be listed in any order", acting.weights(scores[:, order], Reference()), weights[:, order], 1e-6)
+    _support_is_respected(acting, scores)
+    _counts_are_copies(acting, scores)
+    if normalizer.variational:
+        _weights_maximize(acting, scores, generator)
+    supports = (Full(), Causal()) if normalizer.rowwise else (Full(), Window(3, 3))
+    check_engines(Dot(), normalizer=normalizer, supports=supports, seed=seed)
+
+
+def check_support(support: Support, *, tokens: int = 6) -> None:
+    """A support looks at marks only, its span is never too small, and & and | are what they say."""
+    marks = torch.arange(tokens)
+    allowed = support.allows(marks, marks).expand(*support.allows(marks, marks).shape[:-2], tokens, tokens)
+    order = torch.randperm(tokens, generator=torch.Generator().manual_seed(0))
+    moved = support.allows(marks[order], marks[order]).expand(allowed.shape)
+    _holds("permuting tokens with their marks permutes the mask", bool((moved == allowed[..., order, :][..., order]).all()))
+    for low in range(tokens):
+        for high in range(low, tokens):
+            first, last = support.span(low, high)
+            outside = (marks < first) | (marks > last)
+            _holds("a span leaves out no allowed key", not bool(allowed[..., low : high + 1, :][..., outside].any()))
+    for other in (Causal(), Full()):
+        theirs = other.allows(marks, marks)
+        _holds("a & b allows what both allow", bool(((support & other).allows(marks, marks) == (allowed & theirs)).all()))
+        _holds("a | b allows what one allows", bool(((support | other).allows(marks, marks) == (allowed | theirs)).all()))
+
+
+def check_engines(
+    potential: Potential, *, normalizer: Normalizer = Softmax(), supports: Sequence[Support] = (Full(), Causal()), width: int = 4, seed: int = 0
+) -> None:
+    """Every engine that accepts the declaration equals the reference, outputs and gradients (of q, k, v and all parameters)."""
+    generator = torch.Generator().manual_seed(seed)
+    for support in supports:
+        q, k, v = (torch.randn(6, n, generator=generator, dtype=torch.float64).requires_grad_() for n in (width, width, 3))
+        parameters, tree = pytree.tree_flatten((potential, normalizer))
+        parameters = [p.detach().clone().requires_grad_() if isinstance(p, Tensor) and p.dtype == torch.float64 else p for p in parameters]
+        mine, theirs = pytree.tree_unflatten(parameters, tree)
+        moving = [q, k, v, *(p for p in parameters if isinstance(p, Tensor) and p.requires_grad)]
+        expected = attend(q, k, v, potential=mine, normalizer=theirs, support=support, engine=ReferenceEngine())
+        upstream = torch.randn(expected.shape, generator=generator, dtype=torch.float64)
+        gradients = torch.autograd.grad(expected, moving, upstream, allow_unused=True)
+        for engine in [*(e for e in engines() if e.name not in ("reference", "flex")), Tiled(pairs=16)]:
+            problem = pose_tensors(q, k, v, mine, theirs, support, None)
+            try:
+                found = select(problem, engine).run(problem)
+            except RefusalError:
+                continue
+            _close(f"engine {engine.name} equals the reference under {support!r}", found, expected, 1e-9)
+            for one, other in zip(torch.autograd.grad(found, moving, upstream, allow_unused=True), gradients, strict=True):
+                zero = torch.zeros((), dtype=torch.float64)
+                _close(f"gradients of engine {engine.name} equal the reference's under {support!r}", one if one is not None else zero, other if other is not None else zero, 1e-7)
+
+
+def _features(potential: Potential, x: Tensor, y: Tensor):  # type: ignore[no-untyped-def]
+    return potential.features(x, y, torch.arange(x.shape[-2]), torch.arange(y.shape[-2]))
+
+
+def _scores_are_local(potential: Potential, x: Tensor, y: Tensor, scores: Tensor) -> None:
+    queries, keys = _features(potential, x, y)
+    rows, columns = (pytree.tree_map(lambda t, s=s: t[..., s, :] if isinstance(t, Tensor) else t, f) for f, s in ((queries, slice(1, 3)), (keys, slice(2, 6))))
+    _close("the scores of a block need the features of its tokens only", potential.pair(rows, columns), scores[..., 1:3, 2:6])
+
+
+def _tokens_permute(potential: Potential, x: Tensor, y: Tensor, scores: Tensor) -> None:
+    rows, columns = torch.tensor([3, 0, 4, 1, 2]), torch.tensor([6, 2, 0, 5, 1, 4, 3])
+    moved = potential.scores(x[rows], y[columns], rows, columns)
+    _close("permuting tokens with their marks permutes the scores", moved, scores[..., rows, :][..., columns])
+
+
+def _reduction_is_exact(potential: Potential, x: Tensor, y: Tensor, scores: Tensor, causal: bool) -> None:
+    reduction = reduce.one(potential, *_features(potential, x, y), causal)
+    if not isinstance(reduction, Reduction):
+        return
+    folded = reduction.folded()
+    total = folded.queries @ folded.keys.mT
+    for residue in folded.residues:
+        total = total + residue.tile(slice(None), slice(None))
+    total = total if folded.key_bias is None else total + folded.key_bias.unsqueeze(-2)
+    total = total if folded.row_bias is None else total + folded.row_bias.unsqueeze(-1)
+    seen = Causal().allows(torch.arange(5), torch.arange(7)) if causal else torch.ones(5, 7, dtype=torch.bool)
+    _close("the reduction to a dot product is exact", torch.where(seen, total, 0.0), torch.where(seen, scores, 0.0), 1e-9)
+
+
+def _support_is_respected(normalizer: Normalizer, scores: Tensor) -> None:
+    allowed = torch.ones(scores.shape, dtype=torch.bool)
+    if normalizer.rowwise:
+        allowed[1, 2:] = False
+        allowed[3] = False
+    else:  # a doubly stochastic matrix must exist on the support
+        allowed[1, 2:4] = False
+    weights = normalizer.weights(scores, Reference(allowed=allowed))
+    _holds("no weight outside the support", bool((weights[~allowed] == 0).all()))
+    _holds("a query that sees nothing has no weights, and no NaN", bool(torch.isfinite(weights).all()))
+
+
+def _counts_are_copies(normalizer: Normalizer, scores: Tensor) -> None:
+    """A key that counts twice is two equal keys; one that counts zero is none."""
+    counts = torch.ones(scores.shape[-1], dtype=scores.dtype)
+    counts[1], counts[4] = 2.0, 0.0
+    counted = normalizer.weights(scores, Reference(counts.log()))
+    copied = normalizer.weights(scores[:, [0, 1, 1, 2, 3, 5]], Reference())
+    together = torch.stack([copied[:, 0], copied[:, 1] + copied[:, 2], copied[:, 3], copied[:, 4], torch.zeros_like(copied[:, 0]), copied[:, 5]], -1)
+    _close("a key that counts twice is two equal keys", counted, together, 1e-6)
+
+
+def _weights_maximize(normalizer: Normalizer, scores: Tensor, generator: torch.Generator) -> None:
+    """No feasible perturbation has a larger objective: towards other laws, other doubly stochastic matrices, or other densities."""
+    best = normalizer.weights(scores, Reference())
+    value = normalizer.objective(best, scores, Reference())
+    for step in (1.0, 0.1, 1e-3):
+        for _ in range(20):
+            if not normalizer.rowwise:
+                other = torch.eye(scores.shape[-1], dtype=scores.dtype)[torch.randperm(scores.shape[-1], generator=generator)]
+            elif normalizer.laws:
+                other = torch.rand(scores.shape, generator=generator, dtype=scores.dtype).log().neg() ** 3
+                other = other / other.sum(-1, keepdim=True)
+            else:
+                other = torch.rand(scores.shape, generator=generator, dtype=scores.dtype)
+            tried = normalizer.objective((1 - step) * best + step * other, scores, Reference())
+            gap = value - tried if normalizer.rowwise else value.sum() - tried.sum()
+            _holds("the weights maximize the objective", bool((gap >= -1e-6 * step).all()))
+
+
+def _holds(law: str, truth: bool) -> None:
+    if not truth:
+        raise AssertionError(f"broken law: {law}")
+
+
+def _close(law: str, found: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> None:
+    found, expected = torch.broadcast_tensors(found, expected)
+    scale = 1 + float(expected.detach().abs().max()) if expected.numel() else 1.0
+    gap = float((found - expected).detach().abs().max()) if expected.numel() else 0.0
+    if math.isnan(gap) or gap > tolerance * scale:
+        raise AssertionError(f"broken law: {law} (off by {gap:.2e}, scale {scale:.2e})")

@@ -1,0 +1,91 @@
+"""One list for each family of nouns; tests/test_house.py makes sure that no public noun is missing."""
+
+import torch
+
+import regard as r
+
+D = torch.float64
+
+
+def _t(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=D)
+
+
+# Points have width 4; heads, where there are any, number 2.
+POTENTIALS = {
+    "dot": r.Dot(),
+    "dot projected": r.Dot(_t(4, 3), _t(4, 3, seed=1), b_q=_t(3, seed=2), b_k=_t(3, seed=3)),
+    "dot heads": r.Dot(_t(2, 4, 3), _t(2, 4, 3, seed=1), scale=torch.tensor([0.5, 2.0], dtype=D)),
+    "bilinear": r.Bilinear(_t(4, 4)),
+    "cosine": r.Cosine(3.0),
+    "cosine projected": r.Cosine(torch.tensor(2.0, dtype=D), 1e-3, _t(4, 3), _t(4, 3, seed=1)),
+    "gaussian": r.Gaussian(bandwidth=1.5),
+    "gaussian tied": r.Gaussian(_t(4, 3), _t(4, 3), bandwidth=torch.tensor(2.0, dtype=D)),
+    "gaussian untied": r.Gaussian(_t(4, 3), _t(4, 3, seed=1), 2.0, b_q=_t(3, seed=2), b_k=_t(3, seed=3)),
+    "gaussian heads": r.Gaussian(bandwidth=torch.tensor([1.0, 3.0], dtype=D)),
+    "laplace": r.Laplace(2.0),
+    "student": r.StudentT(2.0, torch.tensor(1.5, dtype=D)),
+    "additive": r.Additive(_t(4, 5), _t(4, 5, seed=1), _t(5, seed=2)),
+    "additive bare": r.Additive(None, None, _t(4)),
+    "alibi": r.Alibi(0.3),
+    "alibi heads": r.Alibi.heads(2),
+    "relative": r.RelativeBias(_t(2, 7), r.Clipped(3)),
+    "relative logarithmic": r.RelativeBias(_t(8), r.Logarithmic(8, 5)),
+    "relative causal buckets": r.RelativeBias(_t(8), r.Logarithmic(8, 5, bidirectional=False)),
+    "rotary": r.Rotary(r.Dot()),
+    "rotary interleaved": r.Rotary(r.Dot(_t(4, 6), _t(4, 6, seed=1)), base=100.0, interleaved=True),
+    "rotary partial": r.Rotary(r.Cosine(2.0), frequencies=torch.tensor([0.7], dtype=D)),
+    "rotary gaussian": r.Rotary(r.Gaussian(_t(4, 4), _t(4, 4, seed=1), 2.0)),
+    "softcap": r.SoftCap(r.Dot(), 1.5),
+    "sum": r.Dot() + r.Alibi(0.2) + r.Gaussian(bandwidth=2.0),
+    "scaled": 0.5 * r.Laplace(1.0) - r.Dot(),
+    "function": r.Potential.of(lambda x, y: -(x - y).abs().sum(-1)),
+}
+
+NORMALIZERS = {
+    "softmax": r.Softmax(),
+    "softmax cold": r.Softmax(0.3),
+    "softmax learned": r.Softmax(torch.tensor(2.0, dtype=D)),
+    "entmax 1": r.Entmax(1.0),
+    "entmax 1.25": r.Entmax(1.25),
+    "entmax 1.5": r.Entmax(1.5),
+    "entmax 2": r.Entmax(2.0),
+    "entmax 3": r.Entmax(3.0),
+    "sparsemax": r.Sparsemax(),
+    "sigmoid": r.Sigmoid(),
+    "sigmoid biased": r.Sigmoid(torch.tensor(0.5, dtype=D)),
+    "sinkhorn": r.Sinkhorn(1e-9, 2000),
+    "linear elu": r.LinearKernel(r.Elu()),
+    "linear random": r.LinearKernel(r.PositiveRandom.draw(4, 16, 0, D)),
+}
+
+# Six tokens.
+SUPPORTS = {
+    "full": r.Full(),
+    "causal": r.Causal(),
+    "window": r.Window(2, 1),
+    "window open": r.Window(None, 1),
+    "document": r.Document(torch.tensor([0, 0, 1, 1, 1, 0])),
+    "document batched": r.Document(torch.tensor([[[0, 0, 1, 1, 1, 2]], [[0, 1, 1, 2, 2, 2]]])),
+    "padding": r.Padding(torch.tensor(4)),
+    "padding batched": r.Padding(torch.tensor([[6], [0]])),
+    "where": r.Where(torch.rand(6, 6, generator=torch.Generator().manual_seed(0)) > 0.4),
+    "causal and padding": r.Causal() & r.Padding(torch.tensor([[5], [2]])),
+    "window or document": r.Window(1, 0) | r.Document(torch.tensor([0, 0, 0, 1, 1, 1])),
+    "nothing": r.Window(0, 0) & r.Padding(torch.tensor(2)),
+}
+
+LOOKUPS = {
+    "identity": r.Identity(),
+    "linear": r.Linear(_t(4, 3), _t(3, seed=1)),
+    "pointwise": r.Pointwise(lambda z: torch.cat([z.sin(), z.square()], -1)),
+    "table": r.Table(_t(6, 2)),
+}
+
+MOMENTS = {
+    "mean": r.Mean(),
+    "law": r.Law(),
+    "second": r.SecondMoment(),
+    "mode": r.Mode(),
+    "sample": r.Sample(torch.Generator().manual_seed(0)),
+}
