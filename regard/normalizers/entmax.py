@@ -128,9 +128,10 @@ def solve_threshold(scores: Tensor, log_counts: Tensor | None, alpha: float) -> 
 
 def _below(scores: Tensor, counts: Tensor | None, power: float) -> Tensor:
     """A lower bound of each row's threshold: the threshold of any part of the row is one."""
-    if counts is not None:  # each key alone
-        return (scores - power * counts.clamp_min(torch.finfo(scores.dtype).tiny) ** (-1 / power)).amax(-1, keepdim=True)
     low = scores.amax(-1, keepdim=True) - power
+    if counts is not None:  # each key alone, where any key counts
+        alone = (scores - power * counts.clamp_min(torch.finfo(scores.dtype).tiny) ** (-1 / power)).amax(-1, keepdim=True)
+        return torch.where(counts.amax(-1, keepdim=True) > 0, alone, low)
     blocks = scores.shape[-1] // COARSE
     if power < 1 or blocks < 32:
         return low
