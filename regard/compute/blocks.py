@@ -189,7 +189,7 @@ def _merge_blocks(layout: Layout, tiling: Tiling, leaves: list[Tensor], tile: Ti
         old_share, new_share = (highest - new).exp(), (top - new).exp()
         total, total_mass, highest = total * old_share + out * new_share, total_mass * old_share + mass * new_share, new
     assert total is not None
-    seen = total_mass > 0
+    seen = total_mass != 0  # NaN counts as seen: it must reach the output
     out = torch.where(seen, total / torch.where(seen, total_mass, torch.ones_like(total_mass)), torch.zeros_like(total))
     return out, highest + total_mass.log()
 

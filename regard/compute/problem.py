@@ -75,8 +75,8 @@ class Problem(Object):
         shapes.append(self.values.shape[:-2])
         if self.log_counts is not None:
             shapes.append(self.log_counts.shape[:-1])
-        shapes.append(self.structure_shape())
-        return _check.broadcast("queries, keys, values and support", *shapes)
+        given = _check.broadcast("queries, keys, values and log_weights", *shapes)
+        return _check.broadcast("tokens, and the potential's parameters or the support,", given, self.structure_shape())
 
     @property
     def reduction(self) -> Reduction | str:

@@ -42,7 +42,8 @@ class Sigmoid(Normalizer):
             return self.bias
         if reference.log_counts is None:
             return -math.log(max(scores.shape[-1], 1))
-        return -reference.log_counts.logsumexp(-1)[..., None, None]
+        total = reference.log_counts.logsumexp(-1)[..., None, None]
+        return -torch.where(total == -math.inf, torch.zeros_like(total), total)  # no key counts: any finite shift will do
 
     def objective(self, weights: Tensor, scores: Tensor, reference: Reference) -> Tensor:
         counts = torch.ones_like(weights) if reference.log_counts is None else reference.log_counts.exp().unsqueeze(-2)

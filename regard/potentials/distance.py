@@ -15,7 +15,7 @@ from regard.potentials.base import Potential, project_both, project_differences
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Gaussian(Potential):
-    """a(x, y) = -|w_qᵀx - w_kᵀy|² / (2 bandwidth²): L2 attention (kim2021), metric attention (chen2024metric).
+    """a(x, y) = -|w_qᵀx - w_kᵀy|² / (2 bandwidth²): L2 attention (kim2021), metric attention (metric2024).
 
     A Mahalanobis distance (x-y)ᵀ M (x-y) is w_q = w_k = L with M = L Lᵀ.
     """
@@ -110,6 +110,8 @@ class _Distances(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         queries, keys, distance = ctx.saved_tensors
+        if 0 in keys.shape:
+            return torch.zeros_like(queries), torch.zeros_like(keys)
         center = keys.detach().mean(-2, keepdim=True)  # a common shift changes nothing but rounding: take it out
         queries, keys = queries - center, keys - center
         pull = torch.where(distance > 0, gradient / torch.where(distance > 0, distance, torch.ones_like(distance)), torch.zeros_like(distance))
