@@ -80,7 +80,7 @@ def positive(name: str, value: Scalar) -> None:
         floating(name, value)
         if holds(((value > 0) & torch.isfinite(value)).all()) is False:
             raise ArgumentError(name, "has entries that are not positive and finite", "give positive numbers")
-    elif not (math.isfinite(value) and value > 0):
+    elif not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
         raise ArgumentError(name, f"is {value}", "give a positive finite number")
 
 
@@ -91,7 +91,7 @@ def number(name: str, value: Scalar | None) -> None:
     if isinstance(value, Tensor):
         floating(name, value)
         finite(name, value)
-    elif not math.isfinite(value):
+    elif not (isinstance(value, (int, float)) and math.isfinite(value)):
         raise ArgumentError(name, f"is {value}", "give a finite number")
 
 

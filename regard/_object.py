@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC
 from typing import Any, TypeVar
 
 import torch.utils._pytree as pytree
@@ -13,7 +14,8 @@ from regard._check import describe
 Self = TypeVar("Self", bound="Object")
 
 
-class Object:
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Object(ABC):
     """Base of all nouns. A subclass is `@dataclass(frozen=True, eq=False, repr=False)` and either abstract or final.
 
     Tensors (and Objects that hold them) are the children of the pytree; everything else is structure. Rebuilding from

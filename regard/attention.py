@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard import _check
 from regard._object import Object
 from regard._verb import Verb
 from regard.errors import ArgumentError
@@ -89,9 +90,11 @@ class Softmatch(Kernel):
         scores = potential.scores(points, self.context.points, marks, self.context.positions())
         reference = Reference(log_counts(self.context), self.support.allows(marks, self.context.positions()))
         rows = normalizer.weights(scores, reference)
-        points = self.context.points.unsqueeze(-3).expand(*rows.shape, -1)
-        marks = None if self.context.marks is None else self.context.marks.unsqueeze(-2).expand(rows.shape)
-        return Measure(points, rows.log(), marks)
+        if _check.holds((rows.sum(-1) == 0).any()):
+            raise ArgumentError("support", "leaves a query that sees nothing, which has no law", "run the attention instead, which gives zero there")
+        points = self.context.points.unsqueeze(-3)
+        points = points.expand(*points.shape[:-3], *rows.shape[-2:], -1)
+        return Measure(points, rows.log(), self.context.positions().unsqueeze(-2).expand(*points.shape[:-1]))
 
 
 def as_measure(name: str, points: Measure | Tensor) -> Measure:

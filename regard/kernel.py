@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from regard._object import Object
@@ -48,7 +49,7 @@ class Kernel(Object):
         return integrated
 
     def __matmul__(self, second: Kernel) -> Kernel:
-        return Composed(self, second)
+        return Composed(self, second) if isinstance(second, Kernel) else NotImplemented
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -62,6 +63,9 @@ class Composed(Kernel):
         law = self.first(points, marks)
         if not isinstance(law, Measure):
             raise ArgumentError("first", "has laws that are not finite sums of atoms", "use it as the last kernel of a composition")
+        if law.size == 1 and law.marks is None:  # a moved point keeps its position
+            marks = torch.arange(points.shape[-2], device=points.device) if marks is None else marks
+            law = Measure(law.points, law.log_weights, marks.unsqueeze(-1).expand(law.points.shape[:-1]))
         return self.second.after(law)
 
 

@@ -27,7 +27,12 @@ class Lookup(Kernel):
 
     def after(self, law: Measure) -> AnyLaw:
         """The push-forward of the law: deterministic kernels move atoms and keep weights and marks."""
-        return Measure(self.values(law.points, law.marks), law.log_weights, law.marks)
+        if law.points.ndim == 2:
+            return Measure(self.values(law.points, law.marks), law.log_weights, law.marks)
+        # A batch of laws (..., m) on n atoms: m·n keys, so that weights with heads meet the heads and not the laws.
+        marks = None if law.marks is None else law.marks.expand(law.points.shape[:-1]).flatten(-2)
+        values = self.values(law.points.flatten(-3, -2), marks).unflatten(-2, law.points.shape[-3:-1])
+        return Measure(values, law.log_weights, law.marks)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

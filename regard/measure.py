@@ -132,7 +132,8 @@ class Measure(Object):
         return points.gather(-2, drawn.unsqueeze(-1).expand(*drawn.shape, self.dimension))
 
     def merge(self) -> Measure:
-        """The same measure with equal atoms (equal points and equal marks) united: exact, and exact for attention too.
+        """The same measure with equal atoms (equal points and equal marks) united. Every integral stays, and so does attention
+        with softmax or Sinkhorn; entmax and sigmoid count keys, so for them copies are not the same as weight.
 
         In a batch the counts differ, so the shape stays and the emptied atoms get no mass; without a batch they are dropped.
         """
@@ -149,9 +150,13 @@ class Measure(Object):
         return -torch.where(masses > 0, masses * self.log_masses(), torch.zeros_like(masses)).sum(-1)
 
     def kl(self, other: Measure) -> Tensor:
-        """KL(μ | ν) on common atoms: ∞ where μ has an atom that ν lacks. Atoms are matched by point and mark, in any order."""
+        """KL(μ | ν) on common atoms: ∞ where μ has an atom that ν lacks. Atoms are matched in any order, by point,
+        and by mark where both measures have marks.
+        """
         if self.dimension != other.dimension:
             raise ArgumentError("other", f"lives in dimension {other.dimension}, this measure in {self.dimension}", "compare measures on one space")
+        if self.marks is None or other.marks is None:
+            self, other = (Measure(m.points, m.log_weights) for m in (self, other))
         batch = _check.broadcast("the compared measures", self.batch_shape, other.batch_shape)
         both = torch.cat([_rows(p).expand(*batch, -1, -1) for p in (self, other)], -2)
         first = _first_equal(both)
@@ -175,6 +180,7 @@ class GaussianMeasure(Object):
 
     def __post_init__(self) -> None:
         _check.floating("mean", self.mean)
+        _check.floating("covariance", self.covariance)
         if self.covariance.shape[-2:] != (self.mean.shape[-1],) * 2:
             raise ArgumentError("covariance", f"has shape {list(self.covariance.shape)}", f"give (..., {self.mean.shape[-1]}, {self.mean.shape[-1]})")
 

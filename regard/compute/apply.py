@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +12,11 @@ from torch import Tensor
 
 from regard import attention as declared
 from regard.attention import Attention, as_measure
-from regard.compute.engine import Engine, Prediction, engines, pairs
+from regard.compute.engine import Engine, Prediction, engines, pairs, working_dtype
 from regard.compute.engines.flex import Flex
 from regard.compute.moments import project
 from regard.compute.problem import Problem, Tokens, pose
-from regard.errors import PerformanceWarning, RefusalError
+from regard.errors import ArgumentError, PerformanceWarning, RefusalError
 from regard.measure import Measure
 from regard.moments import Law, SecondMoment
 from regard.normalizers import Softmax
@@ -71,6 +72,8 @@ def explain_problem(problem: Problem, engine: Engine | None = None) -> Explanati
 
 def select(problem: Problem, engine: Engine | None) -> Engine:
     """The named engine, if it can; else the first that does not refuse."""
+    if engine is not None and not isinstance(engine, Engine):
+        raise ArgumentError("engine", f"is {engine!r}", "give an engine value, e.g. engine=regard.Sdpa()")
     for candidate in engines() if engine is None else [engine]:
         why = _refusal(candidate, problem, named=engine is not None)
         if why is None:
@@ -116,7 +119,9 @@ def _run(attention: Attention, x: Measure | Tensor, context: Measure | Tensor | 
 @declared.free_energy.rule(Attention)
 def _free_energy(attention: Attention, x: Measure | Tensor, context: Measure | Tensor | None) -> Tensor:
     problem = problem_of(attention, x, context)
-    energy = select(problem, None).free_energy(problem)
+    if problem.key_count == 0:
+        return torch.full((*problem.batch_shape, problem.query_count), -math.inf, dtype=working_dtype(problem.dtype), device=problem.device)
+    energy = select(problem, None).free_energy(problem).to(working_dtype(problem.dtype))
     if not isinstance(problem.normalizer, Softmax):
         return energy
     temperature = problem.normalizer.temperature

@@ -19,6 +19,7 @@ from regard._object import Object
 from regard._types import Features
 from regard.compute.tiles import Tile, Tiling, at
 from regard.normalizers import Normalizer, Reference, Softmax
+from regard.normalizers.base import without_empty_rows, zero_where
 from regard.potentials import Potential
 
 _HOLE = object()
@@ -126,11 +127,14 @@ class _Online(torch.autograd.Function):
         ctx.save_for_backward(*output, *leaves)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, by_out: Tensor | None, by_lse: Tensor | None) -> tuple[Any, ...]:
         out, lse, *leaves = ctx.saved_tensors
         layout: Layout = ctx.layout
         wanted = list(ctx.needs_input_grad[3:])
+        if torch.is_grad_enabled():  # a second derivative is wanted
+            by_out = torch.zeros_like(out) if by_out is None else by_out
+            by_lse = torch.zeros_like(lse) if by_lse is None else by_lse
+            return None, None, None, *replay(lambda *t: _whole_softmax(layout.parts(list(t)), ctx.tiling), leaves, wanted, (by_out, by_lse))
         totals = [torch.zeros_like(leaf) if want else None for leaf, want in zip(leaves, wanted, strict=True)]
         by_out = torch.zeros_like(out) if by_out is None else by_out
         level = (by_out * out).sum(-1, keepdim=True)
@@ -213,6 +217,27 @@ def _online_block(
     return [*gradients, by_values]
 
 
+def replay(function: Callable[..., tuple[Tensor, ...]], leaves: list[Tensor], wanted: list[bool], gradients: tuple[Tensor, ...]) -> list[Tensor | None]:
+    """The backward pass as a differentiable computation: run all of it again, with a graph. Right for any order; holds all pairs."""
+    fresh = [leaf.view_as(leaf) for leaf in leaves]  # new nodes: gradients stop here even if one leaf was computed from another
+    outputs = function(*fresh)
+    pairs = [(out, gradient.expand(out.shape)) for out, gradient in zip(outputs, gradients, strict=True) if out.requires_grad]
+    moving = [leaf for leaf, want in zip(fresh, wanted, strict=True) if want]
+    if not pairs or not moving:
+        return [None] * len(leaves)
+    found = iter(torch.autograd.grad([o for o, _ in pairs], moving, [g for _, g in pairs], create_graph=True, allow_unused=True))
+    return [next(found) if want else None for want in wanted]
+
+
+def _whole_softmax(parts: Parts, tiling: Tiling) -> tuple[Tensor, Tensor]:
+    """Softmax attention and log-sum-exps of all rows at once."""
+    whole = tiling.replace(rows=max(1, tiling.query_marks.shape[-1]), in_order=False, batch=None)
+    scores, empty = without_empty_rows(parts.scores(whole.allowed(next(iter(whole)))))
+    lse = scores.logsumexp(-1)
+    out = zero_where((scores - lse.unsqueeze(-1)).exp(), empty) @ parts.values
+    return out, (lse if empty is None else lse.masked_fill(empty.squeeze(-1), -math.inf)).expand(out.shape[:-1])
+
+
 class _ByRows(torch.autograd.Function):
     @staticmethod
     def forward(function: BlockFunction, layout: Layout, tiling: Tiling, summed: bool, *leaves: Tensor) -> Tensor:
@@ -225,10 +250,13 @@ class _ByRows(torch.autograd.Function):
         ctx.save_for_backward(*leaves)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         leaves, layout = list(ctx.saved_tensors), ctx.layout
         wanted = ctx.needs_input_grad[4:]
+        if torch.is_grad_enabled():  # a second derivative is wanted
+            whole = ctx.tiling.replace(rows=max(1, ctx.tiling.query_marks.shape[-1]), in_order=False, batch=None)
+            tile = next(iter(whole))
+            return None, None, None, None, *replay(lambda *t: (ctx.function(layout.parts(list(t)), whole.allowed(tile)),), leaves, list(wanted), (gradient,))
         totals = [torch.zeros_like(leaf) if want else None for leaf, want in zip(leaves, wanted, strict=True)]
         for tile in ctx.tiling:
             some = [t.detach().requires_grad_(want) for t, want in zip(layout.cut(leaves, tile), wanted, strict=True)]

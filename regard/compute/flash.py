@@ -15,7 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard._object import Object
+from regard.compute.blocks import replay
 from regard.compute.tiles import Tiling
+from regard.normalizers.base import without_empty_rows, zero_where
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -64,13 +66,16 @@ class _Flash(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, *output, *(() if bias is None else (bias,)))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, by_out: Tensor | None, by_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, *rest = ctx.saved_tensors
         bias = rest[0] if ctx.has_bias else None
         if by_out is None and by_lse is None:
             return (None,) * 8
         by_out = torch.zeros_like(out) if by_out is None else by_out
+        if torch.is_grad_enabled():  # a second derivative is wanted, which the kernel does not have
+            by_lse = torch.zeros_like(lse) if by_lse is None else by_lse
+            found = replay(lambda *t: _whole(ctx, *t), [q, k, v, *rest], list(ctx.needs_input_grad[: 4 if ctx.has_bias else 3]), (by_out, by_lse))
+            return (*found, *(None,) * (8 - len(found)))
         width = q.shape[-1]
         by_bias = bias is not None and ctx.needs_input_grad[3]
         if by_bias or by_lse is not None:
@@ -97,6 +102,20 @@ class _Flash(torch.autograd.Function):
         folded = [None if t is None else t.expand(size, rows, *t.shape[2:]).reshape(size * rows, *t.shape[2:]) for t in lead]
         out, lse = _Flash.apply(*folded, *arguments[4:])
         return (out.unflatten(0, (size, rows)), lse.unflatten(0, (size, rows))), (0, 0)
+
+
+def _whole(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The same attention from all pairs at once, in operations that autograd differentiates again."""
+    scores = ctx.scale * (q @ k.mT)
+    if ctx.tiling is not None:
+        whole = ctx.tiling.replace(rows=q.shape[-2], in_order=False)
+        bias = _mask(whole, next(iter(whole)), bias, ctx.batch, q.dtype)
+    scores = scores if bias is None else scores + bias
+    if ctx.causal:
+        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril(), -math.inf)
+    scores, empty = without_empty_rows(scores)
+    lse = scores.logsumexp(-1)
+    return zero_where((scores - lse.unsqueeze(-1)).exp(), empty) @ v, lse
 
 
 def _tiled_backward(ctx: Any, by_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -123,7 +123,6 @@ class _RationalSum(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         queries, keys, coefficients = ctx.saved_tensors
         by_q, by_k, by_c = [], [], []

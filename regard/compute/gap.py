@@ -8,6 +8,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from regard import _check
 from regard import attention as declared
 from regard.attention import Attention
 from regard.compute.apply import problem_of, select
@@ -28,6 +29,8 @@ def _law_gap(attention: Attention, law: Tensor, x: Measure | Tensor, context: Me
         raise ArgumentError("normalizer", f"is {type(problem.normalizer).__name__}", "the KL gap is a statement about softmax rows")
     if law.shape[-2:] != (problem.query_count, problem.key_count):
         raise ArgumentError("law", f"has shape {list(law.shape)}", f"give rows on the keys: (..., {problem.query_count}, {problem.key_count})")
+    if _check.holds(((law.sum(-1) - 1).abs() > 1e-3).any() | (law < 0).any()):
+        raise ArgumentError("law", "has rows that are not probability laws", "give non-negative rows that sum to one")
     energy = select(problem, None).free_energy(problem)
     temperature = problem.normalizer.temperature
     factor = temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
@@ -40,5 +43,5 @@ def _law_gap(attention: Attention, law: Tensor, x: Measure | Tensor, context: Me
         reference = Reference(problem.log_counts, tiling.allowed(tile))
         outside = torch.where(reference.present(scores), torch.zeros_like(some), some).sum(-1) > 0
         reached = expected(some, scores) - factor * entropy_term(some, problem.log_counts).sum(-1)
-        gaps.append(((energy[..., tile.rows] - reached) / factor).masked_fill(outside, math.inf))
+        gaps.append(((energy[..., tile.rows] - reached) / factor).clamp_min(0).masked_fill(outside, math.inf))
     return torch.cat(gaps, -1) if gaps else energy

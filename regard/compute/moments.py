@@ -8,6 +8,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from regard import _check
 from regard._verb import Verb
 from regard.compute.engine import Engine, working_dtype
 from regard.compute.problem import Problem
@@ -31,12 +32,13 @@ def _second(moment: SecondMoment, problem: Problem, engine: Engine) -> GaussianM
     """Value augmentation: the same weights average v and v vᵀ, after a common center is taken out, so that nothing cancels."""
     _need_laws(problem)
     exact = problem.to(working_dtype(problem.dtype))
-    center = exact.values.detach().mean(-2, keepdim=True)
+    center = exact.values.detach().sum(-2, keepdim=True) / max(exact.key_count, 1)
     v = exact.values - center
     squares = (v.unsqueeze(-1) * v.unsqueeze(-2)).flatten(-2)
-    moments = engine.run(exact.change(values=torch.cat([v, squares], -1)))
-    mean, second = moments[..., : v.shape[-1]], moments[..., v.shape[-1] :].unflatten(-1, (v.shape[-1],) * 2)
-    return GaussianMeasure((mean + center).to(problem.dtype), (second - mean.unsqueeze(-1) * mean.unsqueeze(-2)).to(problem.dtype))
+    moments = engine.run(exact.change(values=torch.cat([torch.ones_like(v[..., :1]), v, squares], -1)))
+    mass, mean, second = moments.split([1, v.shape[-1], v.shape[-1] ** 2], -1)  # the mass is zero where a query sees nothing
+    covariance = second.unflatten(-1, (v.shape[-1],) * 2) - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+    return GaussianMeasure((mean + mass * center).to(problem.dtype), covariance.to(problem.dtype))
 
 
 @project.rule(Law)
@@ -45,8 +47,11 @@ def _law(moment: Law, problem: Problem, engine: Engine) -> Measure:
     _need_laws(problem)
     exact = problem.to(working_dtype(problem.dtype))
     weights = exact.normalizer.weights(exact.potential.pair(exact.queries, exact.keys), exact.reference())
-    points = exact.values.unsqueeze(-3).expand(*weights.shape, -1)
-    return Measure(points, weights.log())
+    if _check.holds((weights.sum(-1) == 0).any()):
+        raise ArgumentError("moment", "is Law, and some query sees nothing and has no law", "use Mean, which gives zero there, or another support")
+    points = exact.values.unsqueeze(-3)
+    points = points.expand(*points.shape[:-3], *weights.shape[-2:], -1)
+    return Measure(points, weights.log(), exact.columns().unsqueeze(-2).expand(points.shape[:-1]))
 
 
 @project.rule(Mode)
@@ -69,6 +74,8 @@ def _sample(moment: Sample, problem: Problem, engine: Engine) -> Tensor:
 def _chosen(problem: Problem, choose: Callable[[Tensor], Tensor]) -> Tensor:
     """One value for each query, picked by its row of weights, block by block; the gradient reaches the chosen value alone."""
     exact = problem.to(working_dtype(problem.dtype))
+    if exact.key_count == 0:
+        return exact.values.new_zeros(*exact.batch_shape, exact.query_count, exact.values.shape[-1]).to(problem.dtype)
     width = exact.potential.width(exact.queries, exact.keys)
     rows = rows_of(max(1, exact.batch_shape.numel()), exact.key_count, width) if exact.normalizer.rowwise else exact.query_count
     tiling = Tiling(exact.support, exact.rows(), exact.columns(), max(1, rows), False)

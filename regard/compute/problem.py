@@ -11,6 +11,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from regard import _check
+from regard._heads import grouped, grouped_features, head_count
 from regard._object import Object
 from regard._types import Features
 from regard.errors import ArgumentError
@@ -101,6 +102,13 @@ class Problem(Object):
         scored = self.potential.pair(*few).shape[:-2]
         return tuple(_check.broadcast("potential and support", allowed, scored))
 
+    def hidden_parameters(self) -> bool:
+        """Whether scores want a gradient although no tensor of the declaration does: a function that captured one."""
+        leaves, tree = pytree.tree_flatten((self.potential, *pytree.tree_map(_first, (self.queries, self.keys))))
+        still = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        potential, queries, keys = pytree.tree_unflatten(still, tree)
+        return bool(potential.pair(queries, keys).requires_grad)
+
     def rows(self) -> Tensor:
         """The marks of the queries."""
         return torch.arange(self.query_count, device=self.device) if self.query_marks is None else self.query_marks
@@ -134,20 +142,26 @@ def pose(potential: Potential, normalizer: Normalizer, support: Support, x: Toke
     """A problem from points; x carries the weights of queries, y the log-counts of keys."""
     _check.same_device("queries", x.points, "keys", y.points)
     _check.same_device("values", values, "keys", y.points)
+    if x.points.dtype != y.points.dtype:
+        raise ArgumentError("context", f"has dtype {y.points.dtype} and the queries {x.points.dtype}", "convert them to one dtype")
     potential, normalizer = normalizer.acting(potential)
     query_marks = torch.arange(x.points.shape[-2], device=x.points.device) if x.marks is None else x.marks
     key_marks = torch.arange(y.points.shape[-2], device=y.points.device) if y.marks is None else y.marks
     queries, keys = _features(potential, x.points, y.points, query_marks, key_marks)
-    heads = max(_heads(queries), x.points.shape[-3] if x.points.ndim >= 3 else 1)
+    heads = max(head_count(queries), x.points.shape[-3] if x.points.ndim >= 3 else 1)
+    groups = max(head_count(keys), values.shape[-3] if values.ndim >= 3 else 1)
+    log_weights = y.log_weights
+    if log_weights is not None and log_weights.ndim >= 2 and log_weights.shape[-2] == groups:
+        log_weights = grouped("log_weights", log_weights, heads, -2)
     return Problem(
         potential,
         normalizer,
         support,
         queries,
-        pytree.tree_map(lambda t: _grouped("keys", t, heads, -3), keys),
-        _grouped("values", values, heads, -3),
+        grouped_features(queries, keys, heads),
+        grouped("values", values, heads),
         x.points.shape[-2],
-        None if y.log_weights is None else _grouped("log_weights", y.log_weights, heads, -2),
+        log_weights,
         x.log_weights,
         x.marks,
         y.marks,
@@ -162,22 +176,6 @@ def _features(potential: Potential, x: Tensor, y: Tensor, x_marks: Tensor, y_mar
     except RuntimeError as error:  # a shape torch could not broadcast: say which tensors met
         found = f"queries {list(x.shape)} and keys {list(y.shape)} do not fit {potential!r}"
         raise ArgumentError("potential", found, f"torch says: {error}") from error
-
-
-def _heads(features: Features) -> int:
-    """The number of heads of the queries: dimension -3."""
-    counts = [t.shape[-3] for t in pytree.tree_leaves(features) if isinstance(t, Tensor) and t.ndim >= 3]
-    return max(counts) if counts else 1
-
-
-def _grouped(name: str, tensor: Tensor, heads: int, dim: int) -> Tensor:
-    """Keys of g groups, each shared by heads/g consecutive queries' heads."""
-    if tensor.ndim < -dim or tensor.shape[dim] in (1, heads) or heads == 1:
-        return tensor
-    groups = tensor.shape[dim]
-    if heads % groups:
-        raise ArgumentError(name, f"have {groups} heads and the queries {heads}", "the heads of the keys must divide those of the queries")
-    return tensor.repeat_interleave(heads // groups, dim)
 
 
 def _first(features: Any) -> Any:

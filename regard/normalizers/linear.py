@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard import _check
 from regard._object import Object
-from regard._types import Features, over_scores
+from regard._types import Features
 from regard.errors import ArgumentError
 from regard.normalizers.base import Normalizer, Reference
 from regard.normalizers.softmax import Softmax
@@ -53,7 +53,8 @@ class PositiveRandom(FeatureMap):
         generator = torch.Generator().manual_seed(seed)
         blocks = []
         for _ in range(math.ceil(count / width)):
-            directions, _ = torch.linalg.qr(torch.randn(width, width, generator=generator, dtype=torch.float64))
+            directions, triangle = torch.linalg.qr(torch.randn(width, width, generator=generator, dtype=torch.float64))
+            directions = directions * torch.diagonal(triangle).sign()  # without the signs the directions are not uniform, the estimate biased
             lengths = torch.randn(width, width, generator=generator, dtype=torch.float64).norm(dim=-1, keepdim=True)
             blocks.append(directions.mT * lengths)
         return PositiveRandom(torch.cat(blocks)[:count].to(dtype))
@@ -69,7 +70,7 @@ class PositiveRandom(FeatureMap):
 class LinearKernel(Normalizer):
     """p_j ∝ c_j φ(q)·φ(k_j): softmax with the kernel exp(a) replaced by a feature kernel; O(n) where the support allows it.
 
-    The potential must reduce to a dot product plus a key bias; its scale is shared evenly, φ(√scale q)·φ(√scale k) e^{bias}.
+    The potential must reduce to a dot product plus a key bias; its scale is shared evenly, φ(±√|scale| q)·φ(√|scale| k) e^{bias}.
     """
 
     feature_map: FeatureMap
@@ -85,7 +86,7 @@ class LinearKernel(Normalizer):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FeatureKernel(Potential):
-    """a(x, y) = log φ(q)·φ(k) + key bias. Features: (φ(q) / its row maximum, log of what was divided out), the same for keys."""
+    """a(x, y) = log φ(q)·φ(k) + key bias. Features: φ over its largest entry, and the log of that entry with the biases."""
 
     potential: Potential
     feature_map: FeatureMap
@@ -98,19 +99,13 @@ class FeatureKernel(Potential):
         return self._stable(reduction)
 
     def _stable(self, reduction: Reduction) -> tuple[Features, Features]:
-        root = over_scores(torch.as_tensor(reduction.scale) ** 0.5) if isinstance(reduction.scale, Tensor) else _root(reduction.scale)
-        log_q, log_k = self.feature_map.log_features(reduction.queries * root), self.feature_map.log_features(reduction.keys * root)
-        top_q = log_q.detach().amax(-1, keepdim=True)
-        top_k = log_k.detach().amax((-1, -2), keepdim=True) if log_k.numel() else log_k.new_zeros(())
+        reduction = reduction.shared()
+        log_q, log_k = self.feature_map.log_features(reduction.queries), self.feature_map.log_features(reduction.keys)
+        top_q, top_k = log_q.detach().amax(-1, keepdim=True), log_k.detach().amax(-1, keepdim=True)
         bias_q = top_q if reduction.row_bias is None else top_q + reduction.row_bias.unsqueeze(-1)
-        bias_k = top_k.expand(*log_k.shape[:-1], 1) if reduction.key_bias is None else top_k + reduction.key_bias.unsqueeze(-1)
+        bias_k = top_k if reduction.key_bias is None else top_k + reduction.key_bias.unsqueeze(-1)
         return ((log_q - top_q).exp(), bias_q), ((log_k - top_k).exp(), bias_k)
 
     def pair(self, queries: Features, keys: Features) -> Tensor:
         return (queries[0] @ keys[0].mT).log() + queries[1] + keys[1].mT
 
-
-def _root(scale: float) -> float:
-    if scale <= 0:
-        raise ArgumentError("scale", f"is {scale}", "a feature kernel needs a positive scale, shared evenly by queries and keys")
-    return math.sqrt(scale)

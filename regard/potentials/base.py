@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard import _check
+from regard._heads import grouped_features
 from regard._object import Object
 from regard._types import Features, Scalar, over_scores
 from regard.errors import ArgumentError
@@ -42,17 +43,24 @@ class Potential(Object):
         """All scores (..., m, n), by the definition."""
         x_marks = torch.arange(x.shape[-2], device=x.device) if x_marks is None else x_marks
         y_marks = torch.arange(y.shape[-2], device=y.device) if y_marks is None else y_marks
-        return self.pair(*self.features(x, y, x_marks, y_marks))
+        queries, keys = self.features(x, y, x_marks, y_marks)
+        return self.pair(queries, grouped_features(queries, keys))
 
     @staticmethod
-    def of(function: Callable[[Tensor, Tensor], Tensor]) -> Potential:
-        """A potential from a plain function of queries (..., m, 1, d) and keys (..., 1, n, d) that returns (..., m, n)."""
-        return FunctionPotential(function)
+    def of(function: Callable[..., Tensor], *parameters: Tensor) -> Potential:
+        """A potential from a plain function of queries (..., m, 1, d), keys (..., 1, n, d) and the parameters; it returns (..., m, n).
+
+        Tensors that are to be learned go in as parameters, so that every engine can see them.
+        """
+        return FunctionPotential(function, parameters)
 
     def __add__(self, other: Potential) -> Potential:
         if not isinstance(other, Potential):
             return NotImplemented
         return Sum(_terms(self) + _terms(other))
+
+    def __radd__(self, other: object) -> Potential:
+        return self if other == 0 else NotImplemented  # the start of the built-in sum
 
     def __mul__(self, factor: Scalar) -> Potential:
         if isinstance(factor, Potential):
@@ -101,6 +109,9 @@ class Scaled(Potential):
     def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
         return self.potential.features(x, y, x_marks, y_marks)
 
+    def projections(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+        return self.potential.projections(x, y, x_marks, y_marks)
+
     def pair(self, queries: Features, keys: Features) -> Tensor:
         return over_scores(self.factor) * self.potential.pair(queries, keys)
 
@@ -110,15 +121,16 @@ class Scaled(Potential):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FunctionPotential(Potential):
-    """a(x, y) = f(x, y) for a plain Python function that broadcasts: (..., m, 1, d), (..., 1, n, d) -> (..., m, n)."""
+    """a(x, y) = f(x, y, *parameters) for a plain Python function that broadcasts: (..., m, 1, d), (..., 1, n, d) -> (..., m, n)."""
 
-    function: Callable[[Tensor, Tensor], Tensor]
+    function: Callable[..., Tensor]
+    parameters: tuple[Tensor, ...] = ()
 
     def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
         return x, y
 
     def pair(self, queries: Features, keys: Features) -> Tensor:
-        scores = self.function(queries.unsqueeze(-2), keys.unsqueeze(-3))
+        scores = self.function(queries.unsqueeze(-2), keys.unsqueeze(-3), *self.parameters)
         expected = (queries.shape[-2], keys.shape[-2])
         if not isinstance(scores, Tensor) or scores.shape[-2:] != expected:
             raise ArgumentError("function", f"returned {_check.describe(scores)}", f"return one score for each pair: (..., {expected[0]}, {expected[1]})")

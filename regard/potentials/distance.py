@@ -129,7 +129,7 @@ def _by_products(queries: Tensor, keys: Tensor) -> Tensor:
     lengths_q, lengths_k = (shrink * z.square().sum(-1, keepdim=True) for z in (queries, keys))
     left = torch.cat([-2 * queries, lengths_q, torch.ones_like(lengths_q)], -1)
     right = torch.cat([keys, torch.ones_like(lengths_k), lengths_k], -1)
-    return (left @ right.mT).clamp_(min=0).sqrt_()
+    return (left @ right.mT).clamp(min=0).sqrt()
 
 
 def distances(queries: Tensor, keys: Tensor) -> Tensor:

@@ -53,10 +53,18 @@ class Reduction(Object):
     amplitude: Tensor | None = None
 
     def folded(self) -> Reduction:
-        """The same scores with scale 1."""
+        """The same scores with scale 1; the queries take it."""
         if isinstance(self.scale, float) and self.scale == 1.0:
             return self
         return self.replace(queries=self.queries * over_scores(self.scale), scale=1.0)
+
+    def shared(self) -> Reduction:
+        """The same scores with scale 1; queries and keys take its square root each, the queries its sign."""
+        if isinstance(self.scale, float) and self.scale == 1.0:
+            return self
+        scale = torch.as_tensor(self.scale, dtype=self.queries.dtype)
+        root = over_scores(scale.abs().sqrt())
+        return self.replace(queries=self.queries * (over_scores(scale.sign()) * root), keys=self.keys * root, scale=1.0)
 
 
 @reduce.rule(Potential)
@@ -129,12 +137,12 @@ def _scaled(potential: Scaled, queries: Features, keys: Features, causal: bool) 
     inner = reduce.one(potential.potential, queries, keys, causal)
     if isinstance(inner, str):
         return inner
-    inner, factor = inner.folded(), potential.factor
+    factor = potential.factor
     bias_factor = _column(factor)
     return Reduction(
-        inner.queries * over_scores(factor),
+        inner.queries,
         inner.keys,
-        1.0,
+        inner.scale * factor,
         None if inner.key_bias is None else bias_factor * inner.key_bias,
         None if inner.row_bias is None else bias_factor * inner.row_bias,
         tuple(Residue(Scaled(r.potential, factor), r.queries, r.keys) for r in inner.residues),
@@ -148,7 +156,7 @@ def _sum(potential: Sum, queries: Features, keys: Features, causal: bool) -> Red
     for part in parts:
         if isinstance(part, str):
             return part
-    folded = [part.folded() for part in parts]
+    folded = [part.shared() for part in parts]
     return Reduction(
         _beside([part.queries for part in folded]),
         _beside([part.keys for part in folded]),

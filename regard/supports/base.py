@@ -31,9 +31,13 @@ class Support(Object):
         return EVERYTHING
 
     def __and__(self, other: Support) -> Support:
+        if not isinstance(other, Support):
+            return NotImplemented
         return And(conjuncts(self) + conjuncts(other))
 
     def __or__(self, other: Support) -> Support:
+        if not isinstance(other, Support):
+            return NotImplemented
         return Or((self, other))
 
 

@@ -119,10 +119,17 @@ def test_nan_propagates():
     """attend checks shapes, not values: a NaN in a query spoils its row and no other, as in torch."""
     q, k, v = (torch.randn(5, 4) for _ in range(3))
     q[1, 0] = torch.nan
-    for name in ("dot", "laplace"):
-        out = r.attend(q, k, v, **DECLARED[name])
+    for name, engine in (("dot", r.Tiled()), ("laplace", r.Tiled()), ("dot", r.ReferenceEngine()), ("entmax", r.Tiled())):
+        out = r.attend(q, k, v, engine=engine, **DECLARED[name])
         assert torch.isnan(out[1]).all()
         assert torch.isfinite(out[[0, 2, 3, 4]]).all()
+    q, k, v = (torch.randn(1, 1, 5, 16) for _ in range(3))
+    for spoiled in (q, k, v):
+        kept = spoiled[0, 0, 1, 0].clone()
+        spoiled[0, 0, 1, 0] = torch.nan
+        theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        assert torch.equal(r.attend(q, k, v).nan_to_num(7.0), theirs.nan_to_num(7.0))
+        spoiled[0, 0, 1, 0] = kept
 
 
 def test_a_fall_back_to_all_pairs_is_said():

@@ -38,18 +38,15 @@ class Linear(Engine):
         return None
 
     def run(self, problem: Problem) -> Tensor:
-        exact = problem.to(working_dtype(problem.dtype))
-        sums = self._sums(exact)
+        sums, _ = self._sums(problem.to(working_dtype(problem.dtype)))
         total, mass = sums[..., :-1], sums[..., -1:]
-        seen = mass > 0
+        seen = mass != 0
         return torch.where(seen, total / torch.where(seen, mass, torch.ones_like(mass)), torch.zeros_like(total)).to(problem.dtype)
 
     def free_energy(self, problem: Problem) -> Tensor:
         exact = problem.to(working_dtype(problem.dtype))
-        mass = self._sums(exact)[..., -1]
-        (_, row_bias), (_, key_bias) = exact.queries, exact.keys
-        top = self._top(exact, key_bias)
-        return mass.log() + row_bias.squeeze(-1) + top.squeeze(-1)
+        sums, level = self._sums(exact)
+        return sums[..., -1].log() + level.squeeze(-1) + exact.queries[1].squeeze(-1)
 
     def predict(self, problem: Problem) -> Prediction:
         features, width = problem.queries[0].shape[-1], problem.values.shape[-1] + 1
@@ -57,32 +54,39 @@ class Linear(Engine):
         chunk = CHUNK if SupportParts.of(problem.support).causal else 0
         return Prediction(2.0 * tokens * features * width + 2.0 * tokens * chunk * (features + width), 4.0 * tokens * width)
 
-    def _top(self, problem: Problem, key_bias: Tensor) -> Tensor:
-        bias = key_bias if problem.log_counts is None else key_bias + problem.log_counts.unsqueeze(-1)
-        top = bias.detach().amax(-2, keepdim=True)
-        return torch.where(top == -math.inf, torch.zeros_like(top), top)
-
-    def _sums(self, problem: Problem) -> Tensor:
-        """[Σ_j κ_ij v_j, Σ_j κ_ij] for each query, (..., m, e + 1)."""
-        (queries, _), (keys, key_bias) = problem.queries, problem.keys
-        parts = SupportParts.of(problem.support)
-        bias = key_bias - self._top(problem, key_bias)
+    def _sums(self, problem: Problem) -> tuple[Tensor, Tensor]:
+        """[Σ_j κ_ij v_j, Σ_j κ_ij] e^{-level_i} for each query, (..., m, e + 1), and the levels (..., m or 1, 1)."""
+        (queries, _), (keys, bias) = problem.queries, problem.keys
         bias = bias if problem.log_counts is None else bias + problem.log_counts.unsqueeze(-1)
-        weight = bias.exp()
+        parts = SupportParts.of(problem.support)
         for padding in parts.padding:
-            weight = weight * padding.allows_keys(problem.columns()).unsqueeze(-1)
-        augmented = torch.cat([problem.values, torch.ones_like(problem.values[..., :1])], -1) * weight
-        return _running(queries, keys, augmented) if parts.causal else queries @ (keys.mT @ augmented)
+            bias = bias.masked_fill(~padding.allows_keys(problem.columns()).unsqueeze(-1), -math.inf)
+        augmented = torch.cat([problem.values, torch.ones_like(problem.values[..., :1])], -1)
+        if parts.causal:
+            return _running(queries, keys, bias, augmented)
+        level = _finite(bias.detach().amax(-2, keepdim=True))
+        return queries @ (keys.mT @ ((bias - level).exp() * augmented)), level
 
 
-def _running(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Σ_{j≤i} (φ(q_i)·φ(k_j)) v_j, chunk by chunk."""
-    state: Tensor | None = None
-    outputs = []
+def _running(queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ_{j≤i} (φ(q_i)·φ(k_j)) e^{bias_j} v_j, chunk by chunk; each row has its own level, so that a late large key hides no early one."""
+    state, height = None, torch.full_like(bias[..., :1, :], -math.inf)
+    outputs, levels = [], []
     for low in range(0, queries.shape[-2], CHUNK):
         some = slice(low, low + CHUNK)
-        q, k, v = queries[..., some, :], keys[..., some, :], values[..., some, :]
-        near = (q @ k.mT).tril() @ v
-        outputs.append(near if state is None else near + q @ state)
-        state = k.mT @ v if state is None else state + k.mT @ v
-    return torch.cat(outputs, -2)
+        q, k, v, b = (t[..., some, :] for t in (queries, keys, values, bias))
+        past = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+        visible = b.mT.expand(*b.shape[:-2], q.shape[-2], k.shape[-2]).masked_fill(~past, -math.inf)
+        level = _finite(torch.maximum(visible.detach().amax(-1, keepdim=True), height))
+        near = ((q @ k.mT) * (visible - level).exp()) @ v
+        outputs.append(near if state is None else near + (height - level).exp() * (q @ state))
+        levels.append(level.expand(*outputs[-1].shape[:-1], 1))
+        higher = torch.maximum(height, b.detach().amax(-2, keepdim=True))
+        added = k.mT @ ((b - _finite(higher)).exp() * v)
+        state = added if state is None else state * (height - _finite(higher)).exp() + added
+        height = higher
+    return torch.cat(outputs, -2), torch.cat(levels, -2)
+
+
+def _finite(level: Tensor) -> Tensor:
+    return torch.where(level == -math.inf, torch.zeros_like(level), level)

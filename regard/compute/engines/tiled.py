@@ -6,10 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from regard.compute.blocks import Parts, by_rows, online, splits
 from regard.compute.engine import Engine, Prediction, engines, pairs, register
+from regard.compute.engines.reference import Reference as ReferenceEngine
 from regard.compute.engines.reference import feature_width
 from regard.compute.forms import Reduced, fast_form
 from regard.compute.precision import precise
@@ -38,6 +40,8 @@ class Tiled(Engine):
     def refuse(self, problem: Problem) -> str | None:
         if problem.query_count == 0 or problem.key_count == 0:
             return "there is nothing to cut into tiles."
+        if torch.is_grad_enabled() and problem.hidden_parameters():
+            return "the potential uses a tensor that wants a gradient but is not one of its parameters; declare it: Potential.of(f, tensor)."
         return None
 
     def run(self, problem: Problem) -> Tensor:
@@ -54,8 +58,8 @@ class Tiled(Engine):
         if isinstance(exact.normalizer, Softmax):
             temperature = exact.normalizer.temperature
             return (temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature) * self._softmax(exact)[1]
-        if not exact.normalizer.rowwise:
-            raise ArgumentError("normalizer", f"{type(exact.normalizer).__name__} couples the rows", "its free energy belongs to the whole matrix; name engine=Reference()")
+        if not exact.normalizer.rowwise:  # the rows are coupled: all of them are needed at once
+            return ReferenceEngine().free_energy(exact)
         parts = _parts(exact)
         return by_rows(_best, parts, self._tiling(exact, parts)).squeeze(-1)
 

@@ -1,0 +1,31 @@
+"""Heads stand in dimension -3 of features and values; fewer heads of keys than of queries are grouped queries."""
+
+from __future__ import annotations
+
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from regard._types import Features
+from regard.errors import ArgumentError
+
+
+def head_count(features: Features) -> int:
+    """The largest size of dimension -3, one where there is none."""
+    counts = [t.shape[-3] for t in pytree.tree_leaves(features) if isinstance(t, Tensor) and t.ndim >= 3]
+    return max(counts) if counts else 1
+
+
+def grouped(name: str, tensor: Tensor, heads: int, dim: int = -3) -> Tensor:
+    """A tensor of g groups, each shared by heads/g consecutive heads of the queries."""
+    if tensor.ndim < -dim or tensor.shape[dim] in (1, heads) or heads == 1:
+        return tensor
+    groups = tensor.shape[dim]
+    if heads % groups:
+        raise ArgumentError(name, f"have {groups} heads and the queries {heads}", "the heads of the keys must divide those of the queries")
+    return tensor.repeat_interleave(heads // groups, dim)
+
+
+def grouped_features(queries: Features, keys: Features, least: int = 1) -> Features:
+    """The keys' features, matched to the heads of the queries."""
+    heads = max(head_count(queries), least)
+    return pytree.tree_map(lambda t: grouped("keys", t, heads) if isinstance(t, Tensor) else t, keys)
