@@ -50,14 +50,25 @@ def measure_case(case: Case, shape: str, quick: bool) -> list[dict[str, object]]
         table.add_column(column, justify="left" if column in ("contender", "target") else "right")
     rows = []
     for name, timing in timings.items():
-        goals = [(t, _ratio(timings, t.contender, t.versus)) for t in case.targets if name in (t.contender if t.at_most else t.versus)]
-        goals = [(t, r) for t, r in goals if (t.contender if t.at_most else t.versus) == name]
-        met = all(r <= t.limit if t.at_most else r >= t.limit for t, r in goals) if goals else None
-        words = "; ".join(f"{'≤' if t.at_most else '≥'} {t.limit:g} × {'' if t.at_most else 'faster than '}{t.versus if t.at_most else t.contender}: {r:.2f}" for t, r in goals)
+        goals = [(t, _ratio(timings, t.contender, t.versus)) for t in case.targets if t.ours == name]
+        met = all(t.holds(ratio) for t, ratio in goals) if goals else None
+        words = "; ".join(t.words(ratio) for t, ratio in goals)
         base = timings[yardstick]
         numbers = (timing.median * 1e3, timing.minimum * 1e3, timing.median / base.median, timing.minimum / base.minimum)
         table.add_row(name, *(f"{x:.2f}" for x in numbers), words + ("" if met is None else " [green]met[/]" if met else " [red]missed[/]"))
-        rows.append({"case": case.name, "shape": shape, "contender": name, "median_ms": numbers[0], "minimum_ms": numbers[1], "ratio_median": numbers[2], "ratio_minimum": numbers[3], "target": words, "met": met})
+        rows.append(
+            {
+                "case": case.name,
+                "shape": shape,
+                "contender": name,
+                "median_ms": numbers[0],
+                "minimum_ms": numbers[1],
+                "ratio_median": numbers[2],
+                "ratio_minimum": numbers[3],
+                "target": words,
+                "met": met,
+            }
+        )
     console.print(table)
     return rows
 
@@ -71,13 +82,23 @@ def measure_memory(name: str, lengths: tuple[int, ...]) -> dict[str, object]:
     peaks = {length: peak_mib(run_of, name, length) for length in lengths}
     first, last = lengths[0], lengths[-1]
     linear = peaks[last] <= 2 * (last / first) * max(peaks[first], 8.0)
-    console.print(f"memory beyond inputs, {name}: " + ", ".join(f"n={n}: {mib:.0f} MiB" for n, mib in peaks.items()) + (" — linear" if linear else " — [red]not linear[/]"))
+    console.print(
+        f"memory beyond inputs, {name}: "
+        + ", ".join(f"n={n}: {mib:.0f} MiB" for n, mib in peaks.items())
+        + (" — linear" if linear else " — [red]not linear[/]")
+    )
     return {"declaration": name, "peak_mib": {str(n): mib for n, mib in peaks.items()}, "linear": linear}
 
 
 def machine(threads: int) -> dict[str, object]:
     """What the numbers were measured on."""
-    return {"torch": torch.__version__, "python": platform.python_version(), "cpu": torch.backends.cpu.get_cpu_capability(), "threads": threads, "cores": os.cpu_count()}
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "threads": threads,
+        "cores": os.cpu_count(),
+    }
 
 
 def save(report: dict[str, object], path: Path) -> None:

@@ -12,12 +12,20 @@ from benchmarks.measure import Contender
 DECLARATIONS: dict[str, Callable[[], dict[str, object]]] = {
     "sdpa: Dot": lambda: {"engine": regard.Sdpa()},
     "sdpa: Gaussian": lambda: {"potential": regard.Gaussian(bandwidth=3.0), "engine": regard.Sdpa()},
-    "sdpa: Dot + Alibi, Window": lambda: {"potential": regard.Dot() + regard.Alibi(0.1), "support": regard.Window(512, 0), "engine": regard.Sdpa()},
+    "sdpa: Dot + Alibi, Window": lambda: {
+        "potential": regard.Dot() + regard.Alibi(0.1),
+        "support": regard.Window(512, 0),
+        "engine": regard.Sdpa(),
+    },
     "tiled: Laplace": lambda: {"potential": regard.Laplace(3.0), "engine": regard.Tiled()},
     "tiled: Additive": lambda: {"potential": regard.Additive(None, None, torch.ones(64)), "engine": regard.Tiled()},
     "tiled: Entmax(1.5)": lambda: {"normalizer": regard.Entmax(1.5), "engine": regard.Tiled()},
     "tiled: Sinkhorn": lambda: {"normalizer": regard.Sinkhorn(0.0, 1), "engine": regard.Tiled()},
-    "linear: Elu, Causal": lambda: {"normalizer": regard.LinearKernel(regard.Elu()), "support": regard.Causal(), "engine": regard.LinearEngine()},
+    "linear: Elu, Causal": lambda: {
+        "normalizer": regard.LinearKernel(regard.Elu()),
+        "support": regard.Causal(),
+        "engine": regard.LinearEngine(),
+    },
 }
 
 

@@ -24,6 +24,21 @@ class Target:
     limit: float
     at_most: bool = True
 
+    @property
+    def ours(self) -> str:
+        """The contender that is regard's."""
+        return self.contender if self.at_most else self.versus
+
+    def holds(self, ratio: float) -> bool:
+        """Whether the promise is kept."""
+        return ratio <= self.limit if self.at_most else ratio >= self.limit
+
+    def words(self, ratio: float) -> str:
+        """The promise and what was measured."""
+        if self.at_most:
+            return f"≤ {self.limit:g} × {self.versus}: {ratio:.2f}"
+        return f"≥ {self.limit:g} × faster than {self.contender}: {ratio:.2f}"
+
 
 @dataclass(frozen=True)
 class Case:

@@ -1,12 +1,13 @@
 """regard: the mathematics of attention as working software.
 
-    a = regard.Attention(regard.Dot(w_q, w_k), regard.Linear(w_v), support=regard.Causal())
-    y = a(x)                       # run it
-    print(regard.explain(a, x))    # which engine, and why
-    regard.attend(q, k, v, potential=regard.Gaussian(bandwidth=2.0))   # the tensor door
+a = regard.Attention(regard.Dot(w_q, w_k), regard.Linear(w_v), support=regard.Causal())
+y = a(x)                       # run it
+print(regard.explain(a, x))    # which engine, and why
+regard.attend(q, k, v, potential=regard.Gaussian(bandwidth=2.0))   # the tensor door
 """
 
 from regard.attention import Attention, Softmatch
+from regard.audit import audit
 from regard.compute import Engine, Explanation, Flex, LinearEngine, ReferenceEngine, Sdpa, Tiled, apply, attend, engines, explain
 from regard.errors import (
     AmbiguousRuleError,
@@ -22,7 +23,19 @@ from regard.kernel import Kernel
 from regard.lookups import Identity, Linear, Lookup, Pointwise, Table
 from regard.measure import GaussianMeasure, Measure, dirac
 from regard.moments import Law, Mean, Mode, Moment, Sample, SecondMoment
-from regard.normalizers import Elu, Entmax, FeatureMap, LinearKernel, Normalizer, PositiveRandom, Reference, Sigmoid, Sinkhorn, Softmax, Sparsemax
+from regard.normalizers import (
+    Elu,
+    Entmax,
+    FeatureMap,
+    LinearKernel,
+    Normalizer,
+    PositiveRandom,
+    Reference,
+    Sigmoid,
+    Sinkhorn,
+    Softmax,
+    Sparsemax,
+)
 from regard.potentials import (
     Additive,
     Alibi,
@@ -43,3 +56,76 @@ from regard.potentials import (
 from regard.supports import Causal, Document, Full, Padding, Support, Where, Window
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Additive",
+    "Alibi",
+    "AmbiguousRuleError",
+    "ArgumentError",
+    "Attention",
+    "Bilinear",
+    "Buckets",
+    "Causal",
+    "Clipped",
+    "ConvergenceWarning",
+    "Cosine",
+    "Document",
+    "Dot",
+    "Elu",
+    "Engine",
+    "Entmax",
+    "Explanation",
+    "FeatureMap",
+    "Flex",
+    "Full",
+    "Gaussian",
+    "GaussianMeasure",
+    "Identity",
+    "Kernel",
+    "Laplace",
+    "Law",
+    "Linear",
+    "LinearEngine",
+    "LinearKernel",
+    "Logarithmic",
+    "Lookup",
+    "Mean",
+    "Measure",
+    "MissingExtraError",
+    "Mode",
+    "Moment",
+    "NoRuleError",
+    "Normalizer",
+    "Padding",
+    "PerformanceWarning",
+    "Pointwise",
+    "PositiveRandom",
+    "Potential",
+    "Reference",
+    "ReferenceEngine",
+    "RefusalError",
+    "RegardError",
+    "RelativeBias",
+    "Rotary",
+    "Sample",
+    "Sdpa",
+    "SecondMoment",
+    "Sigmoid",
+    "Sinkhorn",
+    "SoftCap",
+    "Softmatch",
+    "Softmax",
+    "Sparsemax",
+    "StudentT",
+    "Support",
+    "Table",
+    "Tiled",
+    "Where",
+    "Window",
+    "apply",
+    "attend",
+    "audit",
+    "dirac",
+    "engines",
+    "explain",
+]

@@ -69,7 +69,9 @@ def projections(w_q: Tensor | None, w_k: Tensor | None, b_q: Tensor | None, b_k:
     if w_q is not None and w_k is not None:
         if w_q.shape[-1] != w_k.shape[-1]:
             raise ArgumentError(
-                "w_k", f"projects to {w_k.shape[-1]} and w_q to {w_q.shape[-1]}", "queries and keys are compared in one space: use one width"
+                "w_k",
+                f"projects to {w_k.shape[-1]} and w_q to {w_q.shape[-1]}",
+                "queries and keys are compared in one space: use one width",
             )
         same_device("w_k", w_k, "w_q", w_q)
 
@@ -98,7 +100,9 @@ def number(name: str, value: Scalar | None) -> None:
 def same_device(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
     """Two tensors must live on one device."""
     if value.device != other.device:
-        raise ArgumentError(name, f"is on {value.device} and {other_name} on {other.device}", f"move one of them: {name}.to({str(other.device)!r})")
+        raise ArgumentError(
+            name, f"is on {value.device} and {other_name} on {other.device}", f"move one of them: {name}.to({str(other.device)!r})"
+        )
 
 
 def broadcast(names: str, *shapes: tuple[int, ...]) -> torch.Size:
@@ -107,4 +111,6 @@ def broadcast(names: str, *shapes: tuple[int, ...]) -> torch.Size:
         return torch.broadcast_shapes(*shapes)
     except RuntimeError:
         found = " and ".join(str(list(shape)) for shape in shapes)
-        raise ArgumentError(names, f"have batch shapes {found}", "batch dimensions must be equal or 1 (heads may also be grouped)") from None
+        raise ArgumentError(
+            names, f"have batch shapes {found}", "batch dimensions must be equal or 1 (heads may also be grouped)"
+        ) from None

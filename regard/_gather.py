@@ -14,7 +14,9 @@ def gather_rows(name: str, table: Tensor, marks: Tensor) -> Tensor:
     if marks.dtype.is_floating_point:
         raise ArgumentError("marks", f"have dtype {marks.dtype}", f"{name} is looked up by position; give integer marks")
     if marks.numel() and _check.holds((marks.amin() < 0) | (marks.amax() >= table.shape[-2])):
-        raise ArgumentError(name, f"covers the marks 0..{table.shape[-2] - 1} and some token has another", f"give {name} an entry for every token")
+        raise ArgumentError(
+            name, f"covers the marks 0..{table.shape[-2] - 1} and some token has another", f"give {name} an entry for every token"
+        )
     if marks.ndim == 1:
         return table.index_select(-2, marks)
     batch = _check.broadcast(f"{name} and marks", table.shape[:-2], marks.shape[:-1])

@@ -15,7 +15,7 @@ Self = TypeVar("Self", bound="Object")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Object(ABC):
+class Object(ABC):  # noqa: B024 (the base of abstract classes has no method of its own to leave open)
     """Base of all nouns. A subclass is `@dataclass(frozen=True, eq=False, repr=False)` and either abstract or final.
 
     Tensors (and Objects that hold them) are the children of the pytree; everything else is structure. Rebuilding from
@@ -28,7 +28,7 @@ class Object(ABC):
 
     def replace(self: Self, **changes: Any) -> Self:
         """The same value with some fields changed; the checks of construction run again."""
-        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+        return dataclasses.replace(self, **changes)
 
     def __repr__(self) -> str:
         shown = [f"{f.name}={describe(getattr(self, f.name))}" for f in _fields(type(self)) if not _is_default(f, getattr(self, f.name))]
@@ -60,7 +60,7 @@ def _has_tensors(value: Any) -> bool:
 
 
 def _flatten(value: Object) -> tuple[list[Any], Any]:
-    names = tuple(type(value).__dataclass_fields__)  # type: ignore[attr-defined]
+    names = tuple(type(value).__dataclass_fields__)
     parts = [getattr(value, name) for name in names]
     dynamic = tuple(isinstance(part, (Tensor, Object)) or _has_tensors(part) for part in parts)
     children = [part for part, moves in zip(parts, dynamic, strict=True) if moves]

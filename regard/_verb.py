@@ -56,7 +56,9 @@ class Verb:
         best = [s for s in matching if all(_matches(s, other) for other in matching)]
         if len(best) != 1:
             options = " and ".join(f"({_names(s)})" for s in matching)
-            raise AmbiguousRuleError(f"{self.name} has the rules {options}, none the most specific; settle it with @{self.name}.rule({_names(types)})")
+            raise AmbiguousRuleError(
+                f"{self.name} has the rules {options}, none the most specific; settle it with @{self.name}.rule({_names(types)})"
+            )
         return self._rules[best[0]]
 
 

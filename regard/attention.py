@@ -82,7 +82,11 @@ class Softmatch(Kernel):
 
     def __post_init__(self) -> None:
         if not self.normalizer.laws:
-            raise ArgumentError("normalizer", f"{type(self.normalizer).__name__} rows are not probability laws", "a Markov kernel needs laws: use Softmax, Entmax, Sparsemax, Sinkhorn or LinearKernel")
+            raise ArgumentError(
+                "normalizer",
+                f"{type(self.normalizer).__name__} rows are not probability laws",
+                "a Markov kernel needs laws: use Softmax, Entmax, Sparsemax, Sinkhorn or LinearKernel",
+            )
 
     def __call__(self, points: Tensor, marks: Tensor | None = None) -> AnyLaw:
         marks = torch.arange(points.shape[-2], device=points.device) if marks is None else marks
@@ -91,7 +95,9 @@ class Softmatch(Kernel):
         reference = Reference(log_counts(self.context), self.support.allows(marks, self.context.positions()))
         rows = normalizer.weights(scores, reference)
         if _check.holds((rows.sum(-1) == 0).any()):
-            raise ArgumentError("support", "leaves a query that sees nothing, which has no law", "run the attention instead, which gives zero there")
+            raise ArgumentError(
+                "support", "leaves a query that sees nothing, which has no law", "run the attention instead, which gives zero there"
+            )
         points = self.context.points.unsqueeze(-3)
         points = points.expand(*points.shape[:-3], *rows.shape[-2:], -1)
         return Measure(points, rows.log(), self.context.positions().unsqueeze(-2).expand(*points.shape[:-1]))

@@ -56,7 +56,11 @@ class Linear(Lookup):
 
     def values(self, points: Tensor, marks: Tensor | None) -> Tensor:
         if points.shape[-1] != self.w_v.shape[-2]:
-            raise ArgumentError("w_v", f"takes width {self.w_v.shape[-2]} and the keys have {points.shape[-1]}", "give w_v (..., d, e) with d the width of the keys")
+            raise ArgumentError(
+                "w_v",
+                f"takes width {self.w_v.shape[-2]} and the keys have {points.shape[-1]}",
+                "give w_v (..., d, e) with d the width of the keys",
+            )
         values = points @ self.w_v
         return values if self.b_v is None else values + self.b_v.unsqueeze(-2)
 

@@ -40,7 +40,9 @@ class Measure(Object):
             if value is None:
                 continue
             if not isinstance(value, Tensor) or value.ndim < 1 or value.shape[-1] != points.shape[-2]:
-                raise ArgumentError(name, f"is {_check.describe(value)}", f"give a tensor (..., {points.shape[-2]}): one entry for each atom")
+                raise ArgumentError(
+                    name, f"is {_check.describe(value)}", f"give a tensor (..., {points.shape[-2]}): one entry for each atom"
+                )
             _check.same_device(name, value, "points", points)
             _check.broadcast(f"points and {name}", points.shape[:-2], value.shape[:-1])
         if self.log_weights is not None:
@@ -105,7 +107,9 @@ class Measure(Object):
         if not 0 <= weight <= 1:
             raise ArgumentError("weight", f"is {weight}", "give a number between 0 and 1: the share of the other measure")
         if self.dimension != other.dimension:
-            raise ArgumentError("other", f"lives in dimension {other.dimension}, this measure in {self.dimension}", "mix measures on one space")
+            raise ArgumentError(
+                "other", f"lives in dimension {other.dimension}, this measure in {self.dimension}", "mix measures on one space"
+            )
         if (self.marks is None) != (other.marks is None):
             raise ArgumentError("other", "has marks where this measure has none, or the reverse", "give marks to both or to neither")
         batch = _check.broadcast("the mixed measures", self.batch_shape, other.batch_shape)
@@ -127,7 +131,9 @@ class Measure(Object):
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """`count` independent points, (..., count, d)."""
         masses = self.masses().expand(*self.batch_shape, -1)
-        drawn = torch.multinomial(masses.reshape(-1, self.size), count, replacement=True, generator=generator).reshape(*self.batch_shape, count)
+        drawn = torch.multinomial(masses.reshape(-1, self.size), count, replacement=True, generator=generator).reshape(
+            *self.batch_shape, count
+        )
         points = self.points.expand(*self.batch_shape, -1, -1)
         return points.gather(-2, drawn.unsqueeze(-1).expand(*drawn.shape, self.dimension))
 
@@ -154,7 +160,9 @@ class Measure(Object):
         and by mark where both measures have marks.
         """
         if self.dimension != other.dimension:
-            raise ArgumentError("other", f"lives in dimension {other.dimension}, this measure in {self.dimension}", "compare measures on one space")
+            raise ArgumentError(
+                "other", f"lives in dimension {other.dimension}, this measure in {self.dimension}", "compare measures on one space"
+            )
         if self.marks is None or other.marks is None:
             self, other = (Measure(m.points, m.log_weights) for m in (self, other))
         batch = _check.broadcast("the compared measures", self.batch_shape, other.batch_shape)
@@ -182,13 +190,17 @@ class GaussianMeasure(Object):
         _check.floating("mean", self.mean)
         _check.floating("covariance", self.covariance)
         if self.covariance.shape[-2:] != (self.mean.shape[-1],) * 2:
-            raise ArgumentError("covariance", f"has shape {list(self.covariance.shape)}", f"give (..., {self.mean.shape[-1]}, {self.mean.shape[-1]})")
+            raise ArgumentError(
+                "covariance", f"has shape {list(self.covariance.shape)}", f"give (..., {self.mean.shape[-1]}, {self.mean.shape[-1]})"
+            )
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """`count` independent points, (..., count, d)."""
         values, vectors = torch.linalg.eigh(self.covariance)
         root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
-        noise = torch.randn(*self.mean.shape[:-1], count, self.mean.shape[-1], generator=generator, dtype=self.mean.dtype, device=self.mean.device)
+        noise = torch.randn(
+            *self.mean.shape[:-1], count, self.mean.shape[-1], generator=generator, dtype=self.mean.dtype, device=self.mean.device
+        )
         return self.mean.unsqueeze(-2) + noise @ root.mT
 
 
@@ -199,7 +211,9 @@ def dirac(points: Tensor) -> Measure:
 
 def _normalized(log_weights: Tensor) -> Tensor:
     if _check.holds(torch.isnan(log_weights).any() | (log_weights == math.inf).any()):
-        raise ArgumentError("log_weights", "has NaN or +inf entries", "give logarithms of non-negative finite weights (-inf is zero weight)")
+        raise ArgumentError(
+            "log_weights", "has NaN or +inf entries", "give logarithms of non-negative finite weights (-inf is zero weight)"
+        )
     total = log_weights.logsumexp(-1, keepdim=True)
     if _check.holds((total == -math.inf).any()):
         raise ArgumentError("log_weights", "are all -inf in some measure, so its mass is zero", "give at least one atom a positive weight")

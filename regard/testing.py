@@ -10,9 +10,9 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from regard.compute import ReferenceEngine, Tiled, attend, engines
-from regard.compute.apply import select
-from regard.compute.attend import pose_tensors
+from regard.compute.application import select
 from regard.compute.forms import fast_form
+from regard.compute.tensors import pose_tensors
 from regard.errors import RefusalError
 from regard.normalizers import Normalizer, Reference, Softmax
 from regard.potentials import Dot, Potential
@@ -81,7 +81,12 @@ def check_support(support: Support, *, tokens: int = 6) -> None:
 
 
 def check_engines(
-    potential: Potential, *, normalizer: Normalizer = Softmax(), supports: Sequence[Support] = (Full(), Causal()), width: int = 4, seed: int = 0
+    potential: Potential,
+    *,
+    normalizer: Normalizer = Softmax(),
+    supports: Sequence[Support] = (Full(), Causal()),
+    width: int = 4,
+    seed: int = 0,
 ) -> None:
     """Every engine that accepts the declaration equals the reference, outputs and gradients (of q, k, v and all parameters)."""
     generator = torch.Generator().manual_seed(seed)
@@ -103,7 +108,12 @@ def check_engines(
             _close(f"engine {engine.name} equals the reference under {support!r}", found, expected, 1e-9)
             for one, other in zip(torch.autograd.grad(found, moving, upstream, allow_unused=True), gradients, strict=True):
                 zero = torch.zeros((), dtype=torch.float64)
-                _close(f"gradients of engine {engine.name} equal the reference's under {support!r}", one if one is not None else zero, other if other is not None else zero, 1e-7)
+                _close(
+                    f"gradients of engine {engine.name} equal the reference's under {support!r}",
+                    one if one is not None else zero,
+                    other if other is not None else zero,
+                    1e-7,
+                )
 
 
 def _features(potential: Potential, x: Tensor, y: Tensor):  # type: ignore[no-untyped-def]
@@ -112,7 +122,10 @@ def _features(potential: Potential, x: Tensor, y: Tensor):  # type: ignore[no-un
 
 def _scores_are_local(potential: Potential, x: Tensor, y: Tensor, scores: Tensor) -> None:
     queries, keys = _features(potential, x, y)
-    rows, columns = (pytree.tree_map(lambda t, s=s: t[..., s, :] if isinstance(t, Tensor) else t, f) for f, s in ((queries, slice(1, 3)), (keys, slice(2, 6))))
+    rows, columns = (
+        pytree.tree_map(lambda t, s=s: t[..., s, :] if isinstance(t, Tensor) else t, f)
+        for f, s in ((queries, slice(1, 3)), (keys, slice(2, 6)))
+    )
     _close("the scores of a block need the features of its tokens only", potential.pair(rows, columns), scores[..., 1:3, 2:6])
 
 
@@ -154,7 +167,9 @@ def _counts_are_copies(normalizer: Normalizer, scores: Tensor) -> None:
     counts[1], counts[4] = 2.0, 0.0
     counted = normalizer.weights(scores, Reference(counts.log()))
     copied = normalizer.weights(scores[:, [0, 1, 1, 2, 3, 5]], Reference())
-    together = torch.stack([copied[:, 0], copied[:, 1] + copied[:, 2], copied[:, 3], copied[:, 4], torch.zeros_like(copied[:, 0]), copied[:, 5]], -1)
+    together = torch.stack(
+        [copied[:, 0], copied[:, 1] + copied[:, 2], copied[:, 3], copied[:, 4], torch.zeros_like(copied[:, 0]), copied[:, 5]], -1
+    )
     _close("a key that counts twice is two equal keys", counted, together, 1e-6)
 
 

@@ -15,7 +15,10 @@ CASES = {
     "points list": (lambda: r.Measure([[0.0]]), "points: is a list; give a torch.Tensor"),
     "weights length": (lambda: r.Measure(t(3, 2), t(4)), "log_weights: is float32[4]; give a tensor (..., 3)"),
     "weights nan": (lambda: r.Measure(t(2, 2), nan[0]), "log_weights: has NaN or +inf"),
-    "weights zero": (lambda: r.Measure(t(2, 2), torch.full((2,), -torch.inf)), "its mass is zero; give at least one atom a positive weight"),
+    "weights zero": (
+        lambda: r.Measure(t(2, 2), torch.full((2,), -torch.inf)),
+        "its mass is zero; give at least one atom a positive weight",
+    ),
     "marks length": (lambda: r.Measure(t(3, 2), marks=torch.arange(2)), "marks: is int64[2]"),
     "batches": (lambda: r.Measure(t(3, 4, 2), t(2, 4)), "points and log_weights: have batch shapes"),
     "mix dimension": (lambda: r.Measure(t(3, 2)).mix(r.Measure(t(3, 4)), 0.5), "other: lives in dimension 4"),
@@ -40,8 +43,14 @@ CASES = {
     "ids": (lambda: r.Document(t(3)), "ids: is float32[3]; give an integer tensor"),
     "lengths": (lambda: r.Padding(torch.tensor([-1])), "lengths: has negative entries"),
     "mask": (lambda: r.Where(torch.ones(3, 3)), "mask: is float32[3, 3]; give a boolean tensor"),
-    "mask size": (lambda: r.attend(t(5, 2), t(5, 2), t(5, 2), support=r.Where(torch.ones(4, 5, dtype=torch.bool))), "mask: covers the marks 0..3"),
-    "ids size": (lambda: r.attend(t(5, 2), t(5, 2), t(5, 2), support=r.Document(torch.zeros(4, dtype=torch.long))), "ids: covers the marks 0..3"),
+    "mask size": (
+        lambda: r.attend(t(5, 2), t(5, 2), t(5, 2), support=r.Where(torch.ones(4, 5, dtype=torch.bool))),
+        "mask: covers the marks 0..3",
+    ),
+    "ids size": (
+        lambda: r.attend(t(5, 2), t(5, 2), t(5, 2), support=r.Document(torch.zeros(4, dtype=torch.long))),
+        "ids: covers the marks 0..3",
+    ),
     "class": (lambda: r.Attention(r.Dot), "potential: is a Dot class; give a Potential value"),
     "wrong noun": (lambda: r.Attention(r.Softmax()), "potential: is a Softmax"),
     "attend noun": (lambda: r.attend(t(3, 2), t(3, 2), t(3, 2), potential="gaussian"), "potential: is 'gaussian'; give a Potential value"),
@@ -52,7 +61,10 @@ CASES = {
     "dtypes": (lambda: r.attend(t(3, 2), t(3, 2).double(), t(3, 2)), "q, k and v: have dtypes"),
     "heads": (lambda: r.attend(t(6, 3, 2), t(4, 3, 2), t(4, 3, 2)), "keys: have 4 heads and the queries 6"),
     "batch": (lambda: r.attend(t(2, 1, 3, 2), t(3, 1, 3, 2), t(3, 1, 3, 2)), "have batch shapes"),
-    "log_weights": (lambda: r.attend(t(3, 2), t(3, 2), t(3, 2), log_weights=t(4)), "log_weights: has shape [4]; give one entry for each key: (..., 3)"),
+    "log_weights": (
+        lambda: r.attend(t(3, 2), t(3, 2), t(3, 2), log_weights=t(4)),
+        "log_weights: has shape [4]; give one entry for each key: (..., 3)",
+    ),
     "device": (lambda: r.attend(t(3, 2), t(3, 2, device="meta"), t(3, 2)), "queries: is on cpu and keys on meta"),
     "w_v": (lambda: r.Attention(r.Dot(), r.Linear(t(3, 2)))(t(5, 4)), "w_v: takes width 3 and the keys have 4"),
     "w_q apply": (lambda: r.Attention(r.Dot(t(3, 2), t(3, 2)))(t(5, 4)), "w_q: takes width 3 and the points have 4"),
@@ -63,9 +75,18 @@ CASES = {
     "sigmoid kernel": (lambda: r.Attention(r.Dot(), normalizer=r.Sigmoid()).kernel(t(3, 2)), "Sigmoid rows are not probability laws"),
     "sigmoid law": (lambda: r.Attention(r.Dot(), normalizer=r.Sigmoid(), moment=r.SecondMoment())(t(3, 2)), "moment: needs laws"),
     "gap law": (lambda: r.Attention(r.Dot()).law_gap(t(3, 3), t(4, 2)), "law: has shape [3, 3]; give rows on the keys: (..., 4, 4)"),
-    "gap normalizer": (lambda: r.Attention(r.Dot(), normalizer=r.Entmax()).law_gap(t(4, 4), t(4, 2)), "the KL gap is a statement about softmax rows"),
-    "linear potential": (lambda: r.attend(t(3, 2), t(3, 2), t(3, 2), potential=r.Laplace(), normalizer=r.LinearKernel(r.Elu())), "cannot become a feature kernel: Laplace"),
-    "float marks": (lambda: r.Attention(r.Dot(), support=r.Document(torch.zeros(3, dtype=torch.long)))(r.Measure(t(3, 2), marks=t(3))), "marks: have dtype torch.float32"),
+    "gap normalizer": (
+        lambda: r.Attention(r.Dot(), normalizer=r.Entmax()).law_gap(t(4, 4), t(4, 2)),
+        "the KL gap is a statement about softmax rows",
+    ),
+    "linear potential": (
+        lambda: r.attend(t(3, 2), t(3, 2), t(3, 2), potential=r.Laplace(), normalizer=r.LinearKernel(r.Elu())),
+        "cannot become a feature kernel: Laplace",
+    ),
+    "float marks": (
+        lambda: r.Attention(r.Dot(), support=r.Document(torch.zeros(3, dtype=torch.long)))(r.Measure(t(3, 2), marks=t(3))),
+        "marks: have dtype torch.float32",
+    ),
     "pairs": (lambda: r.Tiled(pairs=0), "pairs: is 0"),
 }
 

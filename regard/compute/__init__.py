@@ -2,13 +2,26 @@
 
 from regard.compute import engines as _engines  # noqa: F401  (engines register themselves)
 from regard.compute import gap as _gap  # noqa: F401  (law_gap registers itself)
-from regard.compute.apply import Explanation, apply, explain
-from regard.compute.attend import attend
+from regard.compute.application import Explanation, apply, explain
 from regard.compute.engine import Engine, Prediction, engines
 from regard.compute.engines.flex import Flex
 from regard.compute.engines.linear import Linear as LinearEngine
 from regard.compute.engines.reference import Reference as ReferenceEngine
 from regard.compute.engines.sdpa import Sdpa
 from regard.compute.engines.tiled import Tiled
+from regard.compute.tensors import attend
 
-__all__ = ["Engine", "Explanation", "Flex", "LinearEngine", "Prediction", "ReferenceEngine", "Sdpa", "Tiled", "apply", "attend", "engines", "explain"]
+__all__ = [
+    "Engine",
+    "Explanation",
+    "Flex",
+    "LinearEngine",
+    "Prediction",
+    "ReferenceEngine",
+    "Sdpa",
+    "Tiled",
+    "apply",
+    "attend",
+    "engines",
+    "explain",
+]

@@ -64,7 +64,9 @@ class Layout:
         """The layout and the list."""
         leaves, tree = pytree.tree_flatten(parts)
         fields = (parts.potential, parts.normalizer, parts.queries, parts.keys, parts.log_counts, parts.values)
-        roles = tuple(role for role, field in zip(ROLES, fields, strict=True) for leaf in pytree.tree_leaves(field) if isinstance(leaf, Tensor))
+        roles = tuple(
+            role for role, field in zip(ROLES, fields, strict=True) for leaf in pytree.tree_leaves(field) if isinstance(leaf, Tensor)
+        )
         template = tuple(_HOLE if isinstance(leaf, Tensor) else leaf for leaf in leaves)
         return Layout(tree, template, roles), [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
@@ -76,7 +78,7 @@ class Layout:
         """Parts again."""
         remaining = iter(leaves)
         filled = [next(remaining) if leaf is _HOLE else leaf for leaf in self.template]
-        return pytree.tree_unflatten(filled, self.tree)  # type: ignore[no-any-return]
+        return pytree.tree_unflatten(filled, self.tree)
 
     def add(self, totals: list[Tensor | None], gradients: Iterator[Tensor | None], tile: Tile) -> None:
         """Add the gradients of one block where they belong."""
@@ -94,7 +96,7 @@ class Layout:
 def online(parts: Parts, tiling: Tiling, columns: int) -> tuple[Tensor, Tensor]:
     """Softmax attention and log-sum-exps (..., m); keys are taken `columns` at a time."""
     layout, leaves = Layout.of(parts)
-    return _Online.apply(layout, tiling, columns, *leaves)  # type: ignore[no-any-return]
+    return _Online.apply(layout, tiling, columns, *leaves)
 
 
 def splits(parts: Parts, batch: torch.Size) -> bool:
@@ -110,7 +112,7 @@ def splits(parts: Parts, batch: torch.Size) -> bool:
 def by_rows(function: BlockFunction, parts: Parts, tiling: Tiling, summed: bool = False) -> Tensor:
     """`function` on whole rows, block by block; the results are stacked along -2, or summed."""
     layout, leaves = Layout.of(parts)
-    return _ByRows.apply(function, layout, tiling, summed, *leaves)  # type: ignore[no-any-return]
+    return _ByRows.apply(function, layout, tiling, summed, *leaves)
 
 
 class _Online(torch.autograd.Function):
@@ -211,13 +213,17 @@ def _online_block(
     by_scores = (by_rows_out @ parts.values.detach().mT).sub_(at(level, block.batch)[..., block.rows, :]).mul_(weights)
     by_scores = by_scores.sum_to_size(scores.shape)  # the values may have batch dimensions that the scores lack
     moving = [t for t in some[:-1] if t.requires_grad]
-    found = iter(torch.autograd.grad(scores, moving, by_scores, allow_unused=True) if moving and scores.requires_grad else [None] * len(moving))
+    found = iter(
+        torch.autograd.grad(scores, moving, by_scores, allow_unused=True) if moving and scores.requires_grad else [None] * len(moving)
+    )
     gradients: list[Tensor | None] = [next(found) if t.requires_grad else None for t in some[:-1]]
     by_values = (weights.mT @ by_rows_out).sum_to_size(some[-1].shape) if wanted[-1] else None
     return [*gradients, by_values]
 
 
-def replay(function: Callable[..., tuple[Tensor, ...]], leaves: list[Tensor], wanted: list[bool], gradients: tuple[Tensor, ...]) -> list[Tensor | None]:
+def replay(
+    function: Callable[..., tuple[Tensor, ...]], leaves: list[Tensor], wanted: list[bool], gradients: tuple[Tensor, ...]
+) -> list[Tensor | None]:
     """The backward pass as a differentiable computation: run all of it again, with a graph. Right for any order; holds all pairs."""
     fresh = [leaf.view_as(leaf) for leaf in leaves]  # new nodes: gradients stop here even if one leaf was computed from another
     outputs = function(*fresh)
@@ -256,7 +262,13 @@ class _ByRows(torch.autograd.Function):
         if torch.is_grad_enabled():  # a second derivative is wanted
             whole = ctx.tiling.replace(rows=max(1, ctx.tiling.query_marks.shape[-1]), in_order=False, batch=None)
             tile = next(iter(whole))
-            return None, None, None, None, *replay(lambda *t: (ctx.function(layout.parts(list(t)), whole.allowed(tile)),), leaves, list(wanted), (gradient,))
+            return (
+                None,
+                None,
+                None,
+                None,
+                *replay(lambda *t: (ctx.function(layout.parts(list(t)), whole.allowed(tile)),), leaves, list(wanted), (gradient,)),
+            )
         totals = [torch.zeros_like(leaf) if want else None for leaf, want in zip(leaves, wanted, strict=True)]
         for tile in ctx.tiling:
             some = [t.detach().requires_grad_(want) for t, want in zip(layout.cut(leaves, tile), wanted, strict=True)]

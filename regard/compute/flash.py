@@ -26,7 +26,9 @@ LEAST_WIDTH = 16
 """Narrower heads are padded: the kernel is faster and more accurate on full vectors."""
 
 
-def flash(q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor | None, tiling: Tiling | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+def flash(
+    q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor | None, tiling: Tiling | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
     """Outputs (..., m, e) and log-sum-exps (..., m); rows that see nothing have output zero and, as the kernel leaves it, log-sum-exp zero.
 
     q (..., m, c), k (..., n, c), v (..., n, e), key_bias (..., n). `causal` needs tokens in order; a tiling adds masks and
@@ -46,7 +48,9 @@ class _Flash(torch.autograd.Function):
     """The kernel on 4-D inputs; the bias and the log-sum-exp are differentiable too."""
 
     @staticmethod
-    def forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, tiling: Tiling | None, causal: bool, scale: float, batch: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, tiling: Tiling | None, causal: bool, scale: float, batch: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
         if tiling is None:
             out, lse = _forward(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
             return out, lse
@@ -74,7 +78,9 @@ class _Flash(torch.autograd.Function):
         by_out = torch.zeros_like(out) if by_out is None else by_out
         if torch.is_grad_enabled():  # a second derivative is wanted, which the kernel does not have
             by_lse = torch.zeros_like(lse) if by_lse is None else by_lse
-            found = replay(lambda *t: _whole(ctx, *t), [q, k, v, *rest], list(ctx.needs_input_grad[: 4 if ctx.has_bias else 3]), (by_out, by_lse))
+            found = replay(
+                lambda *t: _whole(ctx, *t), [q, k, v, *rest], list(ctx.needs_input_grad[: 4 if ctx.has_bias else 3]), (by_out, by_lse)
+            )
             return (*found, *(None,) * (8 - len(found)))
         width = q.shape[-1]
         by_bias = bias is not None and ctx.needs_input_grad[3]
@@ -94,8 +100,13 @@ class _Flash(torch.autograd.Function):
         size = info.batch_size
         if arguments[4] is not None:  # blocks of masks differ from row to row: one sample at a time
             if _moves(arguments[4], in_dims[4]):
-                raise NotImplementedError("vmap over the tensors of a support or of a position bias; map over q, k and v, or use batch dimensions")
-            samples = [_Flash.apply(*(_sample(a, d, s) for a, d in zip(arguments[:4], in_dims[:4], strict=True)), *arguments[4:]) for s in range(size)]
+                raise NotImplementedError(
+                    "vmap over the tensors of a support or of a position bias; map over q, k and v, or use batch dimensions"
+                )
+            samples = [
+                _Flash.apply(*(_sample(a, d, s) for a, d in zip(arguments[:4], in_dims[:4], strict=True)), *arguments[4:])
+                for s in range(size)
+            ]
             return (torch.stack([o for o, _ in samples]), torch.stack([l for _, l in samples])), (0, 0)
         lead = [_leading(a, d, size) for a, d in zip(arguments[:4], in_dims[:4], strict=True)]
         rows = max(t.shape[1] for t in lead if t is not None)
@@ -118,7 +129,9 @@ def _whole(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None
     return zero_where((scores - lse.unsqueeze(-1)).exp(), empty) @ v, lse
 
 
-def _tiled_backward(ctx: Any, by_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _tiled_backward(
+    ctx: Any, by_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for tile in ctx.tiling:
         rows, columns = tile.rows, tile.columns
@@ -191,7 +204,7 @@ def _sample(argument: Any, dim: int | None, index: int) -> Any:
 def _moves(value: Any, dims: Any) -> bool:
     """Whether any tensor inside an object is mapped over; `dims` has the object's shape with dimensions in place of tensors."""
     if isinstance(value, Object):
-        return any(_moves(getattr(value, f.name), getattr(dims, f.name)) for f in dataclasses.fields(value))  # type: ignore[arg-type]
+        return any(_moves(getattr(value, f.name), getattr(dims, f.name)) for f in dataclasses.fields(value))
     if isinstance(value, tuple):
         return any(_moves(v, d) for v, d in zip(value, dims, strict=True))
     return isinstance(value, Tensor) and dims is not None

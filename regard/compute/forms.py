@@ -61,7 +61,7 @@ class RationalAdditive(Potential):
         return x, y
 
     def pair(self, queries: Features, keys: Features) -> Tensor:
-        return _RationalSum.apply(queries, keys, self.coefficients)  # type: ignore[no-any-return]
+        return _RationalSum.apply(queries, keys, self.coefficients)
 
     def width(self, queries: Features, keys: Features) -> int:
         return 2

@@ -11,7 +11,7 @@ from torch import Tensor
 from regard import _check
 from regard import attention as declared
 from regard.attention import Attention
-from regard.compute.apply import problem_of, select
+from regard.compute.application import problem_of, select
 from regard.compute.engine import working_dtype
 from regard.compute.tiles import Tiling, rows_of
 from regard.errors import ArgumentError
@@ -28,7 +28,9 @@ def _law_gap(attention: Attention, law: Tensor, x: Measure | Tensor, context: Me
     if not isinstance(problem.normalizer, Softmax):
         raise ArgumentError("normalizer", f"is {type(problem.normalizer).__name__}", "the KL gap is a statement about softmax rows")
     if law.shape[-2:] != (problem.query_count, problem.key_count):
-        raise ArgumentError("law", f"has shape {list(law.shape)}", f"give rows on the keys: (..., {problem.query_count}, {problem.key_count})")
+        raise ArgumentError(
+            "law", f"has shape {list(law.shape)}", f"give rows on the keys: (..., {problem.query_count}, {problem.key_count})"
+        )
     if _check.holds(((law.sum(-1) - 1).abs() > 1e-3).any() | (law < 0).any()):
         raise ArgumentError("law", "has rows that are not probability laws", "give non-negative rows that sum to one")
     energy = select(problem, None).free_energy(problem)

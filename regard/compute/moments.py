@@ -48,7 +48,9 @@ def _law(moment: Law, problem: Problem, engine: Engine) -> Measure:
     exact = problem.to(working_dtype(problem.dtype))
     weights = exact.normalizer.weights(exact.potential.pair(exact.queries, exact.keys), exact.reference())
     if _check.holds((weights.sum(-1) == 0).any()):
-        raise ArgumentError("moment", "is Law, and some query sees nothing and has no law", "use Mean, which gives zero there, or another support")
+        raise ArgumentError(
+            "moment", "is Law, and some query sees nothing and has no law", "use Mean, which gives zero there, or another support"
+        )
     points = exact.values.unsqueeze(-3)
     points = points.expand(*points.shape[:-3], *weights.shape[-2:], -1)
     return Measure(points, weights.log(), exact.columns().unsqueeze(-2).expand(points.shape[:-1]))
@@ -94,4 +96,8 @@ def _chosen(problem: Problem, choose: Callable[[Tensor], Tensor]) -> Tensor:
 
 def _need_laws(problem: Problem) -> None:
     if not problem.normalizer.laws:
-        raise ArgumentError("moment", f"needs laws and {type(problem.normalizer).__name__} rows are not", "use the moment Mean, or a normalizer whose rows are laws")
+        raise ArgumentError(
+            "moment",
+            f"needs laws and {type(problem.normalizer).__name__} rows are not",
+            "use the moment Mean, or a normalizer whose rows are laws",
+        )

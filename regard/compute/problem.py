@@ -69,7 +69,7 @@ class Problem(Object):
     @property
     def batch_shape(self) -> torch.Size:
         """The batch shape of the output."""
-        return self._once("_batch_shape", self._broadcast)  # type: ignore[no-any-return]
+        return self._once("_batch_shape", self._broadcast)
 
     def _broadcast(self) -> torch.Size:
         shapes = [t.shape[:-2] for t in pytree.tree_leaves((self.queries, self.keys)) if isinstance(t, Tensor)]
@@ -82,7 +82,7 @@ class Problem(Object):
     @property
     def reduction(self) -> Reduction | str:
         """The potential as a dot product plus biases, or a sentence that says why it is none."""
-        return self._once("_reduction", lambda: reduce.one(self.potential, self.queries, self.keys, SupportParts.of(self.support).causal))  # type: ignore[no-any-return]
+        return self._once("_reduction", lambda: reduce.one(self.potential, self.queries, self.keys, SupportParts.of(self.support).causal))
 
     def _once(self, name: str, compute: Callable[[], Any]) -> Any:
         """Engines ask for the same things when they refuse and when they run; a traced graph shares them by itself."""
@@ -131,7 +131,7 @@ class Problem(Object):
 
     def to(self, dtype: torch.dtype) -> Problem:
         """The same problem in another floating dtype; positions and indices stay."""
-        return pytree.tree_map(lambda t: t.to(dtype) if isinstance(t, Tensor) and t.dtype.is_floating_point else t, self)  # type: ignore[no-any-return]
+        return pytree.tree_map(lambda t: t.to(dtype) if isinstance(t, Tensor) and t.dtype.is_floating_point else t, self)
 
     def change(self, **changes: Any) -> Problem:
         """Some fields changed."""

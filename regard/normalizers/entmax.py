@@ -96,7 +96,9 @@ class _SparseLaw(torch.autograd.Function):
         log_counts = ctx.saved_tensors[1] if ctx.has_counts else None
         density, counts = _density(law, log_counts)
         inside = density > 0
-        slope = torch.where(inside, counts * torch.where(inside, density, torch.ones_like(density)) ** (2 - ctx.alpha), torch.zeros_like(law))
+        slope = torch.where(
+            inside, counts * torch.where(inside, density, torch.ones_like(density)) ** (2 - ctx.alpha), torch.zeros_like(law)
+        )
         level = (slope * gradient).sum(-1, keepdim=True) / slope.sum(-1, keepdim=True).clamp_min(torch.finfo(law.dtype).tiny)
         by_counts = (law * (gradient - level)).sum(-2) if log_counts is not None else None
         if by_counts is not None and log_counts is not None:

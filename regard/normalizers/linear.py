@@ -49,19 +49,25 @@ class PositiveRandom(FeatureMap):
     def draw(width: int, count: int, seed: int, dtype: torch.dtype = torch.float32) -> PositiveRandom:
         """`count` features for queries of this width: orthogonal in blocks, Gaussian lengths, the same for the same seed."""
         if width < 1 or count < 1:
-            raise ArgumentError("width and count", f"are {width} and {count}", "give the projected width and the number of features, both positive")
+            raise ArgumentError(
+                "width and count", f"are {width} and {count}", "give the projected width and the number of features, both positive"
+            )
         generator = torch.Generator().manual_seed(seed)
         blocks = []
         for _ in range(math.ceil(count / width)):
             directions, triangle = torch.linalg.qr(torch.randn(width, width, generator=generator, dtype=torch.float64))
-            directions = directions * torch.diagonal(triangle).sign()  # without the signs the directions are not uniform, the estimate biased
+            directions = (
+                directions * torch.diagonal(triangle).sign()
+            )  # without the signs the directions are not uniform, the estimate biased
             lengths = torch.randn(width, width, generator=generator, dtype=torch.float64).norm(dim=-1, keepdim=True)
             blocks.append(directions.mT * lengths)
         return PositiveRandom(torch.cat(blocks)[:count].to(dtype))
 
     def log_features(self, z: Tensor) -> Tensor:
         if z.shape[-1] != self.omega.shape[-1]:
-            raise ArgumentError("omega", f"has width {self.omega.shape[-1]} and the projected points {z.shape[-1]}", "draw it with the projected width")
+            raise ArgumentError(
+                "omega", f"has width {self.omega.shape[-1]} and the projected points {z.shape[-1]}", "draw it with the projected width"
+            )
         norms = 0.5 * z.square().sum(-1, keepdim=True)
         return z @ self.omega.to(z.dtype).mT - norms - 0.5 * math.log(self.omega.shape[-2])
 
@@ -95,7 +101,9 @@ class FeatureKernel(Potential):
         reduction = reduce.one(self.potential, *self.potential.features(x, y, x_marks, y_marks), False)
         if isinstance(reduction, str) or reduction.residues:
             why = reduction if isinstance(reduction, str) else "it has a bias on pairs of positions."
-            raise ArgumentError("potential", f"cannot become a feature kernel: {why}", "use Dot, Bilinear, Gaussian, Cosine, Rotary of these, or sums")
+            raise ArgumentError(
+                "potential", f"cannot become a feature kernel: {why}", "use Dot, Bilinear, Gaussian, Cosine, Rotary of these, or sums"
+            )
         return self._stable(reduction)
 
     def _stable(self, reduction: Reduction) -> tuple[Features, Features]:
@@ -108,4 +116,3 @@ class FeatureKernel(Potential):
 
     def pair(self, queries: Features, keys: Features) -> Tensor:
         return (queries[0] @ keys[0].mT).log() + queries[1] + keys[1].mT
-

@@ -67,7 +67,7 @@ class Sinkhorn(Normalizer):
             log_keys = log_keys + gap
         if self.tolerance > 0:
             warnings.warn(
-                f"Sinkhorn stopped after {self.max_iterations} iterations with columns off by {worst:.1e} (tolerance {self.tolerance:.1e}); "
+                f"Sinkhorn stopped after {self.max_iterations} iterations, columns off by {worst:.1e}, tolerance {self.tolerance:.1e}; "
                 "raise max_iterations or tolerance, or check that the support admits a doubly stochastic matrix",
                 ConvergenceWarning,
                 stacklevel=2,
@@ -88,5 +88,3 @@ def key_shares(log_counts: Tensor | None, count: int, like: Tensor) -> Tensor:
 def query_shares(log_queries: Tensor | None, count: int, like: Tensor) -> Tensor:
     """The share of each query, (..., m)."""
     return key_shares(log_queries, count, like).exp()
-
-

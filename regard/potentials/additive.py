@@ -27,12 +27,20 @@ class Additive(Potential):
         _check.parameter("v", self.v, 1, "(..., c)")
         for name, weight in (("w_q", self.w_q), ("w_k", self.w_k)):
             if weight is not None and weight.shape[-1] != self.v.shape[-1]:
-                raise ArgumentError("v", f"has width {self.v.shape[-1]} and {name} projects to {weight.shape[-1]}", "give one entry of v for each projected coordinate")
+                raise ArgumentError(
+                    "v",
+                    f"has width {self.v.shape[-1]} and {name} projects to {weight.shape[-1]}",
+                    "give one entry of v for each projected coordinate",
+                )
 
     def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
         queries, keys = project_both(x, y, self.w_q, self.w_k, self.b_q, self.b_k)
         if queries.shape[-1] != self.v.shape[-1]:
-            raise ArgumentError("v", f"has width {self.v.shape[-1]} and the projected points {queries.shape[-1]}", "give one entry of v for each projected coordinate")
+            raise ArgumentError(
+                "v",
+                f"has width {self.v.shape[-1]} and the projected points {queries.shape[-1]}",
+                "give one entry of v for each projected coordinate",
+            )
         return queries, keys
 
     def pair(self, queries: Features, keys: Features) -> Tensor:

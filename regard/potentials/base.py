@@ -133,7 +133,9 @@ class FunctionPotential(Potential):
         scores = self.function(queries.unsqueeze(-2), keys.unsqueeze(-3), *self.parameters)
         expected = (queries.shape[-2], keys.shape[-2])
         if not isinstance(scores, Tensor) or scores.shape[-2:] != expected:
-            raise ArgumentError("function", f"returned {_check.describe(scores)}", f"return one score for each pair: (..., {expected[0]}, {expected[1]})")
+            raise ArgumentError(
+                "function", f"returned {_check.describe(scores)}", f"return one score for each pair: (..., {expected[0]}, {expected[1]})"
+            )
         return scores
 
     def width(self, queries: Features, keys: Features) -> int:
@@ -148,20 +150,32 @@ def project(name: str, points: Tensor, weight: Tensor | None, bias: Tensor | Non
     """wᵀx + b for each row; None is the identity, or zero."""
     if weight is not None:
         if points.shape[-1] != weight.shape[-2]:
-            raise ArgumentError(f"w_{name}", f"takes width {weight.shape[-2]} and the points have {points.shape[-1]}", "give w (..., d, c) with d the width of the points")
+            raise ArgumentError(
+                f"w_{name}",
+                f"takes width {weight.shape[-2]} and the points have {points.shape[-1]}",
+                "give w (..., d, c) with d the width of the points",
+            )
         points = points @ weight
     return points if bias is None else points + bias.unsqueeze(-2)
 
 
-def project_both(x: Tensor, y: Tensor, w_q: Tensor | None, w_k: Tensor | None, b_q: Tensor | None, b_k: Tensor | None) -> tuple[Tensor, Tensor]:
+def project_both(
+    x: Tensor, y: Tensor, w_q: Tensor | None, w_k: Tensor | None, b_q: Tensor | None, b_k: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Projected queries and keys, which must meet in one space."""
     queries, keys = project("q", x, w_q, b_q), project("k", y, w_k, b_k)
     if queries.shape[-1] != keys.shape[-1]:
-        raise ArgumentError("q and k", f"have widths {queries.shape[-1]} and {keys.shape[-1]}", "queries and keys are compared in one space: project them to one width")
+        raise ArgumentError(
+            "q and k",
+            f"have widths {queries.shape[-1]} and {keys.shape[-1]}",
+            "queries and keys are compared in one space: project them to one width",
+        )
     return queries, keys
 
 
-def project_differences(x: Tensor, y: Tensor, w_q: Tensor | None, w_k: Tensor | None, b_q: Tensor | None, b_k: Tensor | None) -> tuple[Tensor, Tensor]:
+def project_differences(
+    x: Tensor, y: Tensor, w_q: Tensor | None, w_k: Tensor | None, b_q: Tensor | None, b_k: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Queries and keys with the right differences q - k, projected from centered points so that a common offset costs no digits."""
     if (w_q is None and w_k is None) or not y.shape[-2] or x.shape[-1] != y.shape[-1]:
         return project_both(x, y, w_q, w_k, b_q, b_k)
@@ -169,5 +183,7 @@ def project_differences(x: Tensor, y: Tensor, w_q: Tensor | None, w_k: Tensor | 
     queries, keys = project_both((x - center).to(x.dtype), (y - center).to(y.dtype), w_q, w_k, b_q, b_k)
     if w_q is w_k:
         return queries, keys
-    offset = project("k", center, None if w_k is None else w_k.double(), None) - project("q", center, None if w_q is None else w_q.double(), None)
+    offset = project("k", center, None if w_k is None else w_k.double(), None) - project(
+        "q", center, None if w_q is None else w_q.double(), None
+    )
     return queries, keys + offset.to(keys.dtype)

@@ -114,7 +114,9 @@ class _Distances(torch.autograd.Function):
             return torch.zeros_like(queries), torch.zeros_like(keys)
         center = keys.detach().mean(-2, keepdim=True)  # a common shift changes nothing but rounding: take it out
         queries, keys = queries - center, keys - center
-        pull = torch.where(distance > 0, gradient / torch.where(distance > 0, distance, torch.ones_like(distance)), torch.zeros_like(distance))
+        pull = torch.where(
+            distance > 0, gradient / torch.where(distance > 0, distance, torch.ones_like(distance)), torch.zeros_like(distance)
+        )
         return (
             queries * pull.sum(-1, keepdim=True) - pull @ keys,
             keys * pull.sum(-2).unsqueeze(-1) - pull.mT @ queries,
@@ -135,4 +137,4 @@ def _by_products(queries: Tensor, keys: Tensor) -> Tensor:
 def distances(queries: Tensor, keys: Tensor) -> Tensor:
     """Euclidean distances (..., m, n) between rows, by direct differences: exact near zero and far from the origin."""
     batch = torch.broadcast_shapes(queries.shape[:-2], keys.shape[:-2])
-    return _Distances.apply(queries.expand(*batch, -1, -1), keys.expand(*batch, -1, -1))  # type: ignore[no-any-return]
+    return _Distances.apply(queries.expand(*batch, -1, -1), keys.expand(*batch, -1, -1))

@@ -49,7 +49,11 @@ class Bilinear(Potential):
 
     def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
         if (x.shape[-1], y.shape[-1]) != self.a.shape[-2:]:
-            raise ArgumentError("a", f"is {list(self.a.shape)} for queries of width {x.shape[-1]} and keys of width {y.shape[-1]}", "give a (..., d_query, d_key)")
+            raise ArgumentError(
+                "a",
+                f"is {list(self.a.shape)} for queries of width {x.shape[-1]} and keys of width {y.shape[-1]}",
+                "give a (..., d_query, d_key)",
+            )
         return x @ self.a, y
 
     def pair(self, queries: Features, keys: Features) -> Tensor:

@@ -133,13 +133,17 @@ class Rotary(Potential):
         _check.positive("base", self.base)
         _check.parameter("frequencies", self.frequencies, 1, "(f,)")
         if not isinstance(self.potential, Potential):
-            raise ArgumentError("potential", f"is a {type(self.potential).__name__}", "give the potential whose queries and keys are rotated")
+            raise ArgumentError(
+                "potential", f"is a {type(self.potential).__name__}", "give the potential whose queries and keys are rotated"
+            )
 
     def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
         queries, keys = self.potential.projections(x, y, x_marks, y_marks)
         if not (isinstance(queries, Tensor) and queries.dtype.is_floating_point):
             name = type(self.potential).__name__
-            raise ArgumentError("potential", f"{name} has no single projected query to rotate", "wrap each term: Rotary(Dot(...)) + Alibi(...)")
+            raise ArgumentError(
+                "potential", f"{name} has no single projected query to rotate", "wrap each term: Rotary(Dot(...)) + Alibi(...)"
+            )
         return self.rotate(queries, x_marks), self.rotate(keys, y_marks)
 
     def rotate(self, z: Tensor, marks: Tensor) -> Tensor:
@@ -162,11 +166,19 @@ class Rotary(Potential):
     def _frequencies(self, z: Tensor) -> Tensor:
         if self.frequencies is None:
             if z.shape[-1] % 2:
-                raise ArgumentError("potential", f"projects to an odd width {z.shape[-1]}", "rotary positions turn pairs: use an even width, or give frequencies")
+                raise ArgumentError(
+                    "potential",
+                    f"projects to an odd width {z.shape[-1]}",
+                    "rotary positions turn pairs: use an even width, or give frequencies",
+                )
             pairs = torch.arange(0, z.shape[-1], 2, device=z.device, dtype=torch.float64)
             return self.base ** (-pairs / z.shape[-1])
         if 2 * self.frequencies.shape[-1] > z.shape[-1]:
-            raise ArgumentError("frequencies", f"turn {2 * self.frequencies.shape[-1]} coordinates of {z.shape[-1]}", "give at most half as many as the projected width")
+            raise ArgumentError(
+                "frequencies",
+                f"turn {2 * self.frequencies.shape[-1]} coordinates of {z.shape[-1]}",
+                "give at most half as many as the projected width",
+            )
         return self.frequencies
 
     def pair(self, queries: Features, keys: Features) -> Tensor:

@@ -8,7 +8,6 @@ on positions only and has no such form (a table of relative biases, a symmetric 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -189,5 +188,3 @@ def _beside(features: list[Tensor]) -> Tensor:
 def _total(parts: list[Tensor | None]) -> Tensor | None:
     present = [part for part in parts if part is not None]
     return None if not present else present[0] if len(present) == 1 else sum(present[1:], present[0])
-
-

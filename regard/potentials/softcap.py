@@ -34,5 +34,3 @@ class SoftCap(Potential):
 
     def width(self, queries: Features, keys: Features) -> int:
         return 1 + self.potential.width(queries, keys)
-
-

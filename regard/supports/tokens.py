@@ -59,7 +59,9 @@ class Where(Support):
 
     def __post_init__(self) -> None:
         if not isinstance(self.mask, Tensor) or self.mask.dtype != torch.bool or self.mask.ndim < 2:
-            raise ArgumentError("mask", f"is {_check.describe(self.mask)}", "give a boolean tensor (..., m, n): True where a query may see a key")
+            raise ArgumentError(
+                "mask", f"is {_check.describe(self.mask)}", "give a boolean tensor (..., m, n): True where a query may see a key"
+            )
 
     def allows(self, queries: Tensor, keys: Tensor) -> Tensor:
         rows = self.mask if self.mask.shape[-2] == 1 else gather_rows("mask", self.mask, queries)

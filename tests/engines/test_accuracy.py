@@ -39,7 +39,9 @@ def double(value):
 
 def errors(q, k, v, declared):
     """Largest error over largest output, for every engine that accepts."""
-    exact = r.attend(q.double(), k.double(), v.double(), engine=r.ReferenceEngine(), **{key: double(value) for key, value in declared.items()})
+    exact = r.attend(
+        q.double(), k.double(), v.double(), engine=r.ReferenceEngine(), **{key: double(value) for key, value in declared.items()}
+    )
     found = {}
     for engine in ENGINES:
         try:
@@ -88,7 +90,13 @@ def test_half_precision(name, dtype):
     q, k, v = (torch.randn(2, 2, 300, 32).to(dtype) for _ in range(3))
     v = v + 1
     declared = pytree.tree_map(lambda t: t.to(dtype) if isinstance(t, torch.Tensor) and t.is_floating_point() else t, BENIGN[name])
-    exact = r.attend(q.double(), k.double(), v.double(), engine=r.ReferenceEngine(), **{key: pytree.tree_map(lambda t: t.double() if isinstance(t, torch.Tensor) else t, value) for key, value in declared.items()})
+    exact = r.attend(
+        q.double(),
+        k.double(),
+        v.double(),
+        engine=r.ReferenceEngine(),
+        **{key: pytree.tree_map(lambda t: t.double() if isinstance(t, torch.Tensor) else t, value) for key, value in declared.items()},
+    )
     for engine in ENGINES:
         try:
             out = r.attend(q, k, v, engine=engine, **declared)

@@ -10,7 +10,16 @@ import regard as r
 from tests.nouns import NORMALIZERS, POTENTIALS, SUPPORTS, D
 
 ENGINES = [r.Sdpa(), r.Tiled(), r.Tiled(pairs=40), r.LinearEngine()]
-NOT_DOUBLY_STOCHASTIC = {"causal", "window or document", "causal and padding", "padding batched", "padding", "where", "nothing", "document batched"}
+NOT_DOUBLY_STOCHASTIC = {
+    "causal",
+    "window or document",
+    "causal and padding",
+    "padding batched",
+    "padding",
+    "where",
+    "nothing",
+    "document batched",
+}
 
 
 def problem(heads=2):
@@ -43,8 +52,7 @@ def compare(potential, normalizer, support, weighted):
     for engine in ENGINES:
         try:
             found = r.attend(q, k, v, engine=engine, **declared)
-        except r.RefusalError as refusal:
-            assert str(refusal).endswith(".")
+        except r.RefusalError:
             continue
         accepted += 1
         assert found.shape == expected.shape

@@ -91,8 +91,7 @@ def test_empty_batch():
 def test_huge_logits(name, dtype):
     """Scores of ±1e4 and more saturate; they do not overflow."""
     q, k, v = 1e3 * torch.randn(6, 4, dtype=dtype), 1e2 * torch.randn(7, 4, dtype=dtype), torch.randn(7, 3, dtype=dtype)
-    declared = {key: value for key, value in DECLARED[name].items()}
-    outputs = [out for _, out, gradients in run(declared, q, k, v) if all(torch.isfinite(g).all() for g in gradients)]
+    outputs = [out for _, out, gradients in run(DECLARED[name], q, k, v) if all(torch.isfinite(g).all() for g in gradients)]
     assert len(outputs) >= 3
     for out in outputs:
         assert torch.allclose(out, outputs[0], atol=1e-4)
@@ -108,7 +107,10 @@ def test_strides():
     """Transposed, sliced and expanded inputs give what their contiguous copies give."""
     base = torch.randn(3, 4, 8, 2, 5, dtype=D)
     q = base[..., 0, :].transpose(1, 2)[:, ::2]
-    k, v = base[:1, :, :, 1, :4].transpose(-1, -2)[0].expand(3, 4, 4, 8).transpose(-1, -2)[..., :3], torch.randn(3, 1, 1, 5, dtype=D).expand(3, 4, 8, 5)
+    k, v = (
+        base[:1, :, :, 1, :4].transpose(-1, -2)[0].expand(3, 4, 4, 8).transpose(-1, -2)[..., :3],
+        torch.randn(3, 1, 1, 5, dtype=D).expand(3, 4, 8, 5),
+    )
     q = torch.randn(8, 3, 4, 6, dtype=D).permute(1, 2, 0, 3)[..., ::2]
     for declared in (DECLARED["dot"], DECLARED["gaussian"], DECLARED["laplace"], DECLARED["entmax"]):
         plain = r.attend(*(t.contiguous() for t in (q, k, v)), **declared)
@@ -134,9 +136,9 @@ def test_nan_propagates():
 
 def test_a_fall_back_to_all_pairs_is_said():
     """No engine but the reference takes an empty problem's opposite: make every other engine refuse, and a warning follows."""
-    from regard.compute.attend import pose_tensors
+    from regard.compute.tensors import pose_tensors
 
-    module = sys.modules["regard.compute.apply"]
+    module = sys.modules["regard.compute.application"]
 
     q = torch.zeros(1, 4)
     problem = pose_tensors(q, q[:0], q[:0], r.Laplace(), r.Softmax(), r.Full(), None)

@@ -54,7 +54,12 @@ def test_no_matrix_of_pairs(shape):
     """Whatever the rank and the widths of keys and values, no tensor of 700 x 700 is ever made."""
     q, k = (torch.randn(shape, requires_grad=True) for _ in range(2))
     v = torch.randn(*shape[:-1], 5, requires_grad=True)
-    for declared in ({}, {"potential": r.Gaussian(bandwidth=9.0)}, {"support": r.Window(50, 0)}, {"log_weights": torch.randn(700, requires_grad=True)}):
+    for declared in (
+        {},
+        {"potential": r.Gaussian(bandwidth=9.0)},
+        {"support": r.Window(50, 0)},
+        {"log_weights": torch.randn(700, requires_grad=True)},
+    ):
         with Calls() as calls:
             torch.autograd.grad(r.attend(q, k, v, **declared).sum(), (q, k, v))
         assert FLASH in calls.operators
@@ -73,7 +78,9 @@ def test_compile(name):
     mine, theirs = ([t.clone().requires_grad_() for t in (q, k, v)] for _ in range(2))
     found, expected = compiled(*mine), call(*theirs)
     assert torch.allclose(found, expected, atol=1e-6)
-    for one, other in zip(torch.autograd.grad(found.square().sum(), mine), torch.autograd.grad(expected.square().sum(), theirs), strict=True):
+    for one, other in zip(
+        torch.autograd.grad(found.square().sum(), mine), torch.autograd.grad(expected.square().sum(), theirs), strict=True
+    ):
         assert torch.allclose(one, other, atol=1e-5)
 
 

@@ -45,7 +45,10 @@ def test_kernel_is_attention_for_every_law(normalizer, support):
 def test_gibbs_variational_identity(seed, n, m, scale):
     """ν(a) - KL(ν | μ) = log μ(G) - KL(ν | Ψ_G(μ)), for every law ν, to 1e-12 of its terms."""
     g = torch.Generator().manual_seed(seed)
-    x, mu = torch.randn(m, 3, generator=g, dtype=D), r.Measure(torch.randn(n, 3, generator=g, dtype=D), torch.randn(n, generator=g, dtype=D))
+    x, mu = (
+        torch.randn(m, 3, generator=g, dtype=D),
+        r.Measure(torch.randn(n, 3, generator=g, dtype=D), torch.randn(n, generator=g, dtype=D)),
+    )
     nu = torch.randn(m, n, generator=g, dtype=D).softmax(-1)
     attention = r.Attention(r.Dot(scale=scale))
     scores, row = attention.potential.scores(x, mu.points), attention.kernel(mu).first.first(x).masses()
@@ -89,13 +92,17 @@ def test_free_energy_differentiates_to_the_row():
 def test_free_energy_of_other_normalizers_is_their_best_objective(normalizer):
     x = cloud(5, 4)
     attention = r.Attention(r.Dot(), normalizer=NORMALIZERS[normalizer])
-    values = [engine.free_energy(_posed(attention, x)) for engine in engines() if engine.refuse(_posed(attention, x)) is None and engine.name != "flex"]
+    values = [
+        engine.free_energy(_posed(attention, x))
+        for engine in engines()
+        if engine.refuse(_posed(attention, x)) is None and engine.name != "flex"
+    ]
     for value in values[1:]:
         assert torch.allclose(value, values[0], atol=1e-9)
 
 
 def _posed(attention, x):
-    from regard.compute.apply import problem_of
+    from regard.compute.application import problem_of
 
     return problem_of(attention, x, None)
 

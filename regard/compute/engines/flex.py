@@ -47,7 +47,28 @@ class Flex(Engine):
         return None
 
     def run(self, problem: Problem) -> Tensor:
-        return self._compute(problem, False)[0].to(problem.dtype)
+        from torch.nn.attention.flex_attention import flex_attention
+
+        exact = problem.to(working_dtype(problem.dtype))
+        form, cap = _form(exact), _cap(exact.potential)
+        assert isinstance(form, Reduction)
+        assert isinstance(exact.normalizer, Softmax)
+        form, batch = form.folded(), exact.batch_shape
+        q, k, v = (t.expand(*batch, -1, -1).reshape(-1, *t.shape[-2:]).unsqueeze(1) for t in (form.queries, form.keys, exact.values))
+        bias, counts, rows = (
+            (torch.zeros(size) if t is None else t).to(q).expand(*batch, -1).reshape(-1, size)
+            for t, size in ((form.key_bias, exact.key_count), (exact.log_counts, exact.key_count), (form.row_bias, exact.query_count))
+        )
+        temperature = float(exact.normalizer.temperature)
+
+        def modify(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            score = score + bias[b, j] + rows[b, i]
+            score = score if cap is None else cap * torch.tanh(score / cap)
+            return score / temperature + counts[b, j]
+
+        call: Any = torch.compile(flex_attention) if self.compiled else flex_attention
+        out = call(q, k, v, score_mod=modify, scale=1.0)
+        return out.squeeze(1).reshape(*batch, exact.query_count, exact.values.shape[-1]).to(problem.dtype)
 
     def free_energy(self, problem: Problem) -> Tensor:
         raise RefusalError("flex", ["a free energy is a log-sum-exp; the sdpa and tiled engines give it."])
@@ -56,30 +77,6 @@ class Flex(Engine):
         width = max(t.shape[-1] for t in pytree.tree_leaves(problem.queries))
         return Prediction(pairs(problem) * (2 * width + 2 * problem.values.shape[-1] + 5), 4.0 * 64 * problem.key_count)
 
-    def _compute(self, problem: Problem, lse: bool) -> Any:
-        from torch.nn.attention.flex_attention import flex_attention
-
-        exact = problem.to(working_dtype(problem.dtype))
-        form, cap = _form(exact), _cap(exact.potential)
-        assert isinstance(form, Reduction) and isinstance(exact.normalizer, Softmax)
-        form, batch = form.folded(), exact.batch_shape
-        four = [t.expand(*batch, -1, -1).reshape(-1, *t.shape[-2:]).unsqueeze(1) for t in (form.queries, form.keys, exact.values)]
-        bias = torch.zeros(exact.key_count) if form.key_bias is None else form.key_bias
-        counts = torch.zeros(exact.key_count) if exact.log_counts is None else exact.log_counts
-        rows = torch.zeros(exact.query_count) if form.row_bias is None else form.row_bias
-        bias, counts = (t.to(four[0]).expand(*batch, -1).reshape(-1, exact.key_count) for t in (bias, counts))
-        rows = rows.to(four[0]).expand(*batch, -1).reshape(-1, exact.query_count)
-        temperature = float(exact.normalizer.temperature)
-
-        def modify(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            score = score + bias[b, j] + rows[b, i]
-            score = score if cap is None else cap * torch.tanh(score / cap)
-            return score / temperature + counts[b, j]
-
-        call = torch.compile(flex_attention) if self.compiled else flex_attention
-        out = call(*four, score_mod=modify, scale=1.0)
-        return out.squeeze(1).reshape(*batch, exact.query_count, exact.values.shape[-1]), lse
-
 
 def _form(problem: Problem) -> Reduction | str:
     inner = problem.potential.potential if isinstance(problem.potential, SoftCap) else problem.potential
@@ -87,10 +84,8 @@ def _form(problem: Problem) -> Reduction | str:
         return "a compiled score modification takes a cap that is a number."
     if isinstance(problem.normalizer, Softmax) and isinstance(problem.normalizer.temperature, Tensor):
         return "a compiled score modification takes a temperature that is a number."
-    return reduce.one(inner, problem.queries, problem.keys, False)  # type: ignore[no-any-return]
+    return reduce.one(inner, problem.queries, problem.keys, False)
 
 
 def _cap(potential: Potential) -> float | None:
     return float(potential.cap) if isinstance(potential, SoftCap) else None
-
-

@@ -22,6 +22,7 @@ from regard.potentials import Scaled
 from regard.potentials.reductions import Reduction, Residue
 from regard.supports import And, Full
 
+
 @register
 @dataclass(frozen=True, eq=False, repr=False)
 class Sdpa(Engine):
@@ -81,7 +82,9 @@ class Sdpa(Engine):
         queries = queries.expand(*batch, -1, -1)
         if problem.device.type != "cpu":
             return *_elsewhere(problem, queries, reduction, bias, float(scale)), reduction
-        out, lse = flash(queries, reduction.keys.to(queries.dtype), problem.values.to(queries.dtype), bias, tiling, parts.causal, float(scale))
+        out, lse = flash(
+            queries, reduction.keys.to(queries.dtype), problem.values.to(queries.dtype), bias, tiling, parts.causal, float(scale)
+        )
         return out, lse, reduction
 
 
@@ -147,7 +150,9 @@ def _empty_rows(problem: Problem) -> Tensor:
 
 def _elsewhere(problem: Problem, queries: Tensor, reduction: Reduction, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
     """Other devices: torch's public door with one additive mask; the log-sum-exp is not available there."""
-    tiling = Tiling(And((problem.support,)), problem.rows(), problem.columns(), max(problem.query_count, 1), False, _residues(problem, reduction))
+    tiling = Tiling(
+        And((problem.support,)), problem.rows(), problem.columns(), max(problem.query_count, 1), False, _residues(problem, reduction)
+    )
     mask = tiling.bias(next(iter(tiling)), queries.dtype)
     mask = mask if bias is None else bias.unsqueeze(-2) if mask is None else mask + bias.unsqueeze(-2)
     out = F.scaled_dot_product_attention(queries, reduction.keys, problem.values.to(queries.dtype), attn_mask=mask, scale=scale)

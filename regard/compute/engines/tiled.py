@@ -41,7 +41,9 @@ class Tiled(Engine):
         if problem.query_count == 0 or problem.key_count == 0:
             return "there is nothing to cut into tiles."
         if torch.is_grad_enabled() and problem.hidden_parameters():
-            return "the potential uses a tensor that wants a gradient but is not one of its parameters; declare it: Potential.of(f, tensor)."
+            return (
+                "the potential uses a tensor that wants a gradient but is not one of its parameters; declare it: Potential.of(f, tensor)."
+            )
         return None
 
     def run(self, problem: Problem) -> Tensor:
@@ -113,12 +115,12 @@ def _parts(problem: Problem) -> Parts:
     return Parts(potential, normalizer, queries, keys, counts, problem.values)
 
 
-def _best_form(problem: Problem) -> tuple:  # type: ignore[type-arg]
+def _best_form(problem: Problem) -> tuple:
     """A dot product where the scores are one and its terms do not cancel, else the potential's own fast form."""
     reduction = reduce.one(problem.potential, problem.queries, problem.keys, False)
     if isinstance(reduction, Reduction) and not reduction.residues:
         return Reduced.of(reduction)
-    return fast_form.one(problem.potential, problem.queries, problem.keys)  # type: ignore[no-any-return]
+    return fast_form.one(problem.potential, problem.queries, problem.keys)
 
 
 def _weigh(parts: Parts, allowed: Tensor | None) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regard import _check
-from regard.compute.apply import select
+from regard.compute.application import select
 from regard.compute.engine import Engine
 from regard.compute.problem import Problem, Tokens, pose
 from regard.errors import ArgumentError
@@ -48,7 +48,9 @@ def pose_tensors(
     """The problem that attend poses."""
     for name, value, kind in (("potential", potential, Potential), ("normalizer", normalizer, Normalizer), ("support", support, Support)):
         if not isinstance(value, kind):
-            raise ArgumentError(name, f"is {value!r}", f"give a {kind.__name__} value, e.g. {kind.__name__.lower()}=regard.{_EXAMPLES[kind.__name__]}")
+            raise ArgumentError(
+                name, f"is {value!r}", f"give a {kind.__name__} value, e.g. {kind.__name__.lower()}=regard.{_EXAMPLES[kind.__name__]}"
+            )
     q, k, v = (_check.floating(name, t) for name, t in (("q", q), ("k", k), ("v", v)))
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.ndim < 2:

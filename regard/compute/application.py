@@ -34,7 +34,8 @@ class Explanation:
     refusals: dict[str, str]
 
     def __str__(self) -> str:
-        lines = [f"{self.engine.name}: about {self.prediction.flops:.3g} flops and {self.prediction.bytes / 2**20:.3g} MiB beyond inputs and output"]
+        mebibytes = self.prediction.bytes / 2**20
+        lines = [f"{self.engine.name}: about {self.prediction.flops:.3g} flops and {mebibytes:.3g} MiB beyond inputs and output"]
         lines += [f"{name} refuses: {why}" for name, why in self.refusals.items()]
         return "\n".join(lines)
 
@@ -54,7 +55,9 @@ def apply(attention: Attention, x: Measure | Tensor, context: Measure | Tensor |
     return Measure(result, x.log_weights, x.marks)
 
 
-def explain(attention: Attention, x: Measure | Tensor, context: Measure | Tensor | None = None, *, engine: Engine | None = None) -> Explanation:
+def explain(
+    attention: Attention, x: Measure | Tensor, context: Measure | Tensor | None = None, *, engine: Engine | None = None
+) -> Explanation:
     """Which engine would run, one sentence for each that refuses, and the predicted cost."""
     return explain_problem(problem_of(attention, x, context), engine)
 
@@ -126,5 +129,6 @@ def _free_energy(attention: Attention, x: Measure | Tensor, context: Measure | T
         return energy
     temperature = problem.normalizer.temperature
     total = torch.tensor(float(problem.key_count)) if problem.log_counts is None else problem.log_counts.logsumexp(-1, keepdim=True)
-    return energy - (temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature) * (total.log() if problem.log_counts is None else total).to(energy)
-
+    return energy - (temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature) * (
+        total.log() if problem.log_counts is None else total
+    ).to(energy)

@@ -1,0 +1,141 @@
+"""Cases that once hurt; each stays as a test."""
+
+import math
+
+import pytest
+import torch
+
+import regard as r
+from tests.nouns import D
+
+
+def test_rotary_of_wrapped_distances():
+    """Distances may shift their features, rotations may not: Rotary(2 g) = 2 Rotary(g), and the same through a soft cap."""
+    x = torch.randn(5, 4, dtype=D)
+    g = r.Gaussian(torch.randn(4, 4, dtype=D), torch.randn(4, 4, dtype=D))
+    rotated = r.Rotary(g).scores(x, x)
+    assert torch.allclose(r.Rotary(2.0 * g).scores(x, x), 2 * rotated, atol=1e-10)
+    assert torch.allclose(r.Rotary(r.SoftCap(g, 5.0)).scores(x, x), 5 * torch.tanh(rotated / 5), atol=1e-10)
+
+
+def test_composed_kernels_keep_positions():
+    """A moved point keeps its mark, so a causal kernel after a causal kernel is the same as two transports."""
+    x = torch.randn(5, 4, dtype=D)
+    kernel = r.Attention(r.Dot(), support=r.Causal()).kernel(x)
+    mu = r.Measure(x)
+    assert torch.allclose(((mu @ kernel) @ kernel).points, (mu @ (kernel @ kernel)).points, atol=1e-12)
+
+
+def test_a_scale_is_a_factor_for_feature_kernels():
+    x = torch.randn(6, 4, dtype=D)
+    linear = r.LinearKernel(r.Elu())
+    one, other = (r.attend(x, x, x, potential=p, normalizer=linear) for p in (4.0 * r.Dot(scale=1.0), r.Dot(scale=4.0)))
+    assert torch.allclose(one, other, atol=1e-12)
+    one, other = (r.attend(x, x, x, potential=p, normalizer=linear) for p in (-r.Dot(), r.Dot(scale=-0.5)))
+    assert torch.allclose(one, other, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", [r.LinearEngine(), r.Tiled(), r.ReferenceEngine()])
+def test_a_late_large_key_hides_no_early_one(engine):
+    """Under a causal support the first row sees only small features; they must not underflow beside a huge later key."""
+    x = torch.randn(300, 4)
+    k = x.clone()
+    k[200] *= 40
+    features = r.LinearKernel(r.PositiveRandom.draw(4, 64, 0))
+    out = r.attend(x, k, torch.ones(300, 1), normalizer=features, support=r.Causal(), engine=engine)
+    assert torch.allclose(out, torch.ones(300, 1), atol=1e-5)
+
+
+def test_second_moment_of_nothing():
+    x = torch.randn(5, 4, dtype=D)
+    law = r.Attention(r.Dot(), support=r.Where(torch.zeros(5, 5, dtype=torch.bool)), moment=r.SecondMoment())(x)
+    assert torch.equal(law.mean, torch.zeros(5, 4, dtype=D))
+    assert torch.equal(law.covariance, torch.zeros(5, 4, 4, dtype=D))
+    nothing = r.Attention(r.Dot(), moment=r.SecondMoment())(x, x[:0])
+    assert torch.equal(nothing.mean, torch.zeros(5, 4, dtype=D))
+
+
+def test_no_keys_at_all():
+    x = torch.randn(5, 4)
+    for normalizer in (r.Softmax(), r.LinearKernel(r.Elu()), r.Entmax()):
+        energy = r.Attention(r.Dot(), normalizer=normalizer).free_energy(x, x[:0])
+        assert torch.equal(energy, torch.full((5,), -math.inf))
+    assert torch.equal(r.Attention(r.Dot(), moment=r.Mode())(x, x[:0]), torch.zeros(5, 4))
+
+
+def test_a_law_of_nothing_is_an_error_that_says_so():
+    x = torch.randn(5, 4)
+    hidden = r.Where(torch.zeros(5, 5, dtype=torch.bool))
+    with pytest.raises(r.ArgumentError, match="moment: is Law, and some query sees nothing"):
+        r.Attention(r.Dot(), support=hidden, moment=r.Law())(x)
+    with pytest.raises(r.ArgumentError, match="support: leaves a query that sees nothing"):
+        r.Attention(r.Dot(), support=hidden).kernel(x)(x)
+
+
+def test_kernels_with_heads():
+    w, w_v, x = torch.randn(3, 4, 2, dtype=D), torch.randn(3, 4, 5, dtype=D), torch.randn(6, 4, dtype=D)
+    attention = r.Attention(r.Dot(w, w), r.Linear(w_v))
+    assert torch.allclose(attention.kernel(x)(x).points.squeeze(-2), attention(x), atol=1e-12)
+    grouped = r.Dot(torch.randn(6, 4, 2, dtype=D), w)
+    assert grouped.scores(x, x).shape == (6, 6, 6)
+
+
+def test_free_energy_of_sinkhorn_and_its_dtype():
+    x = torch.randn(5, 4)
+    assert r.Attention(r.Dot(), normalizer=r.Sinkhorn()).free_energy(x).shape == (5,)
+    assert r.Attention(r.Gaussian(bandwidth=0.01)).free_energy(x).dtype == torch.float32
+
+
+def test_gaps_are_laws_and_not_negative():
+    x = torch.randn(5, 4)
+    attention = r.Attention(r.Dot())
+    with pytest.raises(r.ArgumentError, match="law: has rows that are not probability laws"):
+        attention.law_gap(torch.zeros(5, 5), x)
+    rows = attention.softmatch(x)(x).masses()
+    assert (attention.law_gap(rows, x) >= 0).all()
+    assert attention.law_gap(torch.eye(5), r.Measure(x, torch.tensor([0, 0, 0, 0, -torch.inf])))[4] == math.inf
+
+
+def test_log_weights_of_a_batch_are_not_groups():
+    """(batch, n) beside (batch, heads, n, d): an error, never a silent grouping."""
+    q = torch.randn(2, 4, 5, 8)
+    with pytest.raises(r.ArgumentError, match="have batch shapes"):
+        r.attend(q, q, q, log_weights=torch.randn(2, 5))
+    assert r.attend(q, q, q, log_weights=torch.randn(2, 1, 5)).shape == q.shape
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: r.Attention(r.Dot())(x, x.double()), "context: has dtype torch.float64"),
+        (lambda x: r.Softmax("hot"), "temperature: is hot"),
+        (lambda x: r.GaussianMeasure(torch.zeros(2), 1.0), "covariance: is a float"),
+        (lambda x: r.attend(x, x, x, engine="sdpa"), "engine: is 'sdpa'; give an engine value"),
+        (lambda x: r.apply(r.Attention(r.Dot()), x, engine=r.Sdpa), "engine: is <class"),
+    ],
+)
+def test_errors_that_were_raw(call, message):
+    with pytest.raises(r.ArgumentError, match=message):
+        call(torch.randn(4, 3))
+
+
+def test_operators_refuse_strangers():
+    with pytest.raises(TypeError):
+        r.Causal() & torch.ones(2)
+    with pytest.raises(TypeError):
+        r.Attention(r.Dot()).kernel(torch.randn(3, 2)) @ 3
+    with pytest.raises(TypeError):
+        r.Dot() + 3
+    with pytest.raises(TypeError, match="abstract"):
+        r.Potential()
+    assert len(sum([r.Dot(), r.Gaussian(), r.Alibi(0.1)]).terms) == 3
+
+
+def test_merging_counts_only_for_softmax():
+    """Entmax and sigmoid count keys: three copies are not one key of triple weight among fewer."""
+    x = torch.randn(5, 4, dtype=D)
+    doubled = r.Measure(torch.cat([x, x[:1], x[:1]]))
+    q = torch.randn(3, 4, dtype=D)
+    assert torch.allclose(r.Attention(r.Dot())(q, doubled), r.Attention(r.Dot())(q, doubled.merge()), atol=1e-12)
+    sigmoid = r.Attention(r.Dot(), normalizer=r.Sigmoid())
+    assert not torch.allclose(sigmoid(q, doubled), sigmoid(q, doubled.merge()), atol=1e-3)
