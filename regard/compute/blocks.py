@@ -156,13 +156,12 @@ def _blocks(tile: Tile, columns: int) -> Iterator[Tile]:
 
 def _stacked(tiling: Tiling, results: Iterator[tuple[Tile, Tensor]]) -> Tensor:
     """Blocks of rows (..., rows, ·) put together to (..., m, ·)."""
-    if tiling.batch is None:
-        return torch.cat([result for _, result in results], -2)
     total: Tensor | None = None
     for tile, result in results:
         if total is None:
-            total = result.new_empty(*tiling.batch, tiling.query_marks.shape[-1], result.shape[-1])
-        total[tile.batch][tile.rows] = result
+            batch = result.shape[:-2] if tiling.batch is None else tiling.batch
+            total = result.new_empty(*batch, tiling.query_marks.shape[-1], result.shape[-1])
+        at(total, tile.batch)[..., tile.rows, :] = result
     assert total is not None
     return total
 
