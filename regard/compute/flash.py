@@ -17,6 +17,7 @@ from torch import Tensor
 from regard._object import Object
 from regard.compute.blocks import replay
 from regard.compute.tiles import Tiling
+from regard.errors import RefusalError
 from regard.normalizers.base import without_empty_rows, zero_where
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -100,9 +101,7 @@ class _Flash(torch.autograd.Function):
         size = info.batch_size
         if arguments[4] is not None:  # blocks of masks differ from row to row: one sample at a time
             if _moves(arguments[4], in_dims[4]):
-                raise NotImplementedError(
-                    "vmap over the tensors of a support or of a position bias; map over q, k and v, or use batch dimensions"
-                )
+                raise RefusalError("engine sdpa", ["vmap over a support or a position bias is not possible; use batch dimensions."])
             samples = [
                 _Flash.apply(*(_sample(a, d, s) for a, d in zip(arguments[:4], in_dims[:4], strict=True)), *arguments[4:])
                 for s in range(size)

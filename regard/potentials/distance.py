@@ -13,8 +13,23 @@ from regard._types import Features, Scalar, over_scores
 from regard.potentials.base import Potential, project_both, project_differences
 
 
+class DistancePotential(Potential):
+    """A potential of q - k, with q and k the projected points. Abstract: it only says how points are projected."""
+
+    w_q: Tensor | None
+    w_k: Tensor | None
+    b_q: Tensor | None
+    b_k: Tensor | None
+
+    def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+        return project_differences(x, y, self.w_q, self.w_k, self.b_q, self.b_k)
+
+    def projections(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+        return project_both(x, y, self.w_q, self.w_k, self.b_q, self.b_k)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class Gaussian(Potential):
+class Gaussian(DistancePotential):
     """a(x, y) = -|w_qᵀx - w_kᵀy|² / (2 bandwidth²): L2 attention (kim2021), metric attention (metric2024).
 
     A Mahalanobis distance (x-y)ᵀ M (x-y) is w_q = w_k = L with M = L Lᵀ.
@@ -30,18 +45,12 @@ class Gaussian(Potential):
         _check.projections(self.w_q, self.w_k, self.b_q, self.b_k)
         _check.positive("bandwidth", self.bandwidth)
 
-    def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
-        return project_differences(x, y, self.w_q, self.w_k, self.b_q, self.b_k)
-
-    def projections(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
-        return project_both(x, y, self.w_q, self.w_k, self.b_q, self.b_k)
-
     def pair(self, queries: Features, keys: Features) -> Tensor:
         return -0.5 * (distances(queries, keys) / over_scores(self.bandwidth)).square()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Laplace(Potential):
+class Laplace(DistancePotential):
     """a(x, y) = -|q - k| / bandwidth."""
 
     bandwidth: Scalar = 1.0
@@ -54,18 +63,12 @@ class Laplace(Potential):
         _check.projections(self.w_q, self.w_k, self.b_q, self.b_k)
         _check.positive("bandwidth", self.bandwidth)
 
-    def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
-        return project_differences(x, y, self.w_q, self.w_k, self.b_q, self.b_k)
-
-    def projections(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
-        return project_both(x, y, self.w_q, self.w_k, self.b_q, self.b_k)
-
     def pair(self, queries: Features, keys: Features) -> Tensor:
         return -distances(queries, keys) / over_scores(self.bandwidth)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class StudentT(Potential):
+class StudentT(DistancePotential):
     """a(x, y) = -(nu + 1)/2 · log(1 + |q - k|² / (nu bandwidth²)): polynomial decay."""
 
     nu: Scalar = 1.0
@@ -79,12 +82,6 @@ class StudentT(Potential):
         _check.projections(self.w_q, self.w_k, self.b_q, self.b_k)
         _check.positive("nu", self.nu)
         _check.positive("bandwidth", self.bandwidth)
-
-    def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
-        return project_differences(x, y, self.w_q, self.w_k, self.b_q, self.b_k)
-
-    def projections(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
-        return project_both(x, y, self.w_q, self.w_k, self.b_q, self.b_k)
 
     def pair(self, queries: Features, keys: Features) -> Tensor:
         nu = over_scores(self.nu)

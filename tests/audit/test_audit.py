@@ -163,3 +163,15 @@ def test_the_real_model(tmp_path):
     assert all(
         (report.ranked(by_name[c])[0].layer, report.ranked(by_name[c])[0].head) == (0, 2) for c in ("entropy", "largest_logit", "qk_norm")
     )
+
+
+def test_training_mode_and_broken_weights(bert):
+    """Dropout is off while the audit looks, and the mode is as it was; NaN weights are a reason, not a crash."""
+    bert.train()
+    assert r.audit(bert, ids(6)).missing == []
+    assert bert.training
+    bert.encoder.layer[1].attention.self.query.weight.data[0, 0] = torch.nan
+    report = r.audit(bert, ids(6))
+    assert [m.site for m in report.missing] == ["encoder.layer.1.attention.self"]
+    assert "non-finite" in report.missing[0].reason
+    assert len(report.heads) == 3
