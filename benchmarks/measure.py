@@ -38,7 +38,7 @@ def interleaved(contenders: dict[str, Contender], budget: float, most: int = 15)
 
 
 def peak_mib(build: Callable[..., Contender], *arguments: Any) -> float:
-    """Peak memory of one run beyond its inputs, in MiB, measured in a fresh process."""
+    """Peak memory of one run beyond its inputs, in MiB, measured in a fresh process. `build` takes the stage first: warm-up or full."""
     with get_context("spawn").Pool(1) as pool:
         return pool.apply(_peak, (build, arguments))
 

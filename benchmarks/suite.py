@@ -204,3 +204,10 @@ CASES = (
     Case("other declarations", others, (Target("attend(Sinkhorn, 5 iterations)", "sdpa", 13.0),), seconds=8),
     Case("gradients", backward, (Target("attend(Gaussian) forward + backward", "sdpa forward + backward", 1.2),), seconds=8),
 )
+
+
+def contender_of(stage: str, case: str, shape: str, name: str) -> Contender:
+    """One contender of one case, on a short input for the warm-up; for measuring memory in a process of its own."""
+    size = SHAPES[shape]
+    build = next(c.build for c in CASES if c.name == case)
+    return build((size[0], size[1], 64, size[3]) if stage == "warm-up" else size)[name]

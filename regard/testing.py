@@ -144,7 +144,7 @@ def _reduction_is_exact(potential: Potential, x: Tensor, y: Tensor, scores: Tens
     for residue in folded.residues:
         total = total + residue.tile(slice(None), slice(None))
     total = total if folded.key_bias is None else total + folded.key_bias.unsqueeze(-2)
-    total = total if folded.row_bias is None else total + folded.row_bias.unsqueeze(-1)
+    total = total if folded.row_bias is None else total + folded.row_bias().unsqueeze(-1)
     seen = Causal().allows(torch.arange(5), torch.arange(7)) if causal else torch.ones(5, 7, dtype=torch.bool)
     _close("the reduction to a dot product is exact", torch.where(seen, total, 0.0), torch.where(seen, scores, 0.0), 1e-9)
 

@@ -42,7 +42,7 @@ class Reduced(Potential):
     def of(reduction: Reduction) -> tuple[Potential, Features, Features]:  # type: ignore[override]
         """The form of a reduction without residues."""
         folded = reduction.folded()
-        biases = [None if bias is None else bias.unsqueeze(-1) for bias in (folded.row_bias, folded.key_bias)]
+        biases = [None if bias is None else bias.unsqueeze(-1) for bias in (folded.row_bias and folded.row_bias(), folded.key_bias)]
         return Reduced(), (folded.queries, biases[0]), (folded.keys, biases[1])
 
 

@@ -110,7 +110,7 @@ class FeatureKernel(Potential):
         reduction = reduction.shared()
         log_q, log_k = self.feature_map.log_features(reduction.queries), self.feature_map.log_features(reduction.keys)
         top_q, top_k = log_q.detach().amax(-1, keepdim=True), log_k.detach().amax(-1, keepdim=True)
-        bias_q = top_q if reduction.row_bias is None else top_q + reduction.row_bias.unsqueeze(-1)
+        bias_q = top_q if reduction.row_bias is None else top_q + reduction.row_bias().unsqueeze(-1)
         bias_k = top_k if reduction.key_bias is None else top_k + reduction.key_bias.unsqueeze(-1)
         return ((log_q - top_q).exp(), bias_q), ((log_k - top_k).exp(), bias_k)
 

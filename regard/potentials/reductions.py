@@ -8,7 +8,9 @@ on positions only and has no such form (a table of relative biases, a symmetric 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,13 +43,16 @@ class Residue(Object):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Reduction(Object):
-    """scale · q·k + key_bias + row_bias + residues. amplitude: how large the terms are that cancel, as an n-free number."""
+    """scale · q·k + key_bias + row_bias() + residues; the row bias is computed where it is asked for.
+
+    amplitude: how large the terms of a score are that cancel.
+    """
 
     queries: Tensor
     keys: Tensor
     scale: Scalar = 1.0
     key_bias: Tensor | None = None
-    row_bias: Tensor | None = None
+    row_bias: Callable[[], Any] | None = None
     residues: tuple[Residue, ...] = ()
     amplitude: Tensor | None = None
 
@@ -95,16 +100,15 @@ def _gaussian(potential: Gaussian, queries: Tensor, keys: Tensor, causal: bool) 
         center = keys.detach().mean(-2, keepdim=True)
         queries, keys = queries - center, keys - center
     precision = 1 / (_column(potential.bandwidth) ** 2)
-    key_norms, query_norms = keys.square().sum(-1), queries.square().sum(-1)
-    largest = [norms.detach().amax() for norms in (key_norms, query_norms) if norms.numel()]
-    reach = torch.stack(largest).amax() if largest else keys.new_zeros(())
+    largest = [torch.linalg.vector_norm(z.detach(), dim=-1).amax() for z in (queries, keys) if z.numel()]
+    reach = torch.stack(largest).amax().square() if largest else keys.new_zeros(())
     sharpest = precision.detach().amax() if isinstance(precision, Tensor) else precision
     return Reduction(
         queries,
         keys,
         1 / (potential.bandwidth**2),
-        key_bias=-0.5 * precision * key_norms,
-        row_bias=-0.5 * precision * query_norms,
+        key_bias=-0.5 * precision * keys.square().sum(-1),
+        row_bias=lambda: -0.5 * precision * queries.square().sum(-1),
         amplitude=reach * sharpest,
     )
 
@@ -122,7 +126,7 @@ def _alibi(potential: Alibi, queries: Tensor, keys: Tensor, causal: bool) -> Red
     if not causal or _check.holds(steep * torch.finfo(keys.dtype).eps < 1e-6) is False:
         return _only_residue(potential, queries, keys)
     nothing = (queries[..., :0], keys[..., :0])
-    return Reduction(*nothing, 1.0, key_bias=slope * keys.squeeze(-1), row_bias=-slope * queries.squeeze(-1))
+    return Reduction(*nothing, 1.0, key_bias=slope * keys.squeeze(-1), row_bias=lambda: -slope * queries.squeeze(-1))
 
 
 @reduce.rule(Rotary)
@@ -143,7 +147,7 @@ def _scaled(potential: Scaled, queries: Features, keys: Features, causal: bool) 
         inner.keys,
         inner.scale * factor,
         None if inner.key_bias is None else bias_factor * inner.key_bias,
-        None if inner.row_bias is None else bias_factor * inner.row_bias,
+        None if inner.row_bias is None else lambda: bias_factor * inner.row_bias(),
         tuple(Residue(Scaled(r.potential, factor), r.queries, r.keys) for r in inner.residues),
         None if inner.amplitude is None else inner.amplitude * torch.as_tensor(factor).detach().abs().amax(),
     )
@@ -161,7 +165,7 @@ def _sum(potential: Sum, queries: Features, keys: Features, causal: bool) -> Red
         _beside([part.keys for part in folded]),
         1.0,
         _total([part.key_bias for part in folded]),
-        _total([part.row_bias for part in folded]),
+        None if all(part.row_bias is None for part in folded) else lambda: _total([part.row_bias and part.row_bias() for part in folded]),
         tuple(residue for part in folded for residue in part.residues),
         _total([part.amplitude for part in folded]),
     )

@@ -57,7 +57,11 @@ class Flex(Engine):
         q, k, v = (t.expand(*batch, -1, -1).reshape(-1, *t.shape[-2:]).unsqueeze(1) for t in (form.queries, form.keys, exact.values))
         bias, counts, rows = (
             (torch.zeros(size) if t is None else t).to(q).expand(*batch, -1).reshape(-1, size)
-            for t, size in ((form.key_bias, exact.key_count), (exact.log_counts, exact.key_count), (form.row_bias, exact.query_count))
+            for t, size in (
+                (form.key_bias, exact.key_count),
+                (exact.log_counts, exact.key_count),
+                (form.row_bias and form.row_bias(), exact.query_count),
+            )
         )
         temperature = float(exact.normalizer.temperature)
 

@@ -54,7 +54,7 @@ class Sdpa(Engine):
             lse = lse.masked_fill(_empty_rows(problem), -math.inf)
         temperature = _temperature(problem)
         energy = (temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature) * lse
-        return energy if reduction.row_bias is None else energy + reduction.row_bias
+        return energy if reduction.row_bias is None else energy + reduction.row_bias()
 
     def predict(self, problem: Problem) -> Prediction:
         reduction = _reduction(problem)
