@@ -76,4 +76,4 @@ def row_empty(problem: Problem, rows: slice = slice(None)) -> Tensor:
     allowed = problem.support.allows(problem.rows()[..., rows], problem.columns())
     if problem.log_counts is not None:
         allowed = allowed & (problem.log_counts > -math.inf).unsqueeze(-2)
-    return ~allowed.any(-1)
+    return ~allowed.any(-1).expand(*allowed.shape[:-2], problem.rows()[..., rows].shape[-1])

@@ -76,6 +76,8 @@ class Problem(Object):
         shapes.append(self.values.shape[:-2])
         if self.log_counts is not None:
             shapes.append(self.log_counts.shape[:-1])
+        if self.log_queries is not None and not self.normalizer.rowwise:
+            shapes.append(self.log_queries.shape[:-1])
         given = _check.broadcast("queries, keys, values and log_weights", *shapes)
         return _check.broadcast("tokens, and the potential's parameters or the support,", given, self.structure_shape())
 
@@ -94,13 +96,14 @@ class Problem(Object):
 
     def structure_shape(self) -> tuple[int, ...]:
         """The batch shape that the potential's own parameters and the support add (a slope for each head, a length for each text)."""
-        one = torch.zeros(1, dtype=torch.long, device=self.device)
-        allowed = () if isinstance(self.support, (Full, Causal)) else self.support.allows(one, one).shape[:-2]
+        learned = [t.shape for t in pytree.tree_leaves(self.normalizer) if isinstance(t, Tensor)]  # a temperature for each head
+        plain = isinstance(self.support, Full) or (isinstance(self.support, Causal) and self.in_order())
+        allowed = () if plain else self.support.allows(self.rows()[..., :1], self.columns()[..., :1]).shape[:-2]
         if 0 in (self.query_count, self.key_count):
-            return tuple(allowed)
+            return tuple(_check.broadcast("normalizer and support", allowed, *learned))
         few = pytree.tree_map(_first, (self.queries, self.keys))
         scored = self.potential.pair(*few).shape[:-2]
-        return tuple(_check.broadcast("potential and support", allowed, scored))
+        return tuple(_check.broadcast("potential, normalizer and support", allowed, scored, *learned))
 
     def hidden_parameters(self) -> bool:
         """Whether scores want a gradient although no tensor of the declaration does: a function that captured one."""

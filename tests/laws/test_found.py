@@ -139,3 +139,39 @@ def test_merging_counts_only_for_softmax():
     assert torch.allclose(r.Attention(r.Dot())(q, doubled), r.Attention(r.Dot())(q, doubled.merge()), atol=1e-12)
     sigmoid = r.Attention(r.Dot(), normalizer=r.Sigmoid())
     assert not torch.allclose(sigmoid(q, doubled), sigmoid(q, doubled.merge()), atol=1e-3)
+
+
+@pytest.mark.parametrize("engine", [r.Sdpa(), r.Tiled(), r.ReferenceEngine()])
+def test_heads_may_come_from_anywhere(engine):
+    """A temperature for each head, marks for each sample, weights for each sample: the output has their batch, in every engine."""
+    x = torch.randn(5, 4, dtype=D)
+    heads = r.attend(x, x, x, normalizer=r.Softmax(torch.tensor([0.5, 1.0, 2.0], dtype=D)), engine=engine)
+    assert heads.shape == (3, 5, 4)
+    assert torch.allclose(heads[1], r.attend(x, x, x), atol=1e-12)
+    marks = torch.stack([torch.arange(5), torch.arange(5).flip(0)])
+    causal = r.apply(r.Attention(r.Dot(), support=r.Causal()), r.Measure(x.expand(2, 5, 4), marks=marks), engine=engine).points
+    assert torch.allclose(causal[0], r.attend(x, x, x, support=r.Causal()), atol=1e-12)
+    assert torch.allclose(causal[1].flip(0), r.attend(x.flip(0), x.flip(0), x.flip(0), support=r.Causal()), atol=1e-12)
+
+
+def test_free_energy_of_long_and_empty_rows():
+    """More rows than a block, a support without a row axis, and a learned temperature whose gradient an empty row must not spoil."""
+    x = torch.randn(300, 4, dtype=D)
+    energy = r.Attention(r.Dot(), support=r.Padding(torch.tensor(7))).free_energy(x)
+    assert torch.allclose(energy, (x @ x[:7].T / 2).logsumexp(-1) - math.log(300), atol=1e-10)
+    temperature = torch.tensor(1.5, dtype=D, requires_grad=True)
+    for potential in (r.Dot(), r.Laplace()):
+        seen = r.Where(torch.ones(5, 5, dtype=torch.bool).tril(-1))
+        energy = r.Attention(potential, normalizer=r.Softmax(temperature), support=seen).free_energy(x[:5])
+        assert energy[0] == -math.inf
+        assert torch.isfinite(torch.autograd.grad(energy[1:].sum(), temperature, retain_graph=True)[0])
+        assert torch.isfinite(torch.autograd.grad(energy, temperature, torch.ones_like(energy))[0])
+
+
+def test_a_learned_temperature_reaches_position_biases():
+    """The fused kernel gives no gradient to what a temperature divides beside the scores, so it must refuse."""
+    x = torch.randn(5, 4, dtype=D)
+    temperature = torch.tensor(1.5, dtype=D, requires_grad=True)
+    declared = {"potential": r.Dot() + r.Alibi(0.5), "normalizer": r.Softmax(temperature)}
+    mine, theirs = (torch.autograd.grad(r.attend(x, x, x, engine=e, **declared).square().sum(), temperature)[0] for e in (None, r.ReferenceEngine()))
+    assert torch.allclose(mine, theirs, atol=1e-10)

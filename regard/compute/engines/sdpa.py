@@ -41,7 +41,8 @@ class Sdpa(Engine):
         reduction = problem.reduction
         if isinstance(reduction, str):
             return reduction
-        if torch.is_grad_enabled() and any(t.requires_grad for t in pytree.tree_leaves([r.potential for r in reduction.residues])):
+        moving = pytree.tree_leaves([r.potential for r in _residues(problem, reduction)])
+        if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in moving):
             return "the fused kernel gives no gradient to a bias on pairs of positions."
         return None
 
@@ -50,11 +51,12 @@ class Sdpa(Engine):
 
     def free_energy(self, problem: Problem) -> Tensor:
         _, lse, reduction = self._compute(problem.change(values=problem.values[..., :1]))
-        if not isinstance(problem.support, Full) or problem.log_counts is not None:
-            lse = lse.masked_fill(_empty_rows(problem), -math.inf)
         temperature = _temperature(problem)
         energy = (temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature) * lse
-        return energy if reduction.row_bias is None else energy + reduction.row_bias()
+        energy = energy if reduction.row_bias is None else energy + reduction.row_bias()
+        if isinstance(problem.support, Full) and problem.log_counts is None:
+            return energy
+        return energy.masked_fill(_empty_rows(problem), -math.inf)
 
     def predict(self, problem: Problem) -> Prediction:
         reduction = _reduction(problem)

@@ -58,8 +58,10 @@ class Tiled(Engine):
     def free_energy(self, problem: Problem) -> Tensor:
         exact = precise(problem)
         if isinstance(exact.normalizer, Softmax):
-            temperature = exact.normalizer.temperature
-            return (temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature) * self._softmax(exact)[1]
+            temperature, lse = exact.normalizer.temperature, self._softmax(exact)[1]
+            seen = lse > -math.inf  # the energy of nothing is -inf whatever the temperature
+            energy = (temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature) * torch.where(seen, lse, torch.zeros_like(lse))
+            return energy.masked_fill(~seen, -math.inf)
         if not exact.normalizer.rowwise:  # the rows are coupled: all of them are needed at once
             return ReferenceEngine().free_energy(exact)
         parts = _parts(exact)
