@@ -85,7 +85,13 @@ class Softmatch(Kernel):
             raise ArgumentError(
                 "normalizer",
                 f"{type(self.normalizer).__name__} rows are not probability laws",
-                "a Markov kernel needs laws: use Softmax, Entmax, Sparsemax, Sinkhorn or LinearKernel",
+                "a Markov kernel needs laws: use Softmax, Entmax, Sparsemax or LinearKernel",
+            )
+        if not self.normalizer.rowwise:
+            raise ArgumentError(
+                "normalizer",
+                f"{type(self.normalizer).__name__} couples the queries, so a point alone has no law",
+                "it is a coupling, not a kernel: run the attention, with the moment Law for its laws",
             )
 
     def __call__(self, points: Tensor, marks: Tensor | None = None) -> AnyLaw:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard import _check
 from regard._gather import gather_rows
+from regard._heads import grouped
 from regard.errors import ArgumentError
 from regard.kernel import AnyLaw, Kernel
 from regard.measure import Measure, dirac
@@ -32,6 +33,8 @@ class Lookup(Kernel):
         # A batch of laws (..., m) on n atoms: m·n keys, so that weights with heads meet the heads and not the laws.
         marks = None if law.marks is None else law.marks.expand(law.points.shape[:-1]).flatten(-2)
         values = self.values(law.points.flatten(-3, -2), marks).unflatten(-2, law.points.shape[-3:-1])
+        if law.log_weights is not None and law.log_weights.ndim >= 3:
+            values = grouped("values", values, law.log_weights.shape[-3], -4)
         return Measure(values, law.log_weights, law.marks)
 
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from regard import attention as declared
 from regard.attention import Attention, as_measure
 from regard.compute.engine import Engine, Prediction, engines, pairs, working_dtype
-from regard.compute.engines.flex import Flex
 from regard.compute.moments import project
 from regard.compute.problem import Problem, Tokens, pose
 from regard.errors import ArgumentError, PerformanceWarning, RefusalError
@@ -88,9 +87,8 @@ def select(problem: Problem, engine: Engine | None) -> Engine:
 
 
 def _refusal(candidate: Engine, problem: Problem, named: bool) -> str | None:
-    if isinstance(candidate, Flex) and not named and problem.device.type == "cpu":
-        return "on a CPU it compiles for seconds and has no backward pass; ask for it with engine=Flex()."
-    return candidate.refuse(problem)
+    unasked = None if named else candidate.only_by_name(problem)
+    return unasked or candidate.refuse(problem)
 
 
 def problem_of(attention: Attention, x: Measure | Tensor, context: Measure | Tensor | None) -> Problem:
@@ -110,8 +108,8 @@ def problem_of(attention: Attention, x: Measure | Tensor, context: Measure | Ten
 def _mixture(x: Measure, laws: Measure) -> Measure:
     """μK for laws with many atoms: all atoms of all queries."""
     log_weights = x.log_masses().unsqueeze(-1) + laws.log_masses()
-    points = laws.points.expand(*log_weights.shape, -1)
-    return Measure(points.flatten(-3, -2), log_weights.flatten(-2))
+    shape = torch.broadcast_shapes(log_weights.shape, laws.points.shape[:-1])
+    return Measure(laws.points.expand(*shape, -1).flatten(-3, -2), log_weights.expand(shape).flatten(-2))
 
 
 @declared.run.rule(Attention)

@@ -184,14 +184,13 @@ def _merge_blocks(layout: Layout, tiling: Tiling, leaves: list[Tensor], tile: Ti
         parts = layout.parts(layout.cut(leaves, block))
         scores = parts.scores(tiling.allowed(block))
         top = scores.amax(-1, keepdim=True)
-        top = torch.where(top == -math.inf, torch.zeros_like(top), top)
-        weights = (scores - top).exp_()
+        weights = (scores - _finite(top)).exp_()
         out, mass = weights @ parts.values, weights.sum(-1, keepdim=True)
         if total is None:
             total, total_mass, highest = out, mass, top
             continue
-        new = torch.maximum(highest, top)
-        old_share, new_share = (highest - new).exp(), (top - new).exp()
+        new = torch.maximum(highest, top)  # -inf as long as nothing was seen: such a part has no say
+        old_share, new_share = (highest - _finite(new)).exp(), (top - _finite(new)).exp()
         total, total_mass, highest = total * old_share + out * new_share, total_mass * old_share + mass * new_share, new
     assert total is not None
     seen = total_mass != 0  # NaN counts as seen: it must reach the output
@@ -241,6 +240,10 @@ def _whole_softmax(parts: Parts, tiling: Tiling) -> tuple[Tensor, Tensor]:
     lse = scores.logsumexp(-1)
     out = zero_where((scores - lse.unsqueeze(-1)).exp(), empty) @ parts.values
     return out, (lse if empty is None else lse.masked_fill(empty.squeeze(-1), -math.inf)).expand(out.shape[:-1])
+
+
+def _finite(level: Tensor) -> Tensor:
+    return torch.where(level == -math.inf, torch.zeros_like(level), level)
 
 
 class _ByRows(torch.autograd.Function):

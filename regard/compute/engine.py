@@ -34,6 +34,10 @@ class Engine(Object):
     def refuse(self, problem: Problem) -> str | None:
         """Why this engine cannot run the problem, as a sentence; None if it can."""
 
+    def only_by_name(self, problem: Problem) -> str | None:
+        """Why this engine should not be chosen unless somebody asks for it; None if it may."""
+        return None
+
     @abstractmethod
     def run(self, problem: Problem) -> Tensor:
         """The outputs (..., m, e)."""
@@ -59,6 +63,11 @@ def register(engine: type[Engine]) -> type[Engine]:
 def engines() -> list[Engine]:
     """All engines, the fastest first, the reference last."""
     return [engine() for engine in _engines]
+
+
+def first_willing(problem: Problem) -> Engine:
+    """The fastest engine that takes the problem unasked; the reference takes any."""
+    return next(e for e in engines() if e.only_by_name(problem) is None and e.refuse(problem) is None)
 
 
 def pairs(problem: Problem) -> float:

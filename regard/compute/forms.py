@@ -69,7 +69,7 @@ class RationalAdditive(Potential):
 
 SATURATED = {torch.float32: 10.0, torch.float64: 20.0}
 """Beyond this tanh is one to the last digit."""
-LARGEST_EXPONENT = {torch.float32: 80.0, torch.float64: 700.0}
+LARGEST_EXPONENT = {torch.float32: 80.0, torch.float64: 300.0}
 """Products of exponentials must stay in the floating range."""
 
 

@@ -88,7 +88,7 @@ def _chosen(problem: Problem, choose: Callable[[Tensor], Tensor]) -> Tensor:
             log_queries = None if exact.log_queries is None else exact.log_queries[..., tile.rows]
             reference = Reference(exact.log_counts, tiling.allowed(tile), log_queries)
             weights = exact.normalizer.weights(exact.potential.pair(queries, exact.keys), reference)
-            index = choose(weights)
+            index = choose(weights.expand(*exact.batch_shape, *weights.shape[-2:]))
         value = pick(exact.values.unsqueeze(-3), index)
         picked.append(value.masked_fill(weights.sum(-1, keepdim=True) == 0, 0.0))
     return torch.cat(picked, -2).to(problem.dtype)

@@ -22,7 +22,7 @@ def precise(problem: Problem) -> Problem:
     kind = torch.promote_types(problem.dtype, torch.float32)
     if kind == torch.float32 and (problem.normalizer.sharp() or loses_digits(problem)):
         kind = torch.float64
-    return problem if kind == problem.dtype else problem.to(kind)
+    return problem.to(kind)
 
 
 def loses_digits(problem: Problem) -> bool:

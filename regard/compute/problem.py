@@ -134,7 +134,8 @@ class Problem(Object):
 
     def to(self, dtype: torch.dtype) -> Problem:
         """The same problem in another floating dtype; positions and indices stay."""
-        return pytree.tree_map(lambda t: t.to(dtype) if isinstance(t, Tensor) and t.dtype.is_floating_point else t, self)
+        moved = pytree.tree_map(lambda t: t.to(dtype) if isinstance(t, Tensor) and t.dtype.is_floating_point else t, self)
+        return moved.replace(query_marks=self.query_marks, key_marks=self.key_marks, support=self.support)
 
     def change(self, **changes: Any) -> Problem:
         """Some fields changed."""
@@ -147,6 +148,10 @@ def pose(potential: Potential, normalizer: Normalizer, support: Support, x: Toke
     _check.same_device("values", values, "keys", y.points)
     if x.points.dtype != y.points.dtype:
         raise ArgumentError("context", f"has dtype {y.points.dtype} and the queries {x.points.dtype}", "convert them to one dtype")
+    for name, noun in (("potential", potential), ("normalizer", normalizer), ("log_weights", y.log_weights)):
+        wide = any(isinstance(t, Tensor) and t.dtype == torch.float64 for t in pytree.tree_leaves(noun))
+        if wide and x.points.dtype != torch.float64:
+            raise ArgumentError(name, f"has float64 tensors and the points are {x.points.dtype}", "convert one of them")
     potential, normalizer = normalizer.acting(potential)
     query_marks = torch.arange(x.points.shape[-2], device=x.points.device) if x.marks is None else x.marks
     key_marks = torch.arange(y.points.shape[-2], device=y.points.device) if y.marks is None else y.marks

@@ -90,10 +90,18 @@ def zero_where(weights: Tensor, empty: Tensor | None) -> Tensor:
 def entropy_term(weights: Tensor, log_counts: Tensor | None) -> Tensor:
     """p log(p / c) with 0 log 0 = 0, elementwise; ∞ where there is weight on a key that counts zero."""
     safe = torch.where(weights > 0, weights, torch.ones_like(weights))
-    relative = safe.log() if log_counts is None else safe.log() - log_counts.unsqueeze(-2)
+    relative = safe.log()
+    if log_counts is not None:  # a key without weight takes no part, even if it counts zero
+        relative = relative - torch.where(weights > 0, log_counts.unsqueeze(-2), torch.zeros_like(weights))
     return torch.where(weights > 0, weights * relative, torch.zeros_like(weights))
 
 
 def expected(weights: Tensor, scores: Tensor) -> Tensor:
     """Σ_j p_j s_j, where keys without weight do not count even if their score is -inf."""
     return torch.where(weights > 0, weights * scores, torch.zeros_like(scores)).sum(-1)
+
+
+def log_total(log_counts: Tensor) -> Tensor:
+    """log Σ_j exp(log_counts_j), zero where no key counts."""
+    none = (log_counts == -math.inf).all(-1, keepdim=True)
+    return log_counts.masked_fill(none, 0.0).logsumexp(-1).masked_fill(none.squeeze(-1), 0.0)

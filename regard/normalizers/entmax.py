@@ -30,7 +30,8 @@ class Entmax(Normalizer):
             raise ArgumentError("alpha", f"is {self.alpha}", "give a number ≥ 1: 1 is softmax, 1.5 the usual sparse law, 2 sparsemax")
 
     def sharp(self) -> bool:
-        return self.alpha > 2  # p = r^k with k < 1 has infinite slope at the edge of its support
+        # p = r^k with k = 1/(α-1): for k < 1 it has infinite slope at the edge of its support, for large k it multiplies rounding by k.
+        return self.alpha > 2 or 1 < self.alpha < 1.1
 
     def weights(self, scores: Tensor, reference: Reference) -> Tensor:
         if self.alpha == 1:
@@ -149,7 +150,8 @@ def _solve_rows(scores: Tensor, counts: Tensor | None, start: Tensor, power: flo
         threshold = _newton(scores, counts, start, power, laws, 0.25 * math.sqrt(eps) if power >= 2 else 4 * eps)
     else:
         threshold = _bisection(scores, counts, start, power, laws)
-    law = _powered(torch.sub(scores, threshold, out=laws).clamp_(min=0), power)
+    excess = torch.sub(scores, threshold, out=laws).clamp_(min=0)
+    law = _powered(excess if power in (1, 2) else excess / excess.amax(-1, keepdim=True), power)  # a large power must not overflow
     law = law if counts is None else law * counts
     torch.div(law, law.sum(-1, keepdim=True).clamp_min(torch.finfo(law.dtype).tiny), out=laws)  # a row without mass stays zero
 
@@ -161,25 +163,29 @@ def _newton(scores: Tensor, counts: Tensor | None, threshold: Tensor, power: flo
     """
     for _ in range(60):
         excess = torch.sub(scores, threshold, out=buffer).clamp_(min=0)
-        norm, slope = _norm_and_slope(excess, counts, power)
-        slope = slope.clamp_min(torch.finfo(scores.dtype).tiny)  # a row whose keys all count zero
-        step = (norm - power) * (norm / slope if power == 2 else norm ** (power - 1) / slope)
+        norm, inverse_slope = _norm_and_inverse_slope(excess, counts, power)
+        step = (norm - power) * inverse_slope
         threshold = threshold + step
         if float(step.amax()) <= tolerance * power:
             break
     return threshold
 
 
-def _norm_and_slope(excess: Tensor, counts: Tensor | None, power: float) -> tuple[Tensor, Tensor]:
-    """(Σ c r^k)^{1/k} and Σ c r^{k-1} along rows."""
+def _norm_and_inverse_slope(excess: Tensor, counts: Tensor | None, power: float) -> tuple[Tensor, Tensor]:
+    """The norm N = (Σ c r^k)^{1/k} along rows, and -1/N' = N^{k-1} / Σ c r^{k-1}; zero for a row whose keys all count zero."""
+    tiny = torch.finfo(excess.dtype).tiny
     if counts is None and power == 2:
-        return torch.linalg.vector_norm(excess, dim=-1, keepdim=True), excess.sum(-1, keepdim=True)
+        norm = torch.linalg.vector_norm(excess, dim=-1, keepdim=True)
+        return norm, norm / excess.sum(-1, keepdim=True).clamp_min(tiny)
     if counts is None and power == 1:
         norm = excess.sum(-1, keepdim=True)
-        return norm, excess.sign_().sum(-1, keepdim=True)
-    lower = torch.where(excess > 0, _powered(excess, power - 1), torch.zeros_like(excess))
+        return norm, 1 / excess.sign_().sum(-1, keepdim=True).clamp_min(1)
+    top = excess.amax(-1, keepdim=True).clamp_min(tiny)
+    share = excess / top  # in [0, 1]: no power of it overflows
+    lower = torch.where(share > 0, _powered(share, power - 1), torch.zeros_like(share))
     lower = lower if counts is None else lower * counts
-    return (lower * excess).sum(-1, keepdim=True) ** (1 / power), lower.sum(-1, keepdim=True)
+    mass = (lower * share).sum(-1, keepdim=True)
+    return top * mass ** (1 / power), mass ** ((power - 1) / power) / lower.sum(-1, keepdim=True).clamp_min(tiny)
 
 
 def _bisection(scores: Tensor, counts: Tensor | None, low: Tensor, power: float, buffer: Tensor) -> Tensor:

@@ -107,7 +107,10 @@ class FeatureKernel(Potential):
         return self._stable(reduction)
 
     def _stable(self, reduction: Reduction) -> tuple[Features, Features]:
-        reduction = reduction.shared()
+        if reduction.queries.shape[-1] == 0:
+            raise ArgumentError("potential", "projects to width zero", "a feature kernel needs at least one coordinate")
+        kind = torch.promote_types(reduction.queries.dtype, torch.float32)
+        reduction = reduction.replace(queries=reduction.queries.to(kind), keys=reduction.keys.to(kind)).shared()
         log_q, log_k = self.feature_map.log_features(reduction.queries), self.feature_map.log_features(reduction.keys)
         top_q, top_k = log_q.detach().amax(-1, keepdim=True), log_k.detach().amax(-1, keepdim=True)
         bias_q = top_q if reduction.row_bias is None else top_q + reduction.row_bias().unsqueeze(-1)

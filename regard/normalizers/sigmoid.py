@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard import _check
 from regard._types import Scalar
-from regard.normalizers.base import Normalizer, Reference, expected
+from regard.normalizers.base import Normalizer, Reference, expected, log_total
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -42,8 +42,7 @@ class Sigmoid(Normalizer):
             return self.bias
         if reference.log_counts is None:
             return -math.log(max(scores.shape[-1], 1))
-        total = reference.log_counts.logsumexp(-1)[..., None, None]
-        return -torch.where(total == -math.inf, torch.zeros_like(total), total)  # no key counts: any finite shift will do
+        return -log_total(reference.log_counts)[..., None, None]
 
     def objective(self, weights: Tensor, scores: Tensor, reference: Reference) -> Tensor:
         counts = torch.ones_like(weights) if reference.log_counts is None else reference.log_counts.exp().unsqueeze(-2)

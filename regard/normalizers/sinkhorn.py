@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, ConvergenceWarning
-from regard.normalizers.base import Normalizer, Reference, entropy_term, expected
+from regard.normalizers.base import Normalizer, Reference, entropy_term, expected, log_total
 from regard.normalizers.softmax import Softmax
 
 ColumnMass = Callable[[Tensor], Tensor]
@@ -82,7 +82,7 @@ def key_shares(log_counts: Tensor | None, count: int, like: Tensor) -> Tensor:
     """log of the share of each key, (..., n)."""
     if log_counts is None:
         return torch.full((count,), -math.log(max(count, 1)), dtype=like.dtype, device=like.device)
-    return log_counts - log_counts.logsumexp(-1, keepdim=True)
+    return log_counts - log_total(log_counts).unsqueeze(-1)
 
 
 def query_shares(log_queries: Tensor | None, count: int, like: Tensor) -> Tensor:

@@ -176,14 +176,12 @@ def project_both(
 def project_differences(
     x: Tensor, y: Tensor, w_q: Tensor | None, w_k: Tensor | None, b_q: Tensor | None, b_k: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys with the right differences q - k, projected from centered points so that a common offset costs no digits."""
+    """Queries and keys with the right differences q - k: from centered points, and in float64, so that no digits are lost."""
     if (w_q is None and w_k is None) or not y.shape[-2] or x.shape[-1] != y.shape[-1]:
         return project_both(x, y, w_q, w_k, b_q, b_k)
-    center = y.detach().double().mean(-2, keepdim=True)
-    queries, keys = project_both((x - center).to(x.dtype), (y - center).to(y.dtype), w_q, w_k, b_q, b_k)
-    if w_q is w_k:
-        return queries, keys
-    offset = project("k", center, None if w_k is None else w_k.double(), None) - project(
-        "q", center, None if w_q is None else w_q.double(), None
-    )
-    return queries, keys + offset.to(keys.dtype)
+    kind = torch.float64 if x.dtype == torch.float32 else x.dtype  # a narrow bandwidth needs more digits than the points have
+    x, y = x.to(kind), y.to(kind)
+    w_q, w_k, b_q, b_k = (None if t is None else t.to(kind) for t in (w_q, w_k, b_q, b_k))
+    center = y.detach().mean(-2, keepdim=True)
+    queries, keys = project_both(x - center, y - center, w_q, w_k, b_q, b_k)
+    return queries, keys + (project("k", center, w_k, None) - project("q", center, w_q, None))

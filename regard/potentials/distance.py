@@ -46,7 +46,7 @@ class Gaussian(DistancePotential):
         _check.positive("bandwidth", self.bandwidth)
 
     def pair(self, queries: Features, keys: Features) -> Tensor:
-        return -0.5 * (distances(queries, keys) / over_scores(self.bandwidth)).square()
+        return -0.5 * squared_distances(queries, keys) / over_scores(self.bandwidth) ** 2
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -85,7 +85,7 @@ class StudentT(DistancePotential):
 
     def pair(self, queries: Features, keys: Features) -> Tensor:
         nu = over_scores(self.nu)
-        ratio = (distances(queries, keys) / over_scores(self.bandwidth)).square() / nu
+        ratio = squared_distances(queries, keys) / (nu * over_scores(self.bandwidth) ** 2)
         return -0.5 * (nu + 1) * torch.log1p(ratio)
 
 
@@ -98,7 +98,7 @@ class _Distances(torch.autograd.Function):
     def forward(queries: Tensor, keys: Tensor) -> Tensor:
         if queries.dtype == torch.float64:
             return torch.cdist(queries, keys, compute_mode="donot_use_mm_for_euclid_dist")
-        return _by_products(queries.double(), keys.double()).to(queries.dtype)
+        return _by_products(queries.double(), keys.double()).sqrt().to(queries.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -107,31 +107,59 @@ class _Distances(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         queries, keys, distance = ctx.saved_tensors
-        if 0 in keys.shape:
-            return torch.zeros_like(queries), torch.zeros_like(keys)
-        center = keys.detach().mean(-2, keepdim=True)  # a common shift changes nothing but rounding: take it out
-        queries, keys = queries - center, keys - center
-        pull = torch.where(
-            distance > 0, gradient / torch.where(distance > 0, distance, torch.ones_like(distance)), torch.zeros_like(distance)
-        )
-        return (
-            queries * pull.sum(-1, keepdim=True) - pull @ keys,
-            keys * pull.sum(-2).unsqueeze(-1) - pull.mT @ queries,
-        )
+        apart = distance > 0
+        pull = torch.where(apart, gradient / torch.where(apart, distance, torch.ones_like(distance)), torch.zeros_like(distance))
+        return _pulled(queries, keys, pull)
+
+
+class _SquaredDistances(torch.autograd.Function):
+    """|q_i - k_j|² by direct differences; a polynomial, so that its derivatives of any order are right at zero too."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(queries: Tensor, keys: Tensor) -> Tensor:
+        if queries.dtype == torch.float64:
+            return torch.cdist(queries, keys, compute_mode="donot_use_mm_for_euclid_dist").square()
+        return _by_products(queries.double(), keys.double()).to(queries.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        queries, keys = ctx.saved_tensors
+        return _pulled(queries, keys, 2 * gradient)
+
+
+def _pulled(queries: Tensor, keys: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ_j pull_ij (q_i - k_j) and Σ_i pull_ij (k_j - q_i), as matrix products of centered points."""
+    if 0 in keys.shape:
+        return torch.zeros_like(queries), torch.zeros_like(keys)
+    center = keys.detach().mean(-2, keepdim=True)  # a common shift changes nothing but rounding: take it out
+    queries, keys = queries - center, keys - center
+    return queries * pull.sum(-1, keepdim=True) - pull @ keys, keys * pull.sum(-2).unsqueeze(-1) - pull.mT @ queries
 
 
 def _by_products(queries: Tensor, keys: Tensor) -> Tensor:
-    """√(|q|² + |k|² - 2 q·k) in float64, for inputs of lower precision: all their digits, at the speed of a matrix product."""
+    """|q|² + |k|² - 2 q·k in float64, for inputs of lower precision: all their digits, at the speed of a matrix product."""
     center = keys.mean(-2, keepdim=True) if keys.shape[-2] else keys.new_zeros(keys.shape[-1])
     queries, keys = queries - center, keys - center
     shrink = 1 - 8 * torch.finfo(torch.float64).eps  # what rounding leaves of a distance that is zero falls below zero, and is cut
     lengths_q, lengths_k = (shrink * z.square().sum(-1, keepdim=True) for z in (queries, keys))
     left = torch.cat([-2 * queries, lengths_q, torch.ones_like(lengths_q)], -1)
     right = torch.cat([keys, torch.ones_like(lengths_k), lengths_k], -1)
-    return (left @ right.mT).clamp(min=0).sqrt()
+    return (left @ right.mT).clamp(min=0)
 
 
 def distances(queries: Tensor, keys: Tensor) -> Tensor:
     """Euclidean distances (..., m, n) between rows, by direct differences: exact near zero and far from the origin."""
     batch = torch.broadcast_shapes(queries.shape[:-2], keys.shape[:-2])
     return _Distances.apply(queries.expand(*batch, -1, -1), keys.expand(*batch, -1, -1))
+
+
+def squared_distances(queries: Tensor, keys: Tensor) -> Tensor:
+    """Squared Euclidean distances (..., m, n) between rows."""
+    batch = torch.broadcast_shapes(queries.shape[:-2], keys.shape[:-2])
+    return _SquaredDistances.apply(queries.expand(*batch, -1, -1), keys.expand(*batch, -1, -1))

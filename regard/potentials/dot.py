@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from regard import _check
@@ -83,6 +84,7 @@ class Cosine(Potential):
 
     def normalized(self, z: Tensor) -> Tensor:
         """z/√(|z|² + eps) for each row."""
+        z = z.to(torch.promote_types(z.dtype, torch.float32))  # squares leave the range of half precision
         return z * (z.square().sum(-1, keepdim=True) + self.eps).rsqrt()
 
     def pair(self, queries: Features, keys: Features) -> Tensor:

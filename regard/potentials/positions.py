@@ -20,7 +20,10 @@ class PositionPotential(Potential):
     """A potential that looks at marks only: a bias on pairs of positions. Its features are the marks."""
 
     def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
-        kind = torch.promote_types(x.dtype, torch.float32)  # holds every integer position below 2^24 exactly
+        kind = torch.promote_types(x.dtype, torch.float32)
+        if 0 not in (x_marks.shape[-1], y_marks.shape[-1]):  # only differences count: from a near origin float32 holds them exactly
+            origin = torch.minimum(x_marks.detach().amin(-1, keepdim=True), y_marks.detach().amin(-1, keepdim=True))
+            x_marks, y_marks = x_marks - origin, y_marks - origin
         return x_marks.unsqueeze(-1).to(kind), y_marks.unsqueeze(-1).to(kind)
 
 

@@ -159,7 +159,7 @@ def _sum(potential: Sum, queries: Features, keys: Features, causal: bool) -> Red
     for part in parts:
         if isinstance(part, str):
             return part
-    folded = [part.shared() for part in parts]
+    folded = [part.folded() if isinstance(part.scale, Tensor) else part.shared() for part in parts]
     return Reduction(
         _beside([part.queries for part in folded]),
         _beside([part.keys for part in folded]),

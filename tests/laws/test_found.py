@@ -173,5 +173,170 @@ def test_a_learned_temperature_reaches_position_biases():
     x = torch.randn(5, 4, dtype=D)
     temperature = torch.tensor(1.5, dtype=D, requires_grad=True)
     declared = {"potential": r.Dot() + r.Alibi(0.5), "normalizer": r.Softmax(temperature)}
-    mine, theirs = (torch.autograd.grad(r.attend(x, x, x, engine=e, **declared).square().sum(), temperature)[0] for e in (None, r.ReferenceEngine()))
+    mine, theirs = (
+        torch.autograd.grad(r.attend(x, x, x, engine=e, **declared).square().sum(), temperature)[0] for e in (None, r.ReferenceEngine())
+    )
     assert torch.allclose(mine, theirs, atol=1e-10)
+
+
+def test_a_hidden_first_block_has_no_say():
+    """Scores far below zero after a block of keys that nobody sees: the running maximum must not start at zero."""
+    x, k = torch.randn(6, 4, dtype=D), torch.randn(200, 4, dtype=D) + 1
+    weights = torch.zeros(200, dtype=D)
+    weights[:64] = -math.inf
+    declared = {"potential": r.Laplace(1e-3), "log_weights": weights}
+    assert torch.allclose(r.attend(x, k, k, engine=r.Tiled(pairs=1), **declared), r.attend(x, k, k, engine=r.ReferenceEngine(), **declared))
+
+
+def test_padding_looks_at_marks():
+    """Keys with marks beyond their number are not padding."""
+    mu = r.Measure(torch.randn(3, 4, dtype=D), marks=torch.tensor([5, 6, 7]))
+    attention = r.Attention(r.Dot(), support=r.Padding(torch.tensor(10)))
+    assert torch.allclose(
+        r.apply(attention, mu, engine=r.Sdpa()).points, r.apply(attention, mu, engine=r.ReferenceEngine()).points, atol=1e-12
+    )
+
+
+def test_learned_marks_get_their_gradient():
+    x, marks = torch.randn(5, 4, dtype=D), torch.rand(5, dtype=D, requires_grad=True)
+    attention = r.Attention(r.Dot() + r.Alibi(1.0))
+    mine, theirs = (
+        torch.autograd.grad(r.apply(attention, r.Measure(x, marks=marks), engine=e).points.square().sum(), marks)[0]
+        for e in (None, r.ReferenceEngine())
+    )
+    assert theirs.abs().max() > 1e-3
+    assert torch.allclose(mine, theirs, atol=1e-10)
+
+
+def test_couplings_are_not_kernels():
+    with pytest.raises(r.ArgumentError, match="couples the queries"):
+        r.Attention(r.Dot(), normalizer=r.Sinkhorn()).kernel(torch.randn(3, 2))
+
+
+@pytest.mark.parametrize("potential", [r.Gaussian(), r.StudentT(2.0), r.SoftCap(r.Gaussian(), 5.0)])
+def test_curvature_where_query_meets_key(potential):
+    """The square of a distance is smooth at zero; so is the attention to it."""
+    k = torch.randn(5, 2, dtype=D)
+    q = k[:1].clone().requires_grad_()
+
+    def call(q):
+        return r.attend(q, k, k, potential=potential, engine=r.ReferenceEngine())
+
+    assert torch.autograd.gradgradcheck(call, (q,), atol=1e-5)
+    assert torch.autograd.gradgradcheck(lambda q: r.attend(q, k, k, potential=potential), (q,), atol=1e-5)
+
+
+def test_half_precision_keeps_norms_and_marks():
+    q = torch.randn(64, 64).half() * 60
+    exact = r.attend(q.double(), q.double(), q.double(), potential=r.Cosine(10.0))
+    for engine in (r.Sdpa(), r.Tiled(), r.ReferenceEngine()):
+        out = r.attend(q, q, q, potential=r.Cosine(10.0), engine=engine)
+        assert (out.double() - exact).abs().max() / exact.abs().max() < 5e-3
+    x, marks = torch.randn(64, 8), torch.arange(64).double() + 1.7e9
+    plain = r.apply(r.Attention(r.Dot() + r.Alibi(0.3), support=r.Causal()), x)
+    for engine in (r.Sdpa(), r.Tiled(), r.ReferenceEngine()):
+        late = r.apply(r.Attention(r.Dot() + r.Alibi(0.3), support=r.Causal()), r.Measure(x.bfloat16(), marks=marks), engine=engine).points
+        assert (late.float() - plain).abs().max() < 0.05
+    far = r.apply(r.Attention(r.Dot() + r.Alibi(0.3)), r.Measure(x, marks=torch.arange(64) + 2**25)).points
+    assert torch.allclose(far, r.apply(r.Attention(r.Dot() + r.Alibi(0.3)), x), atol=1e-5)
+
+
+@pytest.mark.parametrize("alpha", [1.0001, 1.001, 1.01, 1.05])
+@pytest.mark.parametrize("dtype", [torch.float32, D])
+def test_entmax_close_to_softmax(alpha, dtype):
+    x = torch.randn(4, 100, 4, dtype=dtype).requires_grad_()
+    out = r.attend(x, x, x, normalizer=r.Entmax(alpha))
+    assert torch.isfinite(torch.autograd.grad(out.square().sum(), x)[0]).all()
+    assert torch.allclose(out, r.attend(x, x, x), atol=15 * (alpha - 1) + 1e-6)
+
+
+def test_gates_at_zero():
+    """A learned factor that starts at zero, and a scale of zero beside learned weights."""
+    x = torch.randn(6, 4, dtype=D)
+    gate = torch.tensor(0.0, dtype=D, requires_grad=True)
+    weights = torch.zeros(6, dtype=D, requires_grad=True)
+    for declared, moving in (
+        ({"potential": r.Dot() + gate * r.Cosine()}, gate),
+        ({"potential": r.Dot(scale=0.0), "log_weights": weights}, weights),
+    ):
+        mine, theirs = (
+            torch.autograd.grad(r.attend(x, x, x, engine=e, **declared).square().sum(), moving)[0] for e in (r.Sdpa(), r.ReferenceEngine())
+        )
+        assert torch.isfinite(mine).all()
+        assert torch.allclose(mine, theirs, atol=1e-10)
+
+
+def test_nothing_counts():
+    """All log-weights -inf: zero output, and gradients without NaN."""
+    x = torch.randn(5, 4, dtype=D)
+    for normalizer in (r.Sinkhorn(0.0, 3), r.Sigmoid(), r.Softmax(), r.Entmax()):
+        for engine in (None, r.ReferenceEngine()):
+            weights = torch.full((5,), -math.inf, dtype=D, requires_grad=True)
+            out = r.attend(x, x, x, normalizer=normalizer, log_weights=weights, engine=engine)
+            assert torch.equal(out, torch.zeros_like(out))
+            assert torch.isfinite(torch.autograd.grad(out.sum(), weights)[0]).all()
+    energy = r.Attention(r.Dot(), normalizer=r.LinearKernel(r.Elu()), support=r.Padding(torch.tensor(0))).free_energy(x.requires_grad_())
+    assert torch.equal(energy, torch.full((5,), -math.inf, dtype=D))
+    assert torch.isfinite(torch.autograd.grad(energy, x, torch.zeros_like(energy))[0]).all()
+
+
+def test_gap_gradient_beside_keys_that_count_zero():
+    x = torch.randn(4, 3, dtype=D)
+    mu = r.Measure(x, torch.tensor([0.0, 0.0, -math.inf, 0.0], dtype=D))
+    law = torch.tensor([0.5, 0.25, 0.0, 0.25], dtype=D).expand(4, 4).clone().requires_grad_()
+    gap = r.Attention(r.Dot()).law_gap(law, x, mu)
+    assert torch.isfinite(torch.autograd.grad(gap.sum(), law)[0]).all()
+
+
+@pytest.mark.parametrize(
+    "support", [r.Window(2, 1), r.Document(torch.tensor([0, 0, 1, 1, 1, 2])), r.Where(torch.ones(6, 6, dtype=torch.bool).tril())]
+)
+def test_blocks_of_masks_compile(support):
+    x = torch.randn(2, 6, 4)
+    torch._dynamo.reset()
+    call = torch.compile(
+        lambda x: r.attend(x, x, x, potential=r.Dot() + r.Alibi(0.1), support=support, engine=r.Sdpa()), fullgraph=True, backend="aot_eager"
+    )
+    assert torch.allclose(call(x), r.attend(x, x, x, potential=r.Dot() + r.Alibi(0.1), support=support), atol=1e-6)
+
+
+def test_wide_parameters_are_named():
+    x = torch.randn(4, 3)
+    for declared in ({"potential": r.Gaussian(bandwidth=torch.tensor(1.0, dtype=D))}, {"log_weights": torch.zeros(4, dtype=D)}):
+        with pytest.raises(r.ArgumentError, match="has float64 tensors and the points are"):
+            r.attend(x, x, x, **declared)
+
+
+def test_moments_of_values_with_heads():
+    x = torch.randn(6, 4, dtype=D)
+    attention = r.Attention(r.Dot(), r.Linear(torch.randn(3, 4, 2, dtype=D)))
+    assert attention.replace(moment=r.Mode())(x).shape == (3, 6, 2)
+    assert attention.replace(moment=r.Sample(torch.Generator().manual_seed(0)))(x).shape == (3, 6, 2)
+    assert torch.allclose(attention.replace(moment=r.Law())(r.Measure(x)).mean(), attention(x).mean(-2), atol=1e-12)
+    grouped = r.Attention(r.Dot(torch.randn(4, 4, 2, dtype=D), torch.randn(2, 4, 2, dtype=D)), r.Linear(torch.randn(2, 4, 3, dtype=D)))
+    assert torch.allclose(grouped.kernel(x)(x).points.squeeze(-2), grouped(x), atol=1e-12)
+
+
+def test_sinkhorn_never_compiles_unasked():
+    """Inside Tiled, too, FlexAttention must be asked for by name."""
+    from regard.compute.engine import first_willing
+    from regard.compute.tensors import pose_tensors
+
+    x = torch.randn(8, 4)
+    problem = pose_tensors(x, x, x, r.SoftCap(r.Dot(), 5.0), r.Softmax(), r.Full(), None)
+    with torch.no_grad():
+        assert first_willing(problem).name == "tiled"
+
+
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+def test_projected_gaussians_keep_their_digits(offset):
+    """A bandwidth of a hundredth of the spread, after a projection."""
+    x, w, v = torch.rand(100, 3) + offset, torch.randn(3, 5), torch.randn(100, 4)
+    potential = r.Gaussian(w, w, bandwidth=0.02)
+    exact = r.attend(
+        x.double(), x.double(), v.double(), potential=r.Gaussian(w.double(), w.double(), bandwidth=0.02), engine=r.ReferenceEngine()
+    )
+    for engine in (r.Sdpa(), r.Tiled(), r.ReferenceEngine()):
+        found = r.attend(x, x, v, potential=potential, engine=engine)
+        assert found.dtype == torch.float32
+        assert (found.double() - exact).abs().max() / exact.abs().max() < 2e-6

@@ -46,6 +46,11 @@ class Flex(Engine):
             return "FlexAttention takes no empty inputs."
         return None
 
+    def only_by_name(self, problem: Problem) -> str | None:
+        if problem.device.type != "cpu":
+            return None
+        return "on a CPU it compiles for seconds and has no backward pass; ask for it with engine=Flex()."
+
     def run(self, problem: Problem) -> Tensor:
         from torch.nn.attention.flex_attention import flex_attention
 

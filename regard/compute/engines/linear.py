@@ -46,7 +46,10 @@ class Linear(Engine):
     def free_energy(self, problem: Problem) -> Tensor:
         exact = problem.to(working_dtype(problem.dtype))
         sums, level = self._sums(exact)
-        return sums[..., -1].log() + level.squeeze(-1) + exact.queries[1].squeeze(-1)
+        mass = sums[..., -1]
+        seen = mass > 0
+        energy = torch.where(seen, mass, torch.ones_like(mass)).log() + level.squeeze(-1) + exact.queries[1].squeeze(-1)
+        return energy.masked_fill(~seen, -math.inf)
 
     def predict(self, problem: Problem) -> Prediction:
         features, width = problem.queries[0].shape[-1], problem.values.shape[-1] + 1

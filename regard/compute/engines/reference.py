@@ -35,7 +35,8 @@ class Reference(Engine):
         reference = exact.reference()
         weights = exact.normalizer.weights(scores, reference)
         best = exact.normalizer.objective(weights, scores, reference)
-        return best.masked_fill(~reference.present(scores).any(-1), -float("inf"))
+        best = best.masked_fill(~reference.present(scores).any(-1), -float("inf"))
+        return best.expand(*problem.batch_shape, problem.query_count)
 
     def predict(self, problem: Problem) -> Prediction:
         count = pairs(problem)

@@ -41,7 +41,7 @@ class Sdpa(Engine):
         reduction = problem.reduction
         if isinstance(reduction, str):
             return reduction
-        moving = pytree.tree_leaves([r.potential for r in _residues(problem, reduction)])
+        moving = pytree.tree_leaves(_residues(problem, reduction))
         if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in moving):
             return "the fused kernel gives no gradient to a bias on pairs of positions."
         return None
@@ -75,6 +75,8 @@ class Sdpa(Engine):
             queries, scale = queries * over_scores(scale) / over_scores(temperature), 1.0
         else:
             scale = scale / temperature
+        if not isinstance(scale, Tensor) and scale == 0:  # the gradient of a bias is found over the scale
+            queries, scale = queries * 0, 1.0
         if bias is not None:
             bias = bias / (temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature)
         parts = SupportParts.of(problem.support)
@@ -109,15 +111,17 @@ def _with_enough_digits(problem: Problem, reduction: Reduction) -> tuple[Problem
     if kind == torch.float32 and loses_digits(problem):
         problem = problem.to(torch.float64)
         return problem, _reduction(problem)
+    kind = working_dtype(problem.dtype) if kind == torch.float64 else kind
     if kind != reduction.queries.dtype:
-        reduction = reduction.replace(queries=reduction.queries.to(kind), keys=reduction.keys.to(kind))
+        bias = None if reduction.key_bias is None else reduction.key_bias.to(kind)
+        reduction = reduction.replace(queries=reduction.queries.to(kind), keys=reduction.keys.to(kind), key_bias=bias)
     return problem, reduction
 
 
 def _tiling(problem: Problem, reduction: Reduction) -> Tiling | None:
     """Blocks of rows, where the mask or the bias is more than a causal flag and a bias on keys."""
     parts = SupportParts.of(problem.support)
-    plain = not parts.rest and not reduction.residues and (not parts.causal or problem.in_order())
+    plain = len(parts.rest) == 0 and len(reduction.residues) == 0 and (not parts.causal or problem.in_order())
     if plain:
         return None
     batch = max(1, math.prod(problem.batch_shape))
@@ -137,7 +141,7 @@ def _key_bias(problem: Problem, bias: Tensor | None, parts: SupportParts | None,
         counts = problem.log_counts.to(like.dtype)
         bias = counts if bias is None else bias + counts
     if parts is not None and parts.padding:
-        allowed = problem.columns() < problem.key_count
+        allowed = torch.ones_like(problem.columns(), dtype=torch.bool)
         for padding in parts.padding:
             allowed = allowed & padding.allows_keys(problem.columns())
         start = torch.zeros(allowed.shape, dtype=like.dtype, device=like.device) if bias is None else bias

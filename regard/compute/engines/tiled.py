@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.compute.blocks import Parts, by_rows, online, splits
-from regard.compute.engine import Engine, Prediction, engines, pairs, register
+from regard.compute.engine import Engine, Prediction, first_willing, pairs, register
 from regard.compute.engines.reference import Reference as ReferenceEngine
 from regard.compute.engines.reference import feature_width
 from regard.compute.forms import Reduced, fast_form
@@ -60,7 +60,8 @@ class Tiled(Engine):
         if isinstance(exact.normalizer, Softmax):
             temperature, lse = exact.normalizer.temperature, self._softmax(exact)[1]
             seen = lse > -math.inf  # the energy of nothing is -inf whatever the temperature
-            energy = (temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature) * torch.where(seen, lse, torch.zeros_like(lse))
+            factor = temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
+            energy = factor * torch.where(seen, lse, torch.zeros_like(lse))
             return energy.masked_fill(~seen, -math.inf)
         if not exact.normalizer.rowwise:  # the rows are coupled: all of them are needed at once
             return ReferenceEngine().free_energy(exact)
@@ -104,7 +105,7 @@ class Tiled(Engine):
         start = key_shares(problem.log_counts, problem.key_count, problem.values).expand(*problem.batch_shape, -1)
         log_keys = problem.normalizer.balance(column_mass, start)
         balanced = problem.change(normalizer=Softmax(), log_counts=log_keys)
-        return next(engine for engine in engines() if engine.refuse(balanced) is None).run(balanced)
+        return first_willing(balanced).run(balanced)
 
 
 def _parts(problem: Problem) -> Parts:
