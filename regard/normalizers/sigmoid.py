@@ -47,5 +47,7 @@ class Sigmoid(Normalizer):
     def objective(self, weights: Tensor, scores: Tensor, reference: Reference) -> Tensor:
         counts = torch.ones_like(weights) if reference.log_counts is None else reference.log_counts.exp().unsqueeze(-2)
         density = torch.where(counts > 0, weights / counts.clamp_min(torch.finfo(weights.dtype).tiny), torch.zeros_like(weights))
-        entropy = torch.special.entr(density) + torch.special.entr(1 - density)
+        inside = (density > 0) & (density < 1)  # at the ends the entropy is zero and its slope infinite
+        safe = torch.where(inside, density, torch.full_like(density, 0.5))
+        entropy = torch.where(inside, torch.special.entr(safe) + torch.special.entr(1 - safe), torch.zeros_like(density))
         return expected(weights, scores + self.shift(scores, reference)) + (counts * entropy).sum(-1)

@@ -340,3 +340,17 @@ def test_projected_gaussians_keep_their_digits(offset):
         found = r.attend(x, x, v, potential=potential, engine=engine)
         assert found.dtype == torch.float32
         assert (found.double() - exact).abs().max() / exact.abs().max() < 2e-6
+
+
+@pytest.mark.parametrize("normalizer", [r.Softmax(), r.Entmax(1.5), r.Entmax(2.5), r.Sparsemax(), r.Sigmoid()])
+def test_energies_have_finite_gradients(normalizer):
+    """Masked pairs, keys that count zero, a query that sees nothing: the gradient of the free energy is finite where the energy is."""
+    x = torch.randn(2, 6, 4, dtype=D, requires_grad=True)
+    seen = torch.ones(6, 6, dtype=torch.bool).tril()
+    seen[2] = False
+    weights = torch.tensor([0, -math.inf, 1, 0, 0, 2.0], dtype=D)
+    energy = r.Attention(r.Dot(), normalizer=normalizer, support=r.Where(seen)).free_energy(r.Measure(x, weights))
+    assert energy.shape == (2, 6)
+    assert (energy[:, 2] == -math.inf).all()
+    finite = torch.where(energy > -math.inf, energy, torch.zeros_like(energy))
+    assert torch.isfinite(torch.autograd.grad(finite.sum(), x)[0]).all()

@@ -66,7 +66,8 @@ class Tiled(Engine):
         if not exact.normalizer.rowwise:  # the rows are coupled: all of them are needed at once
             return ReferenceEngine().free_energy(exact)
         parts = _parts(exact)
-        return by_rows(_best, parts, self._tiling(exact, parts)).squeeze(-1)
+        best = by_rows(_best, parts, self._tiling(exact, parts)).squeeze(-1)
+        return best.expand(*problem.batch_shape, problem.query_count)
 
     def predict(self, problem: Problem) -> Prediction:
         count = pairs(problem)
