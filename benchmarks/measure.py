@@ -39,8 +39,12 @@ def interleaved(contenders: dict[str, Contender], budget: float, most: int = 15)
 
 def peak_mib(build: Callable[..., Contender], *arguments: Any) -> float:
     """Peak memory of one run beyond its inputs, in MiB, measured in a fresh process. `build` takes the stage first: warm-up or full."""
-    with get_context("spawn").Pool(1) as pool:
+    pool = get_context("spawn").Pool(1)
+    try:
         return pool.apply(_peak, (build, arguments))
+    finally:  # let the process end by itself: a peer that writes its cache at exit must not be cut off
+        pool.close()
+        pool.join()
 
 
 def _peak(build: Callable[..., Contender], arguments: tuple[Any, ...]) -> float:

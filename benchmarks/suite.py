@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -173,6 +175,8 @@ def backward(shape: tuple[int, int, int, int]) -> dict[str, Contender]:
 
 
 def _keops():  # type: ignore[no-untyped-def]
+    # A cache of its own, so that nobody else's runs and ours can disturb each other.
+    os.environ.setdefault("KEOPS_CACHE_FOLDER", str(Path(__file__).parent / "results" / "keops"))
     import pykeops
 
     pykeops.set_verbose(False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -25,6 +26,10 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 LEAST_WIDTH = 16
 """Narrower heads are padded: the kernel is faster and more accurate on full vectors."""
+
+
+COPIES = 1 << 21
+"""Bytes of a widened copy up to which heads are taken together in the backward pass."""
 
 
 def flash(
@@ -79,22 +84,26 @@ class _Flash(torch.autograd.Function):
         by_out = torch.zeros_like(out) if by_out is None else by_out
         if torch.is_grad_enabled():  # a second derivative is wanted, which the kernel does not have
             by_lse = torch.zeros_like(lse) if by_lse is None else by_lse
-            found = replay(
+            second = replay(
                 lambda *t: _whole(ctx, *t), [q, k, v, *rest], list(ctx.needs_input_grad[: 4 if ctx.has_bias else 3]), (by_out, by_lse)
             )
-            return (*found, *(None,) * (8 - len(found)))
-        width = q.shape[-1]
+            return (*second, *(None,) * (8 - len(second)))
         by_bias = bias is not None and ctx.needs_input_grad[3]
-        if by_bias or by_lse is not None:
-            q, k, v, out, by_out = _with_spare_column(q, k, v, out, by_out, by_lse)
-        if by_out.stride(-1) != 1:
-            by_out = by_out.contiguous()
-        if ctx.tiling is None:
-            dq, dk, dv = _backward(by_out, q, k, v, out, lse, 0.0, ctx.causal, attn_mask=bias, scale=ctx.scale)
-        else:
-            dq, dk, dv = _tiled_backward(ctx, by_out, q, k, v, out, lse, bias)
-        d_bias = (dk[..., width] / ctx.scale).unsqueeze(-2).sum_to_size(bias.shape) if by_bias and bias is not None else None
-        return dq[..., :width], dk[..., :width], dv[..., :width], d_bias, None, None, None, None
+        by_out = by_out if by_out.stride(-1) == 1 else by_out.contiguous()
+        if not by_bias and by_lse is None:
+            return (*_plain_backward(ctx, by_out, q, k, v, out, lse, bias), *(None,) * 5)
+        columns = torch.empty(*q.shape[:2], k.shape[-2], dtype=q.dtype, device=q.device)
+        gradients = tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
+        for heads in _few_heads(q, k, ctx.tiling is not None):
+            some = [t[:, heads] for t in (q, k, v, out, by_out)]
+            wide = _with_spare_column(*some, None if by_lse is None else by_lse[:, heads])
+            part = None if bias is None else bias if bias.shape[1] == 1 else bias[:, heads]
+            found = _plain_backward(ctx, wide[4], *wide[:4], lse[:, heads], part)
+            for gradient, one in zip(gradients, found, strict=True):
+                gradient[:, heads] = one[..., : q.shape[-1]]
+            columns[:, heads] = found[1][..., q.shape[-1]]
+        d_bias = (columns / ctx.scale).unsqueeze(-2).sum_to_size(bias.shape) if by_bias and bias is not None else None
+        return *gradients, d_bias, None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
@@ -126,6 +135,25 @@ def _whole(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None
     scores, empty = without_empty_rows(scores)
     lse = scores.logsumexp(-1)
     return zero_where((scores - lse.unsqueeze(-1)).exp(), empty) @ v, lse
+
+
+def _plain_backward(
+    ctx: Any, by_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The kernel's own gradients of q, k and v."""
+    if ctx.tiling is not None:
+        return _tiled_backward(ctx, by_out, q, k, v, out, lse, bias)
+    dq, dk, dv = _backward(by_out, q, k, v, out, lse, 0.0, ctx.causal, attn_mask=bias, scale=ctx.scale)
+    return dq, dk, dv
+
+
+def _few_heads(q: Tensor, k: Tensor, whole: bool) -> Iterator[slice]:
+    """Heads, a few at a time, so that widened copies stay small; all at once where masks come by blocks of all heads."""
+    heads = q.shape[1]
+    size = q.shape[0] * max(q.shape[2], k.shape[2]) * (q.shape[3] + 16) * q.element_size()
+    few = heads if whole else max(torch.get_num_threads(), COPIES // max(size, 1), 1)
+    for low in range(0, heads, few):
+        yield slice(low, min(low + few, heads))
 
 
 def _tiled_backward(
