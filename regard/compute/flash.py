@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -95,10 +94,10 @@ class _Flash(torch.autograd.Function):
         columns = torch.empty(*q.shape[:2], k.shape[-2], dtype=q.dtype, device=q.device)
         gradients = tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
         for heads in _few_heads(q, k, ctx.tiling is not None):
-            some = [t[:, heads] for t in (q, k, v, out, by_out)]
-            wide = _with_spare_column(*some, None if by_lse is None else by_lse[:, heads])
+            some = (t[:, heads] for t in (q, k, v, out, by_out))
+            wq, wk, wv, wide_out, by_wide = _with_spare_column(list(some), None if by_lse is None else by_lse[:, heads])
             part = None if bias is None else bias if bias.shape[1] == 1 else bias[:, heads]
-            found = _plain_backward(ctx, wide[4], *wide[:4], lse[:, heads], part)
+            found = _plain_backward(ctx, by_wide, wq, wk, wv, wide_out, lse[:, heads], part)
             for gradient, one in zip(gradients, found, strict=True):
                 gradient[:, heads] = one[..., : q.shape[-1]]
             columns[:, heads] = found[1][..., q.shape[-1]]
@@ -147,13 +146,14 @@ def _plain_backward(
     return dq, dk, dv
 
 
-def _few_heads(q: Tensor, k: Tensor, whole: bool) -> Iterator[slice]:
-    """Heads, a few at a time, so that widened copies stay small; all at once where masks come by blocks of all heads."""
+def _few_heads(q: Tensor, k: Tensor, whole: bool) -> list[slice]:
+    """Heads, a few at a time, so that widened copies stay small; all at once where masks come by blocks, and in a traced graph."""
     heads = q.shape[1]
+    if whole or torch.compiler.is_compiling():
+        return [slice(0, heads)]
     size = q.shape[0] * max(q.shape[2], k.shape[2]) * (q.shape[3] + 16) * q.element_size()
-    few = heads if whole else max(torch.get_num_threads(), COPIES // max(size, 1), 1)
-    for low in range(0, heads, few):
-        yield slice(low, min(low + few, heads))
+    few = max(torch.get_num_threads(), COPIES // max(size, 1), 1)
+    return [slice(low, min(low + few, heads)) for low in range(0, heads, few)]
 
 
 def _tiled_backward(
@@ -170,14 +170,14 @@ def _tiled_backward(
     return dq, dk, dv
 
 
-def _with_spare_column(q: Tensor, k: Tensor, v: Tensor, out: Tensor, by_out: Tensor, by_lse: Tensor | None) -> list[Tensor]:
+def _with_spare_column(tensors: list[Tensor], by_lse: Tensor | None) -> list[Tensor]:
     """One more column that makes the kernel compute what it leaves out.
 
     A column of ones in q makes the same column of dk the column sums of dS, the gradient of a key bias; a one in the
     output's gradient against -∂lse in the output adds the log-sum-exp's own gradient to every row of dS.
     """
-    width, wider = q.shape[-1], 16 * (q.shape[-1] // 16 + 1)
-    q, k, v, out, by_out = (_widened(t, wider) for t in (q, k, v, out, by_out))
+    width = tensors[0].shape[-1]
+    q, k, v, out, by_out = (_widened(t, 16 * (width // 16 + 1)) for t in tensors)
     q[..., width] = 1
     if by_lse is not None:
         out[..., width] = -torch.where(torch.isfinite(by_lse), by_lse, torch.zeros_like(by_lse)).to(out.dtype)
