@@ -45,7 +45,7 @@ def main() -> int:
 
 def measure_case(case: Case, shape: str, quick: bool) -> list[dict[str, object]]:
     """Time one case and print its table."""
-    timings = interleaved(case.build(SHAPES[shape]), case.seconds / (3 if quick else 1))
+    timings = interleaved(case.build(SHAPES[shape]), case.seconds / (3 if quick else 1), 2 if quick else 3)
     yardstick = next(iter(timings))
     table = Table(title=f"{case.name}, {shape}, float32", title_justify="left")
     for column in ("contender", "median ms", "minimum ms", f"median / {yardstick}", f"minimum / {yardstick}", "peak MiB", "target"):

@@ -21,7 +21,7 @@ class Timing:
     minimum: float
 
 
-def interleaved(contenders: dict[str, Contender], budget: float, most: int = 15) -> dict[str, Timing]:
+def interleaved(contenders: dict[str, Contender], budget: float, least: int = 3, most: int = 15) -> dict[str, Timing]:
     """Every contender in turn, again and again, until the budget (seconds) is spent: drift of the machine hits all alike."""
     for run in contenders.values():
         run()
@@ -32,7 +32,7 @@ def interleaved(contenders: dict[str, Contender], budget: float, most: int = 15)
             start = time.perf_counter()
             run()
             times[name].append(time.perf_counter() - start)
-        if time.perf_counter() > deadline and len(next(iter(times.values()))) >= 3:
+        if time.perf_counter() > deadline and len(next(iter(times.values()))) >= least:
             break
     return {name: Timing(statistics.median(seconds), min(seconds)) for name, seconds in times.items()}
 
