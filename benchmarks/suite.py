@@ -195,7 +195,7 @@ CASES = (
             Target("attend(weights)", "sdpa", 1.15),
             Target("attend(Gaussian, weights)", "sdpa", 1.15),
         ),
-        seconds=12,
+        seconds=27,
     ),
     Case("Gaussian against KeOps", keops_gaussian, (Target("KeOps Gaussian", "attend(Gaussian)", 10.0, at_most=False),), ("1x8x2048x64",)),
     Case("additive scores", additive, (Target("KeOps Additive", "attend(Additive)", 10.0, at_most=False),), ("1x8x2048x64",), 10),
