@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -27,10 +28,11 @@ def interleaved(contenders: dict[str, Contender], budget: float, least: int = 3,
         run()
     times: dict[str, list[float]] = {name: [] for name in contenders}
     deadline = time.perf_counter() + budget
+    shuffle = random.Random(0)
     while len(next(iter(times.values()))) < most:
-        for name, run in contenders.items():
+        for name in shuffle.sample(sorted(contenders), len(contenders)):  # nobody always follows the same contender
             start = time.perf_counter()
-            run()
+            contenders[name]()
             times[name].append(time.perf_counter() - start)
         if time.perf_counter() > deadline and len(next(iter(times.values()))) >= least:
             break
