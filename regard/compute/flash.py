@@ -6,8 +6,9 @@ the log-sum-exp. The kernel behind it does all three; this file calls it and sup
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard._object import Object
-from regard.compute.blocks import replay
-from regard.compute.tiles import Tiling
-from regard.errors import RefusalError
-from regard.normalizers.base import without_empty_rows, zero_where
+from regard.compute.products import Products
+from regard.compute.sweep import Plan, forward_rule, leading, one_by_one, sweep, where
+from regard.compute.tiles import PAIRS, Tile, Tiling, four, rows_of
+from regard.supports import Causal, Full
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -43,106 +44,201 @@ def flash(
     if q.shape[-2] == 0 or k.shape[-2] == 0 or math.prod(batch) == 0:
         return _nothing(q, k, v, batch)
     width = max(q.shape[-1], v.shape[-1], LEAST_WIDTH)
-    arguments = [_four(_padded(t, width), batch, True) for t in (q, k, v)]
-    bias = None if key_bias is None else _four(key_bias.unsqueeze(-2), batch, False)
-    out, lse = _Flash.apply(*arguments, bias, tiling, causal and tiling is None, scale, tuple(batch))
+    arguments = [four(_padded(t, width), batch, True) for t in (q, k, v)]
+    bias = None if key_bias is None else four(key_bias.unsqueeze(-2), batch, False)
+    tiling = None if tiling is None else tiling.replace(heads=tuple(batch))
+    function = _TracedFlash if torch.compiler.is_compiling() else _Flash
+    out, lse = function.apply(Call(tiling, causal and tiling is None, scale), *arguments, bias)
     return out[..., : v.shape[-1]].reshape(*batch, q.shape[-2], v.shape[-1]), lse.reshape(*batch, q.shape[-2])
 
 
-class _Flash(torch.autograd.Function):
-    """The kernel on 4-D inputs; the bias and the log-sum-exp are differentiable too."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Call(Object):
+    """How the kernel is called; `tiling` brings masks and biases on pairs, block by block."""
+
+    tiling: Tiling | None
+    causal: bool
+    scale: float
+
+    def blocks(self, q: Tensor, k: Tensor) -> Tiling:
+        """The tiling that derivatives use: small problems at once, large ones head by head, unless masks come by blocks."""
+        if self.tiling is not None:
+            return self.tiling
+        heads, pairs = q.shape[:-2], q.shape[-2] * k.shape[-2]
+        together = heads.numel() * pairs <= PAIRS
+        rows = rows_of(heads.numel() if together else 1, k.shape[-2], 1)
+        marks = (torch.arange(q.shape[-2], device=q.device), torch.arange(k.shape[-2], device=q.device))
+        return Tiling(Causal() if self.causal else Full(), *marks, rows, True, batch=None if together else tuple(heads))
+
+
+class _TracedFlash(torch.autograd.Function):
+    """The kernel on 4-D inputs; the bias and the log-sum-exp are differentiable too. In this form torch.compile can trace it."""
 
     @staticmethod
-    def forward(
-        q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, tiling: Tiling | None, causal: bool, scale: float, batch: tuple[int, ...]
-    ) -> tuple[Tensor, Tensor]:
-        if tiling is None:
-            out, lse = _forward(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
+    def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        if call.tiling is None:
+            out, lse = _forward(q, k, v, 0.0, call.causal, attn_mask=bias, scale=call.scale)
             return out, lse
         out = torch.empty_like(q)
         lse = torch.empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
-        for tile in tiling:
-            mask = _mask(tiling, tile, bias, batch, q.dtype)
-            part = _forward(q[:, :, tile.rows], k[:, :, tile.columns], v[:, :, tile.columns], 0.0, False, attn_mask=mask, scale=scale)
+        for tile in call.tiling:
+            mask = _mask(call, tile, bias, q.dtype)
+            part = _forward(q[:, :, tile.rows], k[:, :, tile.columns], v[:, :, tile.columns], 0.0, False, attn_mask=mask, scale=call.scale)
             out[:, :, tile.rows], lse[:, :, tile.rows] = part
         return out, lse
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        q, k, v, bias, ctx.tiling, ctx.causal, ctx.scale, ctx.batch = inputs
+        ctx.call, q, k, v, bias = inputs
         ctx.set_materialize_grads(False)
-        ctx.has_bias = bias is not None
         ctx.save_for_backward(q, k, v, *output, *(() if bias is None else (bias,)))
+        ctx.save_for_forward(q, k, v, *output, *(() if bias is None else (bias,)))
 
     @staticmethod
     def backward(ctx: Any, by_out: Tensor | None, by_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, *rest = ctx.saved_tensors
-        bias = rest[0] if ctx.has_bias else None
+        bias = rest[0] if rest else None
         if by_out is None and by_lse is None:
-            return (None,) * 8
+            return (None,) * 5
         by_out = torch.zeros_like(out) if by_out is None else by_out
-        if torch.is_grad_enabled():  # a second derivative is wanted, which the kernel does not have
-            by_lse = torch.zeros_like(lse) if by_lse is None else by_lse
-            second = replay(
-                lambda *t: _whole(ctx, *t), [q, k, v, *rest], list(ctx.needs_input_grad[: 4 if ctx.has_bias else 3]), (by_out, by_lse)
-            )
-            return (*second, *(None,) * (8 - len(second)))
-        by_bias = bias is not None and ctx.needs_input_grad[3]
-        by_out = by_out if by_out.stride(-1) == 1 else by_out.contiguous()
-        if not by_bias and by_lse is None:
-            return (*_plain_backward(ctx, by_out, q, k, v, out, lse, bias), *(None,) * 5)
-        columns = torch.empty(*q.shape[:2], k.shape[-2], dtype=q.dtype, device=q.device)
-        gradients = tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
-        for heads in _few_heads(q, k, ctx.tiling is not None):
-            some = (t[:, heads] for t in (q, k, v, out, by_out))
-            wq, wk, wv, wide_out, by_wide = _with_spare_column(list(some), None if by_lse is None else by_lse[:, heads])
-            part = None if bias is None else bias if bias.shape[1] == 1 else bias[:, heads]
-            found = _plain_backward(ctx, by_wide, wq, wk, wv, wide_out, lse[:, heads], part)
-            for gradient, one in zip(gradients, found, strict=True):
-                gradient[:, heads] = one[..., : q.shape[-1]]
-            columns[:, heads] = found[1][..., q.shape[-1]]
-        d_bias = (columns / ctx.scale).unsqueeze(-2).sum_to_size(bias.shape) if by_bias and bias is not None else None
-        return *gradients, d_bias, None, None, None, None
+        by_bias = bias is not None and ctx.needs_input_grad[4]
+        pull = _pull if torch.compiler.is_compiling() else _Pull.apply
+        gradients = pull(ctx.call, by_bias, q, k, v, bias, out, lse, by_out, by_lse)
+        return None, *gradients, *(None,) * (4 - len(gradients))
+
+
+class _Flash(_TracedFlash):
+    """With forward mode and vmap."""
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        size = info.batch_size
-        if arguments[4] is not None:  # blocks of masks differ from row to row: one sample at a time
-            if _moves(arguments[4], in_dims[4]):
-                raise RefusalError("engine sdpa", ["vmap over a support or a position bias is not possible; use batch dimensions."])
-            samples = [
-                _Flash.apply(*(_sample(a, d, s) for a, d in zip(arguments[:4], in_dims[:4], strict=True)), *arguments[4:])
-                for s in range(size)
-            ]
-            return (torch.stack([o for o, _ in samples]), torch.stack([l for _, l in samples])), (0, 0)
-        lead = [_leading(a, d, size) for a, d in zip(arguments[:4], in_dims[:4], strict=True)]
-        rows = max(t.shape[1] for t in lead if t is not None)
-        folded = [None if t is None else t.expand(size, rows, *t.shape[2:]).reshape(size * rows, *t.shape[2:]) for t in lead]
-        out, lse = _Flash.apply(*folded, *arguments[4:])
-        return (out.unflatten(0, (size, rows)), lse.unflatten(0, (size, rows))), (0, 0)
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
+        with forward_rule(ctx) as (q, k, v, out, lse, *rest):
+            plan = Products(ctx.call.scale, bool(rest)).push(where([t is not None for t in tangents]))
+            kind = lse.dtype
+            changes = [t.to(kind) if index < 3 else t.mT.to(kind) for index, t in enumerate(tangents) if t is not None]
+            arguments = [*(t.to(kind) for t in (q, k, v)), *(t.mT.to(kind) for t in rest)]
+            by_out, by_lse = sweep(plan, ctx.call.blocks(q, k), [*arguments, lse.unsqueeze(-1), *changes])
+            return by_out.to(out.dtype), by_lse.squeeze(-1)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], call: Call, *tensors: Tensor | None) -> tuple[tuple[Tensor, ...], Any]:
+        if call.tiling is not None:  # blocks of masks differ from row to row: one sample at a time
+            return one_by_one(_Flash, info.batch_size, in_dims, (call, *tensors))
+        folded, unfold = _folded(tensors, in_dims[1:], info.batch_size)
+        return unfold(_Flash.apply(call, *folded)), (0, 0)
 
 
-def _whole(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The same attention from all pairs at once, in operations that autograd differentiates again."""
-    scores = ctx.scale * (q @ k.mT)
-    if ctx.tiling is not None:
-        whole = ctx.tiling.replace(rows=q.shape[-2], in_order=False)
-        bias = _mask(whole, next(iter(whole)), bias, ctx.batch, q.dtype)
-    scores = scores if bias is None else scores + bias
-    if ctx.causal:
-        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril(), -math.inf)
-    scores, empty = without_empty_rows(scores)
-    lse = scores.logsumexp(-1)
-    return zero_where((scores - lse.unsqueeze(-1)).exp(), empty) @ v, lse
+class _Pull(torch.autograd.Function):
+    """The backward pass of the kernel as a function of everything it reads, so that it has derivatives itself."""
+
+    @staticmethod
+    def forward(call: Call, by_bias: bool, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        return _pull(call, by_bias, *tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.call, ctx.by_bias, *tensors = inputs
+        ctx.set_materialize_grads(False)
+        ctx.present = tuple(t is not None for t in tensors)
+        ctx.save_for_backward(*(t for t in tensors if t is not None))
+        ctx.save_for_forward(*(t for t in tensors if t is not None))
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
+        given = where([c is not None for c in cotangents])
+        if not given:
+            return (None,) * (2 + len(ctx.present))
+        q, k, v, bias, out, lse, by_out, by_lse = _spread(ctx.present, ctx.saved_tensors)
+        plan, arguments = _pull_plan(ctx, q, k, v, bias, out, lse, by_out, by_lse)
+        pulls = [c.mT if i == 3 else c for i, c in enumerate(cotangents) if c is not None]
+        pulled = plan.pulled(arguments, tuple(range(len(arguments))), given)
+        *found, by_row, by_cotangent, by_level = sweep(pulled, ctx.call.blocks(q, k), [*arguments, *(c.to(lse.dtype) for c in pulls)])
+        gradients = [
+            *found[:3],
+            found[3].mT if bias is not None else None,
+            by_level * by_out,
+            by_row.squeeze(-1),
+            by_cotangent + by_level * out,
+            None if by_lse is None else -by_level.squeeze(-1),
+        ]
+        tensors = (q, k, v, bias, out, lse, by_out, by_lse)
+        return None, None, *(None if g is None or t is None else g.to(t.dtype) for g, t in zip(gradients, tensors, strict=True))
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, __: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
+        with forward_rule(ctx) as saved:
+            q, k, v, bias, out, lse, by_out, by_lse = _spread(ctx.present, saved)
+            plan, arguments = _pull_plan(ctx, q, k, v, bias, out, lse, by_out, by_lse)
+            dq, dk, dv, dbias, d_out, d_lse, d_by_out, d_by_lse = tangents
+            level = [(a * b).sum(-1, keepdim=True) for a, b in ((d_by_out, out), (by_out, d_out)) if a is not None and b is not None]
+            level = level if d_by_lse is None else [*level, -d_by_lse.unsqueeze(-1)]
+            changes = [dq, dk, dv, *(() if bias is None else (None if dbias is None else dbias.mT,))]
+            changes += [None if d_lse is None else d_lse.unsqueeze(-1), d_by_out, sum(level[1:], level[0]) if level else None]
+            pushed = plan.pushed(where([c is not None for c in changes]))
+            found = sweep(pushed, ctx.call.blocks(q, k), [*arguments, *(c.to(lse.dtype) for c in changes if c is not None)])
+            return tuple(f.mT.to(q.dtype) if i == 3 else f.to(q.dtype) for i, f in enumerate(found))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], call: Call, by_bias: bool, *tensors: Tensor | None) -> tuple[tuple[Tensor, ...], Any]:
+        if call.tiling is not None:
+            return one_by_one(_Pull, info.batch_size, in_dims, (call, by_bias, *tensors))
+        folded, unfold = _folded(tensors, in_dims[2:], info.batch_size)
+        results = unfold(_Pull.apply(call, by_bias, *folded))
+        return results, (0,) * len(results)
+
+
+def _pull_plan(ctx: Any, q: Any, k: Any, v: Any, bias: Any, out: Any, lse: Any, by_out: Any, by_lse: Any) -> tuple[Plan, list[Tensor]]:
+    """The backward pass as a plan with its arguments."""
+    level = (by_out * out).sum(-1, keepdim=True).to(lse.dtype)
+    level = level if by_lse is None else level - by_lse.unsqueeze(-1)
+    columns = () if bias is None else (bias.mT,)
+    arguments = [*(t.to(lse.dtype) for t in (q, k, v, *columns)), lse.unsqueeze(-1), by_out.to(lse.dtype), level]
+    return Products(ctx.call.scale, bias is not None).pull(ctx.by_bias), arguments
+
+
+def _spread(present: tuple[bool, ...], tensors: tuple[Tensor, ...]) -> list[Any]:
+    remaining = iter(tensors)
+    return [next(remaining) if there else None for there in present]
+
+
+def _pull(
+    call: Call,
+    by_bias: bool,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    by_out: Tensor,
+    by_lse: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """Gradients of q, k, v and, if wanted, the bias, by the kernel."""
+    by_out = by_out if by_out.stride(-1) == 1 else by_out.contiguous()
+    if not by_bias and by_lse is None:
+        return _plain_backward(call, by_out, q, k, v, out, lse, bias)
+    columns = torch.empty(*q.shape[:2], k.shape[-2], dtype=q.dtype, device=q.device)
+    gradients = tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
+    for heads in _few_heads(q, k, call.tiling is not None):
+        some = (t[:, heads] for t in (q, k, v, out, by_out))
+        wq, wk, wv, wide_out, by_wide = _with_spare_column(list(some), None if by_lse is None else by_lse[:, heads])
+        part = None if bias is None else bias if bias.shape[1] == 1 else bias[:, heads]
+        found = _plain_backward(call, by_wide, wq, wk, wv, wide_out, lse[:, heads], part)
+        for gradient, one in zip(gradients, found, strict=True):
+            gradient[:, heads] = one[..., : q.shape[-1]]
+        columns[:, heads] = found[1][..., q.shape[-1]]
+    if not by_bias or bias is None:
+        return gradients
+    return *gradients, (columns / call.scale).unsqueeze(-2).sum_to_size(bias.shape)
 
 
 def _plain_backward(
-    ctx: Any, by_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None
+    call: Call, by_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The kernel's own gradients of q, k and v."""
-    if ctx.tiling is not None:
-        return _tiled_backward(ctx, by_out, q, k, v, out, lse, bias)
-    dq, dk, dv = _backward(by_out, q, k, v, out, lse, 0.0, ctx.causal, attn_mask=bias, scale=ctx.scale)
+    if call.tiling is not None:
+        return _tiled_backward(call, by_out, q, k, v, out, lse, bias)
+    dq, dk, dv = _backward(by_out, q, k, v, out, lse, 0.0, call.causal, attn_mask=bias, scale=call.scale)
     return dq, dk, dv
 
 
@@ -157,14 +253,15 @@ def _few_heads(q: Tensor, k: Tensor, whole: bool) -> list[slice]:
 
 
 def _tiled_backward(
-    ctx: Any, by_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None
+    call: Call, by_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    for tile in ctx.tiling:
+    assert call.tiling is not None
+    for tile in call.tiling:
         rows, columns = tile.rows, tile.columns
-        mask = _mask(ctx.tiling, tile, bias, ctx.batch, q.dtype)
+        mask = _mask(call, tile, bias, q.dtype)
         some = (by_out[:, :, rows], q[:, :, rows], k[:, :, columns], v[:, :, columns], out[:, :, rows], lse[:, :, rows].contiguous())
-        dq[:, :, rows], by_k, by_v = _backward(*some, 0.0, False, attn_mask=mask, scale=ctx.scale)
+        dq[:, :, rows], by_k, by_v = _backward(*some, 0.0, False, attn_mask=mask, scale=call.scale)
         dk[:, :, columns] += by_k
         dv[:, :, columns] += by_v
     return dq, dk, dv
@@ -193,9 +290,9 @@ def _widened(t: Tensor, width: int) -> Tensor:
     return wide
 
 
-def _mask(tiling: Tiling, tile: Any, bias: Tensor | None, batch: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-    own = tiling.bias(tile, dtype)
-    own = None if own is None else _four(own, torch.Size(batch), False)
+def _mask(call: Call, tile: Tile, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    assert call.tiling is not None
+    own = call.tiling.bias(tile, dtype)
     if bias is None:
         return own
     some = bias[..., tile.columns]
@@ -206,38 +303,15 @@ def _padded(t: Tensor, width: int) -> Tensor:
     return t if t.shape[-1] == width else F.pad(t, (0, width - t.shape[-1]))
 
 
-def _four(t: Tensor, batch: torch.Size, expand: bool) -> Tensor:
-    """(..., a, b) as (B, H, a, b); biases keep dimensions of size one, which the kernel broadcasts without a copy."""
-    if len(batch) > 2:
-        t = t.expand(*batch, *t.shape[-2:]).reshape(-1, batch[-1], *t.shape[-2:])
-    else:
-        t = t.reshape((1,) * (4 - t.ndim) + t.shape)
-    if expand:
-        two = (1,) * (2 - min(len(batch), 2)) + tuple(batch) if len(batch) <= 2 else t.shape[:2]
-        t = t.expand(*two, *t.shape[-2:])
-    return t if t.stride(-1) == 1 else t.contiguous()
-
-
 def _nothing(q: Tensor, k: Tensor, v: Tensor, batch: torch.Size) -> tuple[Tensor, Tensor]:
     """No queries, or no keys: zeros that still belong to the graph."""
     out = (q[..., :1].sum(-1, keepdim=True) * 0).expand(*batch, q.shape[-2], v.shape[-1]) + 0 * (v.sum() + k.sum())
     return out, torch.full((*batch, q.shape[-2]), -math.inf, dtype=out.dtype, device=out.device)
 
 
-def _sample(argument: Any, dim: int | None, index: int) -> Any:
-    return argument if dim is None else argument.select(dim, index)
-
-
-def _moves(value: Any, dims: Any) -> bool:
-    """Whether any tensor inside an object is mapped over; `dims` has the object's shape with dimensions in place of tensors."""
-    if isinstance(value, Object):
-        return any(_moves(getattr(value, f.name), getattr(dims, f.name)) for f in dataclasses.fields(value))
-    if isinstance(value, tuple):
-        return any(_moves(v, d) for v, d in zip(value, dims, strict=True))
-    return isinstance(value, Tensor) and dims is not None
-
-
-def _leading(t: Tensor | None, dim: int | None, size: int) -> Tensor | None:
-    if t is None:
-        return None
-    return t.movedim(dim, 0) if dim is not None else t.unsqueeze(0).expand(size, *t.shape)
+def _folded(tensors: tuple[Tensor | None, ...], dims: tuple[Any, ...], size: int) -> tuple[list[Tensor | None], Callable[..., Any]]:
+    """Mapped tensors (B, H, ...) with the mapped dimension inside the first one, and the way back for results."""
+    lead = [None if t is None else leading(t, d, size) for t, d in zip(tensors, dims, strict=True)]
+    rows = max(t.shape[1] for t in lead if t is not None)
+    folded = [None if t is None else t.expand(size, rows, *t.shape[2:]).reshape(size * rows, *t.shape[2:]) for t in lead]
+    return folded, lambda results: tuple(result.unflatten(0, (size, rows)) for result in results)

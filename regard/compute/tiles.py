@@ -49,6 +49,8 @@ class Tiling(Object):
 
     in_order says that marks are 0, 1, 2, ..., so that a causal or windowed block can leave out keys it cannot see.
     Given a batch shape, one element of the batch is taken after the other: its keys then stay in cache.
+    Given `columns`, blocks take that many keys at a time; else whole rows.
+    Given `heads`, the batch shape that tensors (B, H, tokens, width) stand for, biases come as (B, H, rows, columns).
     """
 
     support: Support
@@ -58,6 +60,28 @@ class Tiling(Object):
     in_order: bool
     residues: tuple[Residue, ...] = ()
     batch: tuple[int, ...] | None = None
+    columns: int | None = None
+    heads: tuple[int, ...] | None = None
+
+    def blocks(self) -> Iterator[Tile]:
+        """Blocks of rows and columns."""
+        for tile in self:
+            yield from self.cut(tile)
+
+    def cut(self, tile: Tile) -> Iterator[Tile]:
+        """A block of rows, in blocks of columns."""
+        for low in range(tile.columns.start, tile.columns.stop, self.columns or tile.columns.stop - tile.columns.start):
+            yield Tile(tile.rows, slice(low, min(low + (self.columns or tile.columns.stop), tile.columns.stop)), tile.batch)
+
+    def whole_rows(self) -> Tiling:
+        """The same number of pairs in blocks of whole rows."""
+        if self.columns is None:
+            return self
+        return self.replace(rows=max(1, self.rows * self.columns // max(1, self.key_marks.shape[-1])), columns=None)
+
+    def fewer_rows(self, factor: int) -> Tiling:
+        """Smaller blocks, for blocks that are computed several at a time."""
+        return self.replace(rows=max(1, self.rows // max(1, factor)))
 
     def __iter__(self) -> Iterator[Tile]:
         queries, keys = self.query_marks.shape[-1], self.key_marks.shape[-1]
@@ -87,8 +111,21 @@ class Tiling(Object):
             part = residue.tile(tile.rows, tile.columns)
             total = part if total is None else total + part
         allowed = self.allowed(tile)
-        if allowed is None:
-            return None if total is None else total.to(dtype)
+        if allowed is not None:
+            total = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device) if total is None else total
+            total = total.masked_fill(~allowed, -math.inf)
         if total is None:
-            total = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
-        return total.to(dtype).masked_fill(~allowed, -math.inf)
+            return None
+        return total.to(dtype) if self.heads is None else four(total.to(dtype), torch.Size(self.heads), False)
+
+
+def four(t: Tensor, batch: torch.Size, expand: bool) -> Tensor:
+    """(..., a, b) as (B, H, a, b); biases keep dimensions of size one, which the kernel broadcasts without a copy."""
+    if len(batch) > 2:
+        t = t.expand(*batch, *t.shape[-2:]).reshape(-1, batch[-1], *t.shape[-2:])
+    else:
+        t = t.reshape((1,) * (4 - t.ndim) + t.shape)
+    if expand:
+        two = (1,) * (2 - min(len(batch), 2)) + tuple(batch) if len(batch) <= 2 else t.shape[:2]
+        t = t.expand(*two, *t.shape[-2:])
+    return t if t.stride(-1) == 1 else t.contiguous()

@@ -90,7 +90,7 @@ class Tiled(Engine):
         rows = max(min(64, problem.query_count), tiling.rows)
         batch = 1 if tiling.batch is not None else max(1, problem.batch_shape.numel())
         columns = max(64, self.pairs // (batch * rows * parts.potential.width(parts.queries, parts.keys)))
-        return online(parts, tiling.replace(rows=rows), columns)
+        return online(parts, tiling.replace(rows=rows, columns=columns))
 
     def _sinkhorn(self, problem: Problem) -> Tensor:
         """Find the log-potentials of the keys without the matrix; then it is softmax attention with a key bias."""
@@ -101,7 +101,7 @@ class Tiled(Engine):
 
         def column_mass(log_keys: Tensor) -> Tensor:
             weighted = parts.replace(queries=(parts.queries, shares), log_counts=log_keys.unsqueeze(-1), potential=parts.potential)
-            return by_rows(_column_mass, weighted, tiling, summed=True).squeeze(-2)
+            return by_rows(_column_mass, weighted, tiling, summed=True).squeeze(-1)
 
         start = key_shares(problem.log_counts, problem.key_count, problem.values).expand(*problem.batch_shape, -1)
         log_keys = problem.normalizer.balance(column_mass, start)
@@ -141,8 +141,8 @@ def _best(parts: Parts, allowed: Tensor | None) -> Tensor:
 
 
 def _column_mass(parts: Parts, allowed: Tensor | None) -> Tensor:
-    """Σ_i a_i P_ij of one block, (..., 1, n): the rows are normalized by their weights, not one by one."""
+    """Σ_i a_i P_ij of one block, (..., n, 1): the rows are normalized by their weights, not one by one."""
     queries, shares = parts.queries
     scores, empty = without_empty_rows(parts.replace(queries=queries).scores(allowed))
     weights = (scores - scores.detach().amax(-1, keepdim=True)).exp()
-    return zero_where(shares / weights.sum(-1, keepdim=True), empty).mT @ weights
+    return weights.mT @ zero_where(shares / weights.sum(-1, keepdim=True), empty)

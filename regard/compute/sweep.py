@@ -1,0 +1,238 @@
+"""Sweeps: a function of blocks, summed over blocks. Their derivatives are sweeps again, so every order takes O(n) memory.
+
+A plan says what one block computes from its share of each tensor, and where the results go. The reverse derivative of a plan is
+the plan whose blocks pull cotangents back; the forward derivative is the plan whose blocks push tangents; a batch of plans is
+the plan of the batched block. So reverse, forward and vmap compose in any order, as often as wanted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from regard._object import Object, rebuild
+from regard.compute.tiles import Index, Tile, Tiling
+
+QUERY, KEY, SHARED = "query", "key", "shared"
+"""Cut by rows; cut by columns; given whole to every block."""
+
+
+@dataclass(frozen=True)
+class Take:
+    """How a tensor is cut: its role, and how many leading dimensions are mapped over."""
+
+    role: str
+    mapped: int = 0
+
+    def view(self, tensor: Tensor, tile: Tile) -> Tensor:
+        """The share of one block."""
+        if self.role == SHARED:
+            return tensor
+        cut = tile.rows if self.role == QUERY else tile.columns
+        return tensor[(slice(None),) * self.mapped + _element(tensor.shape[self.mapped :], tile.batch)][..., cut, :]
+
+
+@dataclass(frozen=True)
+class Give:
+    """Where a result goes: added along rows, along columns, or everywhere; `like` names the argument whose shape it has."""
+
+    role: str
+    like: int | None = None
+    lead: tuple[int, ...] = ()  # the sizes of the leading dimensions that are mapped over
+
+    def total(self, result: Tensor, tiling: Tiling, arguments: Sequence[Tensor], takes: Sequence[Take]) -> Tensor:
+        """Zeros for the sum of all blocks' results."""
+        if self.like is not None:
+            own = arguments[self.like].shape[takes[self.like].mapped :]
+        elif self.role == SHARED:
+            own = result.shape[len(self.lead) :]
+        else:
+            batch = tuple(result.shape[len(self.lead) : -2]) if tiling.batch is None else tiling.batch
+            own = torch.Size((*batch, (tiling.query_marks if self.role == QUERY else tiling.key_marks).shape[-1], result.shape[-1]))
+        return result.new_zeros((*self.lead, *own))
+
+    def add(self, total: Tensor, result: Tensor, tile: Tile) -> None:
+        """Add one block's result where it belongs."""
+        Take(self.role, len(self.lead)).view(total, tile).add_(result)
+
+
+Block = Callable[[Tiling, Tile, tuple[Tensor, ...]], tuple[Tensor, ...]]
+"""What one block gives from its share of the arguments; the tiling is asked for masks."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A block function with the fate of its arguments and results."""
+
+    block: Block
+    takes: tuple[Take, ...]
+    gives: tuple[Give, ...]
+
+    def pulled(self, arguments: Sequence[Tensor], wanted: tuple[int, ...], given: tuple[int, ...]) -> Plan:
+        """The reverse derivative: arguments, then cotangents of the results `given`; gradients of the arguments `wanted`."""
+        count = len(self.takes)
+
+        def block(tiling: Tiling, tile: Tile, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            own, cotangents = arguments[:count], arguments[count:]
+
+            def some(*moving: Tensor) -> tuple[Tensor, ...]:
+                results = self.block(tiling, tile, filled(own, wanted, moving))
+                return tuple(results[index] for index in given)
+
+            results, pull = torch.func.vjp(some, *(own[index] for index in wanted))
+            return pull(tuple(c.expand(r.shape) for c, r in zip(cotangents, results, strict=True)))
+
+        takes = (*self.takes, *(Take(self.gives[i].role, len(self.gives[i].lead)) for i in given))
+        gives = (Give(self.takes[i].role, i, tuple(arguments[i].shape[: self.takes[i].mapped])) for i in wanted)
+        return Plan(block, takes, tuple(gives))
+
+    def pushed(self, moving: tuple[int, ...]) -> Plan:
+        """The forward derivative: arguments, then tangents of the arguments `moving`; tangents of all results."""
+        count = len(self.takes)
+
+        def block(tiling: Tiling, tile: Tile, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            own, tangents = arguments[:count], arguments[count:]
+            some = tuple(own[index] for index in moving)
+            return torch.func.jvp(lambda *m: self.block(tiling, tile, filled(own, moving, m)), some, tangents)[1]
+
+        return Plan(block, (*self.takes, *(self.takes[i] for i in moving)), self.gives)
+
+    def mapped(self, size: int, moving: tuple[bool, ...]) -> Plan:
+        """One more mapped dimension, in front; the arguments that `moving` names have it."""
+
+        def block(tiling: Tiling, tile: Tile, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            batched = torch.func.vmap(
+                lambda *some: self.block(tiling, tile, some), in_dims=tuple(0 if m else None for m in moving), randomness="error"
+            )
+            return batched(*arguments)
+
+        takes = tuple(Take(take.role, take.mapped + m) for take, m in zip(self.takes, moving, strict=True))
+        return Plan(block, takes, tuple(Give(give.role, give.like, (size, *give.lead)) for give in self.gives))
+
+
+def sweep(plan: Plan, tiling: Tiling, arguments: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The results of a plan, summed over all blocks of a tiling; differentiable to any order."""
+    return _Sweep.apply(plan, tiling, *arguments)
+
+
+def run(plan: Plan, tiling: Tiling, arguments: Sequence[Tensor], tiles: Iterable[Tile]) -> tuple[Tensor, ...]:
+    """The results of a plan over some tiles, without derivatives."""
+    totals: list[Tensor] = []
+    for tile in tiles:
+        cut = tuple(take.view(argument, tile) for take, argument in zip(plan.takes, arguments, strict=True))
+        results = plan.block(tiling, tile, cut)
+        if not totals:
+            totals = [give.total(r, tiling, arguments, plan.takes) for give, r in zip(plan.gives, results, strict=True)]
+        for give, total, result in zip(plan.gives, totals, results, strict=True):
+            give.add(total, result, tile)
+    return tuple(totals)
+
+
+class _Sweep(torch.autograd.Function):
+    @staticmethod
+    def forward(plan: Plan, tiling: Tiling, *arguments: Tensor) -> tuple[Tensor, ...]:
+        return run(plan, tiling, arguments, tiling.blocks())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.plan, ctx.tiling, *arguments = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*arguments)
+        ctx.save_for_forward(*arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
+        arguments = ctx.saved_tensors
+        wanted = where(ctx.needs_input_grad[2:])
+        given = where([c is not None for c in cotangents])
+        gradients: list[Any] = [None] * len(ctx.needs_input_grad)
+        if wanted and given:
+            plan = ctx.plan.pulled(arguments, wanted, given)
+            for index, found in zip(wanted, sweep(plan, ctx.tiling, [*arguments, *(c for c in cotangents if c is not None)]), strict=True):
+                gradients[2 + index] = found
+        return tuple(gradients)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor, ...]:
+        moving = where([t is not None for t in tangents[2:]])
+        with forward_rule(ctx) as arguments:
+            return sweep(ctx.plan.pushed(moving), ctx.tiling, [*arguments, *(t for t in tangents[2:] if t is not None)])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], plan: Plan, tiling: Tiling, *arguments: Tensor) -> tuple[tuple[Tensor, ...], Any]:
+        if moves(tiling, in_dims[1]):  # masks that differ between samples: one sample after the other
+            return one_by_one(_Sweep, info.batch_size, in_dims, (plan, tiling, *arguments))
+        moving = tuple(dim is not None for dim in in_dims[2:])
+        mapped = [a if dim is None else a.movedim(dim, 0) for a, dim in zip(arguments, in_dims[2:], strict=True)]
+        results = _Sweep.apply(plan.mapped(info.batch_size, moving), tiling.fewer_rows(info.batch_size), *mapped)
+        return results, (0,) * len(results)
+
+
+@contextmanager
+def forward_rule(ctx: Any) -> Iterator[tuple[Tensor, ...]]:
+    """The saved tensors inside a forward derivative rule, such that the rule can itself be differentiated forward.
+
+    torch runs such rules with forward mode off, which loses the tangents of outer levels without a word (jvp of jvp would be
+    wrong). So it is switched on, and the saved tensors are stripped of the tangents of this level, which the rule gets anyway.
+    """
+    saved = tuple(forward_ad.unpack_dual(t).primal for t in ctx.saved_tensors)
+    with forward_ad._set_fwd_grad_enabled(True):
+        yield saved
+
+
+def one_by_one(function: Any, size: int, in_dims: tuple[Any, ...], arguments: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], Any]:
+    """A batch of calls, one after the other: the vmap rule of last resort."""
+    samples = [function.apply(*(_sample(a, d, index) for a, d in zip(arguments, in_dims, strict=True))) for index in range(size)]
+    stacked = tuple(torch.stack(results) for results in zip(*samples, strict=True))
+    return stacked, (0,) * len(stacked)
+
+
+def moves(value: Any, dims: Any) -> bool:
+    """Whether any tensor inside an object is mapped over; `dims` has the object's shape with dimensions in place of tensors."""
+    if isinstance(value, Object):
+        return any(moves(getattr(value, f.name), getattr(dims, f.name)) for f in dataclasses.fields(value))
+    if isinstance(value, tuple):
+        return any(moves(v, d) for v, d in zip(value, dims, strict=True))
+    return isinstance(value, Tensor) and dims is not None
+
+
+def leading(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    """A tensor with its mapped dimension in front; one that is not mapped is repeated, without a copy."""
+    return tensor.movedim(dim, 0) if dim is not None else tensor.unsqueeze(0).expand(size, *tensor.shape)
+
+
+def _sample(value: Any, dims: Any, index: int) -> Any:
+    """One sample of a mapped value."""
+    if isinstance(value, Object):
+        fields = type(value).__dataclass_fields__
+        return rebuild(type(value), tuple(fields), tuple(_sample(getattr(value, name), getattr(dims, name), index) for name in fields))
+    if isinstance(value, tuple):
+        return tuple(_sample(v, d, index) for v, d in zip(value, dims, strict=True))
+    return value.select(dims, index) if isinstance(value, Tensor) and dims is not None else value
+
+
+def filled(arguments: tuple[Tensor, ...], places: tuple[int, ...], moving: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The arguments with some of them replaced."""
+    filled = list(arguments)
+    for index, argument in zip(places, moving, strict=True):
+        filled[index] = argument
+    return tuple(filled)
+
+
+def where(flags: Sequence[bool]) -> tuple[int, ...]:
+    return tuple(index for index, flag in enumerate(flags) if flag)
+
+
+def _element(shape: torch.Size, batch: Index | None) -> tuple[int, ...]:
+    """The index of one element of a batch in a tensor (..., tokens, width) that broadcasts to it."""
+    if batch is None:
+        return ()
+    lead = len(shape) - 2
+    return tuple(i if size > 1 else 0 for i, size in zip(batch[len(batch) - lead :], shape[:lead], strict=True))
