@@ -16,6 +16,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from regard._object import Object
+from regard._transforms import forward_rule
 from regard._types import Features
 from regard.compute.products import covariance
 from regard.compute.sweep import (
@@ -26,7 +27,6 @@ from regard.compute.sweep import (
     Plan,
     Take,
     filled,
-    forward_rule,
     leading,
     moves,
     one_by_one,
@@ -142,7 +142,9 @@ class Online:
         def block(tiling: Tiling, tile: Tile, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             leaves, (by_out, level, lse) = arguments[:count], arguments[count:]
             moving = tuple(index for index in wanted if index != count - 1)
-            scores, pull = torch.func.vjp(lambda *m: self._scores(filled(leaves, moving, m), tiling, tile), *(leaves[i] for i in moving))
+            scores, pull = torch.func.vjp(lambda *m: self._scores(filled(leaves, moving, m), tiling, tile), *(leaves[i] for i in moving))[
+                :2
+            ]
             weights = (scores - lse).exp()
             by_scores = weights * (by_out @ leaves[-1].mT - level)
             gradients = list(pull(by_scores.sum_to_size(scores.shape)))  # the values may have batch dimensions that the scores lack
@@ -162,11 +164,13 @@ class Online:
             by_values = tangents.pop(count - 1, None)
             if not tangents:
                 weights = (self._scores(leaves, tiling, tile) - lse).exp()
+                assert by_values is not None
                 return weights @ by_values, torch.zeros_like(lse)
             places = tuple(tangents)
+            some = tuple(leaves[i] for i in places)
             scores, change = torch.func.jvp(
-                lambda *m: self._scores(filled(leaves, places, m), tiling, tile), tuple(leaves[i] for i in places), tuple(tangents.values())
-            )
+                lambda *m: self._scores(filled(leaves, places, m), tiling, tile), some, tuple(tangents.values())
+            )[:2]
             return covariance((scores - lse).exp(), change, leaves[-1], by_values)
 
         takes = (*layout.takes(), Take(QUERY), *(Take(layout.roles[i]) for i in moving))

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard._object import Object
+from regard._transforms import forward_rule
 from regard.compute.products import Products
-from regard.compute.sweep import Plan, forward_rule, leading, one_by_one, sweep, where
+from regard.compute.sweep import Plan, leading, one_by_one, sweep, where
 from regard.compute.tiles import PAIRS, Tile, Tiling, four, rows_of
 from regard.supports import Causal, Full
 
@@ -113,11 +114,10 @@ class _Flash(_TracedFlash):
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
         with forward_rule(ctx) as (q, k, v, out, lse, *rest):
-            plan = Products(ctx.call.scale, bool(rest)).push(where([t is not None for t in tangents]))
-            kind = lse.dtype
-            changes = [t.to(kind) if index < 3 else t.mT.to(kind) for index, t in enumerate(tangents) if t is not None]
+            kind, products = lse.dtype, Products(ctx.call.scale, bool(rest))
             arguments = [*(t.to(kind) for t in (q, k, v)), *(t.mT.to(kind) for t in rest)]
-            by_out, by_lse = sweep(plan, ctx.call.blocks(q, k), [*arguments, lse.unsqueeze(-1), *changes])
+            changes = [None if t is None else t.to(kind) if index < 3 else t.mT.to(kind) for index, t in enumerate(tangents)]
+            by_out, by_lse = products.push(arguments, out.to(kind), lse.unsqueeze(-1), changes, ctx.call.blocks(q, k))
             return by_out.to(out.dtype), by_lse.squeeze(-1)
 
     @staticmethod
@@ -132,7 +132,7 @@ class _Pull(torch.autograd.Function):
     """The backward pass of the kernel as a function of everything it reads, so that it has derivatives itself."""
 
     @staticmethod
-    def forward(call: Call, by_bias: bool, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(call: Call, by_bias: bool, *tensors: Any) -> tuple[Tensor, ...]:
         return _pull(call, by_bias, *tensors)
 
     @staticmethod

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard import _check
+from regard._transforms import forward_rule
 from regard._types import Features
 from regard._verb import Verb
 from regard.potentials import Additive, Potential
@@ -110,6 +111,8 @@ def _subset_products(z: Tensor, group: int) -> Tensor:
 class _RationalSum(torch.autograd.Function):
     """Σ_groups N/D: one matrix product and one division a group, forward; matrix products again, backward."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(queries: Tensor, keys: Tensor, coefficients: Tensor) -> Tensor:
         total: Tensor | None = None
@@ -121,6 +124,24 @@ class _RationalSum(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def jvp(ctx: Any, by_q: Tensor | None, by_k: Tensor | None, by_c: Tensor | None) -> Tensor:
+        with forward_rule(ctx) as (queries, keys, coefficients):
+            own = ((queries, by_q), (keys, by_k), (coefficients, by_c))
+            dq, dk, dc = (torch.zeros_like(tensor) if by is None else by for tensor, by in own)
+            size = coefficients.shape[-1]
+            total: Tensor | None = None
+            for index, (q, k, coefficient, above, below) in enumerate(_groups(queries, keys, coefficients)):
+                some = slice(index * size, (index + 1) * size)
+                by_below = dq[..., some] @ k.mT + q @ dk[..., some].mT
+                weighted = dq[..., some] * coefficient + q * dc[..., index, :].unsqueeze(-2)
+                by_above = weighted @ k.mT + (q * coefficient) @ dk[..., some].mT
+                change = (by_above - by_below * (above / below)) / below
+                total = change if total is None else total + change
+            assert total is not None
+            return total
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:

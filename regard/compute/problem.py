@@ -13,6 +13,7 @@ from torch import Tensor
 from regard import _check
 from regard._heads import grouped, grouped_features, head_count
 from regard._object import Object
+from regard._transforms import moves
 from regard._types import Features
 from regard.errors import ArgumentError
 from regard.normalizers import Normalizer, Reference
@@ -106,11 +107,11 @@ class Problem(Object):
         return tuple(_check.broadcast("potential, normalizer and support", allowed, scored, *learned))
 
     def hidden_parameters(self) -> bool:
-        """Whether scores want a gradient although no tensor of the declaration does: a function that captured one."""
+        """Whether scores depend on a tensor under differentiation that the declaration does not show: a function that captured one."""
         leaves, tree = pytree.tree_flatten((self.potential, *pytree.tree_map(_first, (self.queries, self.keys))))
-        still = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        potential, queries, keys = pytree.tree_unflatten(still, tree)
-        return bool(potential.pair(queries, keys).requires_grad)
+        blank = [torch.zeros(t.shape, dtype=t.dtype, device=t.device) if isinstance(t, Tensor) else t for t in leaves]
+        potential, queries, keys = pytree.tree_unflatten(blank, tree)
+        return moves(potential.pair(queries, keys))
 
     def rows(self) -> Tensor:
         """The marks of the queries."""

@@ -8,16 +8,15 @@ the plan of the batched block. So reverse, forward and vmap compose in any order
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from regard._object import Object, rebuild
+from regard._transforms import forward_rule
 from regard.compute.tiles import Index, Tile, Tiling
 
 QUERY, KEY, SHARED = "query", "key", "shared"
@@ -86,7 +85,7 @@ class Plan:
                 results = self.block(tiling, tile, filled(own, wanted, moving))
                 return tuple(results[index] for index in given)
 
-            results, pull = torch.func.vjp(some, *(own[index] for index in wanted))
+            results, pull = torch.func.vjp(some, *(own[index] for index in wanted))[:2]
             return pull(tuple(c.expand(r.shape) for c, r in zip(cotangents, results, strict=True)))
 
         takes = (*self.takes, *(Take(self.gives[i].role, len(self.gives[i].lead)) for i in given))
@@ -173,18 +172,6 @@ class _Sweep(torch.autograd.Function):
         mapped = [a if dim is None else a.movedim(dim, 0) for a, dim in zip(arguments, in_dims[2:], strict=True)]
         results = _Sweep.apply(plan.mapped(info.batch_size, moving), tiling.fewer_rows(info.batch_size), *mapped)
         return results, (0,) * len(results)
-
-
-@contextmanager
-def forward_rule(ctx: Any) -> Iterator[tuple[Tensor, ...]]:
-    """The saved tensors inside a forward derivative rule, such that the rule can itself be differentiated forward.
-
-    torch runs such rules with forward mode off, which loses the tangents of outer levels without a word (jvp of jvp would be
-    wrong). So it is switched on, and the saved tensors are stripped of the tangents of this level, which the rule gets anyway.
-    """
-    saved = tuple(forward_ad.unpack_dual(t).primal for t in ctx.saved_tensors)
-    with forward_ad._set_fwd_grad_enabled(True):
-        yield saved
 
 
 def one_by_one(function: Any, size: int, in_dims: tuple[Any, ...], arguments: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], Any]:

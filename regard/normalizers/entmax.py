@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from regard._transforms import forward_rule
 from regard.errors import ArgumentError
 from regard.normalizers.base import Normalizer, Reference, expected, without_empty_rows, zero_where
 from regard.normalizers.softmax import Softmax
@@ -89,22 +90,51 @@ class _SparseLaw(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None, float], output: Tensor) -> None:
         _, log_counts, ctx.alpha = inputs
         ctx.has_counts = log_counts is not None
-        ctx.save_for_backward(output, *(() if log_counts is None else (log_counts,)))
+        saved = (output, *(() if log_counts is None else (log_counts,)))
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        law = ctx.saved_tensors[0]
-        log_counts = ctx.saved_tensors[1] if ctx.has_counts else None
-        density, counts = _density(law, log_counts)
-        inside = density > 0
-        slope = torch.where(
-            inside, counts * torch.where(inside, density, torch.ones_like(density)) ** (2 - ctx.alpha), torch.zeros_like(law)
-        )
-        level = (slope * gradient).sum(-1, keepdim=True) / slope.sum(-1, keepdim=True).clamp_min(torch.finfo(law.dtype).tiny)
-        by_counts = (law * (gradient - level)).sum(-2) if log_counts is not None else None
-        if by_counts is not None and log_counts is not None:
-            by_counts = by_counts.sum_to_size(log_counts.shape)
+        law, *rest = ctx.saved_tensors
+        slope = _slope(law, rest[0] if rest else None, ctx.alpha)
+        level = _mean(slope, gradient)
+        by_counts = (law * (gradient - level)).sum(-2).sum_to_size(rest[0].shape) if rest else None
         return slope * (gradient - level), by_counts, None
+
+    @staticmethod
+    def jvp(ctx: Any, by_scores: Tensor | None, by_counts: Tensor | None, _: None) -> Tensor:
+        with forward_rule(ctx) as (law, *rest):
+            slope = _slope(law, rest[0] if rest else None, ctx.alpha)
+            change = torch.zeros_like(law) if by_scores is None else slope * (by_scores - _mean(slope, by_scores))
+            if by_counts is None:
+                return change
+            grown = law * by_counts.unsqueeze(-2)  # each count moves its own mass, and the threshold makes room
+            return change + grown - slope * grown.sum(-1, keepdim=True) / _total(slope)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], scores: Tensor, log_counts: Tensor | None, alpha: float) -> tuple[Tensor, int]:
+        size = info.batch_size
+        scores = scores.expand(size, *scores.shape) if in_dims[0] is None else scores.movedim(in_dims[0], 0)
+        if log_counts is not None:
+            log_counts = log_counts.expand(size, *log_counts.shape) if in_dims[1] is None else log_counts.movedim(in_dims[1], 0)
+            log_counts = log_counts.reshape(size, *(1,) * (scores.ndim - 1 - log_counts.ndim), *log_counts.shape[1:])
+        return _SparseLaw.apply(scores, log_counts, alpha), 0
+
+
+def _slope(law: Tensor, log_counts: Tensor | None, alpha: float) -> Tensor:
+    """t_j, how fast the mass of a key grows with its score."""
+    density, counts = _density(law, log_counts)
+    inside = density > 0
+    return torch.where(inside, counts * torch.where(inside, density, torch.ones_like(density)) ** (2 - alpha), torch.zeros_like(law))
+
+
+def _total(slope: Tensor) -> Tensor:
+    return slope.sum(-1, keepdim=True).clamp_min(torch.finfo(slope.dtype).tiny)
+
+
+def _mean(slope: Tensor, values: Tensor) -> Tensor:
+    return (slope * values).sum(-1, keepdim=True) / _total(slope)
 
 
 CHUNK = 1 << 17

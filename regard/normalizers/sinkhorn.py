@@ -11,6 +11,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from regard import _check
+from regard._transforms import moves
 from regard.errors import ArgumentError, ConvergenceWarning
 from regard.normalizers.base import Normalizer, Reference, entropy_term, expected, log_total
 from regard.normalizers.softmax import Softmax
@@ -54,25 +56,57 @@ class Sinkhorn(Normalizer):
         return Softmax().weights(scores, Reference(log_keys, reference.allowed))
 
     def balance(self, column_mass: ColumnMass, log_shares: Tensor) -> Tensor:
-        """The log-potentials g of the keys, by alternating row and column normalization."""
-        log_keys, worst = log_shares, math.inf
-        for _ in range(self.max_iterations):
+        """The log-potentials g of the keys, by alternating row and column normalization.
+
+        Where the iteration stops at a tolerance, derivatives are those of the balanced coupling, to that tolerance: steps that start
+        at the solution forget how it was found and add up to the implicit derivative. Else every step is differentiated.
+        """
+
+        def gap(log_keys: Tensor) -> Tensor:
             mass = column_mass(log_keys)
             reached = (mass > 0) & (log_shares > -math.inf)
-            gap = torch.where(reached, log_shares - torch.where(reached, mass, torch.ones_like(mass)).log(), torch.zeros_like(mass))
-            if self.tolerance > 0:
-                worst = float(gap.detach().abs().amax()) if gap.numel() else 0.0
-                if worst <= self.tolerance:
-                    return log_keys
-            log_keys = log_keys + gap
-        if self.tolerance > 0:
-            warnings.warn(
-                f"Sinkhorn stopped after {self.max_iterations} iterations, columns off by {worst:.1e}, tolerance {self.tolerance:.1e}; "
-                "raise max_iterations or tolerance, or check that the support admits a doubly stochastic matrix",
-                ConvergenceWarning,
-                stacklevel=2,
-            )
+            return torch.where(reached, log_shares - torch.where(reached, mass, torch.ones_like(mass)).log(), torch.zeros_like(mass))
+
+        steps = self.max_iterations
+        log_keys = log_shares
+        first = gap(log_shares)
+        if (
+            self.tolerance > 0 and first.numel() and _check.holds(first.amax() < math.inf) is not None
+        ):  # not under vmap, which reads no data
+            with torch.no_grad():
+                log_keys = self._solved(gap, log_shares.detach())
+                steps = self._memory(gap, log_keys) if moves(first) else 0
+        for _ in range(steps):
+            log_keys = log_keys + gap(log_keys)
         return log_keys
+
+    def _solved(self, gap: Callable[[Tensor], Tensor], log_keys: Tensor) -> Tensor:
+        worst = math.inf
+        for _ in range(self.max_iterations):
+            step = gap(log_keys).detach()
+            worst = float(step.abs().amax())
+            if worst <= self.tolerance:
+                return log_keys
+            log_keys = log_keys + step
+        warnings.warn(
+            f"Sinkhorn stopped after {self.max_iterations} iterations, columns off by {worst:.1e}, tolerance {self.tolerance:.1e}; "
+            "raise max_iterations or tolerance, or check that the support admits a doubly stochastic matrix",
+            ConvergenceWarning,
+            stacklevel=5,
+        )
+        return log_keys
+
+    def _memory(self, gap: Callable[[Tensor], Tensor], log_keys: Tensor) -> int:
+        """After how many steps a small displacement of the solution is forgotten, to the tolerance."""
+        shift = 0.01 * torch.sin(12.9898 * torch.arange(log_keys.shape[-1], device=log_keys.device).square()).to(log_keys)  # no pattern
+        rest = gap(log_keys).detach()
+        moved, start = log_keys + shift, float(shift.abs().amax())
+        for count in range(1, self.max_iterations + 1):
+            step = gap(moved).detach()
+            if float((step - rest).abs().amax()) <= max(self.tolerance, 4 * torch.finfo(step.dtype).eps) * start:
+                return count
+            moved = moved + step
+        return self.max_iterations
 
     def objective(self, weights: Tensor, scores: Tensor, reference: Reference) -> Tensor:
         return expected(weights, scores) - entropy_term(weights, None).sum(-1)

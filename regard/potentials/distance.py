@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard import _check
+from regard._transforms import forward_rule
 from regard._types import Features, Scalar, over_scores
 from regard.potentials.base import Potential, project_both, project_differences
 
@@ -103,13 +104,17 @@ class _Distances(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs, output)
+        ctx.save_for_forward(*inputs, output)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         queries, keys, distance = ctx.saved_tensors
-        apart = distance > 0
-        pull = torch.where(apart, gradient / torch.where(apart, distance, torch.ones_like(distance)), torch.zeros_like(distance))
-        return _pulled(queries, keys, pull)
+        return _pulled(queries, keys, _over(gradient, distance))
+
+    @staticmethod
+    def jvp(ctx: Any, by_q: Tensor | None, by_k: Tensor | None) -> Tensor:
+        with forward_rule(ctx) as (queries, keys, distance):
+            return _over(_pushed(queries, keys, by_q, by_k), distance)
 
 
 class _SquaredDistances(torch.autograd.Function):
@@ -126,11 +131,23 @@ class _SquaredDistances(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         queries, keys = ctx.saved_tensors
         return _pulled(queries, keys, 2 * gradient)
+
+    @staticmethod
+    def jvp(ctx: Any, by_q: Tensor | None, by_k: Tensor | None) -> Tensor:
+        with forward_rule(ctx) as (queries, keys):
+            return 2 * _pushed(queries, keys, by_q, by_k)
+
+
+def _over(change: Tensor, distance: Tensor) -> Tensor:
+    """change / distance, zero where the distance is zero."""
+    apart = distance > 0
+    return torch.where(apart, change / torch.where(apart, distance, torch.ones_like(distance)), torch.zeros_like(change))
 
 
 def _pulled(queries: Tensor, keys: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
@@ -140,6 +157,19 @@ def _pulled(queries: Tensor, keys: Tensor, pull: Tensor) -> tuple[Tensor, Tensor
     center = keys.detach().mean(-2, keepdim=True)  # a common shift changes nothing but rounding: take it out
     queries, keys = queries - center, keys - center
     return queries * pull.sum(-1, keepdim=True) - pull @ keys, keys * pull.sum(-2).unsqueeze(-1) - pull.mT @ queries
+
+
+def _pushed(queries: Tensor, keys: Tensor, by_q: Tensor | None, by_k: Tensor | None) -> Tensor:
+    """(q_i - k_j)·(q'_i - k'_j), as matrix products of centered points."""
+    center = keys.detach().mean(-2, keepdim=True) if keys.shape[-2] else keys.new_zeros(keys.shape[-1])
+    queries, keys = queries - center, keys - center
+    change: Tensor | float = 0.0
+    if by_q is not None:
+        change = change + ((queries * by_q).sum(-1, keepdim=True) - by_q @ keys.mT)
+    if by_k is not None:
+        change = change + ((keys * by_k).sum(-1, keepdim=True).mT - queries @ by_k.mT)
+    assert isinstance(change, Tensor)
+    return change
 
 
 def _by_products(queries: Tensor, keys: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from regard._transforms import moves
 from regard.compute.engine import Engine, Prediction, pairs, register, working_dtype
 from regard.compute.problem import Problem
 from regard.errors import RefusalError
@@ -37,9 +38,9 @@ class Flex(Engine):
             return "position biases are cheaper in the other engines than as a compiled score modification."
         if not isinstance(problem.support, Full):
             return "masks are cheaper in the other engines than as a compiled block mask."
-        moving = any(t.requires_grad for t in pytree.tree_leaves(problem) if isinstance(t, Tensor))
-        if problem.device.type == "cpu" and torch.is_grad_enabled() and moving:
-            return "FlexAttention has no backward pass on a CPU; detach the inputs or use torch.no_grad()."
+        moving = any(moves(t) for t in pytree.tree_leaves(problem) if isinstance(t, Tensor))
+        if problem.device.type == "cpu" and moving:
+            return "FlexAttention has no derivatives on a CPU; detach the inputs or use torch.no_grad()."
         if problem.device.type == "cpu" and problem.dtype == torch.float64:
             return "FlexAttention has no float64 on a CPU."
         if 0 in (problem.query_count, problem.key_count):

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from regard._transforms import moves
 from regard._types import over_scores
 from regard.compute.engine import Engine, Prediction, pairs, register, row_empty, working_dtype
 from regard.compute.flash import flash
@@ -42,8 +43,8 @@ class Sdpa(Engine):
         if isinstance(reduction, str):
             return reduction
         moving = pytree.tree_leaves(_residues(problem, reduction))
-        if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in moving):
-            return "the fused kernel gives no gradient to a bias on pairs of positions."
+        if any(isinstance(t, Tensor) and moves(t) for t in moving):
+            return "the fused kernel gives no derivative to a bias on pairs of positions."
         return None
 
     def run(self, problem: Problem) -> Tensor:

@@ -40,7 +40,7 @@ class Tiled(Engine):
     def refuse(self, problem: Problem) -> str | None:
         if problem.query_count == 0 or problem.key_count == 0:
             return "there is nothing to cut into tiles."
-        if torch.is_grad_enabled() and problem.hidden_parameters():
+        if problem.hidden_parameters():
             return (
                 "the potential uses a tensor that wants a gradient but is not one of its parameters; declare it: Potential.of(f, tensor)."
             )
