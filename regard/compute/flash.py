@@ -7,7 +7,7 @@ the log-sum-exp. The kernel behind it does all three; this file calls it and sup
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,16 +41,69 @@ def flash(
     q (..., m, c), k (..., n, c), v (..., n, e), key_bias (..., n). `causal` needs tokens in order; a tiling adds masks and
     biases on pairs, block by block, and then carries the causal mask itself.
     """
-    batch = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2], () if key_bias is None else key_bias.shape[:-1])
+    batch = _batch(q, k, v, key_bias)
     if q.shape[-2] == 0 or k.shape[-2] == 0 or math.prod(batch) == 0:
         return _nothing(q, k, v, batch)
+    laid = lay_out(q, k, v, key_bias, tiling, causal, scale)
+    function = _TracedFlash if torch.compiler.is_compiling() else _Flash
+    out, lse = function.apply(laid.call, *laid.arguments)
+    return laid.unfold(out), lse.reshape(*batch, q.shape[-2])
+
+
+def lay_out(q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor | None, tiling: Tiling | None, causal: bool, scale: float) -> LaidOut:
+    """The tensors as the kernel takes them: four dimensions, one width; copies only where a batch has more than two dimensions."""
+    batch = _batch(q, k, v, key_bias)
     width = max(q.shape[-1], v.shape[-1], LEAST_WIDTH)
-    arguments = [four(_padded(t, width), batch, True) for t in (q, k, v)]
     bias = None if key_bias is None else four(key_bias.unsqueeze(-2), batch, False)
     tiling = None if tiling is None else tiling.replace(heads=tuple(batch))
-    function = _TracedFlash if torch.compiler.is_compiling() else _Flash
-    out, lse = function.apply(Call(tiling, causal and tiling is None, scale), *arguments, bias)
-    return out[..., : v.shape[-1]].reshape(*batch, q.shape[-2], v.shape[-1]), lse.reshape(*batch, q.shape[-2])
+    q4, k4, v4 = (four(_padded(t, width), batch, True) for t in (q, k, v))
+    return LaidOut(Call(tiling, causal and tiling is None, scale), (q4, k4, v4, bias), tuple(batch), v.shape[-1])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LaidOut(Object):
+    """Arguments q, k, v (B, H, tokens, width) and bias (·, ·, 1, n) or None; `width` is that of the values before padding."""
+
+    call: Call
+    arguments: tuple[Tensor, Tensor, Tensor, Tensor | None]
+    batch: tuple[int, ...]
+    width: int
+
+    def unfold(self, out: Tensor) -> Tensor:
+        """Outputs in the caller's shape."""
+        return out[..., : self.width].reshape(*self.batch, out.shape[-2], self.width)
+
+    def fold(self, by_out: Tensor) -> Tensor:
+        """Cotangents of outputs as the kernel takes them."""
+        return four(_padded(by_out, self.arguments[0].shape[-1]), torch.Size(self.batch), True)
+
+    def value(self) -> tuple[Tensor, Tensor]:
+        """Outputs and log-sum-exps (B, H, m)."""
+        out, lse = _Flash.apply(self.call, *self.arguments)
+        return out, lse
+
+    def push(self, out: Tensor, lse: Tensor, tangents: Sequence[Tensor | None]) -> Tensor:
+        """Tangents of the outputs, from those of the arguments."""
+        return push_through(self.call, self.arguments, out, lse, tangents)[0]
+
+    def pull(self, out: Tensor, lse: Tensor, by_out: Tensor) -> tuple[Tensor, ...]:
+        """Gradients of the arguments, from cotangents of the outputs."""
+        return _pull(self.call, self.arguments[3] is not None, *self.arguments, out, lse, by_out, None)
+
+
+def push_through(
+    call: Call, arguments: Sequence[Tensor | None], out: Tensor, lse: Tensor, tangents: Sequence[Tensor | None]
+) -> tuple[Tensor, Tensor]:
+    """Tangents of outputs and log-sum-exps, from those of the arguments, with all that the kernel left."""
+    q, k, v, bias = arguments
+    assert q is not None and k is not None and v is not None
+    kind = lse.dtype
+    columns = [] if bias is None else [bias.mT.to(kind)]
+    changes = [None if t is None else t.to(kind) if index < 3 else t.mT.to(kind) for index, t in enumerate(tangents)]
+    products = Products(call.scale, bias is not None)
+    tensors = [*(t.to(kind) for t in (q, k, v)), *columns]
+    by_out, by_lse = products.push(tensors, out.to(kind), lse.unsqueeze(-1), changes, call.blocks(q, k))
+    return by_out.to(out.dtype), by_lse.squeeze(-1)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -114,11 +167,7 @@ class _Flash(_TracedFlash):
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
         with forward_rule(ctx) as (q, k, v, out, lse, *rest):
-            kind, products = lse.dtype, Products(ctx.call.scale, bool(rest))
-            arguments = [*(t.to(kind) for t in (q, k, v)), *(t.mT.to(kind) for t in rest)]
-            changes = [None if t is None else t.to(kind) if index < 3 else t.mT.to(kind) for index, t in enumerate(tangents)]
-            by_out, by_lse = products.push(arguments, out.to(kind), lse.unsqueeze(-1), changes, ctx.call.blocks(q, k))
-            return by_out.to(out.dtype), by_lse.squeeze(-1)
+            return push_through(ctx.call, (q, k, v, rest[0] if rest else None), out, lse, tangents)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], call: Call, *tensors: Tensor | None) -> tuple[tuple[Tensor, ...], Any]:
@@ -297,6 +346,10 @@ def _mask(call: Call, tile: Tile, bias: Tensor | None, dtype: torch.dtype) -> Te
         return own
     some = bias[..., tile.columns]
     return some if own is None else own + some
+
+
+def _batch(q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor | None) -> torch.Size:
+    return torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2], () if key_bias is None else key_bias.shape[:-1])
 
 
 def _padded(t: Tensor, width: int) -> Tensor:
