@@ -114,3 +114,9 @@ def broadcast(names: str, *shapes: tuple[int, ...]) -> torch.Size:
         raise ArgumentError(
             names, f"have batch shapes {found}", "batch dimensions must be equal or 1 (heads may also be grouped)"
         ) from None
+
+
+def between(name: str, value: float, low: float, high: float) -> None:
+    """A number strictly between two others."""
+    if not (isinstance(value, (int, float)) and low < value < high):
+        raise ArgumentError(name, f"is {value}", f"give a number between {low:g} and {high:g}")

@@ -96,7 +96,9 @@ def push_through(
 ) -> tuple[Tensor, Tensor]:
     """Tangents of outputs and log-sum-exps, from those of the arguments, with all that the kernel left."""
     q, k, v, bias = arguments
-    assert q is not None and k is not None and v is not None
+    assert q is not None
+    assert k is not None
+    assert v is not None
     kind = lse.dtype
     columns = [] if bias is None else [bias.mT.to(kind)]
     changes = [None if t is None else t.to(kind) if index < 3 else t.mT.to(kind) for index, t in enumerate(tangents)]

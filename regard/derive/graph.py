@@ -1,0 +1,146 @@
+"""The derivative of any differentiable map from a graph that is built once: products are passes through it, without a new forward pass."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from regard.derive.jacobian import Jacobian
+from regard.errors import ArgumentError
+
+Function = Callable[[Tensor], Tensor]
+
+
+class Graph:
+    """x ↦ tensors, with both products from retained graphs.
+
+    Jᵀu is a backward pass. u ↦ Jᵀu is linear, so its own backward pass along t gives J t: that graph is built once as well.
+    """
+
+    def __init__(self, point: Tensor, outputs: list[Tensor]) -> None:
+        self.point, self.outputs = point, outputs
+        self._moving = [index for index, output in enumerate(outputs) if output.requires_grad]
+        self._dual: tuple[list[Tensor], Tensor | None] | None = None
+
+    def pull(self, cotangents: list[Tensor]) -> Tensor:
+        """Σ Jᵀu over the outputs."""
+        live, pulls = [self.outputs[i] for i in self._moving], [cotangents[i] for i in self._moving]
+        found = torch.autograd.grad(live, self.point, pulls, retain_graph=True, allow_unused=True)[0] if live else None
+        return torch.zeros_like(self.point) if found is None else found
+
+    def push(self, tangent: Tensor) -> list[Tensor | None]:
+        """J t for each output; None where an output does not move."""
+        dummies, gradient = self._dual or self._transposed()
+        moved: list[Tensor | None] = [None] * len(self.outputs)
+        if gradient is None or not gradient.requires_grad:
+            return moved
+        found = torch.autograd.grad(gradient, dummies, tangent, retain_graph=True, allow_unused=True)
+        for index, change in zip(self._moving, found, strict=True):
+            moved[index] = change
+        return moved
+
+    def _transposed(self) -> tuple[list[Tensor], Tensor | None]:
+        """The graph of u ↦ Jᵀu."""
+        dummies = [torch.zeros_like(self.outputs[i]).requires_grad_() for i in self._moving]
+        gradient = None
+        if dummies:
+            with torch.enable_grad():
+                live = [self.outputs[i] for i in self._moving]
+                gradient = torch.autograd.grad(live, self.point, dummies, create_graph=True, allow_unused=True)[0]
+        self._dual = (dummies, gradient)
+        return self._dual
+
+
+class GraphJacobian(Jacobian):
+    """The derivative of a function, a torch.nn.Module or a declaration without a closed form here."""
+
+    def __init__(self, function: Function, point: Tensor, batch: int) -> None:
+        self._function = function
+        self.point = point.detach()
+        self.batch_shape = self.point.shape[:batch]
+        leaf = self.point.clone().requires_grad_()
+        with torch.enable_grad(), twice_differentiable():
+            value = function(leaf)
+        if not isinstance(value, Tensor):
+            remedy = "linearize a function whose value is one tensor, e.g. lambda x: model(x)[0]"
+            raise ArgumentError("map", f"returns a {type(value).__name__}", remedy)
+        if value.shape[:batch] != self.batch_shape:
+            found = f"has value {list(value.shape)} at a point {list(point.shape)}"
+            raise ArgumentError("batch", f"is {batch}, and the map {found}", "these leading dimensions must be the same, or give batch=0")
+        self._graph = Graph(leaf, [value])
+        self.value = value.detach()
+
+    def mv(self, tangent: Tensor) -> Tensor:
+        with twice_differentiable():
+            moved = self._graph.push(fitting("tangent", tangent, self.shape_in))[0]
+        return torch.zeros_like(self.value) if moved is None else moved
+
+    def rmv(self, cotangent: Tensor) -> Tensor:
+        return self._graph.pull([fitting("cotangent", cotangent, self.shape_out)])
+
+    def second(self, tangent: Tensor) -> Tensor:
+        return second_derivative(self._function, self.point, fitting("tangent", tangent, self.shape_in))
+
+    def block(self, i: int, j: int) -> Tensor:
+        return self._tokens(slice(i, i + 1) if i >= 0 else slice(i, i + 1 or None))[..., 0, j, :, :]
+
+    def rows(self) -> Iterator[tuple[slice, Tensor]]:
+        for i in range(self.value.shape[-2]):
+            yield slice(i, i + 1), self._tokens(slice(i, i + 1))
+
+    def _tokens(self, tokens: slice) -> Tensor:
+        """The blocks of one output token, (..., 1, n, d_out, d_in): one backward pass for each output and each head."""
+        shape, lead = self.value.shape, len(self.batch_shape)
+        if len(shape) < 2 or self.point.ndim < 2:
+            raise ArgumentError("map", f"takes {list(self.shape_in)} to {list(shape)}", "blocks are between tokens: use shapes (..., n, d)")
+        found = []
+        for head in itertools.product(*(range(size) for size in shape[lead:-2])):
+            for c in range(shape[-1]):
+                unit = torch.zeros_like(self.value)
+                unit[(Ellipsis, *head, tokens, c)] = 1  # type: ignore[index]
+                found.append(self.rmv(unit))
+        rows = torch.stack(found, -2).unflatten(-2, (-1, shape[-1]))  # (*batch, n, heads, d_out, d_in)
+        blocks = rows.movedim(-3, lead).unflatten(lead, shape[lead:-2]) if len(shape) > lead + 2 else rows.squeeze(-3)
+        return blocks.unsqueeze(-4)
+
+    def in_double(self) -> Jacobian:
+        remedy = "a certificate needs float64: convert the module and the point with .double()"
+        raise ArgumentError("map", f"computes in {self.dtype}", remedy)
+
+
+@contextmanager
+def twice_differentiable() -> Iterator[None]:
+    """torch's own attention in the form that has second derivatives, and errors that say what else may lack them."""
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    except (RuntimeError, NotImplementedError) as error:
+        if "derivative" not in str(error) and "forward AD" not in str(error) and "forward-mode" not in str(error):
+            raise
+        raise ArgumentError(
+            "map",
+            f"uses an operation without the derivative that is needed ({error})",
+            "replace it, e.g. by attention in plain torch operations",
+        ) from error
+
+
+def second_derivative(function: Function, point: Tensor, tangent: Tensor) -> Tensor:
+    """D²f[t, t], by forward mode over forward mode."""
+
+    def slope(x: Tensor) -> Tensor:
+        return torch.func.jvp(function, (x,), (tangent,))[1]
+
+    with twice_differentiable():
+        return torch.func.jvp(slope, (point,), (tangent,))[1]
+
+
+def fitting(name: str, value: Tensor, shape: torch.Size) -> Tensor:
+    if not isinstance(value, Tensor) or value.shape != shape:
+        found = f"has shape {list(value.shape)}" if isinstance(value, Tensor) else f"is a {type(value).__name__}"
+        raise ArgumentError(name, found, f"give a tensor of shape {list(shape)}")
+    return value

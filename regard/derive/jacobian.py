@@ -1,0 +1,282 @@
+"""Jacobian: the derivative of a map at a point as an operator. Nothing here forms the matrix unless it is asked for."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard import _check
+from regard._round import spectral_norm_bound, up
+from regard._verb import Verb
+from regard.certificate import Certificate, Hypothesis
+from regard.derive.bidiagonal import largest
+from regard.derive.estimate import Estimate, UpperEstimate
+from regard.errors import ArgumentError
+from regard.norms import Frobenius, Norm, TokenMax, TokenSum
+
+DENSE = 2048
+"""Up to this many inputs or outputs a certificate comes from the whole matrix."""
+PRODUCT_ERROR = 1e-12
+"""What is assumed of a product in float64, relative to the operator's norm."""
+
+
+class Jacobian(ABC):
+    """The derivative J of a map at a point.
+
+    `point` has shape (*batch, n, d) and `value` is the map's value there. Elements of the batch are operators of their own, and so
+    norms and singular values come one for each; dimensions of the value that the point lacks (heads) belong to the output.
+    """
+
+    point: Tensor
+    value: Tensor
+    batch_shape: torch.Size
+
+    @abstractmethod
+    def mv(self, tangent: Tensor) -> Tensor:
+        """J t: how the value moves when the point moves along `tangent`."""
+
+    @abstractmethod
+    def rmv(self, cotangent: Tensor) -> Tensor:
+        """Jᵀ u: the gradient of ⟨u, value⟩."""
+
+    @abstractmethod
+    def second(self, tangent: Tensor) -> Tensor:
+        """D²f[t, t]: the second derivative along a straight line."""
+
+    @abstractmethod
+    def rows(self) -> Iterator[tuple[slice, Tensor]]:
+        """The blocks of some output tokens at a time, (..., tokens, n, d_out, d_in)."""
+
+    @abstractmethod
+    def block(self, i: int, j: int) -> Tensor:
+        """∂ value_i / ∂ point_j, (..., d_out, d_in)."""
+
+    @abstractmethod
+    def in_double(self) -> Jacobian:
+        """The same derivative in float64."""
+
+    # What an operator is
+
+    @property
+    def shape_in(self) -> torch.Size:
+        """The shape of a tangent."""
+        return self.point.shape
+
+    @property
+    def shape_out(self) -> torch.Size:
+        """The shape of a cotangent."""
+        return self.value.shape
+
+    @property
+    def size_in(self) -> int:
+        """How many inputs one element of the batch has."""
+        return self.point.numel() // max(1, self.batch_shape.numel())
+
+    @property
+    def size_out(self) -> int:
+        """How many outputs one element of the batch has."""
+        return self.value.numel() // max(1, self.batch_shape.numel())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of tangents."""
+        return self.point.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lives."""
+        return self.point.device
+
+    def dot_in(self, a: Tensor, b: Tensor) -> Tensor:
+        """⟨a, b⟩ of tangents, one for each element of the batch."""
+        return (a * b).flatten(len(self.batch_shape)).sum(-1)
+
+    def dot_out(self, a: Tensor, b: Tensor) -> Tensor:
+        """⟨a, b⟩ of cotangents, one for each element of the batch."""
+        lead = self.value.ndim - self._kept_out
+        return (a * b).flatten(lead).sum(-1).sum_to_size(self.batch_shape)
+
+    @property
+    def _kept_out(self) -> int:
+        """How many last dimensions of the value surely belong to one element."""
+        return 2 if self.batch_shape else self.value.ndim
+
+    def over(self, scalars: Tensor) -> Tensor:
+        """Scalars (*batch) as factors of tangents and cotangents."""
+        return scalars.reshape(*scalars.shape, 1, 1) if self.batch_shape else scalars
+
+    def without(self, vectors: Tensor, w: Tensor) -> Tensor:
+        """w minus its projections on orthonormal tangents (k, *shape)."""
+        if not self.batch_shape:
+            flat = vectors.reshape(len(vectors), -1)
+            return (w.reshape(-1) - flat.mT @ (flat @ w.reshape(-1))).reshape(w.shape)
+        lead = len(self.batch_shape)
+        flat, own = vectors.flatten(lead + 1), w.flatten(lead)
+        return (own - ((flat * own).sum(-1, keepdim=True) * flat).sum(0)).reshape(w.shape)
+
+    # What people ask for
+
+    def norm(
+        self, norm: Norm = Frobenius(), *, tolerance: float = 1e-3, max_iterations: int = 200, generator: torch.Generator | None = None
+    ) -> Estimate | UpperEstimate:
+        """How much the map stretches at this point.
+
+        In Frobenius norm: the largest singular value, an Estimate from below (golub1965). In TokenMax and TokenSum: an UpperEstimate from
+        the norms of blocks, max_i Σ_j |J_ij| and max_j Σ_i |J_ij|.
+        """
+        return measure.one(norm, self, tolerance, max_iterations, generator)
+
+    def singular(
+        self, count: int, *, tolerance: float = 1e-3, max_iterations: int = 200, generator: torch.Generator | None = None
+    ) -> Estimate:
+        """The largest singular values (*batch, count), from below; residuals are relative to the largest."""
+        size = min(self.size_in, self.size_out)
+        if not 1 <= count <= size:
+            raise ArgumentError("count", f"is {count}", f"this Jacobian has {size} singular values; ask for between 1 and {size}")
+        _check.between("tolerance", tolerance, 0.0, 1.0)
+        return largest(self, count, tolerance, max(max_iterations, count), generator)
+
+    def influence(self) -> Tensor:
+        """|J_ij|₂, how much output token i moves for a step of input token j: (..., m, n)."""
+        found = [spectral_norms(blocks) for _, blocks in self.rows()]
+        return torch.cat(found, -2) if found else self.value.new_zeros(*self.value.shape[:-1], self.point.shape[-2])
+
+    def dense(self) -> Tensor:
+        """The matrix (*batch, outputs, inputs), column by column; for small sizes."""
+        columns = []
+        for index in range(self.size_in):
+            unit = torch.zeros(*self.batch_shape, self.size_in, dtype=self.dtype, device=self.device)
+            unit[..., index] = 1
+            columns.append(self._flat_out(self.mv(unit.reshape(self.shape_in))))
+        return torch.stack(columns, -1)
+
+    def _flat_out(self, y: Tensor) -> Tensor:
+        """A cotangent as (*batch, outputs)."""
+        if not self.batch_shape:
+            return y.reshape(-1)
+        lead = y.ndim - 2 - len(self.batch_shape)
+        mine = [lead + axis for axis, size in enumerate(self.batch_shape) if size > 1]
+        rest = [axis for axis in range(y.ndim) if axis not in mine]
+        return y.permute(*mine, *rest).reshape(*self.batch_shape, -1)
+
+    def norm_certificate(
+        self, failure_probability: float = 1e-6, *, steps: int = 200, generator: torch.Generator | None = None
+    ) -> Certificate:
+        """An upper bound of the largest singular value over the whole batch, in float64.
+
+        Small Jacobians: the matrix is formed and its norm is proved. Others: with x uniform on the sphere and M = JᵀJ,
+        |M|₂ ≤ θ (xᵀMᵏx)^{1/k} except with probability 0.8 √N θ^{-k/2} (dixon1983, Theorem 1). The start is drawn once; whoever draws
+        again and picks the smallest bound has no certificate.
+        """
+        _check.between("failure_probability", failure_probability, 0.0, 1.0)
+        if steps < 1:
+            raise ArgumentError("steps", f"is {steps}", "give one or more products with JᵀJ")
+        exact = self if self.dtype == torch.float64 else self.in_double()
+        if min(self.size_in, self.size_out) <= DENSE and self.size_in <= 2 * DENSE:
+            return exact._proved()
+        return exact._drawn(failure_probability, steps, generator)
+
+    def _proved(self) -> Certificate:
+        matrices = self.dense().reshape(-1, self.size_out, self.size_in)
+        parts = tuple(self._certificate(spectral_norm_bound(m) * (1 + PRODUCT_ERROR * math.sqrt(self.size_in)), 1.0) for m in matrices)
+        return _over_batch(parts)
+
+    def _drawn(self, failure_probability: float, steps: int, generator: torch.Generator | None) -> Certificate:
+        elements = max(1, self.batch_shape.numel())
+        chance = failure_probability / elements
+        if generator is None:
+            generator = torch.Generator(self.device)
+            generator.seed()
+        power = 2 * steps  # k: xᵀ M^k x = |M^{k/2} x|²
+        share = chance / (0.8 * math.sqrt(self.size_in)) - power * PRODUCT_ERROR
+        if share <= 0:
+            least = 0.8 * math.sqrt(self.size_in) * power * PRODUCT_ERROR * elements
+            raise ArgumentError(
+                "failure_probability",
+                f"is {failure_probability:g}",
+                f"rounding alone fails with {least:.1g} here; give more, or fewer steps",
+            )
+        factor = up(share ** (-1 / power) * (1 + 1e-12))  # √θ
+        v = torch.randn(self.shape_in, generator=generator, dtype=self.dtype, device=self.device)
+        v = v / self.over(self.dot_in(v, v).sqrt())
+        logs = torch.zeros(self.batch_shape, dtype=self.dtype, device=self.device)
+        for _ in range(steps):
+            v = self.rmv(self.mv(v))
+            length = self.dot_in(v, v).sqrt()
+            logs = logs + length.log()
+            v = v / self.over(torch.where(length > 0, length, torch.ones_like(length)))
+        roots = (logs / power).exp().reshape(-1).tolist()  # |M^{k/2} x|^{1/k} = √e_k
+        parts = tuple(self._certificate(up(root * factor * (1 + 1e-12)), 1 - chance) for root in roots)
+        return _over_batch(parts)
+
+    def _certificate(self, value: float, probability: float) -> Certificate:
+        drawn = probability < 1
+        return Certificate(
+            value,
+            "at the point",
+            Frobenius(),
+            "the randomized power bound (dixon1983)" if drawn else "a Cholesky factorization of λI - JᵀJ (rump2006)",
+            (
+                *((Hypothesis("the start is drawn once, independently of the data", False),) if drawn else ()),
+                Hypothesis(f"each product with J and Jᵀ in float64 is right to {PRODUCT_ERROR:g} of its size", False),
+            ),
+            probability=probability,
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self.shape_in)} -> {list(self.shape_out)})"
+
+
+def _over_batch(parts: tuple[Certificate, ...]) -> Certificate:
+    """One certificate for all elements: the largest value, and all chances of failure together."""
+    if len(parts) == 1:
+        return parts[0]
+    worst = max(parts, key=lambda part: part.value)
+    probability = 1 - sum(1 - part.probability for part in parts)
+    return Certificate(worst.value, worst.domain, worst.norm, worst.theorem, worst.hypotheses, parts, probability=probability)
+
+
+measure: Verb = Verb("measure")
+"""measure.one(norm, jacobian, tolerance, max_iterations, generator): the stretch in a norm."""
+
+
+@measure.rule(Frobenius)
+def _frobenius(norm: Frobenius, jacobian: Jacobian, tolerance: float, max_iterations: int, generator: Any) -> Estimate:
+    found = jacobian.singular(1, tolerance=tolerance, max_iterations=max_iterations, generator=generator)
+    return Estimate(found.value.squeeze(-1), found.residual.squeeze(-1), found.iterations)
+
+
+@measure.rule(TokenMax)
+def _token_max(norm: TokenMax, jacobian: Jacobian, *_: Any) -> UpperEstimate:
+    return UpperEstimate(_joint_influence(jacobian).sum(-1).amax(-1), norm)
+
+
+@measure.rule(TokenSum)
+def _token_sum(norm: TokenSum, jacobian: Jacobian, *_: Any) -> UpperEstimate:
+    return UpperEstimate(_joint_influence(jacobian).sum(-2).amax(-1), norm)
+
+
+@measure.rule(Norm)
+def _no_norm(norm: Norm, jacobian: Jacobian, *_: Any) -> UpperEstimate:
+    raise ArgumentError("norm", f"is {norm!r}", "a Jacobian at a point is measured in Frobenius(), TokenMax() or TokenSum()")
+
+
+def _joint_influence(jacobian: Jacobian) -> Tensor:
+    """Block norms of tokens whose outputs are those of all heads together: at most √Σ_h |J_ij^h|²."""
+    influence = jacobian.influence()
+    return influence.square().sum_to_size(*jacobian.batch_shape, *influence.shape[-2:]).sqrt()
+
+
+def spectral_norms(blocks: Tensor) -> Tensor:
+    """The largest singular value of each matrix (..., a, b), from the smaller Gram matrix."""
+    if 0 in blocks.shape[-2:]:
+        return blocks.new_zeros(blocks.shape[:-2])
+    gram = blocks @ blocks.mT if blocks.shape[-2] <= blocks.shape[-1] else blocks.mT @ blocks
+    if gram.shape[-1] == 1:
+        return gram[..., 0, 0].clamp_min(0).sqrt()
+    return torch.linalg.eigvalsh(gram)[..., -1].clamp_min(0).sqrt()

@@ -1,0 +1,139 @@
+"""linearize: the derivative of a map at a point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from regard import _check
+from regard._verb import Verb
+from regard.attention import Attention, as_measure
+from regard.compute import apply
+from regard.compute.application import problem_of
+from regard.compute.fused import not_fused
+from regard.derive.blocks import AttentionBlocks
+from regard.derive.graph import GraphJacobian, fitting, second_derivative
+from regard.derive.jacobian import Jacobian
+from regard.derive.softmax import FusedProducts
+from regard.errors import ArgumentError
+from regard.measure import Measure
+from regard.moments import Mean
+
+linearization = Verb("linearization")
+"""linearization.one(map, x, context, batch) -> Jacobian; a rule for each kind of map."""
+
+
+def linearize(
+    map: Attention | Callable[[Tensor], Tensor],
+    x: Measure | Tensor,
+    context: Measure | Tensor | None = None,
+    *,
+    batch: int | None = None,
+) -> Jacobian:
+    """The derivative of a map at x: an Attention, a torch.nn.Module, or any function of one tensor.
+
+    With a context, attention is differentiated in x and the context is held fixed; weights and marks of a Measure are always held fixed.
+    batch: how many leading dimensions of x are a batch of independent problems; None means all but the last two for an Attention, which
+    treats them so, and none for a function, which may mix them.
+    """
+    return linearization.one(map, x, context, batch)
+
+
+@linearization.rule(Attention)
+def _attention(attention: Attention, x: Any, context: Any, batch: int | None) -> Jacobian:
+    source = as_measure("x", x)
+    if batch is not None and batch not in (0, source.points.ndim - 2):
+        raise ArgumentError(
+            "batch", f"is {batch}", f"attention takes all {source.points.ndim - 2} leading dimensions as a batch, or 0 of them"
+        )
+    return AttentionJacobian(attention, source, None if context is None else as_measure("context", context), batch)
+
+
+@linearization.rule(object)
+def _function(function: Any, x: Any, context: Any, batch: int | None) -> Jacobian:
+    if not callable(function):
+        raise ArgumentError("map", f"is a {type(function).__name__}", "give an Attention, a torch.nn.Module or a function of one tensor")
+    if context is not None:
+        raise ArgumentError("context", "was given with a function", "only attention has a context: put it into the function")
+    batch = 0 if batch is None else batch
+    point = _check.floating("x", x)
+    if not 0 <= batch <= max(0, point.ndim - 1):
+        raise ArgumentError("batch", f"is {batch}", f"x has {point.ndim} dimensions")
+    return GraphJacobian(function, point, batch)
+
+
+class AttentionJacobian(Jacobian):
+    """The derivative of attention in its points: closed forms for softmax of dot products, retained graphs for the rest."""
+
+    def __init__(self, attention: Attention, x: Measure, context: Measure | None, batch: int | None) -> None:
+        self._attention, self._x, self._context, self._batch = attention, x, context, batch
+        self.point = x.points.detach()
+        self.batch_shape = self.point.shape[:-2] if batch is None else self.point.shape[:batch]
+        leaf = self.point.clone().requires_grad_()
+        with torch.enable_grad():
+            problem = problem_of(attention, x.replace(points=leaf), context)
+        fused = isinstance(attention.moment, Mean) and leaf.device.type == "cpu" and not_fused(problem) is None
+        self._products: FusedProducts | GraphJacobian
+        if fused and 0 not in (problem.query_count, problem.key_count, *problem.batch_shape):
+            self._products = FusedProducts(leaf, problem)
+        else:
+            self._products = GraphJacobian(self._run, self.point, 0)
+        self.value = self._products.value.to(problem.dtype)
+        self._closed: AttentionBlocks | None = None
+
+    def _run(self, points: Tensor) -> Tensor:
+        result = apply(self._attention, self._x.replace(points=points), self._context)
+        return result.points if isinstance(result, Measure) and isinstance(self._attention.moment, Mean) else result
+
+    def mv(self, tangent: Tensor) -> Tensor:
+        fitting("tangent", tangent, self.shape_in)
+        if isinstance(self._products, GraphJacobian):
+            return self._products.mv(tangent)
+        return self._products.push(tangent).to(self.value.dtype)
+
+    def rmv(self, cotangent: Tensor) -> Tensor:
+        fitting("cotangent", cotangent, self.shape_out)
+        return self._products.rmv(cotangent) if isinstance(self._products, GraphJacobian) else self._products.pull(cotangent)
+
+    def second(self, tangent: Tensor) -> Tensor:
+        """D²f[t, t]: for softmax, 2 Cov(v', s') + Cov(v, s'') + E[(v - o)(s' - E s')²] + E v'' under each row."""
+        return second_derivative(self._run, self.point, fitting("tangent", tangent, self.shape_in))
+
+    def block(self, i: int, j: int) -> Tensor:
+        for name, index, count in (("i", i, self.value.shape[-2]), ("j", j, self.point.shape[-2])):
+            if not -count <= index < count:
+                raise ArgumentError(name, f"is {index}", f"there are {count} tokens")
+        blocks = self._blocks()
+        return self._products_as_graph().block(i, j) if blocks is None else blocks.block(i, j).to(self.value.dtype)
+
+    def rows(self) -> Iterator[tuple[slice, Tensor]]:
+        blocks = self._blocks()
+        return self._products_as_graph().rows() if blocks is None else blocks.rows()
+
+    def influence(self) -> Tensor:
+        """|J_ij|₂, how much output token i moves for a step of input token j: (..., m, n)."""
+        blocks = self._blocks()
+        return self._products_as_graph().influence() if blocks is None else blocks.influence().to(self.value.dtype)
+
+    def _blocks(self) -> AttentionBlocks | None:
+        """The closed forms, where rows do not depend on each other."""
+        if not self._attention.normalizer.rowwise or not isinstance(self._attention.moment, Mean):
+            return None
+        if self._closed is None:
+            self._closed = AttentionBlocks(self._attention, self._x, self._context)
+        return self._closed
+
+    def _products_as_graph(self) -> GraphJacobian:
+        return GraphJacobian(self._run, self.point, len(self.batch_shape))
+
+    def in_double(self) -> Jacobian:
+        attention, x, context = pytree.tree_map(_double, (self._attention, self._x, self._context))
+        return AttentionJacobian(attention, x, context, self._batch)
+
+
+def _double(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.dtype.is_floating_point else value

@@ -1,0 +1,59 @@
+"""Norms on sequences of tokens: what "how far" means in a Lipschitz constant. The same norm is used before and after a map."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard._object import Object
+from regard.errors import ArgumentError
+
+
+class Norm(Object):
+    """A way to compare two inputs, and two outputs, of a map."""
+
+
+class SequenceNorm(Norm):
+    """A norm of a sequence of tokens (..., n, d)."""
+
+    @abstractmethod
+    def of(self, difference: Tensor) -> Tensor:
+        """The norm of each sequence, (...)."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Frobenius(SequenceNorm):
+    """√Σ_i |x_i|²; over √n it is the Wasserstein distance W₂ between sequences that are matched token by token."""
+
+    def of(self, difference: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(difference, dim=(-2, -1))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TokenMax(SequenceNorm):
+    """max_i |x_i|: no token moves farther than this."""
+
+    def of(self, difference: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(difference, dim=-1).amax(-1)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TokenSum(SequenceNorm):
+    """Σ_i |x_i|: the total way of all tokens."""
+
+    def of(self, difference: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(difference, dim=-1).sum(-1)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Wasserstein(Norm):
+    """W_p between the uniform measures on the tokens: the order of tokens does not count."""
+
+    p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.p >= 1:
+            raise ArgumentError("p", f"is {self.p}", "give a number of at least 1; infinity is allowed")
