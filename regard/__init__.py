@@ -3,12 +3,26 @@
 a = regard.Attention(regard.Dot(w_q, w_k), regard.Linear(w_v), support=regard.Causal())
 y = a(x)                       # run it
 print(regard.explain(a, x))    # which engine, and why
+regard.linearize(a, x).norm()  # how much it stretches at x
 regard.attend(q, k, v, potential=regard.Gaussian(bandwidth=2.0))   # the tensor door
 """
 
 from regard.attention import Attention, Softmatch
 from regard.audit import audit
+from regard.certificate import Certificate, Hypothesis
 from regard.compute import Engine, Explanation, Flex, LinearEngine, ReferenceEngine, Sdpa, Tiled, apply, attend, engines, explain
+from regard.derive import (
+    Estimate,
+    Jacobian,
+    Lens,
+    ReversedAttention,
+    RowStatistics,
+    UpperEstimate,
+    backward_lens,
+    linearize,
+    reversed_attention,
+    row_statistics,
+)
 from regard.errors import (
     AmbiguousRuleError,
     ArgumentError,
@@ -36,6 +50,7 @@ from regard.normalizers import (
     Softmax,
     Sparsemax,
 )
+from regard.norms import Frobenius, Norm, SequenceNorm, TokenMax, TokenSum, Wasserstein
 from regard.potentials import (
     Additive,
     Alibi,
@@ -66,6 +81,7 @@ __all__ = [
     "Bilinear",
     "Buckets",
     "Causal",
+    "Certificate",
     "Clipped",
     "ConvergenceWarning",
     "Cosine",
@@ -74,16 +90,21 @@ __all__ = [
     "Elu",
     "Engine",
     "Entmax",
+    "Estimate",
     "Explanation",
     "FeatureMap",
     "Flex",
+    "Frobenius",
     "Full",
     "Gaussian",
     "GaussianMeasure",
+    "Hypothesis",
     "Identity",
+    "Jacobian",
     "Kernel",
     "Laplace",
     "Law",
+    "Lens",
     "Linear",
     "LinearEngine",
     "LinearKernel",
@@ -95,6 +116,7 @@ __all__ = [
     "Mode",
     "Moment",
     "NoRuleError",
+    "Norm",
     "Normalizer",
     "Padding",
     "PerformanceWarning",
@@ -106,10 +128,13 @@ __all__ = [
     "RefusalError",
     "RegardError",
     "RelativeBias",
+    "ReversedAttention",
     "Rotary",
+    "RowStatistics",
     "Sample",
     "Sdpa",
     "SecondMoment",
+    "SequenceNorm",
     "Sigmoid",
     "Sinkhorn",
     "SoftCap",
@@ -120,12 +145,20 @@ __all__ = [
     "Support",
     "Table",
     "Tiled",
+    "TokenMax",
+    "TokenSum",
+    "UpperEstimate",
+    "Wasserstein",
     "Where",
     "Window",
     "apply",
     "attend",
     "audit",
+    "backward_lens",
     "dirac",
     "engines",
     "explain",
+    "linearize",
+    "reversed_attention",
+    "row_statistics",
 ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -21,6 +22,22 @@ def forward_rule(ctx: Any) -> Iterator[tuple[Tensor, ...]]:
     saved = tuple(forward_ad.unpack_dual(t).primal for t in ctx.saved_tensors)
     with forward_ad._set_fwd_grad_enabled(True):
         yield saved
+
+
+def push(function: Callable[..., Any], primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]) -> tuple[Any, Any]:
+    """The value of a function and its change along tangents: torch.func.jvp, wherever it is called.
+
+    torch.func.jvp does not run inside a plain torch.autograd.forward_ad level; there u ↦ Jᵀu, which is linear, is transposed.
+    """
+    from torch._functorch import eager_transforms
+
+    if forward_ad._current_level < 0 or eager_transforms.JVP_NESTING > 0:
+        value, change = torch.func.jvp(function, primals, tangents)[:2]
+        return value, change
+    value, pull = torch.func.vjp(function, *primals)[:2]
+    zeros = pytree.tree_map(torch.zeros_like, value)
+    transposed = torch.func.vjp(lambda u: pull(u), zeros)[1]
+    return value, transposed(tangents)[0]
 
 
 def moves(value: Tensor) -> bool:

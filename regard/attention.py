@@ -23,6 +23,7 @@ from regard.supports import Full, Support
 run = Verb("run")
 free_energy = Verb("free_energy")
 law_gap = Verb("law_gap")
+weights = Verb("weights")
 """What a declaration can be asked for; the floor of the verbs registers how."""
 
 
@@ -62,6 +63,10 @@ class Attention(Object):
     def free_energy(self, x: Measure | Tensor, context: Measure | Tensor | None = None) -> Tensor:
         """The maximum of ν(a(x,·)) - KL(ν | μ) over laws ν, one number a query: log μ(G(x,·)) for softmax, without an m × n matrix."""
         return free_energy.one(self, x, context)
+
+    def weights(self, x: Measure | Tensor, context: Measure | Tensor | None = None, *, rows: Any = None) -> Tensor:
+        """The weights (..., m, n) of all queries, or of some: `rows` is a slice or a list of indices, and only these are computed."""
+        return weights.one(self, x, context, rows)
 
     def law_gap(self, law: Tensor, x: Measure | Tensor, context: Measure | Tensor | None = None) -> Tensor:
         """How far rows `law` (..., m, n) are from optimal: exactly KL(law | attention row), by the Gibbs variational identity.

@@ -16,7 +16,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from regard._object import Object
-from regard._transforms import forward_rule
+from regard._transforms import forward_rule, push
 from regard._types import Features
 from regard.compute.products import covariance
 from regard.compute.sweep import (
@@ -167,10 +167,8 @@ class Online:
                 assert by_values is not None
                 return weights @ by_values, torch.zeros_like(lse)
             places = tuple(tangents)
-            some = tuple(leaves[i] for i in places)
-            scores, change = torch.func.jvp(
-                lambda *m: self._scores(filled(leaves, places, m), tiling, tile), some, tuple(tangents.values())
-            )[:2]
+            some, changes = tuple(leaves[index] for index in places), tuple(tangents.values())
+            scores, change = push(lambda *m: self._scores(filled(leaves, places, m), tiling, tile), some, changes)
             return covariance((scores - lse).exp(), change, leaves[-1], by_values)
 
         takes = (*layout.takes(), Take(QUERY), *(Take(layout.roles[i]) for i in moving))

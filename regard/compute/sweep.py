@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard._object import Object, rebuild
-from regard._transforms import forward_rule
+from regard._transforms import forward_rule, push
 from regard.compute.tiles import Index, Tile, Tiling
 
 QUERY, KEY, SHARED = "query", "key", "shared"
@@ -99,7 +99,7 @@ class Plan:
         def block(tiling: Tiling, tile: Tile, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             own, tangents = arguments[:count], arguments[count:]
             some = tuple(own[index] for index in moving)
-            return torch.func.jvp(lambda *m: self.block(tiling, tile, filled(own, moving, m)), some, tangents)[1]
+            return push(lambda *m: self.block(tiling, tile, filled(own, moving, m)), some, tangents)[1]
 
         return Plan(block, (*self.takes, *(self.takes[i] for i in moving)), self.gives)
 

@@ -26,8 +26,7 @@ def largest(operator: Jacobian, count: int, tolerance: float, max_iterations: in
         return Estimate(nothing, nothing.clone(), 0)
     tiny = 16 * torch.finfo(operator.dtype).eps
     space = _Space(operator, min(limit, 16))
-    v = space.fresh(generator)
-    space.keep(v)
+    v = space.keep(space.fresh(generator), None)
     left: Tensor | None = None
     diagonal: list[Tensor] = []
     above: list[Tensor] = []
@@ -35,29 +34,30 @@ def largest(operator: Jacobian, count: int, tolerance: float, max_iterations: in
     while True:
         steps += 1
         u = operator.mv(v)
-        u = u if left is None else u - operator.over(above[-1]) * left
+        u = u if left is None else torch.addcmul(u, left, operator.over(above[-1]), value=-1)
         alpha = operator.dot_out(u, u).sqrt()
-        left = u / operator.over(torch.where(alpha > 0, alpha, torch.ones_like(alpha)))
+        left = u / operator.over(_nonzero(alpha))
         diagonal.append(alpha)
-        w = space.orthogonal(operator.rmv(left) - operator.over(alpha) * v)
-        beta = operator.dot_in(w, w).sqrt()
-        scale = torch.stack(diagonal + above).amax(0)
-        ended = beta <= tiny * scale
-        beta = torch.where(ended, torch.zeros_like(beta), beta)
+        w, beta = space.orthogonal(torch.addcmul(operator.rmv(left), v, operator.over(alpha), value=-1))
         above.append(beta)
-        values, residuals = _triples(diagonal, above, count)
-        top = values[..., :1]
-        done = (residuals <= tolerance * top).all() if steps >= count else False
-        if steps == limit or bool(done):
-            break
-        v = w / operator.over(torch.where(beta > 0, beta, torch.ones_like(beta)))
+        if steps == limit or steps == max(1, count) or (steps >= count + 4 and steps % 2 == 0):  # looking costs as much as a product
+            values, residuals = _triples(diagonal, above, count)
+            top = values[..., :1]
+            if steps == limit or bool((residuals <= tolerance * top).all()):
+                break
+        ended = beta <= tiny * torch.maximum(diagonal[0], alpha)
         if bool(ended.any()):
-            other = space.orthogonal(space.fresh(generator))
-            other = other / operator.over(operator.dot_in(other, other).sqrt())
-            v = torch.where(operator.over(ended), other, v)
-        space.keep(v)
-    relative = torch.where(top > 0, residuals / torch.where(top > 0, top, torch.ones_like(top)), torch.zeros_like(residuals))
+            above[-1] = torch.where(ended, torch.zeros_like(beta), beta)
+            other, length = space.orthogonal(space.fresh(generator))
+            w, beta = torch.where(operator.over(ended), other, w), torch.where(ended, length, beta)
+        v = space.keep(w, beta)
+    relative = torch.where(top > 0, residuals / _nonzero(top), torch.zeros_like(residuals))
     return Estimate(values, relative, 2 * steps)
+
+
+def _nonzero(value: Tensor) -> Tensor:
+    """A divisor that is not zero."""
+    return value.clamp_min(torch.finfo(value.dtype).tiny)
 
 
 class _Space:
@@ -71,21 +71,26 @@ class _Space:
     def fresh(self, generator: torch.Generator | None) -> Tensor:
         """A random unit vector."""
         shape = self._operator.shape_in
-        drawn = torch.randn(shape, generator=generator, dtype=self._operator.dtype, device=self._operator.device)
+        drawn = torch.rand(shape, generator=generator, dtype=self._operator.dtype, device=self._operator.device).sub_(0.5)
         return drawn / self._operator.over(self._operator.dot_in(drawn, drawn).sqrt())
 
-    def keep(self, v: Tensor) -> None:
-        """One more vector."""
+    def keep(self, w: Tensor, length: Tensor | None) -> Tensor:
+        """One more unit vector, w over its length; a view of it."""
         if self._count == len(self._vectors):
             self._vectors = torch.cat([self._vectors, torch.empty_like(self._vectors)])
-        self._vectors[self._count] = v
+        v = self._vectors[self._count]
+        v.copy_(w) if length is None else torch.div(w, self._operator.over(_nonzero(length)), out=v)
         self._count += 1
+        return v
 
-    def orthogonal(self, w: Tensor) -> Tensor:
-        """What is left of w outside the span; twice, because once loses digits."""
-        for _ in range(2):
-            w = self._operator.without(self._vectors[: self._count], w)
-        return w
+    def orthogonal(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """What is left of w outside the span, and its length; once more where little was left, because that loses digits."""
+        for _ in range(3):
+            w, taken = self._operator.without(self._vectors[: self._count], w)
+            left = self._operator.dot_in(w, w)
+            if bool((taken <= left).all()):
+                break
+        return w, left.sqrt()
 
 
 def _triples(diagonal: list[Tensor], above: list[Tensor], count: int) -> tuple[Tensor, Tensor]:
@@ -93,7 +98,7 @@ def _triples(diagonal: list[Tensor], above: list[Tensor], count: int) -> tuple[T
     size = len(diagonal)
     band = torch.diag_embed(torch.stack(diagonal, -1))
     if size > 1:
-        band = band + torch.diag_embed(torch.stack(above[:-1], -1), 1)
+        band.diagonal(1, -2, -1).copy_(torch.stack(above[:-1], -1))
     u, s, _ = torch.linalg.svd(band)
     found = min(count, size)
     return s[..., :found], above[-1].unsqueeze(-1) * u[..., -1, :found].abs()

@@ -88,7 +88,9 @@ class AttentionBlocks:
 
     def _rows(self, rows: slice) -> Tensor:
         weights, response = self._law(rows)
-        by_query, by_key = self._pair_slopes(rows, slice(0, self.problem.key_count))
+        columns = slice(0, self.problem.key_count)
+        by_query, by_key_features = self._pair_slopes(rows, columns)
+        by_key = None if self._fixed is not None else self._by_key(by_key_features, columns)
         size = (*self.batch, rows.stop - rows.start, self.point.shape[-2], response.shape[-1], self.point.shape[-1])
         blocks = torch.zeros(size, dtype=response.dtype, device=response.device)
         if by_key is not None:
@@ -96,11 +98,11 @@ class AttentionBlocks:
         if self._values is not None:
             blocks += weights.unsqueeze(-1).unsqueeze(-1) * self._values.unsqueeze(-4)
         own = torch.arange(rows.start, rows.stop, device=blocks.device)
-        blocks[..., own - rows.start, own, :, :] += response.mT @ by_query
+        blocks[..., own - rows.start, own, :, :] += self._own_terms(rows, response, by_query)
         return blocks
 
-    def _pair_slopes(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor | None]:
-        """∂_x a and ∂_y a of some pairs, (..., rows, n, d_in)."""
+    def _pair_slopes(self, rows: slice, columns: slice) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """∂a/∂feature of some pairs, (..., rows, n, c), for each feature of the queries and of the keys."""
         problem, count = self.problem, columns.stop - columns.start
         shape = (rows.stop - rows.start, count)
 
@@ -118,13 +120,25 @@ class AttentionBlocks:
             scores = problem.potential.pair(queries, keys)
         leaves = [[t for t in pytree.tree_leaves(side) if t.requires_grad] for side in (queries, keys)]
         found = torch.autograd.grad(scores.sum(), leaves[0] + leaves[1], allow_unused=True)
-        by_query = _chained(found[: len(leaves[0])], [None if s is None else s[..., rows, None, :, :] for s in self._query_slopes])
-        by_key = None
-        if self._key_slopes:
-            by_key = _chained(found[len(leaves[0]) :], [None if s is None else s[..., None, columns, :, :] for s in self._key_slopes])
-        size = (*self.batch, *shape, self.point.shape[-1])
-        zero = torch.zeros(size, dtype=self.point.dtype, device=self.point.device)
-        return zero if by_query is None else by_query.expand(size), by_key
+        moved: list[Tensor | None] = [None if g is None else g.squeeze(-2).movedim((0, 1), (-3, -2)) for g in found]  # (..., rows, n, c)
+        return moved[: len(leaves[0])], moved[len(leaves[0]) :]
+
+    def _by_key(self, gradients: list[Tensor | None], columns: slice) -> Tensor | None:
+        """∂_y a of some pairs, (..., rows, n, d_in)."""
+        total: Tensor | None = None
+        for gradient, slope in zip(gradients, self._key_slopes, strict=True):
+            if gradient is not None and slope is not None:
+                part = (gradient.transpose(-3, -2) @ slope[..., columns, :, :]).transpose(-3, -2)
+                total = part if total is None else total + part
+        return total
+
+    def _own_terms(self, rows: slice, response: Tensor, gradients: list[Tensor | None]) -> Tensor:
+        """Σ_l G_il ⊗ ∂_x a(x_i, y_l), (..., rows, d_out, d_in)."""
+        total = response.new_zeros(*response.shape[:-2], response.shape[-1], self.point.shape[-1])
+        for gradient, slope in zip(gradients, self._query_slopes, strict=True):
+            if gradient is not None and slope is not None:
+                total = total + (response.mT @ gradient) @ slope[..., rows, :, :]
+        return total
 
     def _shared_norms(self, rows: slice) -> Tensor:
         """Where ∂_y a(x_i, y_j) = g_i for all j and the values are linear, J_ij = p B + G gᵀ is a matrix of the row plus one of rank one.
@@ -135,7 +149,9 @@ class AttentionBlocks:
         weights, response = self._law(rows)
         assert self._values is not None
         base = self._values[..., 0, :, :]  # the same for every token, (..., d_out, d_in)
-        slope = self._pair_slopes(rows, slice(0, 1))[1]
+        by_query, by_key = self._pair_slopes(rows, slice(0, self.problem.key_count))
+        first = slice(0, 1)
+        slope = self._by_key([None if g is None else g[..., first, :] for g in by_key], first)
         assert slope is not None
         slope = slope[..., 0, :]
         length = torch.linalg.vector_norm(slope, dim=-1, keepdim=True)
@@ -148,13 +164,8 @@ class AttentionBlocks:
         own = torch.arange(rows.start, rows.stop, device=norms.device)
         here = own - rows.start
         whole = weights[..., here, own, None, None] * base.unsqueeze(-3) + response[..., here, own, :, None] * slope.unsqueeze(-2)
-        norms[..., here, own] = spectral_norms(whole + self._own_terms(rows, response))
+        norms[..., here, own] = spectral_norms(whole + self._own_terms(rows, response, by_query))
         return norms
-
-    def _own_terms(self, rows: slice, response: Tensor) -> Tensor:
-        """Σ_l G_il ⊗ ∂_x a(x_i, y_l), (..., rows, d_out, d_in)."""
-        by_query, _ = self._pair_slopes(rows, slice(0, self.problem.key_count))
-        return response.mT @ by_query
 
 
 def largest_root(levels: Tensor, squares: Tensor) -> Tensor:
@@ -248,18 +259,6 @@ def _slope(feature: Tensor, leaf: Tensor) -> Tensor | None:
             found = torch.autograd.grad(feature, leaf, unit, retain_graph=True)[0]
             slopes[(*index, slice(None), c)] = found.reshape(*(mine for mine in own if mine > 1), *leaf.shape[-2:])
     return slopes
-
-
-def _chained(gradients: Any, slopes: list[Tensor | None]) -> Tensor | None:
-    """Σ over features of (∂a/∂feature)(∂feature/∂token); gradients (rows, n, ..., 1, c), slopes (..., rows or 1, n or 1, c, d)."""
-    total: Tensor | None = None
-    for gradient, slope in zip(gradients, slopes, strict=True):
-        if gradient is None or slope is None:
-            continue
-        moved = gradient.squeeze(-2).movedim((0, 1), (-3, -2))  # (..., rows, n, c)
-        part = (moved.unsqueeze(-2) @ slope).squeeze(-2)
-        total = part if total is None else total + part
-    return total
 
 
 def _one_slope(potential: Potential) -> bool:

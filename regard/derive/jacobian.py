@@ -20,7 +20,7 @@ from regard.errors import ArgumentError
 from regard.norms import Frobenius, Norm, TokenMax, TokenSum
 
 DENSE = 2048
-"""Up to this many inputs or outputs a certificate comes from the whole matrix."""
+"""Up to this many inputs a certificate comes from the whole matrix."""
 PRODUCT_ERROR = 1e-12
 """What is assumed of a product in float64, relative to the operator's norm."""
 
@@ -94,30 +94,32 @@ class Jacobian(ABC):
 
     def dot_in(self, a: Tensor, b: Tensor) -> Tensor:
         """⟨a, b⟩ of tangents, one for each element of the batch."""
+        if not self.batch_shape:
+            return torch.dot(a.reshape(-1), b.reshape(-1))
         return (a * b).flatten(len(self.batch_shape)).sum(-1)
 
     def dot_out(self, a: Tensor, b: Tensor) -> Tensor:
         """⟨a, b⟩ of cotangents, one for each element of the batch."""
-        lead = self.value.ndim - self._kept_out
-        return (a * b).flatten(lead).sum(-1).sum_to_size(self.batch_shape)
-
-    @property
-    def _kept_out(self) -> int:
-        """How many last dimensions of the value surely belong to one element."""
-        return 2 if self.batch_shape else self.value.ndim
+        if not self.batch_shape:
+            return torch.dot(a.reshape(-1), b.reshape(-1))
+        if a.ndim < 3:
+            return (a * b).flatten(len(self.batch_shape)).sum(-1)
+        return (a * b).sum((-2, -1)).sum_to_size(self.batch_shape)
 
     def over(self, scalars: Tensor) -> Tensor:
         """Scalars (*batch) as factors of tangents and cotangents."""
         return scalars.reshape(*scalars.shape, 1, 1) if self.batch_shape else scalars
 
-    def without(self, vectors: Tensor, w: Tensor) -> Tensor:
-        """w minus its projections on orthonormal tangents (k, *shape)."""
+    def without(self, vectors: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        """w minus its projections on orthonormal tangents (k, *shape), and the square of what was taken away."""
         if not self.batch_shape:
-            flat = vectors.reshape(len(vectors), -1)
-            return (w.reshape(-1) - flat.mT @ (flat @ w.reshape(-1))).reshape(w.shape)
+            flat, own = vectors.reshape(len(vectors), -1), w.reshape(-1)
+            shares = torch.mv(flat, own)
+            return torch.addmv(own, flat.mT, shares, alpha=-1).reshape(w.shape), torch.dot(shares, shares)
         lead = len(self.batch_shape)
         flat, own = vectors.flatten(lead + 1), w.flatten(lead)
-        return (own - ((flat * own).sum(-1, keepdim=True) * flat).sum(0)).reshape(w.shape)
+        shares = (flat * own).sum(-1, keepdim=True)
+        return (own - (shares * flat).sum(0)).reshape(w.shape), shares.square().sum((0, -1))
 
     # What people ask for
 
@@ -126,8 +128,8 @@ class Jacobian(ABC):
     ) -> Estimate | UpperEstimate:
         """How much the map stretches at this point.
 
-        In Frobenius norm: the largest singular value, an Estimate from below (golub1965). In TokenMax and TokenSum: an UpperEstimate from
-        the norms of blocks, max_i Σ_j |J_ij| and max_j Σ_i |J_ij|.
+        In Frobenius norm: the largest singular value, an Estimate from below (golub1965, 2). In TokenMax and TokenSum: an UpperEstimate
+        from the norms of blocks, max_i Σ_j |J_ij| and max_j Σ_i |J_ij|.
         """
         return measure.one(norm, self, tolerance, max_iterations, generator)
 
@@ -165,11 +167,11 @@ class Jacobian(ABC):
         return y.permute(*mine, *rest).reshape(*self.batch_shape, -1)
 
     def norm_certificate(
-        self, failure_probability: float = 1e-6, *, steps: int = 200, generator: torch.Generator | None = None
+        self, failure_probability: float = 1e-6, *, steps: int = 200, dense: int = DENSE, generator: torch.Generator | None = None
     ) -> Certificate:
         """An upper bound of the largest singular value over the whole batch, in float64.
 
-        Small Jacobians: the matrix is formed and its norm is proved. Others: with x uniform on the sphere and M = JᵀJ,
+        Up to `dense` inputs: the matrix is formed and its norm is proved. Others: with x uniform on the sphere and M = JᵀJ,
         |M|₂ ≤ θ (xᵀMᵏx)^{1/k} except with probability 0.8 √N θ^{-k/2} (dixon1983, Theorem 1). The start is drawn once; whoever draws
         again and picks the smallest bound has no certificate.
         """
@@ -177,7 +179,7 @@ class Jacobian(ABC):
         if steps < 1:
             raise ArgumentError("steps", f"is {steps}", "give one or more products with JᵀJ")
         exact = self if self.dtype == torch.float64 else self.in_double()
-        if min(self.size_in, self.size_out) <= DENSE and self.size_in <= 2 * DENSE:
+        if self.size_in <= dense:
             return exact._proved()
         return exact._drawn(failure_probability, steps, generator)
 

@@ -18,7 +18,7 @@ from regard.compute.fused import not_fused
 from regard.derive.blocks import AttentionBlocks
 from regard.derive.graph import GraphJacobian, fitting, second_derivative
 from regard.derive.jacobian import Jacobian
-from regard.derive.softmax import FusedProducts
+from regard.derive.softmax import AbsorbedProducts, FusedProducts
 from regard.errors import ArgumentError
 from regard.measure import Measure
 from regard.moments import Mean
@@ -77,9 +77,9 @@ class AttentionJacobian(Jacobian):
         with torch.enable_grad():
             problem = problem_of(attention, x.replace(points=leaf), context)
         fused = isinstance(attention.moment, Mean) and leaf.device.type == "cpu" and not_fused(problem) is None
-        self._products: FusedProducts | GraphJacobian
+        self._products: FusedProducts | AbsorbedProducts | GraphJacobian
         if fused and 0 not in (problem.query_count, problem.key_count, *problem.batch_shape):
-            self._products = FusedProducts(leaf, problem)
+            self._products = FusedProducts(leaf, problem, attention, context is None).absorbed()
         else:
             self._products = GraphJacobian(self._run, self.point, 0)
         self.value = self._products.value.to(problem.dtype)

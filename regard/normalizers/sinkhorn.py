@@ -67,15 +67,14 @@ class Sinkhorn(Normalizer):
             reached = (mass > 0) & (log_shares > -math.inf)
             return torch.where(reached, log_shares - torch.where(reached, mass, torch.ones_like(mass)).log(), torch.zeros_like(mass))
 
-        steps = self.max_iterations
-        log_keys = log_shares
-        first = gap(log_shares)
-        if (
-            self.tolerance > 0 and first.numel() and _check.holds(first.amax() < math.inf) is not None
-        ):  # not under vmap, which reads no data
-            with torch.no_grad():
-                log_keys = self._solved(gap, log_shares.detach())
-                steps = self._memory(gap, log_keys) if moves(first) else 0
+        steps, log_keys = self.max_iterations, log_shares
+        if self.tolerance > 0 and log_shares.numel():
+            first = gap(log_shares)
+            differentiated = moves(first)
+            if _check.holds(first.amax() < math.inf) is not None:  # vmap reads no data, so there every step is taken
+                with torch.no_grad():
+                    log_keys = self._solved(gap, log_shares.detach())
+                    steps = self._memory(gap, log_keys) if differentiated else 0
         for _ in range(steps):
             log_keys = log_keys + gap(log_keys)
         return log_keys
