@@ -21,9 +21,16 @@ def gamma(count: int) -> float:
     return math.inf if units >= 1 else up(units / (1 - 2 * units))
 
 
+def _scaled(matrix: Tensor) -> tuple[Tensor, int]:
+    """A matrix times a power of two, so that its largest entry is near one, and the exponent that undoes it."""
+    exponent = math.frexp(float(matrix.abs().max()))[1]
+    half = -exponent // 2  # two factors: one alone may leave the range
+    return matrix * 2.0**half * 2.0 ** (-exponent - half), exponent
+
+
 def frobenius_bound(matrix: Tensor) -> float:
-    """An upper bound of the Frobenius norm of a float64 matrix."""
-    total = float(matrix.double().square().sum())
+    """An upper bound of the Frobenius norm of a float64 matrix whose entries are near one or smaller."""
+    total = float(matrix.square().sum()) + matrix.numel() * 1e-300  # squares that vanished
     return up(up(math.sqrt(total)) * (1 + gamma(matrix.numel() + 4)))
 
 
@@ -38,18 +45,17 @@ def spectral_norm_bound(matrix: Tensor) -> float:
         return 0.0
     if not bool(torch.isfinite(matrix).all()):
         return math.inf
+    if not bool((matrix != 0).any()):
+        return 0.0
     if matrix.shape[0] < matrix.shape[1]:
         matrix = matrix.mT
-    length = frobenius_bound(matrix)
-    if length == 0:
-        return 0.0
-    size = matrix.shape[1]
-    scale = 2.0 ** -math.frexp(length)[1]  # a power of two is exact; tiny and huge matrices square safely
-    gram = (matrix * scale).mT @ (matrix * scale)
+    matrix, exponent = _scaled(matrix)
+    length, size = frobenius_bound(matrix), matrix.shape[1]
+    gram = matrix.mT @ matrix
     gram = 0.5 * (gram + gram.mT)
     near = float(torch.linalg.eigvalsh(gram)[-1])
-    forming = up(up((length * scale) ** 2) * gamma(matrix.shape[0] + 2))
-    best = up(length * scale) ** 2
+    forming = up(up(length**2) * gamma(matrix.shape[0] + 2))
+    best = up(length**2)
     for slack in (1e-13, 1e-11, 1e-9, 1e-6, 1e-3):
         level = near * (1 + slack) + size * size * EPS * near
         shifted = level * torch.eye(size, dtype=torch.float64) - gram
@@ -60,4 +66,4 @@ def spectral_norm_bound(matrix: Tensor) -> float:
             rounding = up(up(bend / (1 - bend) * trace) + 2 * EPS * level)  # λI - G is rounded on its diagonal alone
             best = min(best, up(up(level + rounding) + forming))
             break
-    return up(up(math.sqrt(best)) / scale)
+    return up(math.ldexp(up(math.sqrt(best)), exponent))

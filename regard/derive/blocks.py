@@ -119,7 +119,8 @@ class AttentionBlocks:
             queries, keys = spread(0, rows), spread(1, columns)
             scores = problem.potential.pair(queries, keys)
         leaves = [[t for t in pytree.tree_leaves(side) if t.requires_grad] for side in (queries, keys)]
-        found = torch.autograd.grad(scores.sum(), leaves[0] + leaves[1], allow_unused=True)
+        both = leaves[0] + leaves[1]
+        found = torch.autograd.grad(scores.sum(), both, allow_unused=True) if scores.requires_grad else (None,) * len(both)
         moved: list[Tensor | None] = [None if g is None else g.squeeze(-2).movedim((0, 1), (-3, -2)) for g in found]  # (..., rows, n, c)
         return moved[: len(leaves[0])], moved[len(leaves[0]) :]
 
@@ -169,22 +170,24 @@ class AttentionBlocks:
 
 
 def largest_root(levels: Tensor, squares: Tensor) -> Tensor:
-    """The largest eigenvalue of diag(levels) + z zᵀ, squares = z²: the largest root of Σ_k z_k² / (λ - h_k) = 1.
+    """The largest eigenvalue of diag(h) + z zᵀ, levels = h, squares = z²: h₁ + μ with Σ_k z_k² / (μ + h₁ - h_k) = 1, h₁ the largest level.
 
-    Newton on 1/Σ, which is concave and increasing: from the left it never overshoots, and one term alone it solves in one step.
+    Newton on 1/Σ, which is concave and increasing: from the left it never overshoots, and one term alone it solves in one step. It
+    starts where the largest term is one, so no term is larger.
     """
-    root = (levels + squares).amax(-1)
+    top = levels.amax(-1, keepdim=True)
+    gaps = top - levels
+    root = (squares - gaps).amax(-1).clamp_min(0)
     tiny = torch.finfo(root.dtype).tiny
     for _ in range(60):
-        inverse = 1 / (root.unsqueeze(-1) - levels).clamp_min(tiny)
-        terms = torch.where(squares > 0, squares * inverse, torch.zeros_like(squares))
-        total = terms.sum(-1)
-        slope = (terms * inverse).sum(-1)
-        step = torch.where((total > 1) & (slope > 0), (total - 1) * total / slope.clamp_min(tiny), torch.zeros_like(root))
+        inverse = 1 / (root.unsqueeze(-1) + gaps).clamp_min(tiny)
+        terms = squares * inverse
+        total, slope = terms.sum(-1), (terms * inverse).sum(-1)
+        step = torch.where(total > 1, (total - 1) * total / slope.clamp_min(tiny), torch.zeros_like(root))
         root = root + step
         if bool((step <= 4 * torch.finfo(root.dtype).eps * root).all()):
             break
-    return root
+    return top.squeeze(-1) + root
 
 
 respond = Verb("respond")

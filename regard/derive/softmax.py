@@ -220,10 +220,12 @@ def _affine_tokens(point: Tensor, attention: Attention, laid: LaidOut) -> _Affin
         return None
     weights = tuple(None if w is None else w.detach() for w in (*projections, value[0]))
     shapes = {() if w is None else tuple(w.shape[:-2]) for w in weights}
+    if len(shapes) > 1:
+        return None
     widths = {point.shape[-1] if w is None else w.shape[-1] for w in weights}
     lead = tuple(torch.broadcast_shapes(point.shape[:-2], *shapes))
     q, _, v, bias = laid.arguments
-    fits = len(shapes) == 1 and len(lead) <= 2 and widths == {q.shape[-1]} and laid.width == v.shape[-1]
+    fits = len(lead) <= 2 and widths == {q.shape[-1]} and laid.width == v.shape[-1]
     same = all(w is None or w.dtype == point.dtype for w in weights) and q.dtype == point.dtype
     if not fits or not same or (bias is not None and bias.requires_grad) or laid.batch != lead:
         return None
