@@ -12,9 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import regard
+from benchmarks.derivatives import double_backward, forward_mode, head_norm, layer_influence
 from benchmarks.measure import Contender
 
-SHAPES = {"1x8x2048x64": (1, 8, 2048, 64), "1x1x8192x64": (1, 1, 8192, 64)}
+SHAPES = {
+    "1x8x2048x64": (1, 8, 2048, 64),
+    "1x1x8192x64": (1, 1, 8192, 64),
+    "1x1x128x64": (1, 1, 128, 64),
+    "1x1x128x384": (1, 1, 128, 384),
+    "1x1x20x384": (1, 1, 20, 384),
+}
+LARGE = ("1x8x2048x64", "1x1x8192x64")
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,7 @@ class Target:
     versus: str
     limit: float
     at_most: bool = True
+    shape: str | None = None  # where it was promised; everywhere, if not said
 
     @property
     def ours(self) -> str:
@@ -43,14 +52,33 @@ class Target:
 
 
 @dataclass(frozen=True)
+class Limit:
+    """A contender at a shape must take at most so many seconds, or so much memory beyond its inputs."""
+
+    contender: str
+    shape: str
+    seconds: float = float("inf")
+    mib: float = float("inf")
+
+    def holds(self, seconds: float, mib: float | None) -> bool:
+        """Whether the promise is kept."""
+        return seconds <= self.seconds and (mib is None or mib <= self.mib)
+
+    def words(self) -> str:
+        """The promise."""
+        return f"≤ {self.seconds:g} s" if self.mib == float("inf") else f"≤ {self.mib:g} MiB"
+
+
+@dataclass(frozen=True)
 class Case:
     """A name, contenders for a shape, and what we promise."""
 
     name: str
     build: Callable[[tuple[int, int, int, int]], dict[str, Contender]]
-    targets: tuple[Target, ...]
-    shapes: tuple[str, ...] = tuple(SHAPES)
+    targets: tuple[Target, ...] = ()
+    shapes: tuple[str, ...] = LARGE
     seconds: float = 6.0
+    limits: tuple[Limit, ...] = ()
 
 
 def qkv(shape: tuple[int, int, int, int], grad: bool = False) -> list[Tensor]:
@@ -207,6 +235,34 @@ CASES = (
     ),
     Case("other declarations", others, (Target("attend(Sinkhorn, 5 iterations)", "sdpa", 13.0),), seconds=8),
     Case("gradients", backward, (Target("attend(Gaussian) forward + backward", "sdpa forward + backward", 1.2),), seconds=8),
+    Case(
+        "forward mode",
+        forward_mode,
+        (
+            Target("linearize(Dot).mv", "sdpa", 3.2, shape="1x8x2048x64"),
+            Target("jvp(attend)", "sdpa", 4.0, shape="1x8x2048x64"),
+            Target("jvp(naive)", "jvp(attend)", 3.5, at_most=False),
+        ),
+        seconds=14,
+        limits=(Limit("jvp(attend)", "1x1x8192x64", mib=64), Limit("linearize(Dot).mv", "1x1x8192x64", mib=64)),
+    ),
+    Case("double backward", double_backward, (Target("attend double backward", "sdpa forward + backward", 8.0),), ("1x8x2048x64",), 10),
+    Case(
+        "norm of a Jacobian",
+        head_norm,
+        (Target("linearize().norm()", "sdpa", 60.0, shape="1x1x128x64"),),
+        ("1x1x128x64", "1x1x8192x64"),
+        limits=(Limit("linearize().norm()", "1x1x8192x64", mib=64),),
+    ),
+    Case(
+        "twelve heads",
+        layer_influence,
+        shapes=("1x1x128x384", "1x1x20x384"),
+        limits=(
+            Limit("linearize().influence()", "1x1x128x384", seconds=2.0),
+            Limit("linearize().norm() of each head", "1x1x20x384", seconds=0.1),
+        ),
+    ),
 )
 
 

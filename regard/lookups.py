@@ -64,6 +64,8 @@ class Linear(Lookup):
                 f"takes width {self.w_v.shape[-2]} and the keys have {points.shape[-1]}",
                 "give w_v (..., d, e) with d the width of the keys",
             )
+        if points.dtype != self.w_v.dtype:
+            raise ArgumentError("w_v", f"is {self.w_v.dtype} and the keys are {points.dtype}", "convert one of them")
         values = points @ self.w_v
         return values if self.b_v is None else values + self.b_v.unsqueeze(-2)
 

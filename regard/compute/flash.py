@@ -122,7 +122,7 @@ class Call(Object):
             return self.tiling
         heads, pairs = q.shape[:-2], q.shape[-2] * k.shape[-2]
         together = heads.numel() * pairs <= PAIRS
-        rows = rows_of(heads.numel() if together else 1, k.shape[-2], 1)
+        rows = max(64, rows_of(heads.numel() if together else 1, k.shape[-2], 1))
         marks = (torch.arange(q.shape[-2], device=q.device), torch.arange(k.shape[-2], device=q.device))
         return Tiling(Causal() if self.causal else Full(), *marks, rows, True, batch=None if together else tuple(heads))
 

@@ -50,16 +50,16 @@ class Products:
         self, arguments: Sequence[Tensor], out: Tensor, lse: Tensor, tangents: Sequence[Tensor | None], tiling: Tiling
     ) -> tuple[Tensor, Tensor]:
         """Tangents of outputs and log-sum-exps (B, H, m, 1), from tangents of the arguments. The tiling has whole rows."""
-        q, k = arguments[:2]
-        dq, dk, dv, *rest = tangents
-        left = [t for t, other in ((dq, dq), (q, dk)) if other is not None and t is not None]
-        right = [t for t, other in ((k, dq), (dk, dk)) if other is not None and t is not None]
-        wide = [self.scale * torch.cat(left, -1), torch.cat(right, -1)] if left else []  # scale · (q' kᵀ + q k'ᵀ) as one product
-        values, biases = [] if dv is None else [dv], [bias for bias in rest if bias is not None]
-        roles = [QUERY, KEY] * (len(wide) // 2) + [KEY] * (len(values) + len(biases))
+        k = arguments[1]
+        by_q, by_k, by_v, *rest = tangents
+        wide = [t for t, moves in ((k, by_q), (by_k, by_k)) if t is not None and moves is not None]
+        right = [torch.cat(wide, -1)] if len(wide) > 1 else wide  # scale · (q' kᵀ + q k'ᵀ) as one product with [q', q]
+        queries, values = ([] if t is None else [t] for t in (by_q, by_v))
+        biases = [bias for bias in rest if bias is not None]
+        roles = [QUERY] * len(queries) + [KEY] * (len(right) + len(values) + len(biases))
         takes = (*ARGUMENTS[: self.count], Take(QUERY), Take(QUERY), *(Take(role) for role in roles))
-        plan = Plan(_Push(self, bool(wide), bool(values), bool(biases)), takes, (Give(QUERY), Give(QUERY)))
-        out, mean = sweep(plan, tiling, [*arguments, out, lse, *wide, *values, *biases])
+        plan = Plan(_Push(self, by_q is not None, by_k is not None, bool(values), bool(biases)), takes, (Give(QUERY), Give(QUERY)))
+        out, mean = sweep(plan, tiling, [*arguments, out, lse, *queries, *right, *values, *biases])
         return out, mean
 
     def weights(self, arguments: tuple[Tensor, ...], lse: Tensor, tiling: Tiling, tile: Tile) -> Tensor:
@@ -78,21 +78,23 @@ CALM = 4.0
 class _Push:
     """The block of the forward derivative. Where nothing else is being differentiated, it works in place in buffers that it keeps."""
 
-    def __init__(self, products: Products, moves: bool, values_move: bool, bias_moves: bool) -> None:
-        self.products, self.moves, self.values_move, self.bias_moves = products, moves, values_move, bias_moves
+    def __init__(self, products: Products, queries: bool, keys: bool, values: bool, bias: bool) -> None:
+        self.products, self._queries, self._keys, self._values, self._bias = products, queries, keys, values, bias
         self._buffers: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
     def __call__(self, tiling: Tiling, tile: Tile, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         count = self.products.count
-        arguments, (out, lse), rest = tensors[:count], tensors[count : count + 2], tensors[count + 2 :]
-        left, right = rest[:2] if self.moves else (None, None)
-        by_values = rest[2 if self.moves else 0] if self.values_move else None
-        if left is not None and right is not None and not self.bias_moves and lse.ndim == 2 and untransformed():
-            return self._in_place(tiling, tile, arguments, out, lse, left, right, by_values)
+        arguments, (out, lse), rest = tensors[:count], tensors[count : count + 2], list(tensors[count + 2 :])
+        left = [rest.pop(0)] if self._queries else []
+        left = [*left, arguments[0]] if self._keys else left
+        right = rest.pop(0) if left else None
+        by_values = rest.pop(0) if self._values else None
+        if right is not None and not self._bias and lse.ndim == 2 and untransformed():
+            return self._in_place(tiling, tile, arguments, out, lse, self.products.scale * torch.cat(left, -1), right, by_values)
         weights = self.products.weights(arguments, lse, tiling, tile)
-        change = None if left is None or right is None else left @ right.mT
-        if self.bias_moves:
-            bias = rest[-1].mT
+        change = None if right is None else (self.products.scale * torch.cat(left, -1)) @ right.mT
+        if self._bias:
+            bias = rest.pop(0).mT
             change = bias.expand(*bias.shape[:-2], lse.shape[-2], bias.shape[-1]) if change is None else change + bias
         if change is None:
             assert by_values is not None

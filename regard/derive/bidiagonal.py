@@ -17,7 +17,8 @@ def largest(operator: Jacobian, count: int, tolerance: float, max_iterations: in
     """The `count` largest singular values, from below, largest first (golub1965).
 
     J V = U B and Jᵀ U = V Bᵀ + β v eᵀ with B bidiagonal; the singular values of B approach those of J from below. The vectors v are
-    orthogonalized against all earlier ones; where they end (the operator has few singular values) a fresh one is drawn.
+    orthogonalized against earlier ones: all of them for several values, which would else be found twice; for the largest alone the
+    last ones are enough, and KEPT bytes of them are kept. Where vectors end (the operator has few singular values) a fresh one is drawn.
     All elements of a batch run together; each is an operator of its own.
     """
     limit = min(max_iterations, operator.size_in, operator.size_out) if operator.size_in and operator.size_out else 0
@@ -25,7 +26,7 @@ def largest(operator: Jacobian, count: int, tolerance: float, max_iterations: in
         nothing = torch.zeros(*operator.batch_shape, count, dtype=operator.dtype, device=operator.device)
         return Estimate(nothing, nothing.clone(), 0)
     tiny = 16 * torch.finfo(operator.dtype).eps
-    space = _Space(operator, min(limit, 16))
+    space = _Space(operator, min(limit, 16), grows=count > 1)
     v = space.keep(space.fresh(generator), None)
     left: Tensor | None = None
     diagonal: list[Tensor] = []
@@ -40,12 +41,13 @@ def largest(operator: Jacobian, count: int, tolerance: float, max_iterations: in
         diagonal.append(alpha)
         w, beta = space.orthogonal(torch.addcmul(operator.rmv(left), v, operator.over(alpha), value=-1))
         above.append(beta)
-        if steps == limit or steps == max(1, count) or (steps >= count + 4 and steps % 2 == 0):  # looking costs as much as a product
+        ended = beta <= tiny * torch.maximum(diagonal[0], alpha)
+        look = steps >= count and (bool(ended.all()) or (steps >= count + 4 and steps % 2 == 0))  # looking costs as much as a product
+        if look or steps == limit:
             values, residuals = _triples(diagonal, above, count)
             top = values[..., :1]
             if steps == limit or bool((residuals <= tolerance * top).all()):
                 break
-        ended = beta <= tiny * torch.maximum(diagonal[0], alpha)
         if bool(ended.any()):
             above[-1] = torch.where(ended, torch.zeros_like(beta), beta)
             other, length = space.orthogonal(space.fresh(generator))
@@ -60,11 +62,17 @@ def _nonzero(value: Tensor) -> Tensor:
     return value.clamp_min(torch.finfo(value.dtype).tiny)
 
 
+KEPT = 8 << 20
+"""Bytes of earlier vectors that are kept for the largest singular value."""
+
+
 class _Space:
     """The span of the vectors so far, in a buffer whose pages are touched only when they are used."""
 
-    def __init__(self, operator: Jacobian, capacity: int) -> None:
-        self._operator = operator
+    def __init__(self, operator: Jacobian, capacity: int, grows: bool) -> None:
+        self._operator, self._grows = operator, grows
+        size = operator.shape_in.numel() * operator.dtype.itemsize
+        capacity = capacity if grows else max(2, min(capacity, KEPT // max(1, size)))
         self._vectors = torch.empty(capacity, *operator.shape_in, dtype=operator.dtype, device=operator.device)
         self._count = 0
 
@@ -76,9 +84,9 @@ class _Space:
 
     def keep(self, w: Tensor, length: Tensor | None) -> Tensor:
         """One more unit vector, w over its length; a view of it."""
-        if self._count == len(self._vectors):
+        if self._count == len(self._vectors) and self._grows:
             self._vectors = torch.cat([self._vectors, torch.empty_like(self._vectors)])
-        v = self._vectors[self._count]
+        v = self._vectors[self._count % len(self._vectors)]  # the oldest makes room
         v.copy_(w) if length is None else torch.div(w, self._operator.over(_nonzero(length)), out=v)
         self._count += 1
         return v

@@ -98,12 +98,12 @@ class Sinkhorn(Normalizer):
     def _memory(self, gap: Callable[[Tensor], Tensor], log_keys: Tensor) -> int:
         """After how many steps a small displacement of the solution is forgotten, to the tolerance."""
         shift = 0.01 * torch.sin(12.9898 * torch.arange(log_keys.shape[-1], device=log_keys.device).square()).to(log_keys)  # no pattern
-        rest = gap(log_keys).detach()
-        moved, start = log_keys + shift, float(shift.abs().amax())
+        moved, rest = log_keys + shift, float(gap(log_keys).abs().amax())
+        enough = max(self.tolerance, 4 * torch.finfo(log_keys.dtype).eps) * float(shift.abs().amax()) + rest
         for count in range(1, self.max_iterations + 1):
             step = gap(moved).detach()
-            if float((step - rest).abs().amax()) <= max(self.tolerance, 4 * torch.finfo(step.dtype).eps) * start:
-                return count
+            if float(step.abs().amax()) <= enough:
+                return count + 1
             moved = moved + step
         return self.max_iterations
 
