@@ -50,7 +50,8 @@ def heatmap(values: torch.Tensor, names: list[str], title: str, left: int) -> li
             share = float(values[i, j]) / largest
             shade = f"rgb({round(255 - 225 * share)},{round(255 - 165 * share)},{round(255 - 95 * share)})"
             box = f'x="{left + LABEL + CELL * j}" y="{top + CELL * i}" width="{CELL}" height="{CELL}"'
-            parts.append(f'<rect {box} fill="{shade}"><title>{label} &#8592; {html.escape(names[j])}: {float(values[i, j]):.3f}</title></rect>')
+            told = f"{label} &#8592; {html.escape(names[j])}: {float(values[i, j]):.3f}"
+            parts.append(f'<rect {box} fill="{shade}"><title>{told}</title></rect>')
     return parts
 
 
