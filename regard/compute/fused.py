@@ -59,8 +59,8 @@ def fused_form(problem: Problem) -> FusedForm:
         queries, scale = queries * over_scores(scale) / over_scores(temperature), 1.0
     else:
         scale = scale / temperature
-    if not isinstance(scale, Tensor) and scale == 0:  # the gradient of a bias is found over the scale
-        queries, scale = queries * 0, 1.0
+    if not isinstance(scale, Tensor) and scale <= 0:  # the kernel masks before it scales, and finds the gradient of a bias over the scale
+        queries, scale = (-queries, -scale) if scale < 0 else (queries * 0, 1.0)
     if bias is not None:
         bias = bias / (temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature)
     parts = SupportParts.of(problem.support)

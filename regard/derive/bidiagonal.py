@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,40 +22,66 @@ def largest(operator: Jacobian, count: int, tolerance: float, max_iterations: in
     last ones are enough, and KEPT bytes of them are kept. Where vectors end (the operator has few singular values) a fresh one is drawn.
     All elements of a batch run together; each is an operator of its own.
     """
-    limit = min(max_iterations, operator.size_in, operator.size_out) if operator.size_in and operator.size_out else 0
-    if limit == 0:
+    limit = min(max_iterations, operator.size_in, operator.size_out + 1)  # one more vector than outputs may have a share in them
+    if operator.size_in == 0 or operator.size_out == 0:
         nothing = torch.zeros(*operator.batch_shape, count, dtype=operator.dtype, device=operator.device)
         return Estimate(nothing, nothing.clone(), 0)
     tiny = 16 * torch.finfo(operator.dtype).eps
     space = _Space(operator, min(limit, 16), grows=count > 1)
     v = space.keep(space.fresh(generator), None)
+    u = operator.mv(v)
+    unit = comfortable(u)  # squares of very small or large products leave the floating range
     left: Tensor | None = None
     diagonal: list[Tensor] = []
     above: list[Tensor] = []
-    steps = 0
+    steps, start, worst = 0, 0, torch.zeros(operator.batch_shape, dtype=operator.dtype, device=operator.device)
     while True:
         steps += 1
-        u = operator.mv(v)
-        u = u if left is None else torch.addcmul(u, left, operator.over(above[-1]), value=-1)
+        u = (u if steps == 1 else operator.mv(v)) * unit
+        u = u if left is None else torch.addcmul(u, left, operator.over_out(above[-1]), value=-1)
         alpha = operator.dot_out(u, u).sqrt()
-        left = u / operator.over(_nonzero(alpha))
+        left = u / operator.over_out(_nonzero(alpha))
         diagonal.append(alpha)
-        w, beta = space.orthogonal(torch.addcmul(operator.rmv(left), v, operator.over(alpha), value=-1))
+        w, beta = space.orthogonal(torch.addcmul(operator.rmv(left) * unit, v, operator.over_in(alpha), value=-1))
         above.append(beta)
         ended = beta <= tiny * torch.maximum(diagonal[0], alpha)
-        look = steps >= count and (bool(ended.all()) or (steps >= count + 4 and steps % 2 == 0))  # looking costs as much as a product
+        found = steps - start
+        often = found >= min(count, 2) + 4 and found % 2 == 0  # looking costs as much as a small product
+        look = steps >= count and (often or bool(ended.all()))
         if look or steps == limit:
             values, residuals = _triples(diagonal, above, count)
             top = values[..., :1]
-            if steps == limit or bool((residuals <= tolerance * top).all()):
+            settled = bool((residuals <= tolerance * top).all())
+            if steps == limit or (settled and (count == 1 or _nothing_new(diagonal[start:], above[start:], values, start))):
                 break
+            if settled:  # a Krylov space sees each value once: look for its copies from a fresh direction
+                start, worst = steps, torch.maximum(worst, residuals.amax(-1))
+                ended = torch.ones_like(ended)
         if bool(ended.any()):
             above[-1] = torch.where(ended, torch.zeros_like(beta), beta)
             other, length = space.orthogonal(space.fresh(generator))
-            w, beta = torch.where(operator.over(ended), other, w), torch.where(ended, length, beta)
+            w, beta = torch.where(operator.over_in(ended), other, w), torch.where(ended, length, beta)
         v = space.keep(w, beta)
+    residuals = torch.maximum(residuals, worst.unsqueeze(-1))
     relative = torch.where(top > 0, residuals / _nonzero(top), torch.zeros_like(residuals))
-    return Estimate(values, relative, 2 * steps)
+    return Estimate(values / unit, relative, 2 * steps)
+
+
+def comfortable(product: Tensor) -> float:
+    """A power of two that brings a product near one, where its squares would under- or overflow; else one."""
+    size = float(product.abs().amax()) if product.numel() else 0.0
+    few = 0.25 * math.log2(torch.finfo(product.dtype).max)
+    if size == 0 or not math.isfinite(size) or abs(math.log2(size)) < few:
+        return 1.0
+    return 2.0 ** -round(math.log2(size))
+
+
+def _nothing_new(diagonal: list[Tensor], above: list[Tensor], values: Tensor, start: int) -> bool:
+    """Whether the last fresh direction led to nothing larger than the smallest value that is wanted."""
+    if start == 0:
+        return False
+    latest = _triples(diagonal, above, 1)[0]
+    return bool((latest <= values[..., -1:] * (1 + 1e-6) + torch.finfo(values.dtype).tiny).all())
 
 
 def _nonzero(value: Tensor) -> Tensor:
@@ -80,14 +107,14 @@ class _Space:
         """A random unit vector."""
         shape = self._operator.shape_in
         drawn = torch.rand(shape, generator=generator, dtype=self._operator.dtype, device=self._operator.device).sub_(0.5)
-        return drawn / self._operator.over(self._operator.dot_in(drawn, drawn).sqrt())
+        return drawn / self._operator.over_in(self._operator.dot_in(drawn, drawn).sqrt())
 
     def keep(self, w: Tensor, length: Tensor | None) -> Tensor:
         """One more unit vector, w over its length; a view of it."""
         if self._count == len(self._vectors) and self._grows:
             self._vectors = torch.cat([self._vectors, torch.empty_like(self._vectors)])
         v = self._vectors[self._count % len(self._vectors)]  # the oldest makes room
-        v.copy_(w) if length is None else torch.div(w, self._operator.over(_nonzero(length)), out=v)
+        v.copy_(w) if length is None else torch.div(w, self._operator.over_in(_nonzero(length)), out=v)
         self._count += 1
         return v
 

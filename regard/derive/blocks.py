@@ -21,6 +21,7 @@ from regard.attention import Attention
 from regard.compute.application import problem_of
 from regard.compute.engine import working_dtype
 from regard.compute.problem import Problem
+from regard.derive.bidiagonal import comfortable
 from regard.derive.jacobian import spectral_norms
 from regard.lookups import Identity, Linear, Lookup, Table
 from regard.measure import Measure
@@ -120,7 +121,8 @@ class AttentionBlocks:
             scores = problem.potential.pair(queries, keys)
         leaves = [[t for t in pytree.tree_leaves(side) if t.requires_grad] for side in (queries, keys)]
         both = leaves[0] + leaves[1]
-        found = torch.autograd.grad(scores.sum(), both, allow_unused=True) if scores.requires_grad else (None,) * len(both)
+        pull = torch.ones_like(scores)
+        found = torch.autograd.grad(scores, both, pull, allow_unused=True) if scores.requires_grad else (None,) * len(both)
         moved: list[Tensor | None] = [None if g is None else g.squeeze(-2).movedim((0, 1), (-3, -2)) for g in found]  # (..., rows, n, c)
         return moved[: len(leaves[0])], moved[len(leaves[0]) :]
 
@@ -150,6 +152,8 @@ class AttentionBlocks:
         weights, response = self._law(rows)
         assert self._values is not None
         base = self._values[..., 0, :, :]  # the same for every token, (..., d_out, d_in)
+        unit = comfortable(base)
+        base, response = base * unit, response * unit
         by_query, by_key = self._pair_slopes(rows, slice(0, self.problem.key_count))
         first = slice(0, 1)
         slope = self._by_key([None if g is None else g[..., first, :] for g in by_key], first)
@@ -166,7 +170,7 @@ class AttentionBlocks:
         here = own - rows.start
         whole = weights[..., here, own, None, None] * base.unsqueeze(-3) + response[..., here, own, :, None] * slope.unsqueeze(-2)
         norms[..., here, own] = spectral_norms(whole + self._own_terms(rows, response, by_query))
-        return norms
+        return norms / unit
 
 
 def largest_root(levels: Tensor, squares: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from regard._transforms import moves
 from regard.derive.jacobian import Jacobian
 from regard.errors import ArgumentError
 
@@ -61,7 +62,9 @@ class GraphJacobian(Jacobian):
 
     def __init__(self, function: Function, point: Tensor, batch: int) -> None:
         self._function = function
-        self.point = point.detach()
+        self._trusted = False
+        self.batch_leads = True
+        self.point = point.detach().clone()
         self.batch_shape = self.point.shape[:batch]
         leaf = self.point.clone().requires_grad_()
         with torch.enable_grad(), twice_differentiable():
@@ -76,9 +79,27 @@ class GraphJacobian(Jacobian):
         self.value = value.detach()
 
     def mv(self, tangent: Tensor) -> Tensor:
+        fitting("tangent", tangent, self.shape_in)
+        if not self._trusted:
+            self._compare()
+        return self._push(tangent)
+
+    def _push(self, tangent: Tensor) -> Tensor:
         with twice_differentiable():
-            moved = self._graph.push(fitting("tangent", tangent, self.shape_in))[0]
-        return torch.zeros_like(self.value) if moved is None else moved
+            moved = self._graph.push(tangent)[0]
+        return torch.zeros_like(self.value) if moved is None else moved.clone()
+
+    def _compare(self) -> None:
+        """⟨u, J t⟩ = ⟨Jᵀu, t⟩ once: a backward pass that cannot be differentiated would lose its part of J t without a word."""
+        generator = torch.Generator(self.device).manual_seed(0)
+        t, u = (torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device) for z in (self.point, self.value))
+        pushed, pulled = self._push(t), self.rmv(u)
+        terms = (u * pushed).double(), (pulled * t).double()
+        size = sum(float(z.square().sum()) for z in terms) ** 0.5
+        if abs(float(terms[0].sum() - terms[1].sum())) > 100 * torch.finfo(self.dtype).eps ** 0.5 * size:
+            found = "has a backward pass that cannot be differentiated (once_differentiable, or run without a graph)"
+            raise ArgumentError("map", found, "write the backward pass in differentiable operations; rmv works as it is")
+        self._trusted = True
 
     def rmv(self, cotangent: Tensor) -> Tensor:
         return self._graph.pull([fitting("cotangent", cotangent, self.shape_out)])
@@ -87,7 +108,8 @@ class GraphJacobian(Jacobian):
         return second_derivative(self._function, self.point, fitting("tangent", tangent, self.shape_in))
 
     def block(self, i: int, j: int) -> Tensor:
-        return self._tokens(slice(i, i + 1) if i >= 0 else slice(i, i + 1 or None))[..., 0, j, :, :]
+        i, j = within("i", i, self.value.shape[-2]), within("j", j, self.point.shape[-2])
+        return self._tokens(slice(i, i + 1))[..., 0, j, :, :]
 
     def rows(self) -> Iterator[tuple[slice, Tensor]]:
         for i in range(self.value.shape[-2]):
@@ -103,7 +125,7 @@ class GraphJacobian(Jacobian):
             for c in range(shape[-1]):
                 unit = torch.zeros_like(self.value)
                 unit[(Ellipsis, *head, tokens, c)] = 1  # type: ignore[index]
-                found.append(self.rmv(unit))
+                found.append(self.rmv(unit).reshape(*self.batch_shape, *self.point.shape[-2:]))
         rows = torch.stack(found, -2).unflatten(-2, (-1, shape[-1]))  # (*batch, n, heads, d_out, d_in)
         blocks = rows.movedim(-3, lead).unflatten(lead, shape[lead:-2]) if len(shape) > lead + 2 else rows.squeeze(-3)
         return blocks.unsqueeze(-4)
@@ -139,8 +161,18 @@ def second_derivative(function: Function, point: Tensor, tangent: Tensor) -> Ten
         return torch.func.jvp(slope, (point,), (tangent,))[1]
 
 
+def within(name: str, index: int, count: int) -> int:
+    """An index of `count` tokens, counted from the end if negative."""
+    if not -count <= index < count:
+        raise ArgumentError(name, f"is {index}", f"there are {count} tokens")
+    return range(count)[index]
+
+
 def fitting(name: str, value: Tensor, shape: torch.Size) -> Tensor:
     if not isinstance(value, Tensor) or value.shape != shape:
         found = f"has shape {list(value.shape)}" if isinstance(value, Tensor) else f"is a {type(value).__name__}"
         raise ArgumentError(name, found, f"give a tensor of shape {list(shape)}")
+    if moves(value):
+        remedy = "a Jacobian is linear: apply it to the tangent's own tangent, or detach it"
+        raise ArgumentError(name, "is being differentiated", remedy)
     return value

@@ -14,7 +14,7 @@ from regard import _check
 from regard._round import spectral_norm_bound, up
 from regard._verb import Verb
 from regard.certificate import Certificate, Hypothesis
-from regard.derive.bidiagonal import largest
+from regard.derive.bidiagonal import comfortable, largest
 from regard.derive.estimate import Estimate, UpperEstimate
 from regard.errors import ArgumentError
 from regard.norms import Frobenius, Norm, TokenMax, TokenSum
@@ -35,6 +35,7 @@ class Jacobian(ABC):
     point: Tensor
     value: Tensor
     batch_shape: torch.Size
+    batch_leads: bool = False  # the batch is the first dimensions of the value, not those that broadcast against the point's
 
     @abstractmethod
     def mv(self, tangent: Tensor) -> Tensor:
@@ -102,13 +103,19 @@ class Jacobian(ABC):
         """⟨a, b⟩ of cotangents, one for each element of the batch."""
         if not self.batch_shape:
             return torch.dot(a.reshape(-1), b.reshape(-1))
-        if a.ndim < 3:
-            return (a * b).flatten(len(self.batch_shape)).sum(-1)
+        if self.batch_leads:
+            return (a * b).reshape(*self.batch_shape, -1).sum(-1)
         return (a * b).sum((-2, -1)).sum_to_size(self.batch_shape)
 
-    def over(self, scalars: Tensor) -> Tensor:
-        """Scalars (*batch) as factors of tangents and cotangents."""
-        return scalars.reshape(*scalars.shape, 1, 1) if self.batch_shape else scalars
+    def over_in(self, scalars: Tensor) -> Tensor:
+        """Scalars (*batch) as factors of tangents."""
+        return scalars.reshape(*scalars.shape, *(1,) * (self.point.ndim - scalars.ndim)) if self.batch_shape else scalars
+
+    def over_out(self, scalars: Tensor) -> Tensor:
+        """Scalars (*batch) as factors of cotangents."""
+        if not self.batch_shape:
+            return scalars
+        return scalars.reshape(*scalars.shape, *(1,) * (self.value.ndim - scalars.ndim if self.batch_leads else 2))
 
     def without(self, vectors: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """w minus its projections on orthonormal tangents (k, *shape), and the square of what was taken away."""
@@ -138,18 +145,21 @@ class Jacobian(ABC):
     ) -> Estimate:
         """The largest singular values (*batch, count), from below; residuals are relative to the largest."""
         size = min(self.size_in, self.size_out)
-        if not 1 <= count <= size:
+        if not 1 <= count <= max(1, size):
             raise ArgumentError("count", f"is {count}", f"this Jacobian has {size} singular values; ask for between 1 and {size}")
         _check.between("tolerance", tolerance, 0.0, 1.0)
         return largest(self, count, tolerance, max(max_iterations, count), generator)
 
     def influence(self) -> Tensor:
         """|J_ij|₂, how much output token i moves for a step of input token j: (..., m, n)."""
-        found = [spectral_norms(blocks) for _, blocks in self.rows()]
-        return torch.cat(found, -2) if found else self.value.new_zeros(*self.value.shape[:-1], self.point.shape[-2])
+        if 0 in (self.size_in, self.size_out):
+            return self.value.new_zeros(*self.value.shape[:-1], self.point.shape[-2])
+        return torch.cat([spectral_norms(blocks) for _, blocks in self.rows()], -2)
 
     def dense(self) -> Tensor:
         """The matrix (*batch, outputs, inputs), column by column; for small sizes."""
+        if 0 in (self.size_in, self.size_out):
+            return self.value.new_zeros(*self.batch_shape, self.size_out, self.size_in)
         columns = []
         for index in range(self.size_in):
             unit = torch.zeros(*self.batch_shape, self.size_in, dtype=self.dtype, device=self.device)
@@ -159,8 +169,8 @@ class Jacobian(ABC):
 
     def _flat_out(self, y: Tensor) -> Tensor:
         """A cotangent as (*batch, outputs)."""
-        if not self.batch_shape:
-            return y.reshape(-1)
+        if not self.batch_shape or self.batch_leads:
+            return y.reshape(*self.batch_shape, -1)
         lead = y.ndim - 2 - len(self.batch_shape)
         mine = [lead + axis for axis, size in enumerate(self.batch_shape) if size > 1]
         rest = [axis for axis in range(y.ndim) if axis not in mine]
@@ -178,6 +188,8 @@ class Jacobian(ABC):
         _check.between("failure_probability", failure_probability, 0.0, 1.0)
         if steps < 1:
             raise ArgumentError("steps", f"is {steps}", "give one or more products with JᵀJ")
+        if 0 in (self.point.numel(), self.value.numel()):
+            return Certificate(0.0, "at the point", Frobenius(), "an empty matrix has norm zero")
         exact = self if self.dtype == torch.float64 else self.in_double()
         if self.size_in <= dense:
             return exact._proved()
@@ -205,14 +217,15 @@ class Jacobian(ABC):
             )
         factor = up(share ** (-1 / power) * (1 + 1e-12))  # √θ
         v = torch.randn(self.shape_in, generator=generator, dtype=self.dtype, device=self.device)
-        v = v / self.over(self.dot_in(v, v).sqrt())
+        v = v / self.over_in(self.dot_in(v, v).sqrt())
         logs = torch.zeros(self.batch_shape, dtype=self.dtype, device=self.device)
+        unit = comfortable(self.mv(v))
         for _ in range(steps):
-            v = self.rmv(self.mv(v))
+            v = self.rmv(self.mv(v) * unit) * unit
             length = self.dot_in(v, v).sqrt()
             logs = logs + length.log()
-            v = v / self.over(torch.where(length > 0, length, torch.ones_like(length)))
-        roots = (logs / power).exp().reshape(-1).tolist()  # |M^{k/2} x|^{1/k} = √e_k
+            v = v / self.over_in(torch.where(length > 0, length, torch.ones_like(length)))
+        roots = ((logs / power).exp() / unit).reshape(-1).tolist()  # |M^{k/2} x|^{1/k} = √e_k
         parts = tuple(self._certificate(up(root * factor * (1 + 1e-12)), 1 - chance) for root in roots)
         return _over_batch(parts)
 
@@ -255,12 +268,12 @@ def _frobenius(norm: Frobenius, jacobian: Jacobian, tolerance: float, max_iterat
 
 @measure.rule(TokenMax)
 def _token_max(norm: TokenMax, jacobian: Jacobian, *_: Any) -> UpperEstimate:
-    return UpperEstimate(_joint_influence(jacobian).sum(-1).amax(-1), norm)
+    return UpperEstimate(_largest(_joint_influence(jacobian).sum(-1)), norm)
 
 
 @measure.rule(TokenSum)
 def _token_sum(norm: TokenSum, jacobian: Jacobian, *_: Any) -> UpperEstimate:
-    return UpperEstimate(_joint_influence(jacobian).sum(-2).amax(-1), norm)
+    return UpperEstimate(_largest(_joint_influence(jacobian).sum(-2)), norm)
 
 
 @measure.rule(Norm)
@@ -268,17 +281,24 @@ def _no_norm(norm: Norm, jacobian: Jacobian, *_: Any) -> UpperEstimate:
     raise ArgumentError("norm", f"is {norm!r}", "a Jacobian at a point is measured in Frobenius(), TokenMax() or TokenSum()")
 
 
+def _largest(sums: Tensor) -> Tensor:
+    return sums.amax(-1) if sums.shape[-1] else sums.new_zeros(sums.shape[:-1])
+
+
 def _joint_influence(jacobian: Jacobian) -> Tensor:
     """Block norms of tokens whose outputs are those of all heads together: at most √Σ_h |J_ij^h|²."""
     influence = jacobian.influence()
-    return influence.square().sum_to_size(*jacobian.batch_shape, *influence.shape[-2:]).sqrt()
+    unit = comfortable(influence)
+    return (influence * unit).square().sum_to_size(*jacobian.batch_shape, *influence.shape[-2:]).sqrt() / unit
 
 
 def spectral_norms(blocks: Tensor) -> Tensor:
     """The largest singular value of each matrix (..., a, b), from the smaller Gram matrix."""
     if 0 in blocks.shape[-2:]:
         return blocks.new_zeros(blocks.shape[:-2])
+    unit = comfortable(blocks)
+    blocks = blocks * unit
     gram = blocks @ blocks.mT if blocks.shape[-2] <= blocks.shape[-1] else blocks.mT @ blocks
     if gram.shape[-1] == 1:
-        return gram[..., 0, 0].clamp_min(0).sqrt()
-    return torch.linalg.eigvalsh(gram)[..., -1].clamp_min(0).sqrt()
+        return gram[..., 0, 0].clamp_min(0).sqrt() / unit
+    return torch.linalg.eigvalsh(gram)[..., -1].clamp_min(0).sqrt() / unit

@@ -14,9 +14,10 @@ from regard._verb import Verb
 from regard.attention import Attention, as_measure
 from regard.compute import apply
 from regard.compute.application import problem_of
+from regard.compute.engine import working_dtype
 from regard.compute.fused import not_fused
 from regard.derive.blocks import AttentionBlocks
-from regard.derive.graph import GraphJacobian, fitting, second_derivative
+from regard.derive.graph import GraphJacobian, fitting, second_derivative, within
 from regard.derive.jacobian import Jacobian
 from regard.derive.softmax import AbsorbedProducts, FusedProducts
 from regard.errors import ArgumentError
@@ -46,6 +47,7 @@ def linearize(
 @linearization.rule(Attention)
 def _attention(attention: Attention, x: Any, context: Any, batch: int | None) -> Jacobian:
     source = as_measure("x", x)
+    _outside(source.points)
     if batch is not None and batch not in (0, source.points.ndim - 2):
         raise ArgumentError(
             "batch", f"is {batch}", f"attention takes all {source.points.ndim - 2} leading dimensions as a batch, or 0 of them"
@@ -60,29 +62,39 @@ def _function(function: Any, x: Any, context: Any, batch: int | None) -> Jacobia
     if context is not None:
         raise ArgumentError("context", "was given with a function", "only attention has a context: put it into the function")
     batch = 0 if batch is None else batch
-    point = _check.floating("x", x)
+    point = _outside(_check.floating("x", x))
     if not 0 <= batch <= max(0, point.ndim - 1):
         raise ArgumentError("batch", f"is {batch}", f"x has {point.ndim} dimensions")
     return GraphJacobian(function, point, batch)
+
+
+def _outside(points: Tensor) -> Tensor:
+    if torch._C._functorch.is_functorch_wrapped_tensor(points):
+        raise ArgumentError("x", "is under a transform of torch.func", "linearize outside of it, or use torch.func.jvp and vjp inside")
+    return points
 
 
 class AttentionJacobian(Jacobian):
     """The derivative of attention in its points: closed forms for softmax of dot products, retained graphs for the rest."""
 
     def __init__(self, attention: Attention, x: Measure, context: Measure | None, batch: int | None) -> None:
+        # Copies: what happens to the caller's tensors later must not reach a derivative that was taken now.
+        attention, x, context = pytree.tree_map(lambda t: t.detach().clone() if isinstance(t, Tensor) else t, (attention, x, context))
         self._attention, self._x, self._context, self._batch = attention, x, context, batch
-        self.point = x.points.detach()
+        self.point = x.points
         self.batch_shape = self.point.shape[:-2] if batch is None else self.point.shape[:batch]
         leaf = self.point.clone().requires_grad_()
         with torch.enable_grad():
             problem = problem_of(attention, x.replace(points=leaf), context)
+            problem = problem.to(working_dtype(problem.dtype))
         fused = isinstance(attention.moment, Mean) and leaf.device.type == "cpu" and not_fused(problem) is None
         self._products: FusedProducts | AbsorbedProducts | GraphJacobian
         if fused and 0 not in (problem.query_count, problem.key_count, *problem.batch_shape):
             self._products = FusedProducts(leaf, problem, attention, context is None).absorbed()
         else:
             self._products = GraphJacobian(self._run, self.point, 0)
-        self.value = self._products.value.to(problem.dtype)
+        self.value = self._products.value.to(self.point.dtype)
+        self.value = self.value.expand(torch.broadcast_shapes(self.value.shape, (*self.batch_shape, *self.value.shape[-2:])))
         self._closed: AttentionBlocks | None = None
 
     def _run(self, points: Tensor) -> Tensor:
@@ -92,21 +104,20 @@ class AttentionJacobian(Jacobian):
     def mv(self, tangent: Tensor) -> Tensor:
         fitting("tangent", tangent, self.shape_in)
         if isinstance(self._products, GraphJacobian):
-            return self._products.mv(tangent)
-        return self._products.push(tangent).to(self.value.dtype)
+            return self._products.mv(tangent).expand(self.shape_out)
+        return self._products.push(tangent).to(self.value.dtype).expand(self.shape_out)
 
     def rmv(self, cotangent: Tensor) -> Tensor:
         fitting("cotangent", cotangent, self.shape_out)
-        return self._products.rmv(cotangent) if isinstance(self._products, GraphJacobian) else self._products.pull(cotangent)
+        own = cotangent.sum_to_size(self._products.value.shape)  # the value may not depend on the batch
+        return self._products.rmv(own) if isinstance(self._products, GraphJacobian) else self._products.pull(own).to(self.dtype)
 
     def second(self, tangent: Tensor) -> Tensor:
         """D²f[t, t]: for softmax, 2 Cov(v', s') + Cov(v, s'') + E[(v - o)(s' - E s')²] + E v'' under each row."""
         return second_derivative(self._run, self.point, fitting("tangent", tangent, self.shape_in))
 
     def block(self, i: int, j: int) -> Tensor:
-        for name, index, count in (("i", i, self.value.shape[-2]), ("j", j, self.point.shape[-2])):
-            if not -count <= index < count:
-                raise ArgumentError(name, f"is {index}", f"there are {count} tokens")
+        i, j = within("i", i, self.value.shape[-2]), within("j", j, self.point.shape[-2])
         blocks = self._blocks()
         return self._products_as_graph().block(i, j) if blocks is None else blocks.block(i, j).to(self.value.dtype)
 
@@ -116,6 +127,8 @@ class AttentionJacobian(Jacobian):
 
     def influence(self) -> Tensor:
         """|J_ij|₂, how much output token i moves for a step of input token j: (..., m, n)."""
+        if 0 in (self.size_in, self.size_out):
+            return self.value.new_zeros(*self.value.shape[:-1], self.point.shape[-2])
         blocks = self._blocks()
         return self._products_as_graph().influence() if blocks is None else blocks.influence().to(self.value.dtype)
 
@@ -128,7 +141,8 @@ class AttentionJacobian(Jacobian):
         return self._closed
 
     def _products_as_graph(self) -> GraphJacobian:
-        return GraphJacobian(self._run, self.point, len(self.batch_shape))
+        same = [a == b for a, b in zip(self.batch_shape, self.value.shape, strict=False)]
+        return GraphJacobian(self._run, self.point, len(self.batch_shape) if all(same) else same.index(False))
 
     def in_double(self) -> Jacobian:
         attention, x, context = pytree.tree_map(_double, (self._attention, self._x, self._context))

@@ -109,7 +109,10 @@ def backward_lens(
     count: int = 3,
     names: list[str] | None = None,
 ) -> Lens:
-    """Which keys a gradient step pulls a query towards: -R_ij, since the step is q_i - η Σ_j R_ij k_j (katz2024). Heads are summed."""
+    """Which keys a gradient step pulls a query towards: -R_ij, since the step is q_i - η Σ_j R_ij k_j (katz2024).
+
+    Heads, and elements of a batch, are summed.
+    """
     problem = problem_of(attention, x, context)
     if not -problem.query_count <= query < problem.query_count:
         raise ArgumentError("query", f"is {query}", f"there are {problem.query_count} queries")

@@ -57,6 +57,8 @@ def _weights(attention: Attention, x: Measure | Tensor, context: Measure | Tenso
 def row_statistics(attention: Attention, x: Measure | Tensor, context: Measure | Tensor | None = None, *, sinks: int = 1) -> RowStatistics:
     """Entropy, largest logit, effective support, softmax-Jacobian norm and sink mass of every row, without the m × n matrix."""
     problem = problem_of(attention, x, context)
+    if problem.key_count == 0:
+        raise ArgumentError("context", "is empty", "a row over no keys has no statistics")
     if sinks < 0 or sinks > problem.key_count:
         raise ArgumentError("sinks", f"is {sinks}", f"there are {problem.key_count} keys; say how many of the first ones are sinks")
     if not problem.normalizer.rowwise:

@@ -216,7 +216,8 @@ def _affine_tokens(point: Tensor, attention: Attention, laid: LaidOut) -> _Affin
     value = affine.one(attention.lookup)
     if projections is None or value is None or not isinstance(attention.normalizer, Softmax):
         return None
-    if isinstance(getattr(attention.potential, "scale", None), Tensor) or isinstance(attention.normalizer.temperature, Tensor):
+    width = point.shape[-1] if projections[0] is None else projections[0].shape[-1]
+    if factor_of(attention, width) != laid.call.scale:
         return None
     weights = tuple(None if w is None else w.detach() for w in (*projections, value[0]))
     shapes = {() if w is None else tuple(w.shape[:-2]) for w in weights}
@@ -230,6 +231,13 @@ def _affine_tokens(point: Tensor, attention: Attention, laid: LaidOut) -> _Affin
     if not fits or not same or (bias is not None and bias.requires_grad) or laid.batch != lead:
         return None
     return _Affine(point, weights)  # type: ignore[arg-type]
+
+
+def factor_of(attention: Attention, width: int) -> float | None:
+    """The factor of the scores, where it is a positive number: only then are the kernel's queries the projected ones."""
+    scale = attention.potential.factor(width) if isinstance(attention.potential, Dot) else 1.0
+    temperature = attention.normalizer.temperature if isinstance(attention.normalizer, Softmax) else 1.0
+    return None if isinstance(scale, Tensor) or isinstance(temperature, Tensor) else scale / temperature
 
 
 affine = Verb("affine")

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from regard import _check
 from regard._object import Object
-from regard._types import Features
+from regard._types import Features, Scalar
 from regard.errors import ArgumentError
 from regard.normalizers.base import Normalizer, Reference
 from regard.normalizers.softmax import Softmax
-from regard.potentials import Potential
+from regard.potentials import Gaussian, Potential, Rotary, Scaled
+from regard.potentials.base import Sum
 from regard.potentials.reductions import Reduction, reduce
 
 
@@ -91,6 +92,38 @@ class LinearKernel(Normalizer):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class _PlainGaussian(Potential):
+    """A Gaussian that reduces about the origin. Its score does not depend on the origin, but φ(q)·φ(k) does: the data must not move it."""
+
+    bandwidth: Scalar
+
+    def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+        return x, y
+
+    def pair(self, queries: Features, keys: Features) -> Tensor:
+        return Gaussian(bandwidth=self.bandwidth).pair(queries, keys)
+
+
+@reduce.rule(_PlainGaussian)
+def _plain_gaussian(potential: _PlainGaussian, queries: Tensor, keys: Tensor, causal: bool) -> Reduction:
+    inverse = 1 / potential.bandwidth**2
+    precision = inverse.unsqueeze(-1) if isinstance(inverse, Tensor) else inverse
+    key_bias, row_bias = (-0.5 * precision * z.square().sum(-1) for z in (keys, queries))
+    return Reduction(queries, keys, inverse, key_bias=key_bias, row_bias=lambda: row_bias)
+
+
+def _uncentered(potential: Potential) -> Potential:
+    """The same potential with the origin of its points where it is."""
+    if isinstance(potential, Gaussian):
+        return _PlainGaussian(potential.bandwidth)
+    if isinstance(potential, Sum):
+        return Sum(tuple(_uncentered(term) for term in potential.terms))
+    if isinstance(potential, (Scaled, Rotary)):
+        return potential.replace(potential=_uncentered(potential.potential))
+    return potential
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class FeatureKernel(Potential):
     """a(x, y) = log φ(q)·φ(k) + key bias. Features: φ over its largest entry, and the log of that entry with the biases."""
 
@@ -98,7 +131,7 @@ class FeatureKernel(Potential):
     feature_map: FeatureMap
 
     def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
-        reduction = reduce.one(self.potential, *self.potential.features(x, y, x_marks, y_marks), False)
+        reduction = reduce.one(_uncentered(self.potential), *self.potential.projections(x, y, x_marks, y_marks), False)
         if isinstance(reduction, str) or reduction.residues:
             why = reduction if isinstance(reduction, str) else "it has a bias on pairs of positions."
             raise ArgumentError(

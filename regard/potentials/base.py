@@ -86,6 +86,10 @@ class Sum(Potential):
         pairs = [term.features(x, y, x_marks, y_marks) for term in self.terms]
         return tuple(queries for queries, _ in pairs), tuple(keys for _, keys in pairs)
 
+    def projections(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+        pairs = [term.projections(x, y, x_marks, y_marks) for term in self.terms]
+        return tuple(queries for queries, _ in pairs), tuple(keys for _, keys in pairs)
+
     def pair(self, queries: Features, keys: Features) -> Tensor:
         total = self.terms[0].pair(queries[0], keys[0])
         for term, q, k in zip(self.terms[1:], queries[1:], keys[1:], strict=True):
