@@ -37,12 +37,12 @@ def largest(operator: Jacobian, count: int, tolerance: float, max_iterations: in
     steps, start, worst = 0, 0, torch.zeros(operator.batch_shape, dtype=operator.dtype, device=operator.device)
     while True:
         steps += 1
-        u = (u if steps == 1 else operator.mv(v)) * unit
+        u = _times(u if steps == 1 else operator.mv(v), unit)
         u = u if left is None else torch.addcmul(u, left, operator.over_out(above[-1]), value=-1)
         alpha = operator.dot_out(u, u).sqrt()
         left = u / operator.over_out(_nonzero(alpha))
         diagonal.append(alpha)
-        w, beta = space.orthogonal(torch.addcmul(operator.rmv(left) * unit, v, operator.over_in(alpha), value=-1))
+        w, beta = space.orthogonal(torch.addcmul(_times(operator.rmv(left), unit), v, operator.over_in(alpha), value=-1))
         above.append(beta)
         ended = beta <= tiny * torch.maximum(diagonal[0], alpha)
         found = steps - start
@@ -67,6 +67,10 @@ def largest(operator: Jacobian, count: int, tolerance: float, max_iterations: in
     return Estimate(values / unit, relative, 2 * steps)
 
 
+def _times(product: Tensor, unit: float) -> Tensor:
+    return product if unit == 1 else product * unit
+
+
 def comfortable(product: Tensor) -> float:
     """A power of two that brings a product near one, where its squares would under- or overflow; else one."""
     size = float(product.abs().amax()) if product.numel() else 0.0
@@ -89,7 +93,7 @@ def _nonzero(value: Tensor) -> Tensor:
     return value.clamp_min(torch.finfo(value.dtype).tiny)
 
 
-KEPT = 8 << 20
+KEPT = 4 << 20
 """Bytes of earlier vectors that are kept for the largest singular value."""
 
 

@@ -83,7 +83,7 @@ class AttentionJacobian(Jacobian):
         self._attention, self._x, self._context, self._batch = attention, x, context, batch
         self.point = x.points
         self.batch_shape = self.point.shape[:-2] if batch is None else self.point.shape[:batch]
-        leaf = self.point.clone().requires_grad_()
+        leaf = self.point.detach().requires_grad_()
         with torch.enable_grad():
             problem = problem_of(attention, x.replace(points=leaf), context)
             problem = problem.to(working_dtype(problem.dtype))
