@@ -126,7 +126,8 @@ class _Push:
         if float(mean.abs().amax()) <= CALM:
             moved = (change @ v).addcmul_(mean, out, value=-1)
         else:
-            moved = change.addcmul_(weights, mean, value=-1) @ v
+            change.addcmul_(weights, mean, value=-1)
+            moved = (change @ v).addcmul_(change.sum(-1, keepdim=True), out, value=-1)  # rounded weights do not sum to one
         return (moved if by_values is None else moved.addmm_(weights, by_values)), mean
 
 
@@ -137,5 +138,6 @@ def covariance(weights: Tensor, change: Tensor, values: Tensor, by_values: Tenso
     """
     moved = weights * change
     mean = moved.sum(-1, keepdim=True)
-    out = (moved - weights * mean) @ values
+    total = weights.sum(-1, keepdim=True)  # rounded weights sum to one only roughly
+    out = (moved - weights * (mean / torch.where(total > 0, total, torch.ones_like(total)))) @ values
     return out if by_values is None else out + weights @ by_values, mean

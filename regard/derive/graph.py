@@ -134,6 +134,15 @@ class GraphJacobian(Jacobian):
         remedy = "a certificate needs float64: convert the module and the point with .double()"
         raise ArgumentError("map", f"computes in {self.dtype}", remedy)
 
+    def nudged(self, relative: float, generator: torch.Generator) -> Jacobian:
+        return GraphJacobian(self._function, nudged_tensor(self.point, relative, generator), len(self.batch_shape))
+
+
+def nudged_tensor(value: Tensor, relative: float, generator: torch.Generator) -> Tensor:
+    """Every entry moved by up to `relative` of its size, one way or the other."""
+    drawn = torch.rand(value.shape, generator=generator, dtype=value.dtype, device=value.device)
+    return value * (1 + relative * (2 * drawn - 1))
+
 
 @contextmanager
 def twice_differentiable() -> Iterator[None]:

@@ -21,8 +21,10 @@ from regard.norms import Frobenius, Norm, TokenMax, TokenSum
 
 DENSE = 2048
 """Up to this many inputs a certificate comes from the whole matrix."""
-PRODUCT_ERROR = 1e-12
-"""What is assumed of a product in float64, relative to the operator's norm."""
+NUDGE = 2.0**-46
+"""How far inputs are moved, relative to each entry, to see what rounding does: above float64's own rounding, and far below one."""
+TOO_MUCH = 0.02
+"""The share of a norm that rounding may have; beyond it the response to a nudge is no measure of it."""
 
 
 class Jacobian(ABC):
@@ -60,6 +62,10 @@ class Jacobian(ABC):
     @abstractmethod
     def in_double(self) -> Jacobian:
         """The same derivative in float64."""
+
+    @abstractmethod
+    def nudged(self, relative: float, generator: torch.Generator) -> Jacobian:
+        """The derivative where every number that is rounded on the way has moved by at most `relative` of its size."""
 
     # What an operator is
 
@@ -197,8 +203,38 @@ class Jacobian(ABC):
 
     def _proved(self) -> Certificate:
         matrices = self.dense().reshape(-1, self.size_out, self.size_in)
-        parts = tuple(self._certificate(spectral_norm_bound(m) * (1 + PRODUCT_ERROR * math.sqrt(self.size_in)), 1.0) for m in matrices)
-        return _over_batch(parts)
+        parts = []
+        for matrix, error in zip(matrices, self._rounding().tolist(), strict=True):
+            found = spectral_norm_bound(matrix)
+            error = max(error, self._units() * found)
+            parts.append(self._certificate(up(found + error), 1.0, error) if error <= TOO_MUCH * found else self._lost())
+        return _over_batch(tuple(parts))
+
+    def _rounding(self) -> Tensor:
+        """How far float64 products may be from J, in spectral norm, one for each element of the batch.
+
+        Rounding is a small relative change of the numbers that go into sums, so its effect is that of nudging the inputs: the norm of
+        the difference, from a few power steps, scaled down from the nudge to the unit roundoff and up by the length of the sums.
+        """
+        generator = torch.Generator(self.device).manual_seed(0)
+        other = self.nudged(NUDGE, generator)
+        v = torch.randn(self.shape_in, generator=generator, dtype=self.dtype, device=self.device)
+        unit = comfortable(self.mv(v))
+        largest = torch.zeros(self.batch_shape, dtype=self.dtype, device=self.device)
+        for _ in range(6):
+            v = v / self.over_in(_divisor(self.dot_in(v, v).sqrt()))
+            moved = (other.mv(v) - self.mv(v)) * unit
+            length = self.dot_out(moved, moved).sqrt()
+            largest = torch.maximum(largest, length)
+            moved = moved / self.over_out(_divisor(length))
+            v = other.rmv(moved) - self.rmv(moved)
+            v = v * unit
+        return (largest / unit * (self._units() / NUDGE)).reshape(-1)
+
+    def _units(self) -> float:
+        """The relative error of a sum as long as those of a product."""
+        sums = self.point.shape[-1] + (self.point.shape[-2] if self.point.ndim > 1 else 1)
+        return 16 * math.sqrt(sums) * torch.finfo(torch.float64).eps
 
     def _drawn(self, failure_probability: float, steps: int, generator: torch.Generator | None) -> Certificate:
         elements = max(1, self.batch_shape.numel())
@@ -206,16 +242,6 @@ class Jacobian(ABC):
         if generator is None:
             generator = torch.Generator(self.device)
             generator.seed()
-        power = 2 * steps  # k: xᵀ M^k x = |M^{k/2} x|²
-        share = chance / (0.8 * math.sqrt(self.size_in)) - power * PRODUCT_ERROR
-        if share <= 0:
-            least = 0.8 * math.sqrt(self.size_in) * power * PRODUCT_ERROR * elements
-            raise ArgumentError(
-                "failure_probability",
-                f"is {failure_probability:g}",
-                f"rounding alone fails with {least:.1g} here; give more, or fewer steps",
-            )
-        factor = up(share ** (-1 / power) * (1 + 1e-12))  # √θ
         v = torch.randn(self.shape_in, generator=generator, dtype=self.dtype, device=self.device)
         v = v / self.over_in(self.dot_in(v, v).sqrt())
         logs = torch.zeros(self.batch_shape, dtype=self.dtype, device=self.device)
@@ -224,12 +250,29 @@ class Jacobian(ABC):
             v = self.rmv(self.mv(v) * unit) * unit
             length = self.dot_in(v, v).sqrt()
             logs = logs + length.log()
-            v = v / self.over_in(torch.where(length > 0, length, torch.ones_like(length)))
-        roots = ((logs / power).exp() / unit).reshape(-1).tolist()  # |M^{k/2} x|^{1/k} = √e_k
-        parts = tuple(self._certificate(up(root * factor * (1 + 1e-12)), 1 - chance) for root in roots)
-        return _over_batch(parts)
+            v = v / self.over_in(_divisor(length))
+        roots = ((logs / (2 * steps)).exp() / unit).reshape(-1).tolist()  # |M^{k/2} x|^{1/k} = √e_k, k = 2 steps
+        errors = self._rounding().tolist()
+        parts = [self._bounded(root, error, chance, 2 * steps) for root, error in zip(roots, errors, strict=True)]
+        return _over_batch(tuple(parts))
 
-    def _certificate(self, value: float, probability: float) -> Certificate:
+    def _bounded(self, root: float, error: float, chance: float, power: int) -> Certificate:
+        """√θ √e_k with 0.8 √N (θ^{-k/2} + 2 k ε) = chance, ε the relative error of a product."""
+        if root == 0 and error == 0:
+            return self._certificate(0.0, 1 - chance, 0.0)
+        error = max(error, self._units() * root)
+        relative = 2 * error / root if root > 0 else math.inf
+        if not relative <= TOO_MUCH:
+            return self._lost()
+        share = chance / (0.8 * math.sqrt(self.size_in)) - power * relative
+        if share <= 0:
+            least = 0.8 * math.sqrt(self.size_in) * power * relative
+            remedy = f"rounding alone fails with {least:.1g} here; give more, or fewer steps, or form the matrix with dense={self.size_in}"
+            raise ArgumentError("failure_probability", f"is {chance:g} for each operator", remedy)
+        factor = up(share ** (-1 / power) * (1 + 1e-12))  # √θ
+        return self._certificate(up(root * factor * (1 + 1e-12)), 1 - chance, error)
+
+    def _certificate(self, value: float, probability: float, error: float) -> Certificate:
         drawn = probability < 1
         return Certificate(
             value,
@@ -238,13 +281,21 @@ class Jacobian(ABC):
             "the randomized power bound (dixon1983)" if drawn else "a Cholesky factorization of λI - JᵀJ (rump2006)",
             (
                 *((Hypothesis("the start is drawn once, independently of the data", False),) if drawn else ()),
-                Hypothesis(f"each product with J and Jᵀ in float64 is right to {PRODUCT_ERROR:g} of its size", False),
+                Hypothesis(f"float64 products are within {error:.1g} of J, as its response to nudged inputs says", False),
             ),
             probability=probability,
         )
 
+    def _lost(self) -> Certificate:
+        why = "float64 has no digits left at this point: center the points, or make the scores smaller"
+        return Certificate(math.inf, "at the point", Frobenius(), "no bound", refused=(why,))
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({list(self.shape_in)} -> {list(self.shape_out)})"
+
+
+def _divisor(length: Tensor) -> Tensor:
+    return torch.where(length > 0, length, torch.ones_like(length))
 
 
 def _over_batch(parts: tuple[Certificate, ...]) -> Certificate:

@@ -17,7 +17,7 @@ from regard.compute.application import problem_of
 from regard.compute.engine import working_dtype
 from regard.compute.fused import not_fused
 from regard.derive.blocks import AttentionBlocks
-from regard.derive.graph import GraphJacobian, fitting, second_derivative, within
+from regard.derive.graph import GraphJacobian, fitting, nudged_tensor, second_derivative, within
 from regard.derive.jacobian import Jacobian
 from regard.derive.softmax import AbsorbedProducts, FusedProducts
 from regard.errors import ArgumentError
@@ -147,6 +147,14 @@ class AttentionJacobian(Jacobian):
     def in_double(self) -> Jacobian:
         attention, x, context = pytree.tree_map(_double, (self._attention, self._x, self._context))
         return AttentionJacobian(attention, x, context, self._batch)
+
+    def nudged(self, relative: float, generator: torch.Generator) -> Jacobian:
+        def nudge(value: Any) -> Any:
+            return nudged_tensor(value, relative, generator) if isinstance(value, Tensor) and value.dtype.is_floating_point else value
+
+        points = nudge(self.point)
+        context = None if self._context is None else self._context.replace(points=nudge(self._context.points))
+        return AttentionJacobian(pytree.tree_map(nudge, self._attention), self._x.replace(points=points), context, self._batch)
 
 
 def _double(value: Any) -> Any:

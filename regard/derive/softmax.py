@@ -129,9 +129,13 @@ class _Held:
         whole = tiling.replace(rows=q.shape[-2], in_order=False, batch=None)
         tensors = (q, k, v) if bias is None else (q, k, v, bias.mT)
         weights = Products(laid.call.scale, bias is not None).weights(tensors, lse.unsqueeze(-1), whole, next(iter(whole)))
+        # Large scores are rounded, so rows sum to one only roughly, and a common part of the keys or values would not drop out.
+        total = weights.sum(-1, keepdim=True)
+        weights = weights / torch.where(total > 0, total, torch.ones_like(total))
+        center = v.mean(-2, keepdim=True)
         self._shape, self._bias = weights.shape, bias
-        self.queries, self.keys = self._flat(laid.call.scale * q), self._flat(laid.call.scale * k)
-        self._v, self._out, self.weights = self._flat(v), self._flat(out), self._flat(weights)
+        self.queries, self.keys = self._flat(laid.call.scale * q), self._flat(laid.call.scale * (k - k.mean(-2, keepdim=True)))
+        self._v, self._out, self.weights = self._flat(v - center), self._flat(out - center), self._flat(weights)
         self._add = torch.addmm if self.weights.ndim == 2 else torch.baddbmm
 
     def _flat(self, t: Tensor) -> Tensor:
