@@ -34,7 +34,7 @@ from regard.errors import (
     RegardError,
 )
 from regard.kernel import Kernel
-from regard.lookups import Identity, Linear, Lookup, Pointwise, Table
+from regard.lookups import Factored, FunctionLookup, Identity, Linear, Lookup, Table
 from regard.measure import GaussianMeasure, Measure, dirac
 from regard.moments import Law, Mean, Mode, Moment, Sample, SecondMoment
 from regard.normalizers import (

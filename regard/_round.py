@@ -15,6 +15,17 @@ def up(value: float) -> float:
     return math.nextafter(value, math.inf)
 
 
+def outward(value: float, operations: int = 4000) -> float:
+    """A result of sums, products, quotients and roots of bounds that are not negative, rounded up past all its roundings."""
+    return value if value == 0 else up(value * (1 + gamma(operations)))
+
+
+def exp_bound(value: float) -> float:
+    """At least e^value for a value that is a rounded bound itself; infinite where it leaves the range."""
+    value = value + 1e-13 * abs(value)
+    return math.inf if value > 709 else outward(math.exp(value))
+
+
 def gamma(count: int) -> float:
     """The relative error of a sum of `count` products, in any order: k u / (1 - k u), u the unit roundoff, rounded up."""
     units = up(count * EPS / 2)
@@ -32,6 +43,26 @@ def frobenius_bound(matrix: Tensor) -> float:
     """An upper bound of the Frobenius norm of a float64 matrix whose entries are near one or smaller."""
     total = float(matrix.square().sum()) + matrix.numel() * 1e-300  # squares that vanished
     return up(up(math.sqrt(total)) * (1 + gamma(matrix.numel() + 4)))
+
+
+def vector_norm_bound(vector: Tensor) -> float:
+    """An upper bound of the Euclidean length of a vector, as given."""
+    vector = vector.detach().double()
+    return 0.0 if not bool((vector != 0).any()) else outward(float(torch.linalg.vector_norm(vector)), 2 * vector.numel() + 8)
+
+
+def product_norm_bound(*factors: Tensor | None) -> float:
+    """An upper bound of the spectral norm of a product of matrices; None is an identity. The rounding of the product is added."""
+    present = [factor.detach().double() for factor in factors if factor is not None]
+    if not present:
+        return 1.0
+    product, sizes, inner = present[0], [vector_norm_bound(present[0])], 0
+    for factor in present[1:]:
+        inner += product.shape[-1]
+        product = product @ factor
+        sizes.append(vector_norm_bound(factor))
+    rounding = outward(math.prod(sizes)) * gamma(inner + len(present)) if inner else 0.0
+    return up(spectral_norm_bound(product) + rounding)
 
 
 def spectral_norm_bound(matrix: Tensor) -> float:

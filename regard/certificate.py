@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
+from regard import domains, norms
+from regard._written import read_object, write_object
 from regard.norms import Norm
 
 
@@ -24,7 +28,8 @@ class Certificate:
     """An upper bound that holds with the given probability, over the randomness of its own proof and nothing else.
 
     value: the bound. domain: where it holds. theorem: what proves it. parts: the certificates it was built from.
-    refused: theorems that do not apply, each with a sentence.
+    refused: theorems that do not apply, each with a sentence. others: what other theorems prove of the same quantity.
+    quantity: what is bounded, a "constant" (how much a change is amplified) or another word.
     """
 
     value: float
@@ -35,17 +40,97 @@ class Certificate:
     parts: tuple[Certificate, ...] = ()
     refused: tuple[str, ...] = ()
     probability: float = 1.0
+    others: tuple[Certificate, ...] = ()
+    quantity: str = "constant"
 
     def __str__(self) -> str:
-        return "\n".join(self._lines(0))
+        lines = [f"{self.quantity} ≤ {_number(self.value)} in {self.norm!r} on {self.domain}{self._chance()}", f"  by {self.theorem}"]
+        lines += [f"  {hypothesis}" for hypothesis in self.hypotheses]
+        if self.parts:
+            lines.append(f"  from {len(self.parts)} parts: see tree()")
+        if self.others:
+            lines.append(f"  the smallest of {1 + len(self.others)} bounds: see ladder()")
+        if math.isinf(self.value):
+            lines += [f"  {why}" for why in self.refused]
+        elif self.refused:
+            lines.append(f"  {len(self.refused)} theorems refused: see ladder()")
+        return "\n".join(lines)
 
     __repr__ = __str__
 
-    def _lines(self, depth: int) -> list[str]:
+    def tree(self) -> str:
+        """How the bound was composed, each hypothesis checked or assumed."""
+        return "\n".join(self._branch(0))
+
+    def ladder(self) -> str:
+        """All bounds of this quantity, smallest first, and the theorems that refused."""
+        rungs = sorted((self, *self.others), key=lambda rung: rung.value)
+        lines = [f"{_number(rung.value):>12}  {rung.theorem}" for rung in rungs]
+        return "\n".join(lines + [f"{'–':>12}  {why}" for why in self.refused])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; `from_dict` reads them back."""
+        return {
+            "value": _plain(self.value),
+            "domain": write_object(self.domain),
+            "norm": write_object(self.norm),
+            "theorem": self.theorem,
+            "hypotheses": [{"statement": h.statement, "checked": h.checked} for h in self.hypotheses],
+            "parts": [part.to_dict() for part in self.parts],
+            "refused": list(self.refused),
+            "probability": self.probability,
+            "others": [other.to_dict() for other in self.others],
+            "quantity": self.quantity,
+        }
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> Certificate:
+        """The certificate that `to_dict` wrote."""
+        return Certificate(
+            float(values["value"]),
+            read_object(values["domain"], (domains, norms)),
+            read_object(values["norm"], (norms,)),
+            values["theorem"],
+            tuple(Hypothesis(h["statement"], h["checked"]) for h in values["hypotheses"]),
+            tuple(Certificate.from_dict(part) for part in values["parts"]),
+            tuple(values["refused"]),
+            values["probability"],
+            tuple(Certificate.from_dict(other) for other in values["others"]),
+            values["quantity"],
+        )
+
+    def to_json(self) -> str:
+        """`to_dict` as text."""
+        return json.dumps(self.to_dict(), ensure_ascii=False)
+
+    @staticmethod
+    def from_json(text: str) -> Certificate:
+        """The certificate that `to_json` wrote."""
+        return Certificate.from_dict(json.loads(text))
+
+    def _chance(self) -> str:
+        return "" if self.probability == 1 else f", with probability at least {self.probability:.9g}"
+
+    def _branch(self, depth: int) -> list[str]:
         indent = "  " * depth
-        chance = "" if self.probability == 1 else f", with probability at least {self.probability:.9g}"
-        lines = [f"{indent}≤ {self.value:.6g} in {type(self.norm).__name__} norm, {self.domain}{chance}, by {self.theorem}"]
+        lines = [f"{indent}≤ {_number(self.value)}  {self.quantity} in {self.norm!r} on {self.domain}{self._chance()}"]
+        lines += [f"{indent}  by {self.theorem}"]
         lines += [f"{indent}  {hypothesis}" for hypothesis in self.hypotheses]
         for part in self.parts:
-            lines += part._lines(depth + 1)
-        return lines + [f"{indent}  refused: {why}" for why in self.refused]
+            lines += part._branch(depth + 1)
+        return lines
+
+
+def _number(value: float) -> str:
+    """Rounded up, so that what is printed is a bound too."""
+    if value == 0 or not math.isfinite(value):
+        return "∞" if value == math.inf else f"{value:g}"
+    digits = f"{value:.5g}"
+    if float(digits) < value:
+        exponent = math.floor(math.log10(value)) - 4
+        digits = f"{value + 10.0**exponent:.5g}"
+    return digits
+
+
+def _plain(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)

@@ -71,7 +71,27 @@ class Linear(Lookup):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Pointwise(Lookup):
+class Factored(Lookup):
+    """v(k) = uᵀ(wᵀk) + b: values of projected keys. With w the projection of the potential, values cannot see what scores do not."""
+
+    w: Tensor
+    u: Tensor
+    b: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check.parameter("w", self.w, 2, "(..., d, c)")
+        _check.parameter("u", self.u, 2, "(..., c, e)")
+        _check.parameter("b", self.b, 1, "(..., e)")
+        if self.w.shape[-1] != self.u.shape[-2]:
+            raise ArgumentError("u", f"takes width {self.u.shape[-2]} and w gives {self.w.shape[-1]}", "give u (..., c, e) for w (..., d, c)")
+
+    def values(self, points: Tensor, marks: Tensor | None) -> Tensor:
+        values = Linear(self.w).values(points, marks) @ self.u
+        return values if self.b is None else values + self.b.unsqueeze(-2)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FunctionLookup(Lookup):
     """v(k) = g(k) for any function g of the key, applied to all keys at once: (..., n, d) -> (..., n, e)."""
 
     function: Callable[[Tensor], Tensor]

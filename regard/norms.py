@@ -49,6 +49,14 @@ class TokenSum(SequenceNorm):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class EntryMax(SequenceNorm):
+    """max_ic |x_ic|: no coordinate moves farther than this."""
+
+    def of(self, difference: Tensor) -> Tensor:
+        return difference.abs().amax((-2, -1))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Wasserstein(Norm):
     """W_p between the uniform measures on the tokens: the order of tokens does not count."""
 

@@ -78,7 +78,8 @@ SUPPORTS = {
 LOOKUPS = {
     "identity": r.Identity(),
     "linear": r.Linear(_t(4, 3), _t(3, seed=1)),
-    "pointwise": r.Pointwise(lambda z: torch.cat([z.sin(), z.square()], -1)),
+    "factored": r.Factored(_t(4, 3), _t(3, 2, seed=1), _t(2, seed=2)),
+    "pointwise": r.FunctionLookup(lambda z: torch.cat([z.sin(), z.square()], -1)),
     "table": r.Table(_t(6, 2)),
 }
 

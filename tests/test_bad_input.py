@@ -69,7 +69,7 @@ CASES = {
     "w_v": (lambda: r.Attention(r.Dot(), r.Linear(t(3, 2)))(t(5, 4)), "w_v: takes width 3 and the keys have 4"),
     "w_q apply": (lambda: r.Attention(r.Dot(t(3, 2), t(3, 2)))(t(5, 4)), "w_q: takes width 3 and the points have 4"),
     "lookup table": (lambda: r.Attention(r.Dot(), r.Table(t(3, 2)))(t(5, 4)), "table: has 3 rows for 5 keys"),
-    "pointwise": (lambda: r.Attention(r.Dot(), r.Pointwise(lambda z: z.sum()))(t(5, 4)), "function: maps keys [5, 4] to"),
+    "pointwise": (lambda: r.Attention(r.Dot(), r.FunctionLookup(lambda z: z.sum()))(t(5, 4)), "function: maps keys [5, 4] to"),
     "function": (lambda: r.attend(t(5, 4), t(5, 4), t(5, 4), potential=r.Potential.of(lambda x, y: x)), "function: returned float32"),
     "context": (lambda: r.Attention(r.Dot())(t(5, 4), "text"), "context: is a str; give a Tensor (..., n, d) or a Measure"),
     "sigmoid kernel": (lambda: r.Attention(r.Dot(), normalizer=r.Sigmoid()).kernel(t(3, 2)), "Sigmoid rows are not probability laws"),

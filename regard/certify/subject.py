@@ -1,0 +1,194 @@
+"""What theorems are about: one head, or all heads of an attention with what mixes them, in float64, each fact computed once."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard._object import Object, rebuild
+from regard._round import outward, product_norm_bound
+from regard.attention import Attention
+from regard.certify.scores import Form, bilinear
+from regard.certify.theorem import Refusal
+from regard.lookups import Factored, Identity, Linear, Lookup
+from regard.maps import Heads
+from regard.moments import Mean
+from regard.normalizers import Softmax
+from regard.potentials import Potential
+from regard.potentials.base import Scaled
+
+RANKS = {
+    "w_q": 2, "w_k": 2, "w_v": 2, "a": 2, "w": 2, "u": 2, "v": 1, "b_q": 1, "b_k": 1, "b_v": 1, "b": 1,
+    "table": 1, "ids": 1, "mask": 2, "frequencies": 1, "omega": 2,
+}  # fmt: skip
+"""How many dimensions a parameter has without heads; numbers have none."""
+
+
+class Head:
+    """One head: score x ↦ potential / temperature, values Wᵀx + b, and how rows are normalized."""
+
+    def __init__(self, attention: Attention, output: Tensor | None = None) -> None:
+        if not isinstance(attention.moment, Mean):
+            raise Refusal(f"the moment {type(attention.moment).__name__} has no theorem; bounds are for Mean()")
+        self.attention, self._output = attention, output
+        self.normalizer, self.support, self.lookup = attention.normalizer, attention.support, attention.lookup
+
+    @cached_property
+    def potential(self) -> Potential:
+        """The potential over the temperature of a softmax."""
+        if isinstance(self.normalizer, Softmax) and float(self.normalizer.temperature) != 1.0:
+            return Scaled(self.attention.potential, 1.0 / float(self.normalizer.temperature))
+        return self.attention.potential
+
+    @property
+    def softmax(self) -> bool:
+        """Whether rows are Gibbs laws."""
+        return isinstance(self.normalizer, Softmax)
+
+    @cached_property
+    def factors(self) -> tuple[Tensor, ...]:
+        """The matrices whose product is W, values to outputs; none for the identity."""
+        mixing = () if self._output is None else (self._output,)
+        return (*_factors(self.lookup), *mixing)
+
+    def matrix(self, width: int) -> Tensor:
+        """W (d, e), rounded."""
+        product = torch.eye(width, dtype=torch.float64)
+        for factor in self.factors:
+            product = product @ factor
+        return product
+
+    @cached_property
+    def w(self) -> float:
+        """At least |W|₂."""
+        return product_norm_bound(*self.factors)
+
+    @cached_property
+    def value_bias(self) -> Tensor | None:
+        """What is added to values before they are mixed."""
+        return self.lookup.b_v if isinstance(self.lookup, Linear) else self.lookup.b if isinstance(self.lookup, Factored) else None
+
+    def form(self, width: int) -> Form | None:
+        """The exact bilinear form of the scores, if they have one."""
+        return bilinear.one(self.potential, width)
+
+    def width(self, domain_width: int | None) -> int:
+        """The width of a token: from the domain, or from a projection."""
+        found = domain_width or _width(self.attention)
+        if found is None:
+            raise Refusal("the width of a token is not known here; give the domain a center, e.g. Ball(radius, torch.zeros(d))")
+        return found
+
+
+class MultiHead:
+    """All heads. `separate` have the values before mixing, `folded` those after; `mixing` is at least the norm of what mixes them."""
+
+    def __init__(self, heads: list[Attention], w_o: Tensor | None, b_o: Tensor | None = None, residual: bool = False) -> None:
+        self.separate = [Head(head) for head in heads]
+        self.residual, self.w_o, self.b_o = residual, w_o, b_o
+        self.folded: list[Head] | None = None
+        self.mixing = 1.0
+        if w_o is not None:
+            self.folded = [Head(head, w_o[h]) for h, head in enumerate(heads)]
+            self.mixing = product_norm_bound(w_o.reshape(-1, w_o.shape[-1]))
+
+    def combined(self, separate: list[float], folded: list[float] | None) -> float:
+        """The smaller of Σ_h b_h and |W_O| √Σ_h b_h²."""
+        joined = outward(self.mixing * sum(b * b for b in separate) ** 0.5)
+        return joined if folded is None else min(joined, outward(sum(folded)))
+
+
+def subject_of(map: Attention | Heads, residual: bool = False) -> MultiHead:
+    """The heads of an attention, as theorems see them."""
+    attention = map.attention if isinstance(map, Heads) else map
+    heads = single_heads(attention)
+    if not isinstance(map, Heads):
+        return MultiHead(heads, None, residual=residual)
+    w_o = map.w_o.detach().double()
+    if len(heads) == 1 and len(w_o) > 1:
+        raise Refusal(f"w_o has {len(w_o)} heads and the attention one")
+    w_o = w_o.expand(len(heads), -1, -1) if len(w_o) == 1 else w_o
+    return MultiHead(heads, w_o, None if map.b_o is None else map.b_o.detach().double(), residual)
+
+
+def single_heads(attention: Attention) -> list[Attention]:
+    """An attention for each head, in float64. Grouped keys and values are repeated."""
+    counts = sorted({count for _, count in _leads(attention)} | {1})
+    heads = counts[-1]
+    if any(heads % count for count in counts):
+        raise Refusal(f"the head counts {counts} do not divide each other")
+    return [_picked(attention, head, heads) for head in range(heads)]
+
+
+def _rank(owner: Object, name: str) -> int:
+    return 2 if name == "table" and isinstance(owner, Lookup) else RANKS.get(name, 0)
+
+
+def _leads(value: Object) -> list[tuple[str, int]]:
+    """The head counts of all tensors of a declaration."""
+    found: list[tuple[str, int]] = []
+    for field in dataclasses.fields(value):
+        part = getattr(value, field.name)
+        for item in part if isinstance(part, tuple) else (part,):
+            if isinstance(item, Object):
+                found += _leads(item)
+            elif isinstance(item, Tensor):
+                lead = item.shape[: max(0, item.ndim - _rank(value, field.name))]
+                if len([size for size in lead if size > 1]) > 1:
+                    raise Refusal(f"{field.name} has batch dimensions {list(lead)}; bounds are for one sequence with heads")
+                found.append((field.name, int(torch.Size(lead).numel())))
+    return found
+
+
+def _picked(value: Any, head: int, heads: int) -> Any:
+    """The same declaration for one head."""
+    names = tuple(field.name for field in dataclasses.fields(value))
+    return rebuild(type(value), names, tuple(_pick(value, name, getattr(value, name), head, heads) for name in names))
+
+
+def _pick(owner: Object, name: str, part: Any, head: int, heads: int) -> Any:
+    if isinstance(part, tuple):
+        return tuple(_pick(owner, name, item, head, heads) for item in part)
+    if isinstance(part, Object):
+        return _picked(part, head, heads)
+    if not isinstance(part, Tensor):
+        return part
+    part = part.detach()
+    rank = _rank(owner, name)
+    lead = part.shape[: max(0, part.ndim - rank)]
+    count = int(torch.Size(lead).numel())
+    chosen = part.reshape(count, *part.shape[len(lead) :])[head * count // heads] if lead else part
+    return chosen.double() if chosen.dtype.is_floating_point else chosen
+
+
+def _factors(lookup: Lookup) -> tuple[Tensor, ...]:
+    if isinstance(lookup, Identity):
+        return ()
+    if isinstance(lookup, Linear):
+        return (lookup.w_v,)
+    if isinstance(lookup, Factored):
+        return (lookup.w, lookup.u)
+    raise Refusal(f"values by {type(lookup).__name__} have no known Lipschitz constant; use Identity(), Linear(w_v) or Factored(w, u)")
+
+
+def _width(attention: Attention) -> int | None:
+    """The width of a token, from any projection."""
+    found = [_widths(attention.potential), _widths(attention.lookup)]
+    return next((width for width in found if width is not None), None)
+
+
+def _widths(value: Object) -> int | None:
+    for field in dataclasses.fields(value):
+        part = getattr(value, field.name)
+        if isinstance(part, Tensor) and field.name in ("w_q", "w_k", "w_v", "a", "w"):
+            return int(part.shape[-2])
+        for item in part if isinstance(part, tuple) else (part,):
+            if isinstance(item, Object):
+                width = _widths(item)
+                if width is not None:
+                    return width
+    return None

@@ -1,0 +1,50 @@
+"""Several heads: two ways to combine their bounds that are valid, and where."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from regard.certify.certification import smallest
+from regard.certify.subject import MultiHead
+from regard.certify.theorem import Bound, Refusal, Theorem
+from regard.domains import Domain
+from regard.norms import EntryMax, Frobenius, Norm, TokenMax, Wasserstein
+from regard._round import outward
+
+THEOREM = Theorem(
+    name="heads",
+    title="several heads together",
+    statement=r"""
+$F(X) = \sum_h f_h(X)W_{O,h}$ with $L_h$ a bound of $f_h$ and $L'_h$ one of $f_hW_{O,h}$:
+$$ L \le \min\Big\{\sum_h L'_h,\; \|W_O\|_2\sqrt{\textstyle\sum_h L_h^2}\Big\}. $$
+The sum is valid in every norm. The root is valid in Frobenius and TokenMax norm and for $W_p$ with $p \ge 2$, and **not** in TokenSum norm or $W_1$: two heads that copy token 0 into two
+different rows move the token sum by $2 > \sqrt{1 + 1}$. $\sqrt{\sum_h(\|W_{O,h}\|L_h)^2}$ is valid in no norm.
+""",
+    hypotheses=("a bound for every head",),
+    proof=r"""
+The triangle inequality; and, for a token, $|\sum_h u_hW_{O,h}| \le \|W_O\|\,(\sum_h|u_h|^2)^{1/2}$ with $W_O$ the vertical stack, then Minkowski in $\ell^{p/2}$ over tokens.
+""",
+)
+
+
+@THEOREM.constant(MultiHead, Domain, Norm)
+def heads(subject: MultiHead, domain: Domain, norm: Norm) -> Bound:
+    """The smaller of the two forms."""
+    if subject.residual or (len(subject.separate) == 1):
+        raise Refusal("")
+    separate = [smallest("constant", head, domain, norm) for head in subject.separate]
+    root = isinstance(norm, (Frobenius, TokenMax)) or (isinstance(norm, Wasserstein) and norm.p >= 2)
+    joined = outward(subject.mixing * sum(part.value**2 for part in separate) ** 0.5) if root else float("inf")
+    if subject.folded is None:
+        total = joined if root else _stacked(separate, norm)
+        return Bound(total, parts=tuple(separate))
+    folded = [smallest("constant", head, domain, norm) for head in subject.folded]
+    total = outward(sum(part.value for part in folded))
+    return Bound(min(joined, total), parts=tuple(separate if joined <= total else folded))
+
+
+def _stacked(parts: list[Any], norm: Norm) -> float:
+    """Heads side by side, not mixed: the largest in EntryMax norm, at most the sum in others."""
+    if isinstance(norm, EntryMax):
+        return max(part.value for part in parts)
+    return outward(sum(part.value for part in parts))

@@ -1,0 +1,138 @@
+"""Domains: where a bound holds. Tokens lie in a set (Whole, Ball, Shell), or near a given sequence (Neighborhood, Radii)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard import _check
+from regard._object import Object
+from regard.errors import ArgumentError
+from regard.measure import Measure
+from regard.norms import Frobenius, Norm, TokenMax
+
+
+class Domain(Object):
+    """A set of sequences of tokens. Abstract."""
+
+
+class TokenSet(Domain):
+    """Every token lies in one set; `tokens` says how many there are, None means any number, so a bound may not depend on it."""
+
+    tokens: int | None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Whole(TokenSet):
+    """Tokens anywhere."""
+
+    tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        _count(self.tokens)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Ball(TokenSet):
+    """Every token within `radius` of `center` (d,), of the origin where none is given."""
+
+    radius: float
+    center: Tensor | None = None
+    tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        _radius("radius", self.radius)
+        _check.parameter("center", self.center, 1, "(d,)")
+        if self.center is not None and self.center.ndim != 1:
+            raise ArgumentError("center", f"has shape {list(self.center.shape)}", "give one point (d,)")
+        _count(self.tokens)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Shell(TokenSet):
+    """Every token at a root mean square distance from its own mean between `inner` and `outer`: what norm layers need.
+
+    For RMSNorm, whose tokens are not centered, the distance is from zero.
+    """
+
+    inner: float
+    outer: float = math.inf
+    tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.inner <= self.outer or math.isinf(self.inner):
+            raise ArgumentError("inner and outer", f"are {self.inner} and {self.outer}", "give 0 <= inner <= outer, inner finite")
+        _count(self.tokens)
+
+
+class Near(Domain):
+    """Sequences near a given one. A Measure as `points` brings weights and marks along, which do not move."""
+
+    points: Tensor | Measure
+
+    @property
+    def measure(self) -> Measure:
+        """The given sequence in float64, with its weights and marks."""
+        found = self.points if isinstance(self.points, Measure) else Measure(self.points)
+        weights = None if found.log_weights is None else found.log_weights.double()
+        return Measure(found.points.detach().double(), weights, found.marks)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Neighborhood(Near):
+    """Sequences within `radius` of `points` (n, d), in Frobenius or TokenMax norm."""
+
+    points: Tensor | Measure
+    radius: float
+    norm: Norm = Frobenius()
+
+    def __post_init__(self) -> None:
+        _sequence(self.points)
+        _radius("radius", self.radius)
+        if not isinstance(self.norm, (Frobenius, TokenMax)):
+            raise ArgumentError("norm", f"is {self.norm!r}", "a neighborhood is a ball in Frobenius() or TokenMax(); use Radii for others")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Radii(Near):
+    """Sequences whose token i is within radii[i] of points[i]: a typo is one radius that is not zero."""
+
+    points: Tensor | Measure
+    radii: Tensor
+
+    def __post_init__(self) -> None:
+        tokens = _sequence(self.points).shape[0]
+        radii = _check.floating("radii", self.radii)
+        if radii.shape != (tokens,) or not bool(((radii >= 0) & torch.isfinite(radii)).all()):
+            raise ArgumentError("radii", f"is {_check.describe(radii)}", f"give {tokens} finite numbers that are not negative, one for each token")
+
+
+def one_token(points: Tensor | Measure, index: int, radius: float) -> Radii:
+    """Token `index` moves by at most `radius`, all others stay."""
+    tokens = _sequence(points)
+    if not -len(tokens) <= index < len(tokens):
+        raise ArgumentError("index", f"is {index}", f"there are {len(tokens)} tokens")
+    radii = torch.zeros(len(tokens), dtype=torch.float64)
+    radii[index] = radius
+    return Radii(points, radii)
+
+
+def _sequence(points: Tensor | Measure) -> Tensor:
+    tokens = _check.floating("points", points.points if isinstance(points, Measure) else points)
+    if tokens.ndim != 2 or 0 in tokens.shape:
+        raise ArgumentError("points", f"has shape {list(tokens.shape)}", "give one sequence (n, d) with at least one token; bound batches one by one")
+    _check.finite("points", tokens)
+    return tokens
+
+
+def _radius(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+        raise ArgumentError(name, f"is {value!r}", "give a number that is not negative")
+
+
+def _count(tokens: int | None) -> None:
+    if tokens is not None and (not isinstance(tokens, int) or tokens < 1):
+        raise ArgumentError("tokens", f"is {tokens!r}", "give how many tokens there are, one or more, or None for any number")

@@ -1,0 +1,247 @@
+"""Maps of sequences, as values: what stands around attention in a network. Each is called on tokens (n, d) and is declared once."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard import _check
+from regard._object import Object
+from regard.attention import Attention
+from regard.errors import ArgumentError
+from regard.measure import Measure
+
+
+class Map(Object):
+    """A map of sequences of tokens. Abstract."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor:
+        """The value at a sequence (..., n, d)."""
+
+
+Mapping = Map | Attention
+"""What the algebra combines."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Compose(Map):
+    """x ↦ f_k(… f_1(x)): the first of `maps` acts first."""
+
+    maps: tuple[Mapping, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.maps, tuple) or not self.maps:
+            raise ArgumentError("maps", f"is {self.maps!r}", "give a tuple of one or more maps")
+        for inner in self.maps:
+            _mapping("maps", inner)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for inner in self.maps:
+            x = inner(x)
+        return x
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Residual(Map):
+    """x ↦ x + f(x)."""
+
+    map: Mapping
+
+    def __post_init__(self) -> None:
+        _mapping("map", self.map)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x + self.map(x)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Heads(Map):
+    """x ↦ Σ_h attention(x)_h w_o[h] + b_o: the heads of an attention (h, n, e) are joined and mixed; w_o (h, e, d)."""
+
+    attention: Attention
+    w_o: Tensor
+    b_o: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.attention, Attention):
+            raise ArgumentError("attention", f"is a {type(self.attention).__name__}", "give an Attention")
+        _check.parameter("w_o", self.w_o, 3, "(h, e, d)")
+        _check.parameter("b_o", self.b_o, 1, "(d,)")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        mixed = (self.attention(x) @ self.w_o).sum(-3)
+        return mixed if self.b_o is None else mixed + self.b_o
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Affine(Map):
+    """x_i ↦ wᵀx_i + b for each token; w (d, e)."""
+
+    w: Tensor
+    b: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check.parameter("w", self.w, 2, "(d, e)")
+        _check.parameter("b", self.b, 1, "(e,)")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x @ self.w if self.b is None else x @ self.w + self.b
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Normalize(Map):
+    """x_i ↦ γ (x_i - mean) / √(variance + eps) + β for each token; centered=False leaves the mean: RMSNorm (ba2016; zhang2019)."""
+
+    eps: float = 1e-5
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    centered: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.eps >= 0:
+            raise ArgumentError("eps", f"is {self.eps}", "give a number that is not negative")
+        _check.parameter("weight", self.weight, 1, "(d,)")
+        _check.parameter("bias", self.bias, 1, "(d,)")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = x - x.mean(-1, keepdim=True) if self.centered else x
+        x = x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        x = x if self.weight is None else x * self.weight
+        return x if self.bias is None else x + self.bias
+
+
+class Activation(Object):
+    """A function of one number. Abstract."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor:
+        """The value at each entry."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Relu(Activation):
+    """max(x, 0)."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.relu(x)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Gelu(Activation):
+    """x Φ(x), Φ the normal distribution function; tanh=True is the approximation of it (hendrycks2016)."""
+
+    tanh: bool = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.gelu(x, approximate="tanh" if self.tanh else "none")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Silu(Activation):
+    """x σ(slope · x); the slope 1.702 is the quick form of GELU."""
+
+    slope: float = 1.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(self.slope * x)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Tanh(Activation):
+    """tanh x."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.tanh(x)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Pointwise(Map):
+    """x ↦ activation of every entry."""
+
+    activation: Activation
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.activation, Activation):
+            raise ArgumentError("activation", f"is {self.activation!r}", "give Relu(), Gelu(), Silu() or Tanh()")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.activation(x)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Gated(Map):
+    """x_i ↦ w_outᵀ(activation(wᵀx_i + b) · (w_gateᵀx_i + b_gate)): the gated feed-forward layer (shazeer2020)."""
+
+    activation: Activation
+    w: Tensor
+    w_gate: Tensor
+    w_out: Tensor
+    b: Tensor | None = None
+    b_gate: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        inner, gate = Affine(self.w, self.b)(x), Affine(self.w_gate, self.b_gate)(x)
+        return (self.activation(inner) * gate) @ self.w_out
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ToContext(Map):
+    """x ↦ attention(x, context): the queries move, the keys are given."""
+
+    attention: Attention
+    context: Measure | Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        found = self.attention(x, self.context)
+        return found.points if isinstance(found, Measure) else found
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FromQueries(Map):
+    """y ↦ attention(queries, y): the keys move, the queries are given."""
+
+    attention: Attention
+    queries: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.attention(self.queries, x)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Joint(Map):
+    """(x, y) ↦ attention(x, y) where both move: the first `queries` tokens of a sequence are x, the rest are y."""
+
+    attention: Attention
+    queries: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.attention(x[..., : self.queries, :], x[..., self.queries :, :])
+
+
+def feed_forward(activation: Activation, w_in: Tensor, w_out: Tensor, b_in: Tensor | None = None, b_out: Tensor | None = None) -> Compose:
+    """x_i ↦ w_outᵀ activation(w_inᵀx_i + b_in) + b_out."""
+    return Compose((Affine(w_in, b_in), Pointwise(activation), Affine(w_out, b_out)))
+
+
+def pre_norm(attention: Mapping, hidden: Mapping, first: Normalize, second: Normalize) -> Compose:
+    """x + attention(norm(x)), then x + hidden(norm(x))."""
+    return Compose((Residual(Compose((first, attention))), Residual(Compose((second, hidden)))))
+
+
+def post_norm(attention: Mapping, hidden: Mapping, first: Normalize, second: Normalize) -> Compose:
+    """norm(x + attention(x)), then norm(x + hidden(x))."""
+    return Compose((Residual(attention), first, Residual(hidden), second))
+
+
+def _mapping(name: str, value: object) -> None:
+    if not isinstance(value, (Map, Attention)):
+        found = f"has a {type(value).__name__}"
+        raise ArgumentError(name, found, "give maps of regard.maps or an Attention; certify(module, ...) declares modules of torch itself")
+
+
+Function = Callable[[Tensor], Tensor]
