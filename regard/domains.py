@@ -107,7 +107,9 @@ class Radii(Near):
         tokens = _sequence(self.points).shape[0]
         radii = _check.floating("radii", self.radii)
         if radii.shape != (tokens,) or not bool(((radii >= 0) & torch.isfinite(radii)).all()):
-            raise ArgumentError("radii", f"is {_check.describe(radii)}", f"give {tokens} finite numbers that are not negative, one for each token")
+            raise ArgumentError(
+                "radii", f"is {_check.describe(radii)}", f"give {tokens} finite numbers that are not negative, one for each token"
+            )
 
 
 def one_token(points: Tensor | Measure, index: int, radius: float) -> Radii:
@@ -123,7 +125,9 @@ def one_token(points: Tensor | Measure, index: int, radius: float) -> Radii:
 def _sequence(points: Tensor | Measure) -> Tensor:
     tokens = _check.floating("points", points.points if isinstance(points, Measure) else points)
     if tokens.ndim != 2 or 0 in tokens.shape:
-        raise ArgumentError("points", f"has shape {list(tokens.shape)}", "give one sequence (n, d) with at least one token; bound batches one by one")
+        raise ArgumentError(
+            "points", f"has shape {list(tokens.shape)}", "give one sequence (n, d) with at least one token; bound batches one by one"
+        )
     _check.finite("points", tokens)
     return tokens
 

@@ -83,7 +83,9 @@ class Factored(Lookup):
         _check.parameter("u", self.u, 2, "(..., c, e)")
         _check.parameter("b", self.b, 1, "(..., e)")
         if self.w.shape[-1] != self.u.shape[-2]:
-            raise ArgumentError("u", f"takes width {self.u.shape[-2]} and w gives {self.w.shape[-1]}", "give u (..., c, e) for w (..., d, c)")
+            raise ArgumentError(
+                "u", f"takes width {self.u.shape[-2]} and w gives {self.w.shape[-1]}", "give u (..., c, e) for w (..., d, c)"
+            )
 
     def values(self, points: Tensor, marks: Tensor | None) -> Tensor:
         values = Linear(self.w).values(points, marks) @ self.u

@@ -95,7 +95,7 @@ class Affine(Map):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Normalize(Map):
-    """x_i ↦ γ (x_i - mean) / √(variance + eps) + β for each token; centered=False leaves the mean: RMSNorm (ba2016; zhang2019)."""
+    """x_i ↦ γ (x_i - mean) / √(variance + eps) + β for each token; centered=False leaves the mean: RMSNorm (ba2016), (zhang2019)."""
 
     eps: float = 1e-5
     weight: Tensor | None = None

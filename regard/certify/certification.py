@@ -45,12 +45,18 @@ def deviation(map: Any, domain: Domain, norm: Norm) -> Certificate:
 def deviation_domain(domain: Domain) -> None:
     """A deviation is from a given sequence."""
     if not isinstance(domain, Near):
-        raise ArgumentError("domain", f"is {domain!r}", "a deviation is from a given sequence: give Neighborhood(points, radius) or Radii(points, radii)")
+        raise ArgumentError(
+            "domain", f"is {domain!r}", "a deviation is from a given sequence: give Neighborhood(points, radius) or Radii(points, radii)"
+        )
 
 
 def _check_arguments(domain: Domain, norm: Norm) -> None:
     if not isinstance(domain, Domain):
-        raise ArgumentError("domain", f"is {domain!r}", "give Whole(), Ball(radius), Shell(inner, outer), Neighborhood(points, radius) or Radii(points, radii)")
+        raise ArgumentError(
+            "domain",
+            f"is {domain!r}",
+            "give Whole(), Ball(radius), Shell(inner, outer), Neighborhood(points, radius) or Radii(points, radii)",
+        )
     if not isinstance(norm, Norm):
         raise ArgumentError("norm", f"is {norm!r}", "give Frobenius(), TokenMax(), TokenSum() or Wasserstein(p)")
 

@@ -1,4 +1,4 @@
-"""falsify: an attack on every certificate. What it finds is a lower bound that can be checked by hand: points, and how far their values are apart."""
+"""falsify: an attack on every certificate. It finds points, and how far their values are apart: a lower bound that anyone can check."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor
 
 from regard._verb import Verb
-from regard.certify.certification import deviation_domain
+from regard.attention import Attention
+from regard.certify.certification import declare, deviation_domain
 from regard.certify.setting import moves_of
+from regard.certify.subject import width_of_attention
+from regard.compute import ReferenceEngine, apply
 from regard.domains import Ball, Domain, Near, Neighborhood, Radii, Shell, TokenSet, Whole
 from regard.errors import ArgumentError
-from regard.maps import Map
-from regard.attention import Attention
+from regard.maps import Affine, Compose, FromQueries, Heads, Joint, Residual, ToContext
 from regard.measure import Measure
 from regard.norms import EntryMax, Frobenius, Norm, TokenMax, TokenSum, Wasserstein
 
@@ -71,9 +74,9 @@ class _Attack:
             self.tokens, self.width = domain.measure.points.shape
         else:
             assert isinstance(domain, TokenSet)
-            center = domain.center if isinstance(domain, Ball) else None
+            known = None if not isinstance(domain, Ball) or domain.center is None else len(domain.center)
             self.tokens = domain.tokens or tokens
-            found = len(center) if center is not None else width or _width_of(map)
+            found = known or width or _width_of(map)
             if found is None:
                 raise ArgumentError("width", "is not given", "say how wide a token is: the domain and the map leave it open")
             self.width = found
@@ -81,47 +84,85 @@ class _Attack:
     def climb(self, start: int, steps: int) -> Witness:
         """Alternate: the worst direction at a point, then the point uphill for that direction."""
         x = self._start(start)
-        direction = self._unit(self._random(x))
-        best, best_x, best_direction = -1.0, x, direction
-        rate, size = 0.3, self._size()
+        direction, best = self._worst(x, self._allowed_unit(self._random(x)))
+        rate = 0.5
         for _ in range(steps):
-            direction, value = self._worst(x, direction)
-            if value > best:
-                best, best_x, best_direction, rate = value, x, direction, min(1.0, rate * 1.3)
-            else:
-                x, direction, rate = best_x, best_direction, rate * 0.5
-            if rate < 1e-4:
-                break
             uphill = self._gradient(x, direction)
-            length = self._sequence_norm.of(uphill) if isinstance(self._sequence_norm, Frobenius) else uphill.norm()
-            if not float(length) > 0:
+            goal = self._goal(x, uphill)
+            while rate > 1e-3:
+                other = self._into(x + rate * (goal - x))
+                turned, value = self._worst(other, direction)
+                if value > best * (1 + 1e-7):
+                    x, direction, best, rate = other, turned, value, min(1.0, 2 * rate)
+                    break
+                rate *= 0.4
+            if rate <= 1e-3:
                 break
-            x = self._into(x + rate * size * math.sqrt(self.tokens) * uphill / length)
-        return self._pair(best_x, best_direction)
+        return self._pair(x, direction)
+
+    def _goal(self, x: Tensor, uphill: Tensor) -> Tensor:
+        """Where a full step leads: the far end of a bounded domain, or some way up."""
+        if isinstance(self.domain, (Ball, Near)):
+            return farthest.one(self.domain, uphill)
+        return x + self._size() * uphill / uphill.norm(dim=-1, keepdim=True).clamp_min(1e-300)
 
     def move(self, start: int, steps: int) -> Witness:
-        """Uphill on |f(x') - f(x)| from inside the neighborhood."""
+        """Uphill on |f(x') - f(x)|: to the point of the neighborhood that is farthest along the gradient, or a part of the way."""
         assert isinstance(self.domain, Near)
         center = self.domain.measure.points
         value = self.function(center)
-        x = self._into(center + self._spread() * self._unit(self._random(center)) * (1.0 if start else 0.1))
-        best, best_x, rate = -1.0, x, 1.0
+
+        def far(x: Tensor) -> Tensor:
+            return self._sequence_norm.of(self.function(x) - value)
+
+        x = self._first(start, center)
+        best, rate = float(far(x)), 1.0
         for _ in range(steps):
             leaf = x.detach().requires_grad_()
-            far = self._sequence_norm.of(self.function(leaf) - value)
-            if float(far) > best:
-                best, best_x = float(far), x
-            else:
-                rate *= 0.7
-            (uphill,) = torch.autograd.grad(far, leaf)
-            x = self._into(x + rate * self._spread() * self._unit(uphill) if bool((uphill != 0).any()) else x)
-            if rate < 1e-4:
+            (uphill,) = torch.autograd.grad(far(leaf), leaf)
+            goal = farthest.one(self.domain, uphill)
+            while rate > 1e-3:
+                other = self._into(x + rate * (goal - x))
+                height = float(far(other))
+                if height > best * (1 + 1e-9):
+                    best, x, rate = height, other, min(1.0, 2 * rate)
+                    break
+                rate *= 0.5
+            if rate <= 1e-3:
                 break
-        return Witness(best, best_x, center, self.norm)
+        return Witness(best, x, center, self.norm)
+
+    def _first(self, start: int, center: Tensor) -> Tensor:
+        """Where the linear part moves most; for TokenMax each start has a row of its own, best rows first."""
+        assert isinstance(self.domain, Near)
+        if not isinstance(self._sequence_norm, TokenMax):
+            direction = self._allowed_unit(self._random(center))
+            direction = self._worst(center, direction)[0] if start % 2 == 0 else direction
+            return farthest.one(self.domain, torch.func.vjp(self.function, center)[1](self._push(center, direction))[0])
+        if not hasattr(self, "_rows"):
+            self._rows = self._best_rows(center)
+        return self._rows[start % len(self._rows)]
+
+    def _push(self, x: Tensor, direction: Tensor) -> Tensor:
+        return torch.func.jvp(self.function, (x,), (direction,))[1]
+
+    def _best_rows(self, center: Tensor) -> list[Tensor]:
+        assert isinstance(self.domain, Near)
+        value, pull = torch.func.vjp(self.function, center)[:2]
+        found = []
+        for row in range(len(value)):
+            u = torch.zeros_like(value)
+            u[row] = torch.randn(value.shape[-1], generator=self.generator, dtype=torch.float64)
+            for _ in range(4):
+                x = farthest.one(self.domain, pull(u)[0])
+                moved = self._push(center, x - center)[row]
+                u[row] = moved / moved.norm().clamp_min(1e-300)
+            found.append((float(moved.norm()), x))
+        return [x for _, x in sorted(found, key=lambda pair: -pair[0])]
 
     def _worst(self, x: Tensor, direction: Tensor) -> tuple[Tensor, float]:
         """Power steps between a norm and its dual."""
-        value, pull = torch.func.vjp(self.function, x)
+        pull = torch.func.vjp(self.function, x)[1]
         found = 0.0
         for _ in range(6):
             moved = torch.func.jvp(self.function, (x,), (direction,))[1]
@@ -182,7 +223,7 @@ class _Attack:
         shape = (self.tokens, self.width)
         if isinstance(self.domain, Near):
             center = self.domain.measure.points
-            return center if start == 0 else self._into(center + self._spread() * self._unit(self._random(center)))
+            return center if start == 0 else self._into(center + self._spread() * self._allowed_unit(self._random(center)))
         x = torch.randn(shape, generator=self.generator, dtype=torch.float64)
         if start % 3 == 1:  # a hub and the rest on the other side
             x[1:] = -x[:1] + 0.1 * x[1:]
@@ -192,9 +233,9 @@ class _Attack:
         if isinstance(self.domain, Whole):
             return x * 10 ** (2 * scale - 0.5)
         x = x / x.norm(dim=-1, keepdim=True)
-        center = self.domain.center if isinstance(self.domain, Ball) else None
+        middle = self.domain.center if isinstance(self.domain, Ball) else None
         x = x * self._size() * (scale if start % 2 else 1.0)
-        return self._into(x if center is None else x + center.double())
+        return self._into(x if middle is None else x + middle.double())
 
     def _into(self, x: Tensor) -> Tensor:
         return project.one(self.domain, x)
@@ -210,13 +251,30 @@ class _Attack:
 
 def _function(map: Any, measure: Measure | None) -> Function:
     """The map on bare points; weights and marks of the domain's measure are held fixed."""
-    if isinstance(map, Attention) and measure is not None and (measure.log_weights is not None or measure.marks is not None):
-        def attention(x: Tensor) -> Tensor:
-            found = map(measure.replace(points=x))
-            return found.points if isinstance(found, Measure) else found
-
-        return _joined(attention)
+    if isinstance(map, torch.nn.Module):
+        map = declare.one(map)
+    if isinstance(map, Attention):
+        return _joined(_plain(map, measure))
+    if isinstance(map, Heads):
+        inner = _plain(map.attention, measure)
+        bias = 0.0 if map.b_o is None else map.b_o.double()
+        return lambda x: (inner(x) @ map.w_o.double()).sum(-3) + bias
+    if measure is not None and (measure.log_weights is not None or measure.marks is not None):
+        raise ArgumentError("domain", "has weights or marks", "an attack with them is for an Attention or Heads; give bare points")
     return _joined(map)
+
+
+def _plain(attention: Attention, measure: Measure | None) -> Function:
+    """Attention by its definition, which is fastest for short sequences; weights and marks are held fixed."""
+    attention = pytree.tree_map(lambda t: t.double() if isinstance(t, Tensor) and t.dtype.is_floating_point else t, attention)
+
+    def run(x: Tensor) -> Tensor:
+        source = x if measure is None else measure.replace(points=x)
+        short = attention.normalizer.rowwise and x.shape[-2] <= 256
+        found = apply(attention, source, engine=ReferenceEngine() if short else None)
+        return found.points if isinstance(found, Measure) else found
+
+    return run
 
 
 def _joined(function: Function) -> Function:
@@ -230,13 +288,15 @@ def _joined(function: Function) -> Function:
 
 
 def _width_of(map: Any) -> int | None:
-    from regard.certify.subject import _width
-
     if isinstance(map, Attention):
-        return _width(map)
-    if isinstance(map, Map) and isinstance(getattr(map, "attention", None), Attention):
-        return _width(map.attention)  # type: ignore[attr-defined]
-    return None
+        return width_of_attention(map)
+    if isinstance(map, (Heads, ToContext, FromQueries, Joint)):
+        return width_of_attention(map.attention)
+    if isinstance(map, Affine):
+        return int(map.w.shape[0])
+    if isinstance(map, Compose):
+        return next((found for inner in map.maps if (found := _width_of(inner)) is not None), None)
+    return _width_of(map.map) if isinstance(map, Residual) else None
 
 
 def _matched(norm: Norm) -> Any:
@@ -276,6 +336,29 @@ def _dual(norm: Norm, y: Tensor) -> Tensor:
         out.view(-1)[best] = y.reshape(-1)[best].sign()
         return out
     return y / y.norm().clamp_min(1e-300)
+
+
+farthest = Verb("farthest")
+"""farthest.one(domain, slope): the point of a neighborhood that is farthest along a slope."""
+
+
+@farthest.rule(Ball)
+def _farthest_ball(domain: Ball, slope: Tensor) -> Tensor:
+    out = domain.radius * (1 - 1e-12) * slope / slope.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+    return out if domain.center is None else out + domain.center.to(out.dtype)
+
+
+@farthest.rule(Neighborhood)
+def _farthest_near(domain: Neighborhood, slope: Tensor) -> Tensor:
+    length = slope.norm() if isinstance(domain.norm, Frobenius) else slope.norm(dim=-1, keepdim=True)
+    return domain.measure.points + domain.radius * (1 - 1e-12) * slope / length.clamp_min(1e-300)
+
+
+@farthest.rule(Radii)
+def _farthest_radii(domain: Radii, slope: Tensor) -> Tensor:
+    return domain.measure.points + (1 - 1e-12) * domain.radii.double().unsqueeze(-1) * slope / slope.norm(dim=-1, keepdim=True).clamp_min(
+        1e-300
+    )
 
 
 project = Verb("project")

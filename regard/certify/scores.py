@@ -114,7 +114,10 @@ def _bilinear(potential: Bilinear, width: int) -> Form:
 def _dot(potential: Dot, width: int) -> Form:
     w_q, w_k = _matrix(potential.w_q, width), _matrix(potential.w_k, width)
     scale = float(potential.factor(w_q.shape[-1]))
-    b_q, b_k = (torch.zeros(w_q.shape[-1], dtype=torch.float64) if b is None else b.double().expand(w_q.shape[-1]) for b in (potential.b_q, potential.b_k))
+    b_q, b_k = (
+        torch.zeros(w_q.shape[-1], dtype=torch.float64) if b is None else b.double().expand(w_q.shape[-1])
+        for b in (potential.b_q, potential.b_k)
+    )
     size_q, size_k = vector_norm_bound(w_q), vector_norm_bound(w_k)
     unit = gamma(w_q.shape[-1] + 4) * abs(scale)
     return Form(
@@ -190,7 +193,9 @@ def _dot_slopes(potential: Any, ball: BallFacts) -> Slopes:
     form = bilinear.one(potential, len(ball.center))
     a = form.norm
     alpha = outward(form.shift(ball.center) + a * ball.radius)
-    return Slopes(alpha, 0.0, outward(a * ball.radius), outward(form.pull(ball.center) + a * ball.radius), outward(2 * ball.radius * alpha), 0.0)
+    return Slopes(
+        alpha, 0.0, outward(a * ball.radius), outward(form.pull(ball.center) + a * ball.radius), outward(2 * ball.radius * alpha), 0.0
+    )
 
 
 @slopes.rule(Sum)
@@ -224,7 +229,9 @@ def _rotary(potential: Rotary, ball: BallFacts) -> Slopes:
     """s = scale (w_qᵀx_i + b_q)ᵀ Rot (w_kᵀx_j + b_k): a rotation depends on the pair and keeps lengths, and nothing more is used."""
     inner = potential.potential
     if isinstance(inner, Scaled):
-        return _rotary(Rotary(inner.potential, potential.base, potential.frequencies, potential.interleaved), ball).times(float(inner.factor))
+        return _rotary(Rotary(inner.potential, potential.base, potential.frequencies, potential.interleaved), ball).times(
+            float(inner.factor)
+        )
     if not isinstance(inner, Dot):
         raise Refusal(f"rotary positions have a theorem for Dot, not for {type(inner).__name__}")
     w_q, w_k, q, k = _projected(inner, ball)
@@ -236,17 +243,21 @@ def _rotary(potential: Rotary, ball: BallFacts) -> Slopes:
 def _projected(potential: Any, ball: BallFacts) -> tuple[float, float, float, float]:
     """Bounds of |w_q|, |w_k|, |w_qᵀx + b_q| and |w_kᵀy + b_k| for tokens in the ball."""
     sizes = [1.0 if w is None else product_norm_bound(w) for w in (potential.w_q, potential.w_k)]
-    biases = [0.0 if b is None else vector_norm_bound(b.double()) for b in (potential.b_q, potential.b_k)]
+    widths = [len(ball.center) if w is None else w.shape[-1] for w in (potential.w_q, potential.w_k)]
+    pairs = zip((potential.b_q, potential.b_k), widths, strict=True)
+    biases = [
+        0.0 if b is None else vector_norm_bound(b.double().expand(c)) for b, c in pairs
+    ]  # a bias of width one acts on every coordinate
     return (*sizes, *(outward(w * ball.reach + b) for w, b in zip(sizes, biases, strict=True)))  # type: ignore[return-value]
 
 
 def tied(potential: DistancePotential) -> bool:
     """Whether queries and keys are projected alike, so that the score depends on x_i - x_j alone."""
-    same_weights = _same(potential.w_q, potential.w_k)
-    return same_weights and _same(potential.b_q, potential.b_k)
+    same_weights = same(potential.w_q, potential.w_k)
+    return same_weights and same(potential.b_q, potential.b_k)
 
 
-def _same(a: Tensor | None, b: Tensor | None) -> bool:
+def same(a: Tensor | None, b: Tensor | None) -> bool:
     if a is None or b is None:
         return a is b
     return a is b or (a.shape == b.shape and bool((a == b).all()))
@@ -258,7 +269,9 @@ def _apart(potential: DistancePotential, ball: BallFacts) -> tuple[float, float,
     if tied(potential):
         return w_q, w_k, outward(2 * w_k * ball.radius)
     center = ball.center
-    offset = (center if potential.w_q is None else center @ potential.w_q.double()) - (center if potential.w_k is None else center @ potential.w_k.double())
+    offset = (center if potential.w_q is None else center @ potential.w_q.double()) - (
+        center if potential.w_k is None else center @ potential.w_k.double()
+    )
     for bias, sign in ((potential.b_q, 1.0), (potential.b_k, -1.0)):
         offset = offset if bias is None else offset + sign * bias.double()
     rounding = gamma(4 * len(center) + 8) * len(center) * (q + k)
@@ -297,7 +310,10 @@ def _student(potential: StudentT, ball: BallFacts) -> Slopes:
     slope = outward((nu + 1) * u / (nu * bandwidth**2 + u * u))
     slope = outward((nu + 1) / (2 * steepest)) if apart >= steepest * (1 - 1e-9) else slope
     alpha, reach = outward(w_k * slope), outward(w_q * slope)
-    osc = min(outward(2 * ball.radius * alpha), outward(0.5 * (nu + 1) * math.log1p(apart * apart / (nu * bandwidth**2))) if math.isfinite(apart) else math.inf)
+    osc = min(
+        outward(2 * ball.radius * alpha),
+        outward(0.5 * (nu + 1) * math.log1p(apart * apart / (nu * bandwidth**2))) if math.isfinite(apart) else math.inf,
+    )
     return Slopes(alpha, alpha, reach, reach, osc, alpha)
 
 

@@ -44,8 +44,7 @@ def balls_of(domain: Domain, width: int) -> list[BallFacts]:
     if isinstance(domain, Whole):
         return [BallFacts(origin, math.inf, math.inf)]
     if isinstance(domain, Shell):
-        radius = outward(domain.outer * math.sqrt(width))
-        return [BallFacts(origin, radius, radius)]
+        return [BallFacts(origin, math.inf, math.inf)]  # the mean of a token is free
     if isinstance(domain, Ball):
         center = origin if domain.center is None else domain.center.detach().double()
         length = vector_norm_bound(center)
@@ -66,7 +65,7 @@ def pair_bias(head: Head, domain: Domain) -> Tensor | None:
     support = head.attention.support
     measure = domain.measure if isinstance(domain, Near) else None
     weights = None if measure is None else log_counts(measure)
-    positional = _positions(head.potential)
+    positional = positions_of(head.potential)
     if positional is None and weights is None and type(support).__name__ == "Full":
         return None
     tokens = tokens_of(domain)
@@ -85,23 +84,23 @@ def pair_bias(head: Head, domain: Domain) -> Tensor | None:
 
 def equivariant(head: Head, domain: Domain) -> None:
     """Refuse what looks at positions: a law of tokens does not know them."""
-    if _positions(head.potential) is not None or _has_rotary(head.potential) or type(head.attention.support).__name__ != "Full":
+    if positions_of(head.potential) is not None or _has_rotary(head.potential) or type(head.attention.support).__name__ != "Full":
         raise Refusal("masks and positions are not functions of the law of tokens; use TokenMax() or Frobenius()")
 
 
-def _positions(potential: Potential) -> Potential | None:
+def positions_of(potential: Potential) -> Potential | None:
     """The part of a potential that only looks at positions."""
     if isinstance(potential, PositionPotential):
         return potential
     if isinstance(potential, Scaled):
-        inner = _positions(potential.potential)
+        inner = positions_of(potential.potential)
         return None if inner is None else Scaled(inner, potential.factor)
     if isinstance(potential, SoftCap):
-        if _positions(potential.potential) is not None:
+        if positions_of(potential.potential) is not None:
             raise Refusal("a soft cap over a position bias has no theorem; add the bias outside: SoftCap(Dot(), cap) + Alibi(...)")
         return None
     if isinstance(potential, Sum):
-        terms = tuple(found for term in potential.terms if (found := _positions(term)) is not None)
+        terms = tuple(found for term in potential.terms if (found := positions_of(term)) is not None)
         return None if not terms else terms[0] if len(terms) == 1 else Sum(terms)
     return None
 
@@ -132,5 +131,9 @@ def crowding(head: Head, domain: Domain, osc: float, queries: int | None = None)
         return outward(rows / (1 + (tokens - 1) * math.exp(-osc))) if math.isfinite(osc) else float(rows)
     logs = bias.log_softmax(-1).clamp(max=0.0)
     odds = logs - torch.log(-torch.expm1(logs))
-    tops = torch.where(logs == -math.inf, torch.zeros_like(logs), torch.sigmoid(odds + osc)) if math.isfinite(osc) else (logs > -math.inf).double()
+    tops = (
+        torch.where(logs == -math.inf, torch.zeros_like(logs), torch.sigmoid(odds + osc))
+        if math.isfinite(osc)
+        else (logs > -math.inf).double()
+    )
     return outward(float(tops.sum(-2).max()) * (1 + 1e-12))

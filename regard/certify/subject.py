@@ -78,7 +78,7 @@ class Head:
 
     def width(self, domain_width: int | None) -> int:
         """The width of a token: from the domain, or from a projection."""
-        found = domain_width or _width(self.attention)
+        found = domain_width or width_of_attention(self.attention)
         if found is None:
             raise Refusal("the width of a token is not known here; give the domain a center, e.g. Ball(radius, torch.zeros(d))")
         return found
@@ -87,9 +87,11 @@ class Head:
 class MultiHead:
     """All heads. `separate` have the values before mixing, `folded` those after; `mixing` is at least the norm of what mixes them."""
 
-    def __init__(self, heads: list[Attention], w_o: Tensor | None, b_o: Tensor | None = None, residual: bool = False) -> None:
+    def __init__(self, declared: Attention | Heads, heads: list[Attention], w_o: Tensor | None, residual: bool) -> None:
+        self.declared = declared
         self.separate = [Head(head) for head in heads]
-        self.residual, self.w_o, self.b_o = residual, w_o, b_o
+        self.residual, self.w_o = residual, w_o
+        self.b_o = declared.b_o.detach().double() if isinstance(declared, Heads) and declared.b_o is not None else None
         self.folded: list[Head] | None = None
         self.mixing = 1.0
         if w_o is not None:
@@ -107,12 +109,12 @@ def subject_of(map: Attention | Heads, residual: bool = False) -> MultiHead:
     attention = map.attention if isinstance(map, Heads) else map
     heads = single_heads(attention)
     if not isinstance(map, Heads):
-        return MultiHead(heads, None, residual=residual)
+        return MultiHead(map, heads, None, residual)
     w_o = map.w_o.detach().double()
     if len(heads) == 1 and len(w_o) > 1:
         raise Refusal(f"w_o has {len(w_o)} heads and the attention one")
     w_o = w_o.expand(len(heads), -1, -1) if len(w_o) == 1 else w_o
-    return MultiHead(heads, w_o, None if map.b_o is None else map.b_o.detach().double(), residual)
+    return MultiHead(map, heads, w_o, residual)
 
 
 def single_heads(attention: Attention) -> list[Attention]:
@@ -175,7 +177,7 @@ def _factors(lookup: Lookup) -> tuple[Tensor, ...]:
     raise Refusal(f"values by {type(lookup).__name__} have no known Lipschitz constant; use Identity(), Linear(w_v) or Factored(w, u)")
 
 
-def _width(attention: Attention) -> int | None:
+def width_of_attention(attention: Attention) -> int | None:
     """The width of a token, from any projection."""
     found = [_widths(attention.potential), _widths(attention.lookup)]
     return next((width for width in found if width is not None), None)

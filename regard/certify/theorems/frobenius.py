@@ -16,10 +16,12 @@ THEOREM = Theorem(
     name="frobenius",
     title="softmax attention in Frobenius norm",
     statement=r"""
-Tokens in the ball $B(c, R)$, with the slopes of `token_max` and scores of a row within $\mathrm{osc}$ of each other beside the fixed bias $B$:
+Tokens in the ball $B(c, R)$, with the slopes of `token_max` and scores of a row within $\mathrm{osc}$ of each other beside the fixed bias
+$B$:
 $$ L_F \le w\left(\sqrt{N(1 + 2R\nu + R^2\alpha^2)} + R\kappa\right),\qquad
 N = \max_j\sum_i \frac{1}{1 + \sum_{k \ne j} e^{B_{ik} - B_{ij} - \mathrm{osc}}}. $$
-Without bias $N = n/(1 + (n-1)e^{-\mathrm{osc}}) \le \min(n, e^{\mathrm{osc}})$; causal $N = \sum_{i\le n} 1/(1 + (i-1)e^{-\mathrm{osc}})$, which grows with $n$.
+Without bias $N = n/(1 + (n-1)e^{-\mathrm{osc}}) \le \min(n, e^{\mathrm{osc}})$; causal $N = \sum_{i\le n} 1/(1 +
+(i-1)e^{-\mathrm{osc}})$, which grows with $n$.
 """,
     hypotheses=("softmax rows", "values affine in the tokens", "tokens in a ball", "the number of tokens is given"),
     proof=r"""
@@ -37,4 +39,6 @@ def frobenius(head: Head, domain: Domain, norm: Frobenius) -> Bound:
         crowd = crowding(head, domain, slopes.osc)
         spread = math.sqrt(crowd * (1 + 2 * ball.radius * slopes.nu + (ball.radius * slopes.alpha) ** 2))
         values.append(outward(head.w * (spread + ball.radius * slopes.kappa)))
-    return Bound(min(values), (checked("softmax rows"), checked("every token is in a ball of finite radius"), checked("the number of tokens")))
+    return Bound(
+        min(values), (checked("softmax rows"), checked("every token is in a ball of finite radius"), checked("the number of tokens"))
+    )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from regard._round import outward
 from regard.certify.certification import smallest
 from regard.certify.subject import MultiHead
 from regard.certify.theorem import Bound, Refusal, Theorem
 from regard.domains import Domain
 from regard.norms import EntryMax, Frobenius, Norm, TokenMax, Wasserstein
-from regard._round import outward
 
 THEOREM = Theorem(
     name="heads",
@@ -17,12 +17,14 @@ THEOREM = Theorem(
     statement=r"""
 $F(X) = \sum_h f_h(X)W_{O,h}$ with $L_h$ a bound of $f_h$ and $L'_h$ one of $f_hW_{O,h}$:
 $$ L \le \min\Big\{\sum_h L'_h,\; \|W_O\|_2\sqrt{\textstyle\sum_h L_h^2}\Big\}. $$
-The sum is valid in every norm. The root is valid in Frobenius and TokenMax norm and for $W_p$ with $p \ge 2$, and **not** in TokenSum norm or $W_1$: two heads that copy token 0 into two
+The sum is valid in every norm. The root is valid in Frobenius and TokenMax norm and for $W_p$ with $p \ge 2$, and **not** in TokenSum
+norm or $W_1$: two heads that copy token 0 into two
 different rows move the token sum by $2 > \sqrt{1 + 1}$. $\sqrt{\sum_h(\|W_{O,h}\|L_h)^2}$ is valid in no norm.
 """,
     hypotheses=("a bound for every head",),
     proof=r"""
-The triangle inequality; and, for a token, $|\sum_h u_hW_{O,h}| \le \|W_O\|\,(\sum_h|u_h|^2)^{1/2}$ with $W_O$ the vertical stack, then Minkowski in $\ell^{p/2}$ over tokens.
+The triangle inequality; and, for a token, $|\sum_h u_hW_{O,h}| \le \|W_O\|\,(\sum_h|u_h|^2)^{1/2}$ with $W_O$ the vertical stack, then
+Minkowski in $\ell^{p/2}$ over tokens.
 """,
 )
 

@@ -18,7 +18,8 @@ With the notation of `frobenius`: $$ L_1 \le w\left(N(1 + 2R\alpha) + R\kappa\ri
 """,
     hypotheses=("softmax rows", "values affine in the tokens", "tokens in a ball", "the number of tokens is given"),
     proof=r"""
-The block of row $i$ and column $j$ is $W^\top P_{ij}(I + y_{ij}v_{ij}^\top)$ plus, on the diagonal, $W^\top\mathrm{Cov}_i(x, z)$. $|y_{ij}| \le 2R$, so its norm is at
+The block of row $i$ and column $j$ is $W^\top P_{ij}(I + y_{ij}v_{ij}^\top)$ plus, on the diagonal, $W^\top\mathrm{Cov}_i(x, z)$.
+$|y_{ij}| \le 2R$, so its norm is at
 most $wP_{ij}(1 + 2R\alpha)$; the TokenSum norm of a map is at most the largest column sum of block norms.
 """,
 )
@@ -31,4 +32,6 @@ def token_sum(head: Head, domain: Domain, norm: TokenSum) -> Bound:
     for ball, slopes in gibbs_balls(head, domain):
         crowd = crowding(head, domain, slopes.osc)
         values.append(outward(head.w * (crowd * (1 + 2 * ball.radius * slopes.alpha) + ball.radius * slopes.kappa)))
-    return Bound(min(values), (checked("softmax rows"), checked("every token is in a ball of finite radius"), checked("the number of tokens")))
+    return Bound(
+        min(values), (checked("softmax rows"), checked("every token is in a ball of finite radius"), checked("the number of tokens"))
+    )

@@ -16,17 +16,22 @@ THEOREM = Theorem(
     name="wasserstein",
     title="self-attention as a map of measures",
     statement=r"""
-For laws of tokens on $B(c, R)$ and $T_\mu(x) = W^\top\!\int y\,\Psi_{G(x,\cdot)}(\mu)(dy)$, with the slopes of `token_max` and $q = \sqrt{1 + 2R\nu + R^2\alpha^2}$:
+For laws of tokens on $B(c, R)$ and $T_\mu(x) = W^\top\!\int y\,\Psi_{G(x,\cdot)}(\mu)(dy)$, with the slopes of `token_max` and $q =
+\sqrt{1 + 2R\nu + R^2\alpha^2}$:
 $$ W_\infty: w(q + R\kappa),\qquad W_2: w(e^{\mathrm{osc}/2}q + R\kappa),\qquad W_p: w(e^{\mathrm{osc}}(1 + 2R\alpha) + R\kappa). $$
 The first two hold for every coupling, atom by atom, so residual connections add one.
 """,
     hypotheses=("softmax rows", "values affine in the tokens", "tokens in a ball", "no masks, no positions"),
     source="(vuckovic2021)",
     proof=r"""
-Take any coupling of $\mu$ and $\nu$, move $X_t = (1-t)X + tY$ along it and differentiate $t \mapsto T_{\mu_t}(X_t)$: the row bound of `token_max` holds with
-integrals for sums. $\int \mathbb{E}_x|d|^2\,\mu(dx) \le \sup_y\int (dP_x/d\mu)(y)\,\mu(dx)\,\|d\|^2 \le e^{\mathrm{osc}}\|d\|^2$ gives $W_2$, $\sup|d|$ gives $W_\infty$.
-$W_p$: $W_p(T_{\mu\#}\mu, T_{\nu\#}\nu) \le \mathrm{Lip}(T_\mu)W_p + \sup_x|T_\mu - T_\nu|$, $\mathrm{Lip}(T_\mu) \le wR\kappa$, and the second term by the Boltzmann–Gibbs
-bound applied to $y \mapsto G_x(y)(e\cdot y - c)$, whose slope is at most $G_{\max}(1 + 2R\alpha)$. The theorem is the authors'; the constants are proved here.
+Take any coupling of $\mu$ and $\nu$, move $X_t = (1-t)X + tY$ along it and differentiate $t \mapsto T_{\mu_t}(X_t)$: the row bound of
+`token_max` holds with
+integrals for sums. $\int \mathbb{E}_x|d|^2\,\mu(dx) \le \sup_y\int (dP_x/d\mu)(y)\,\mu(dx)\,\|d\|^2 \le e^{\mathrm{osc}}\|d\|^2$ gives
+$W_2$, $\sup|d|$ gives $W_\infty$.
+$W_p$: $W_p(T_{\mu\#}\mu, T_{\nu\#}\nu) \le \mathrm{Lip}(T_\mu)W_p + \sup_x|T_\mu - T_\nu|$, $\mathrm{Lip}(T_\mu) \le wR\kappa$, and the
+second term by the Boltzmann–Gibbs
+bound applied to $y \mapsto G_x(y)(e\cdot y - c)$, whose slope is at most $G_{\max}(1 + 2R\alpha)$. The theorem is the authors'; the
+constants are proved here.
 """,
 )
 
@@ -45,4 +50,6 @@ def wasserstein(head: Head, domain: Domain, norm: Wasserstein) -> Bound:
         values.append(outward(head.w * (crowd + own)))
     if not values:
         raise Refusal("no ball holds the tokens")
-    return Bound(min(values), (checked("softmax rows"), checked("every token is in a ball of finite radius"), checked("no masks and no positions")))
+    return Bound(
+        min(values), (checked("softmax rows"), checked("every token is in a ball of finite radius"), checked("no masks and no positions"))
+    )

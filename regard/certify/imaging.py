@@ -1,0 +1,447 @@
+"""image: where a map sends a domain. Sets of tokens go to balls; neighborhoods of a sequence go to neighborhoods of its value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from regard import maps
+from regard._round import EPS, gamma, outward, product_norm_bound, vector_norm_bound
+from regard._verb import Verb
+from regard.attention import Attention
+from regard.certify.certification import certify, declare, deviation
+from regard.certify.setting import balls_of, moves_of, pair_bias, width_of
+from regard.certify.subject import Head, MultiHead, single_heads, subject_of
+from regard.certify.theorem import Refusal
+from regard.certify.tokenwise import (
+    SLACK,
+    affine_size,
+    ball_of,
+    deviations,
+    entries,
+    growth,
+    hat_radius,
+    largest_weight,
+    lengths,
+    normalize_width,
+    steepness,
+    travel,
+)  # fmt: skip
+from regard.domains import Ball, Domain, Near, Neighborhood, Radii, TokenSet, Whole
+from regard.measure import Measure
+from regard.norms import Frobenius, Norm, TokenMax, TokenSum
+from regard.potentials import Bilinear, Dot, Gaussian, Potential, Rotary, SoftCap
+from regard.potentials.base import Scaled, Sum
+from regard.potentials.positions import PositionPotential
+from regard.supports import Causal, Full
+
+imaging = Verb("imaging")
+"""imaging.one(map, domain) -> a domain that holds f(x) for every x of the domain."""
+
+located = Verb("located")
+"""located.one(map, measure) -> (value, margin): the value in float64, and how far at most a token of it is from the exact one."""
+
+
+def image(map: Any, domain: Domain) -> Domain:
+    """A domain that holds f(x) for every x of the domain: f(D) ⊆ image(f, D)."""
+    inner = map if isinstance(map, (maps.Map, Attention)) else declare.one(map)
+    found: Domain = imaging.one(inner, domain)
+    return found
+
+
+def enclosing(domain: Near) -> Ball:
+    """The smallest ball at hand that holds every token of a neighborhood."""
+    measure = domain.measure
+    if measure.log_weights is not None or measure.marks is not None:
+        raise Refusal("a ball of tokens forgets weights and marks; give the points without them")
+    best = min(balls_of(domain, measure.points.shape[-1]), key=lambda ball: ball.radius)
+    return Ball(best.radius, best.center, measure.size)
+
+
+def outputs(map: Any, tokens: int | None) -> int | None:
+    """How many tokens come out when so many go in."""
+    if isinstance(map, maps.FromQueries):
+        return len(map.queries)
+    return map.queries if isinstance(map, maps.Joint) else tokens
+
+
+def one_sequence(map: Any) -> None:
+    """Refuse what gives one sequence for each head: the algebra combines sequences."""
+    attention = map if isinstance(map, Attention) else getattr(map, "attention", None)
+    if isinstance(attention, Attention) and not isinstance(map, maps.Heads) and len(single_heads(attention)) > 1:
+        raise Refusal("an attention with several heads gives a sequence for each; mix them with Heads(attention, w_o)")
+
+
+def doubled(map: Any) -> Any:
+    """The same declaration in float64, cut off from any graph."""
+    return pytree.tree_map(lambda part: part.detach().double() if isinstance(part, Tensor) and part.dtype.is_floating_point else part, map)
+
+
+def norm_factor(norm: Norm, tokens: int) -> float:
+    """How large a norm can be when no token is longer than one."""
+    if isinstance(norm, Frobenius):
+        return outward(math.sqrt(tokens))
+    return float(tokens) if isinstance(norm, TokenSum) else 1.0
+
+
+# Sets of tokens
+
+
+@imaging.rule(object, Domain)
+def _no_rule(map: Any, domain: Domain) -> Domain:
+    name = type(map).__name__
+    raise Refusal(f"nothing is known of the image of {name}; add a rule with @imaging.rule({name}, TokenSet)")
+
+
+@imaging.rule(maps.Affine, TokenSet)
+def _affine(map: maps.Affine, domain: TokenSet) -> TokenSet:
+    """B(c, R) ↦ B(wᵀc + b, |w| R)."""
+    w, b = map.w.detach().double(), None if map.b is None else map.b.detach().double()
+    ball = ball_of(domain, len(w))
+    if ball is None:
+        return Whole(domain.tokens)
+    center, radius = ball
+    rounding = gamma(2 * len(w) + 8) * float(affine_size(w, b, center))
+    return Ball(outward(product_norm_bound(w) * float(radius) + rounding), maps.Affine(w, b)(center)[0], domain.tokens)
+
+
+@imaging.rule(maps.Pointwise, TokenSet)
+def _pointwise(map: maps.Pointwise, domain: TokenSet) -> TokenSet:
+    """B(c, R) ↦ B(φ(c), sup|φ'| R)."""
+    slope = float(steepness.one(map.activation))
+    if not isinstance(domain, Ball):
+        return Whole(domain.tokens)
+    if domain.center is None:
+        if float(map.activation(torch.zeros(1, dtype=torch.float64))) != 0:
+            raise Refusal(f"{type(map.activation).__name__} moves zero, and the width of a token is not known; give the ball a center")
+        return Ball(outward(slope * domain.radius), None, domain.tokens)
+    center = domain.center.detach().double()
+    return Ball(outward(slope * domain.radius + 1e-13 * vector_norm_bound(center)), map.activation(center), domain.tokens)
+
+
+@imaging.rule(maps.Normalize, TokenSet)
+def _normalize(map: maps.Normalize, domain: TokenSet) -> Ball:
+    """B(β, max|γ| √d), with less than √d where tokens hardly differ from their mean, or B(N(c), slope · R) where that is smaller."""
+    width = normalize_width(map, domain)
+    radius = outward(largest_weight(map) * hat_radius(map, domain, width))
+    everywhere = Ball(radius, None if map.bias is None else map.bias.detach().double(), domain.tokens)
+    ball = ball_of(domain, width)
+    if ball is None:
+        return everywhere
+    value, margin = located.one(map, Measure(ball[0]))
+    near = outward(float(travel.one(map, *ball).moves) + margin)
+    return everywhere if everywhere.radius <= near else Ball(near, value.points[0], domain.tokens)
+
+
+@imaging.rule(maps.Gated, TokenSet)
+def _gated(map: maps.Gated, domain: TokenSet) -> TokenSet:
+    """|w_outᵀ(φ(u) · g)| ≤ |w_out| min(|φ(u)| max|g|, max|φ(u)| |g|)."""
+    ball = ball_of(domain, len(map.w))
+    if ball is None:
+        return Whole(domain.tokens)
+    factor, offset = growth(map.activation)
+    inner, gate = entries(map.w, map.b, *ball)[0] * factor + offset, entries(map.w_gate, map.b_gate, *ball)[0]
+    product = min(vector_norm_bound(inner) * float(gate.max()), float(inner.max()) * vector_norm_bound(gate))
+    return Ball(outward(product_norm_bound(map.w_out) * product), None, domain.tokens)
+
+
+@imaging.rule(maps.Residual, TokenSet)
+def _residual(map: maps.Residual, domain: TokenSet) -> TokenSet:
+    """The sum of two sets: centers and radii add."""
+    one_sequence(map.map)
+    moved = imaging.one(map.map, domain)
+    if not isinstance(domain, Ball) or not isinstance(moved, Ball):
+        return Whole(domain.tokens)
+    centers = [ball.center.detach().double() for ball in (domain, moved) if ball.center is not None]
+    rounding = 2 * EPS * sum(vector_norm_bound(center) for center in centers)
+    return Ball(outward(domain.radius + moved.radius + rounding), sum(centers[1:], centers[0]) if centers else None, domain.tokens)
+
+
+@imaging.rule(maps.Compose, Near)
+@imaging.rule(maps.Compose, TokenSet)
+def _compose(map: maps.Compose, domain: Domain) -> Domain:
+    for inner in map.maps:
+        one_sequence(inner)
+        domain = imaging.one(inner, domain)
+    return domain
+
+
+@imaging.rule(Attention, TokenSet)
+@imaging.rule(maps.Heads, TokenSet)
+@imaging.rule(maps.FromQueries, TokenSet)
+@imaging.rule(maps.Joint, TokenSet)
+def _averages(map: Any, domain: TokenSet) -> TokenSet:
+    """Rows are averages of values, so they lie in the balls that hold the values: B(Σ_h (c W_h + b_h) + b_o, radius by heads)."""
+    one_sequence(map)
+    subject = subject_of(map if isinstance(map, (Attention, maps.Heads)) else map.attention)
+    _laws(subject)
+    width = subject.separate[0].width(width_of(domain))
+    ball, tokens = ball_of(domain, width), outputs(map, domain.tokens)
+    return Whole(tokens) if ball is None else _mixed(subject, ball[0][0], float(ball[1]), tokens)
+
+
+@imaging.rule(maps.ToContext, TokenSet)
+def _context(map: maps.ToContext, domain: TokenSet) -> Ball:
+    """Averages of the values of a context that does not move: any ball that holds them."""
+    context = map.context.points if isinstance(map.context, Measure) else map.context
+    held = Neighborhood(context.detach(), 0.0, TokenMax())
+    found = _averages(map.attention, enclosing(held).replace(tokens=domain.tokens))
+    assert isinstance(found, Ball)
+    return found
+
+
+def _laws(subject: MultiHead) -> None:
+    normalizer = subject.separate[0].normalizer
+    if not normalizer.laws:
+        raise Refusal(
+            f"rows of {type(normalizer).__name__} are not laws, so outputs are no averages; use Softmax(), Entmax() or Sparsemax()"
+        )
+
+
+def _mixed(subject: MultiHead, center: Tensor, radius: float, tokens: int | None) -> Ball:
+    """Each head gives a ball; a row that sees nothing gives zero."""
+    parts = [_values(head, center, radius) for head in subject.separate]
+    if subject.folded is None or subject.w_o is None:
+        (value, size, reach) = parts[0]
+        return Ball(outward(reach + gamma(4 * len(center) + 64) * size), value, tokens)
+    folded = [_values(head, center, radius, output) for head, output in zip(subject.folded, subject.w_o, strict=True)]
+    total = torch.stack([value for value, _, _ in folded]).sum(0)
+    total = total if subject.b_o is None else total + subject.b_o
+    size = sum(size for _, size, _ in folded) + (0.0 if subject.b_o is None else vector_norm_bound(subject.b_o))
+    reach = subject.combined([reach for _, _, reach in parts], [reach for _, _, reach in folded])
+    return Ball(outward(reach + gamma(4 * len(center) + 4 * len(parts) + 64) * size), total, tokens)
+
+
+def _values(head: Head, center: Tensor, radius: float, output: Tensor | None = None) -> tuple[Tensor, float, float]:
+    """The value of a center, what its roundings are relative to, and how far values (and zero, where rows may be empty) are from it."""
+    value, bias = center @ head.matrix(len(center)), head.value_bias
+    size = vector_norm_bound(center) * math.prod(vector_norm_bound(factor) for factor in head.factors)
+    if bias is not None:
+        value = value + (bias if output is None else bias @ output)
+        size = size + vector_norm_bound(bias) * (1.0 if output is None else vector_norm_bound(output))
+    reach = outward(head.w * radius)
+    sees = isinstance(head.support, (Full, Causal))  # every query sees a key at least: itself
+    return value, size, reach if sees else max(reach, outward(vector_norm_bound(value)))
+
+
+# Neighborhoods of a sequence
+
+
+@imaging.rule(maps.Map, Near)
+@imaging.rule(Attention, Near)
+def _near(map: Any, domain: Near) -> Domain:
+    """The neighborhood of the value that the deviation gives, or the image of a ball of tokens where that is smaller."""
+    one_sequence(map)
+    try:
+        near = _around(map, domain)
+    except Refusal:
+        return imaging.one(map, enclosing(domain))
+    held = _held(map, domain)
+    return near if held is None or float(moves_of(near).max()) <= held.radius else held
+
+
+def _held(map: Any, domain: Near) -> Ball | None:
+    """The image as a ball, where it is one."""
+    try:
+        held = imaging.one(map, enclosing(domain))
+    except Refusal:
+        return None
+    return held if isinstance(held, Ball) else None
+
+
+def _around(map: Any, domain: Near) -> Near:
+    value, margin = located.one(map, domain.measure)
+    points = value.points if value.log_weights is None and value.marks is None else value
+    if isinstance(domain, Radii):
+        return Radii(points, _finite((carried(map, domain) + margin) * SLACK))
+    assert isinstance(domain, Neighborhood)
+    radius = deviation(map, domain, domain.norm).value + margin * norm_factor(domain.norm, value.size)
+    return Neighborhood(points, float(_finite(torch.tensor(outward(radius)))), domain.norm)
+
+
+def _finite(radii: Tensor) -> Tensor:
+    if not bool(torch.isfinite(radii).all()):
+        raise Refusal("the value may move without bound")
+    return radii
+
+
+def carried(map: Any, domain: Near) -> Tensor:
+    """How far each token of the value can move, (n,)."""
+    if isinstance(map, maps.Residual):
+        return moves_of(domain) + carried(map.map, domain)
+    if isinstance(map, maps.Compose):
+        last, margin = along(map.maps, domain)
+        if isinstance(last, Near):
+            return moves_of(last) + margin
+    if tokenwise(map):
+        return travel.one(map, domain.measure.points, moves_of(domain)).moves
+    return torch.full((domain.measure.size,), deviation(map, domain, TokenMax()).value, dtype=torch.float64)
+
+
+def tokenwise(map: Any) -> bool:
+    """Whether a map acts on each token alone."""
+    if isinstance(map, maps.Compose):
+        return all(tokenwise(inner) for inner in map.maps)
+    return (
+        tokenwise(map.map) if isinstance(map, maps.Residual) else isinstance(map, (maps.Affine, maps.Pointwise, maps.Normalize, maps.Gated))
+    )
+
+
+def along(steps: Sequence[Any], domain: Domain) -> tuple[Domain, float]:
+    """The image through several maps, and how far the exact value of the given sequence may be from the center of it."""
+    margin = 0.0
+    for step in steps:
+        if isinstance(domain, Near):
+            margin = _passed(step, domain.measure, margin)
+        domain = imaging.one(step, domain)
+    return domain, margin
+
+
+def _passed(map: Any, measure: Measure, margin: float) -> float:
+    """A margin after one more map; a value that cannot be located has no center, and no margin is asked of it."""
+    try:
+        return outward(located.one(map, measure)[1] + slip(map, measure, margin))
+    except Refusal:
+        return math.inf
+
+
+def slip(map: Any, measure: Measure, margin: float) -> float:
+    """How far a value moves, token by token, when the sequence is only known up to a margin."""
+    if margin == 0:
+        return 0.0
+    if not math.isfinite(margin):
+        raise Refusal("the value may move without bound")
+    domain = Neighborhood(measure, margin, TokenMax())
+    bare = measure.log_weights is None and measure.marks is None
+    return outward(margin * certify(map, enclosing(domain) if bare and not tokenwise(map) else domain, TokenMax()).value)
+
+
+# Values in float64, and how exact they are
+
+
+@located.rule(object)
+def _nowhere(map: Any, measure: Measure) -> tuple[Measure, float]:
+    name = type(map).__name__
+    raise Refusal(f"the rounding of {name} is not known; add a rule with @located.rule({name})")
+
+
+@located.rule(maps.Affine)
+def _affine_value(map: maps.Affine, measure: Measure) -> tuple[Measure, float]:
+    map = doubled(map)
+    rounding = gamma(2 * len(map.w) + 8) * affine_size(map.w, map.b, measure.points)
+    return measure.replace(points=map(measure.points)), outward(float(rounding.max()))
+
+
+@located.rule(maps.Pointwise)
+def _pointwise_value(map: maps.Pointwise, measure: Measure) -> tuple[Measure, float]:
+    return measure.replace(points=map(measure.points)), 1e-13 * float(lengths(measure.points).max())
+
+
+@located.rule(maps.Normalize)
+def _normalize_value(map: maps.Normalize, measure: Measure) -> tuple[Measure, float]:
+    """x - mean is exact up to γ|x|, which counts against the deviation."""
+    map, width = doubled(map), measure.points.shape[-1]
+    low, _ = deviations(map, measure.points, torch.zeros(measure.size, dtype=torch.float64))
+    relative = gamma(8 * width + 64) * (1 + lengths(measure.points) / (low.square() + map.eps).sqrt())
+    if not bool((relative < 1e-3).all()):
+        raise Refusal("a token is so close to constant that rounding decides its direction")
+    offset = 0.0 if map.bias is None else vector_norm_bound(map.bias)
+    size = largest_weight(map) * math.sqrt(width) * float(relative.max()) + gamma(8) * offset
+    return measure.replace(points=map(measure.points)), outward(4 * size)
+
+
+@located.rule(maps.Gated)
+def _gated_value(map: maps.Gated, measure: Measure) -> tuple[Measure, float]:
+    map = doubled(map)
+    sizes = affine_size(map.w, map.b, measure.points) * affine_size(map.w_gate, map.b_gate, measure.points)
+    rounding = 8 * gamma(2 * sum(map.w.shape) + 1000) * vector_norm_bound(map.w_out) * float(sizes.max())
+    return measure.replace(points=map(measure.points)), outward(rounding)
+
+
+@located.rule(maps.Compose)
+def _compose_value(map: maps.Compose, measure: Measure) -> tuple[Measure, float]:
+    margin = 0.0
+    for inner in map.maps:
+        one_sequence(inner)
+        margin = _passed(inner, measure, margin)
+        measure = located.one(inner, measure)[0]
+    return measure, margin
+
+
+@located.rule(maps.Residual)
+def _residual_value(map: maps.Residual, measure: Measure) -> tuple[Measure, float]:
+    one_sequence(map.map)
+    value, margin = located.one(map.map, measure)
+    total = measure.points + value.points
+    return measure.replace(points=total), outward(margin + 2 * EPS * float(lengths(total).max()))
+
+
+@located.rule(Attention)
+@located.rule(maps.Heads)
+def _attention_value(map: Any, measure: Measure) -> tuple[Measure, float]:
+    """A score is exact up to δ, so a weight up to the factor e^{2δ}, and a mean up to (e^{2δ} - 1) times the longest value."""
+    one_sequence(map)
+    subject = subject_of(map)
+    sizes = [_head_error(head, measure) for head in subject.separate]
+    error = sizes[0]
+    if subject.w_o is not None:
+        error = outward(sum(size * vector_norm_bound(output) for size, output in zip(sizes, subject.w_o, strict=True)))
+        error += 0.0 if subject.b_o is None else gamma(len(sizes) + 8) * vector_norm_bound(subject.b_o)
+    return measure.replace(points=_attention_points(doubled(map), measure)), outward(error)
+
+
+def _attention_points(map: Any, measure: Measure) -> Tensor:
+    found = (map.attention if isinstance(map, maps.Heads) else map)(measure).points
+    if not isinstance(map, maps.Heads):
+        return found.reshape(found.shape[-2:])
+    mixed = (found @ map.w_o).sum(-3)
+    return mixed if map.b_o is None else mixed + map.b_o
+
+
+def _head_error(head: Head, measure: Measure) -> float:
+    if not head.softmax:
+        raise Refusal(f"the rounding of {type(head.normalizer).__name__} is not known; only softmax values are located")
+    width, longest = measure.points.shape[-1], float(lengths(measure.points).max())
+    bias = pair_bias(head, Neighborhood(measure, 0.0, TokenMax()))
+    fixed = 0.0 if bias is None else float(bias[bias > -math.inf].abs().max())
+    score = gamma(8 * width + 256) * (score_size(head.potential, longest, measure) + fixed + 1)
+    if not score < 0.01:
+        raise Refusal("scores are so large that rounding decides the weights")
+    value = longest * math.prod(vector_norm_bound(factor) for factor in head.factors)
+    value += 0.0 if head.value_bias is None else vector_norm_bound(head.value_bias)
+    return outward((4 * score + gamma(8 * width + 8 * measure.size + 256)) * value)
+
+
+def score_size(potential: Potential, longest: float, measure: Measure) -> float:
+    """What roundings of scores are relative to: products of lengths."""
+    if isinstance(potential, (Dot, Gaussian)):
+        q, k = _projected_size(potential.w_q, potential.b_q, longest), _projected_size(potential.w_k, potential.b_k, longest)
+        if isinstance(potential, Gaussian):
+            return outward(((q + k) / float(potential.bandwidth)) ** 2)
+        width = measure.points.shape[-1] if potential.w_q is None else potential.w_q.shape[-1]
+        return outward(abs(float(potential.factor(width))) * q * k)
+    if isinstance(potential, Bilinear):
+        return outward(vector_norm_bound(potential.a) * longest**2)
+    if isinstance(potential, Rotary):  # an angle is a position times a frequency, rounded
+        fastest = 1.0 if potential.frequencies is None else max(1.0, float(potential.frequencies.abs().max()))
+        turned = float(measure.positions().abs().max()) * fastest
+        return outward((1 + turned) * score_size(potential.potential, longest, measure))
+    if isinstance(potential, Scaled):
+        return outward(abs(float(potential.factor)) * score_size(potential.potential, longest, measure))
+    if isinstance(potential, Sum):
+        return outward(sum(score_size(term, longest, measure) for term in potential.terms))
+    if isinstance(potential, SoftCap):
+        return score_size(potential.potential, longest, measure)
+    if isinstance(potential, PositionPotential):
+        return 0.0
+    raise Refusal(f"the rounding of scores by {type(potential).__name__} is not known")
+
+
+def _projected_size(w: Tensor | None, b: Tensor | None, longest: float) -> float:
+    offset = 0.0 if b is None else vector_norm_bound(b)
+    return (1.0 if w is None else vector_norm_bound(w)) * longest + offset

@@ -1,0 +1,364 @@
+"""Facts about heads at one sequence, from which bounds on a neighborhood follow. Rows are those of the queries, in float64.
+
+For row i with law P: m = Σ P x, y_k = x_k - m, scores s_k with slopes v_k = ∂s_k/∂x_k and z_k = ∂s_k/∂x_i. When tokens move by d the
+scores of a row
+change, up to a constant, by the centered ζ_k = own_k·d_i + Σ_{l≠i} (1{k=l} - P_l) v_l·d_l + d_iᵀ(A_k d_k - E A d), own_k = z_k - E z +
+(1{k=i} - P_i) v_i.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from regard._round import EPS, gamma, outward, product_norm_bound, vector_norm_bound
+from regard._verb import Verb
+from regard.certify.scores import bilinear
+from regard.certify.setting import pair_bias, positions_of
+from regard.certify.subject import Head, MultiHead
+from regard.certify.theorem import Refusal
+from regard.domains import Near
+from regard.potentials import Bilinear, Dot, Potential, Rotary
+from regard.potentials.base import Scaled, Sum
+from regard.potentials.positions import PositionPotential
+
+MARGIN = 1 + 1e-10
+"""What sums of positive terms and eigenvalues in float64 are multiplied by; their rounding is far smaller at sizes that fit in memory."""
+
+curvature = Verb("curvature")
+"""curvature.one(potential, width) -> at least max |A_ij|₂ where scores are x_iᵀ A_ij x_j + β_ij·x_j + γ_ij·x_i + B_ij; else None."""
+
+
+@curvature.rule(Potential)
+def _curved(potential: Potential, width: int) -> None:
+    return None
+
+
+@curvature.rule(PositionPotential)
+def _fixed(potential: PositionPotential, width: int) -> float:
+    return 0.0
+
+
+@curvature.rule(Dot)
+@curvature.rule(Bilinear)
+def _form(potential: Dot | Bilinear, width: int) -> float:
+    return float(bilinear.one(potential, width).norm)
+
+
+@curvature.rule(Rotary)
+def _rotary(potential: Rotary, width: int) -> float | None:
+    inner = potential.potential
+    if isinstance(inner, Scaled):
+        found = _rotary(Rotary(inner.potential, potential.base, potential.frequencies, potential.interleaved), width)
+        return None if found is None else outward(abs(float(inner.factor)) * found)
+    if not isinstance(inner, Dot):
+        return None
+    scale = abs(float(inner.factor(width if inner.w_q is None else inner.w_q.shape[-1])))
+    return outward(scale * product_norm_bound(inner.w_q) * product_norm_bound(inner.w_k))
+
+
+@curvature.rule(Sum)
+def _sum(potential: Sum, width: int) -> float | None:
+    form = bilinear.one(potential, width)
+    if form is not None:
+        return float(form.norm)
+    found = [curvature.one(term, width) for term in potential.terms]
+    return None if any(value is None for value in found) else outward(sum(found))
+
+
+@curvature.rule(Scaled)
+def _scaled(potential: Scaled, width: int) -> float | None:
+    found = curvature.one(potential.potential, width)
+    return None if found is None else outward(abs(float(potential.factor)) * found)
+
+
+class LocalHead:
+    """One head at one sequence, without its values."""
+
+    def __init__(self, head: Head, domain: Near) -> None:
+        if not head.softmax:
+            raise Refusal(f"rows of {type(head.normalizer).__name__} are not Gibbs laws")
+        measure = domain.measure
+        x = measure.points
+        self.n, self.d = x.shape
+        a = curvature.one(head.potential, self.d)
+        if a is None:
+            raise Refusal(
+                f"scores of {type(head.potential).__name__} are not bilinear in pairs of tokens; bounds on a ball that holds them apply"
+            )
+        self.a: float = a
+        center = x.mean(0)
+        self.x = x - center
+        marks = measure.positions()
+        scores, self.z, self.v = _slopes(head.potential, x, marks, self.d)
+        bias = pair_bias(head, domain)
+        positional = scores if bias is None else _content(head, x, marks, scores) + bias
+        self.log_p = positional.log_softmax(-1)
+        self.p = self.log_p.exp()
+        self.seen = self.p > 0
+        self._margins(head, x, scores)
+
+    def _margins(self, head: Head, x: Tensor, scores: Tensor) -> None:
+        """What rounding may have changed: `eta` in a score, `shift` in a mean, `tilt` in a slope."""
+        lengths = max(vector_norm_bound(row) for row in x)
+        size = self.a * lengths * lengths + float(self.v.norm(dim=-1).max()) * lengths + float(scores[torch.isfinite(scores)].abs().max())
+        self.eta = outward(8 * gamma(4 * self.d + 16) * math.sqrt(self.d) * size)
+        self.radius = max(vector_norm_bound(row) for row in self.x) * MARGIN
+        self.shift = outward((4 * self.eta + 4 * gamma(self.n + 8)) * 2 * self.radius + 4 * EPS * lengths)
+        slope = float(self.v.norm(dim=-1).max()) + self.a * lengths
+        self.tilt = outward(8 * gamma(4 * self.d + 16) * math.sqrt(self.d) * slope + 4 * self.eta * slope)
+        self.error = outward(16 * self.eta + 64 * (self.n + self.d) * EPS)
+
+    @cached_property
+    def y(self) -> Tensor:
+        """x_k - m_i, (n, n, d)."""
+        return self.x.unsqueeze(0) - (self.p @ self.x).unsqueeze(1)
+
+    @cached_property
+    def alpha(self) -> Tensor:
+        """At least |v_ik|, (n, n) or (n, 1)."""
+        return self.v.norm(dim=-1) * MARGIN + self.tilt
+
+    @cached_property
+    def own(self) -> Tensor:
+        """own_ik, (n, n, d)."""
+        mean = torch.einsum("ik,ikd->id", self.p, self.z.expand(self.n, self.n, self.d))
+        index = torch.arange(self.n)
+        diagonal = self.v[index, index if self.v.shape[1] > 1 else torch.zeros_like(index)]
+        own = self.z - mean.unsqueeze(1) - (self.p[index, index].unsqueeze(-1) * diagonal).unsqueeze(1)
+        own = own.clone()
+        own[index, index] += diagonal
+        return own
+
+    @cached_property
+    def own_size(self) -> Tensor:
+        """At least |own_ik|."""
+        return self.own.norm(dim=-1) * MARGIN + self.a * self.shift + 4 * self.tilt
+
+    @cached_property
+    def own_spread(self) -> Tensor:
+        """At least |[√P_ik own_ik]_k|₂ for each row."""
+        return row_norms(self.p, self.own) + self.a * self.shift + 4 * self.tilt
+
+    @cached_property
+    def own_narrow(self) -> tuple[Tensor, float]:
+        """The vectors own_ik in fewer coordinates, and at least the length of what that leaves out."""
+        flat = self.own.flatten(0, 1)
+        values, vectors = torch.linalg.eigh(flat.mT @ flat)
+        keep = vectors[:, values > 1e-13 * values[-1].clamp_min(1e-300)]
+        narrow = flat @ keep
+        left = float((flat - narrow @ keep.mT).norm(dim=-1).max()) * MARGIN
+        return narrow.unflatten(0, (self.n, self.n)), left
+
+    @cached_property
+    def own_pairs(self) -> Tensor:
+        """(own_k·own_l)², (n, n, n)."""
+        return (self.own @ self.own.mT).square()
+
+    @cached_property
+    def own_apart(self) -> Tensor:
+        """At least |own_ik - own_il|, (n, n, n)."""
+        apart = torch.cdist(self.own, self.own, compute_mode="donot_use_mm_for_euclid_dist")
+        return apart * MARGIN + 2 * self.a * self.shift + 8 * self.tilt
+
+    def covariance_in_query(self) -> Tensor:
+        """Cov_i(x, z) (n, d, d): how the mean of a row moves with its query."""
+        mean = torch.einsum("ik,ikd->id", self.p, self.z.expand(self.n, self.n, self.d))
+        away = (self.z - mean.unsqueeze(1)).expand(self.n, self.n, self.d)
+        return (self.y * self.p.unsqueeze(-1)).mT @ away
+
+    def push(self, tangents: Tensor) -> Tensor:
+        """How the means of rows move, (n, d, b): E[d] + Cov(x, ∂s)."""
+        by_query = (
+            torch.einsum("kd,idb->ikb", self.z[0], tangents) if self.z.shape[0] == 1 else torch.einsum("ikd,idb->ikb", self.z, tangents)
+        )
+        by_key = (
+            torch.einsum("id,kdb->ikb", self.v[:, 0], tangents) if self.v.shape[1] == 1 else torch.einsum("ikd,kdb->ikb", self.v, tangents)
+        )
+        change = by_query + by_key
+        law = self.p.unsqueeze(-1)
+        centered = law * (change - (law * change).sum(1, keepdim=True))
+        return torch.einsum("ik,kdb->idb", self.p, tangents) + torch.einsum("ikb,kd->idb", centered, self.x)
+
+    def pull(self, cotangents: Tensor) -> Tensor:
+        """The transpose of `push`."""
+        worth = torch.einsum("idb,kd->ikb", cotangents, self.x)
+        law = self.p.unsqueeze(-1)
+        by_scores = law * (worth - (law * worth).sum(1, keepdim=True))
+        found = torch.einsum("ik,idb->kdb", self.p, cotangents)
+        found += (
+            torch.einsum("ikb,kd->idb", by_scores, self.z[0]) if self.z.shape[0] == 1 else torch.einsum("ikb,ikd->idb", by_scores, self.z)
+        )
+        found += (
+            torch.einsum("ikb,id->kdb", by_scores, self.v[:, 0])
+            if self.v.shape[1] == 1
+            else torch.einsum("ikb,ikd->kdb", by_scores, self.v)
+        )
+        return found
+
+    def blocks(self, matrix: Tensor) -> Tensor:
+        """∂(Vᵀm_i)/∂x_j (n, n, e, d) = P_ij (Vᵀ + Vᵀy_ij v_ijᵀ), and Vᵀ Cov_i(x, z) more for j = i."""
+        blocks = (self.y @ matrix).unsqueeze(-1) * self.v.unsqueeze(-2)
+        blocks += matrix.mT
+        blocks *= self.p[..., None, None]
+        index = torch.arange(self.n)
+        blocks[index, index] += matrix.mT @ self.covariance_in_query()
+        return blocks
+
+
+@dataclass(frozen=True)
+class LocalValues:
+    """A head with values Vᵀx: what it adds to the facts of its scores."""
+
+    local: LocalHead
+    matrix: Tensor
+    w: float
+
+    @cached_property
+    def z(self) -> Tensor:
+        """Vᵀy_ik (n, n, e)."""
+        return self.local.y @ self.matrix
+
+    @cached_property
+    def size(self) -> Tensor:
+        """At least |Vᵀy_ik|."""
+        return self.z.norm(dim=-1) * MARGIN + self.w * self.local.shift
+
+    @cached_property
+    def spread(self) -> Tensor:
+        """At least |[√P_ik Vᵀy_ik]_k|₂ for each row."""
+        return row_norms(self.local.p, self.z) + self.w * self.local.shift
+
+    @cached_property
+    def largest(self) -> Tensor:
+        """At least max_k |Vᵀy_ik| over the keys that a row sees."""
+        return torch.where(self.local.seen, self.size, torch.zeros_like(self.size)).amax(-1)
+
+
+class LocalHeads:
+    """All heads of a subject at one sequence, with both ways to combine their bounds."""
+
+    def __init__(self, subject: MultiHead, domain: Near) -> None:
+        self.subject, self.domain = subject, domain
+        self.residual = subject.residual
+        self.heads = [LocalHead(head, domain) for head in subject.separate]
+        width = self.heads[0].d
+        self.separate = [LocalValues(local, head.matrix(width), head.w) for local, head in zip(self.heads, subject.separate, strict=True)]
+        self.folded: list[LocalValues] | None = None
+        if subject.folded is not None:
+            pairs = zip(self.heads, subject.folded, strict=True)
+            self.folded = [LocalValues(local, _narrow(head.matrix(width)), head.w) for local, head in pairs]
+        self.n, self.d = self.heads[0].n, width
+
+    def combined(self, separate: list[Tensor], folded: list[Tensor] | None) -> Tensor:
+        """The smaller of Σ_h b_h and |W_O| √Σ_h b_h², row by row."""
+        joined = torch.stack(separate).square().sum(0).sqrt() * (self.subject.mixing * MARGIN)
+        return joined if folded is None else torch.minimum(joined, torch.stack(folded).sum(0) * MARGIN)
+
+    @cached_property
+    def jacobian(self) -> Tensor:
+        """∂F_i/∂x_j of all heads together (n, n, e, d), the residual included; heads that are not mixed are side by side in e."""
+        chosen = self.subject.separate if self.subject.folded is None else self.subject.folded
+        parts = (local.blocks(head.matrix(self.d)) for local, head in zip(self.heads, chosen, strict=True))
+        if self.subject.folded is None:
+            total = torch.cat(list(parts), -2)
+        else:
+            total = next(parts)
+            for part in parts:
+                total += part
+        if self.residual:
+            index = torch.arange(self.n)
+            total[index, index] += torch.eye(self.d, dtype=torch.float64)
+        return total
+
+    def push(self, tangents: Tensor) -> Tensor:
+        """J t for several tangents at once, (n, d, b) to (n, e, b)."""
+        chosen = self.subject.separate if self.subject.folded is None else self.subject.folded
+        parts = [
+            torch.einsum("idb,de->ieb", local.push(tangents), head.matrix(self.d)) for local, head in zip(self.heads, chosen, strict=True)
+        ]
+        total = torch.cat(parts, 1) if self.subject.folded is None else torch.stack(parts).sum(0)
+        return total + tangents if self.residual else total
+
+    def pull(self, cotangents: Tensor) -> Tensor:
+        """Jᵀu for several cotangents at once, (n, e, b) to (n, d, b)."""
+        chosen = self.subject.separate if self.subject.folded is None else self.subject.folded
+        total = cotangents.clone() if self.residual else torch.zeros(self.n, self.d, cotangents.shape[-1], dtype=torch.float64)
+        offset = 0
+        for local, head in zip(self.heads, chosen, strict=True):
+            matrix = head.matrix(self.d)
+            mine = cotangents if self.subject.folded is not None else cotangents[:, offset : offset + matrix.shape[-1]]
+            offset += matrix.shape[-1]
+            total += local.pull(torch.einsum("ieb,de->idb", mine, matrix))
+        return total
+
+    def jacobian_error(self, moves: Tensor) -> Tensor:
+        """What rounding of the Jacobian's blocks may hide of a row's linear move, (n,)."""
+        values = self.separate if self.folded is None else self.folded
+        total = torch.zeros(self.n, dtype=torch.float64)
+        for value in values:
+            local = value.local
+            steep = local.alpha.expand(local.n, local.n)
+            mixed = (local.p * (1 + 2 * local.radius * steep)) @ moves
+            own = moves * (4 * local.a * local.radius**2)
+            total = total + value.w * (
+                local.error * (mixed + own) + local.shift * ((local.p * steep) @ moves + 2 * local.a * local.radius * moves)
+            )
+            total = total + value.w * local.tilt * 2 * local.radius * ((local.p @ moves) + moves)
+        return total
+
+
+def _narrow(matrix: Tensor) -> Tensor:
+    """A matrix with the same lengths |Vᵀy| and fewer columns: its rank is at most the width of a head."""
+    u, s, _ = torch.linalg.svd(matrix, full_matrices=False)
+    keep = int((s > 1e-14 * s[0]).sum()) if len(s) else 0
+    return u[:, : max(keep, 1)] * s[: max(keep, 1)]
+
+
+def row_norms(p: Tensor, vectors: Tensor) -> Tensor:
+    """At least |[√p_k u_k]_k|₂ for each row of vectors (rows, n, e)."""
+    scaled = vectors * p.clamp_min(0).sqrt().unsqueeze(-1)
+    return matrix_norms(scaled)
+
+
+def matrix_norms(matrices: Tensor) -> Tensor:
+    """At least the spectral norm of each matrix (..., a, b), from the smaller Gram matrix with a margin."""
+    a, b = matrices.shape[-2:]
+    if b == 1 or a == 1:
+        return matrices.flatten(-2).norm(dim=-1) * MARGIN
+    gram = matrices @ matrices.mT if a <= b else matrices.mT @ matrices
+    return largest_root(gram)
+
+
+def largest_root(gram: Tensor) -> Tensor:
+    """At least √λ_max of symmetric positive matrices (..., a, a); a backward stable eigenvalue with a margin above its error."""
+    scale = gram.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0)
+    top = torch.linalg.eigvalsh(gram)[..., -1].clamp_min(0)
+    return ((top + 8 * gram.shape[-1] * EPS * scale) * MARGIN).sqrt()
+
+
+def _slopes(potential: Potential, x: Tensor, marks: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores (n, n), their slopes in the query (1 or n, n, d) and in the key (n, 1 or n, d)."""
+    form = bilinear.one(potential, width)
+    if form is not None:
+        z = (x @ form.a.mT + form.gamma).unsqueeze(0)
+        v = (x @ form.a + form.beta).unsqueeze(1)
+        return x @ form.a @ x.mT + x @ form.beta + (x @ form.gamma).unsqueeze(-1), z, v
+    queries, keys = x.detach().clone().requires_grad_(), x.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        scores = potential.scores(queries, keys, marks, marks)
+        z = torch.stack([torch.autograd.grad(scores[:, j].sum(), queries, retain_graph=True)[0] for j in range(len(x))], 1)
+        v = torch.stack([torch.autograd.grad(scores[i].sum(), keys, retain_graph=True)[0] for i in range(len(x))], 0)
+    return scores.detach(), z, v
+
+
+def _content(head: Head, x: Tensor, marks: Tensor, scores: Tensor) -> Tensor:
+    """The scores without the biases of positions, which `pair_bias` has."""
+    positional = positions_of(head.potential)
+    if positional is None or bilinear.one(head.potential, x.shape[-1]) is not None:
+        return scores
+    return scores - positional.scores(x, x, marks, marks)

@@ -1,0 +1,403 @@
+"""How far the rows of heads can move when token k moves by at most ρ_k: the parts of deviation theorems. Results are (n,)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from regard.certify.local import MARGIN, LocalHead, LocalHeads, LocalValues, largest_root, matrix_norms, row_norms
+
+
+def exponential_tail(x: Tensor, order: int) -> Tensor:
+    """φ₂ = eˣ - 1 - x or φ₃ = φ₂ - x²/2, from above, without cancellation near zero."""
+    small = x < 0.5
+    near = torch.where(small, x, torch.zeros_like(x))
+    series = torch.zeros_like(x)
+    term = near**order / (2.0 if order == 2 else 6.0)
+    for k in range(order + 1, order + 14):
+        series = series + term
+        term = term * near / k
+    direct = torch.expm1(x) - x - (0.0 if order == 2 else 0.5 * x * x)
+    return torch.where(small, series + 2 * term, direct) * MARGIN
+
+
+def quotient(x: Tensor, order: int, power: int) -> Tensor:
+    """φ_order(x)/x^power, continued to zero."""
+    safe = x.clamp_min(1e-150)
+    limit = torch.full_like(x, 0.5 if order == power == 2 else 0.0)
+    return torch.where(x > 1e-100, exponential_tail(safe, order) / safe**power, limit) * MARGIN
+
+
+class ScoreMoves:
+    """How far scores and weights of one head can move: `reach` ≥ |ζ_ik|, P between `low` and `high`."""
+
+    def __init__(self, local: LocalHead, moves: Tensor) -> None:
+        self.local, self.moves = local, moves
+        p, n = local.p, local.n
+        self.alpha = local.alpha.expand(n, n)
+        index = torch.arange(n)
+        self.mean_move = p @ moves
+        drift = (1 - 2 * p) * moves + self.mean_move.unsqueeze(-1)  # at least |d_k - E d|
+        self.drift = torch.where(local.seen, drift, torch.zeros_like(drift))
+        pull = p * self.alpha * moves
+        pull[index, index] = 0.0
+        step = self.alpha * moves
+        step = step.expand(n, n).clone()
+        step[index, index] = 0.0
+        self.others = pull.sum(-1, keepdim=True) + (1 - 2 * p) * step
+        self.by_own = moves.unsqueeze(-1) * local.own_size
+        mixed = local.a * moves.unsqueeze(-1) * self.drift
+        self.reach = (self.by_own + self.others + mixed) * MARGIN + 4 * local.eta
+        self.reach = torch.where(local.seen, self.reach, torch.zeros_like(self.reach))
+        self.top = self.reach.amax(-1)
+        second = torch.where(torch.eye(n, dtype=torch.bool), torch.zeros_like(p), p * (self.alpha * moves).square()).sum(-1).sqrt()
+        cross = local.a * moves * (p @ moves.square()).sqrt()
+        self.variance = ((moves * local.own_spread + second + cross + 4 * local.eta) * MARGIN).square()
+        self._range()
+        self._weights()
+
+    def _range(self) -> None:
+        """`climb` ≥ max_l ζ_k - ζ_l for each key, and `half` ≥ half of the largest difference in a row."""
+        local, moves, n = self.local, self.moves, self.local.n
+        each = self.alpha * moves
+        each = each.expand(n, n).clone()
+        each[torch.arange(n), torch.arange(n)] = 0.0
+        each = each + local.a * moves.unsqueeze(-1) * moves
+        ranged = moves[:, None, None] * local.own_apart + each.unsqueeze(-1) + each.unsqueeze(-2)
+        ranged = ranged.masked_fill(~(local.seen.unsqueeze(-1) & local.seen.unsqueeze(-2)), 0.0)
+        ranged.diagonal(dim1=-2, dim2=-1).zero_()
+        self.climb = ranged.amax(-1) * MARGIN + 8 * local.eta
+        self.half = self.climb.amax(-1) / 2
+
+    def _weights(self) -> None:
+        local, p = self.local, self.local.p
+        rest = (1 - p).clamp_min(1e-300)
+        odds = local.log_p - torch.log(-torch.expm1(local.log_p.clamp(max=-1e-17)))
+        lifted = torch.sigmoid(odds + torch.minimum(self.reach / rest, self.climb))
+        high = torch.minimum(p * self.reach.exp(), torch.where(p < 1, lifted, torch.ones_like(p)))
+        self.high = torch.where(local.seen, (high * MARGIN).clamp(max=1.0), torch.zeros_like(p))
+        grown = p * self.reach.exp()
+        shrunk = p * (-self.reach).exp()
+        fall = shrunk / (shrunk + (grown.sum(-1, keepdim=True) - grown).clamp_min(0)).clamp_min(1e-300)
+        fall = torch.maximum(fall, torch.sigmoid(odds - self.climb))
+        left = 1 - (self.high.sum(-1, keepdim=True) - self.high) * MARGIN
+        self.low = torch.maximum(fall, left).clamp_min(0.0) / MARGIN
+        self.low = torch.minimum(self.low, p)
+        self.high = torch.maximum(self.high, p)
+
+    def at(self, time: float) -> ScoreMoves:
+        """The same for the laws P e^{tζ}/Z, with the change of scores cut to a part of it."""
+        if time == 1:
+            return self
+        kept = self.__dict__.setdefault("_parts", {})
+        if time not in kept:
+            kept[time] = ScoreMoves.boxed(self.local, time * self.reach, time * self.climb, time * self.half)
+        return kept[time]
+
+    @staticmethod
+    def boxed(local: LocalHead, reach: Tensor, climb: Tensor, half: Tensor) -> ScoreMoves:
+        """Bounds of weights alone, from bounds of scores that are at hand."""
+        made = object.__new__(ScoreMoves)
+        made.local, made.reach, made.climb, made.half = local, reach, climb, half
+        made._weights()
+        return made
+
+    def spread_at(self, time: float) -> Tensor:
+        """At least the standard deviation of ζ under the laws P e^{sζ}/Z with s ≤ t: half its range, or its parts."""
+        kept = self.__dict__.setdefault("_spreads", {})
+        if time not in kept:
+            local, moves, tilted, n = self.local, self.moves, self.at(time), self.local.n
+            narrow, left = local.own_narrow
+            own = row_norms(tilted.high, narrow) + left + local.a * local.shift + 4 * local.tilt
+            steps = (self.alpha * moves).expand(n, n).masked_fill(torch.eye(n, dtype=torch.bool), 0.0)
+            parts = moves * own + tilted.most(steps.square()).sqrt() + local.a * moves * tilted.most(moves.square()).sqrt()
+            kept[time] = torch.minimum(self.half, (parts + 4 * local.eta) * MARGIN)
+        return kept[time]
+
+    @cached_property
+    def excess(self) -> Tensor:
+        """At least Z - 1, Z = E e^ζ."""
+        p = self.local.p
+        return torch.minimum((p * exponential_tail(self.reach, 2)).sum(-1), self.variance * quotient(self.top, 2, 2)) * MARGIN
+
+    @cached_property
+    def change(self) -> Tensor:
+        """At least |P'_k - P_k|."""
+        return torch.maximum(self.high - self.local.p, self.local.p - self.low)
+
+    @cached_property
+    def relative(self) -> Tensor:
+        """At least |P'/P - 1| in L²(P), for each row."""
+        p = self.local.p
+        boxed = (self.change.square() / p.clamp_min(1e-300)).masked_fill(~self.local.seen, 0.0).sum(-1).sqrt()
+        steep = torch.expm1(self.top) / self.top.clamp_min(1e-150)
+        steep = torch.where(self.top > 1e-100, steep, torch.ones_like(steep))
+        ranged = torch.sinh(self.half)  # E e^{2ζ}/(E e^ζ)² ≤ cosh² of half the range, by Kantorovich's inequality
+        return torch.minimum(torch.minimum(boxed, steep * self.variance.sqrt()), ranged) * MARGIN
+
+    @cached_property
+    def swap(self) -> Tensor:
+        """At least Σ_k |P'_k - P_k| f for f = 1: twice the total variation, at most 2 tanh(half/2)."""
+        return 2 * torch.tanh(self.half / 2) * MARGIN
+
+    def shifted(self, values: Tensor) -> Tensor:
+        """At least Σ_k |P'_k - P_k| f_k for f ≥ 0 (n,)."""
+        wide = values.expand(self.local.n, self.local.n)
+        wide = torch.where(self.local.seen, wide, torch.zeros_like(wide))
+        by_size = self.swap * wide.amax(-1)
+        by_square = self.relative * (self.local.p * wide.square()).sum(-1).sqrt()
+        return torch.minimum(torch.minimum(by_size, by_square), self.carried(wide)) * MARGIN
+
+    def most(self, values: Tensor) -> Tensor:
+        """max Σ P'_k f_k over laws between `low` and `high`, for f ≥ 0 (n, n) or (n,)."""
+        values = values.expand(self.local.n, self.local.n)
+        room = self.high - self.low
+        order = values.argsort(-1, descending=True)
+        sorted_room, sorted_values = room.gather(-1, order), values.gather(-1, order)
+        free = (1 - self.low.sum(-1, keepdim=True) / MARGIN).clamp_min(0.0)
+        before = sorted_room.cumsum(-1) - sorted_room
+        filled = torch.minimum(sorted_room, (free - before).clamp_min(0.0))
+        return ((self.low * values).sum(-1) + (filled * sorted_values).sum(-1)) * MARGIN
+
+    def carried(self, values: Tensor) -> Tensor:
+        """max Σ |P'_k - P_k| f_k: mass that is taken here and put there."""
+        up, down = self.high - self.local.p, self.local.p - self.low
+        mass = torch.minimum(up.sum(-1, keepdim=True), down.sum(-1, keepdim=True)) * MARGIN
+        return _filled(values, up, mass) + _filled(values, down, mass)
+
+
+def _filled(values: Tensor, room: Tensor, mass: Tensor) -> Tensor:
+    order = values.argsort(-1, descending=True)
+    sorted_room = room.gather(-1, order)
+    before = sorted_room.cumsum(-1) - sorted_room
+    return (torch.minimum(sorted_room, (mass - before).clamp_min(0.0)) * values.gather(-1, order)).sum(-1) * MARGIN
+
+
+def remainder(values: LocalValues, scores: ScoreMoves) -> Tensor:
+    """At least |u' - u - Du[d]| of each row, from the exact remainder (E' - E)[Vᵀd] + E[z q] + (E[z φ₂(ζ)] - ε E[z ζ])/Z."""
+    local, moves, p = values.local, scores.moves, values.local.p
+    shifted = values.w * scores.shifted(moves)
+    curved = local.a * moves * torch.minimum(
+        (p * values.size * scores.drift).sum(-1), values.spread * (p * scores.drift.square()).sum(-1).sqrt()
+    )  # fmt: skip
+    bent = torch.minimum(_exponential_part(values, scores), _third(values, scores))
+    return (shifted + curved + bent) * MARGIN
+
+
+def _third(values: LocalValues, scores: ScoreMoves) -> Tensor:
+    """|∫ (1 - t) κ_t(z, ζ, ζ) dt| over the laws P_t ∝ P e^{tζ}: κ_t ≤ sd_t(z) sd_t((ζ - E_tζ)²), the latter at most half the range squared.
+
+    For a centered variable on [-A, B] with A + B = 2M and r = (A - B)/2, (x + A)(x - B)(x - r)² ≤ 0 bounds E x⁴, and then
+    Var(x²) ≤ (2r² + M²)σ² + (M² - r²)r² - σ⁴ ≤ M⁴.
+    """
+    total = torch.zeros_like(scores.half)
+    for station in range(1, STATIONS + 1):
+        start, end = (station - 1) / STATIONS, station / STATIONS
+        bent = torch.minimum(scores.half.square(), 2 * scores.half * scores.spread_at(end))  # E x⁴ ≤ (2M)² E x²
+        total = total + (end - start) * (1 - (start + end) / 2) * spread_at(values, scores, end) * bent
+    return total * MARGIN
+
+
+def spread_at(values: LocalValues, scores: ScoreMoves, time: float) -> Tensor:
+    """At least the standard deviation of Vᵀx in any direction under every law P e^{tζ}/Z."""
+    tilted = scores.at(time)
+    boxed = row_norms(tilted.high, values.z) + values.w * values.local.shift
+    return torch.minimum(boxed, tilted.most(values.size.square()).sqrt()) * MARGIN
+
+
+def _exponential_part(values: LocalValues, scores: ScoreMoves) -> Tensor:
+    p, om, eps = values.local.p, scores.reach, scores.excess.unsqueeze(-1)
+    weighted = p * values.size
+    deviation = scores.variance.sqrt()
+    second = torch.minimum(values.largest * scores.variance, values.spread * scores.top * deviation)
+    first = (weighted * (exponential_tail(om, 2) + eps * om)).sum(-1)
+    quadratic = torch.minimum(_quadratic(values, scores), second / 2)
+    cubic = (weighted * (exponential_tail(om, 3) + eps * om)).sum(-1)
+    whole = second * quotient(scores.top, 3, 2) + values.spread * scores.excess * deviation
+    return torch.minimum(first, quadratic + torch.minimum(cubic, whole))
+
+
+def _quadratic(values: LocalValues, scores: ScoreMoves) -> Tensor:
+    """At least |E[z ζ²]|/2: the part of the query exactly, the rest by its size."""
+    p, own = values.local.p, scores.by_own
+    rest = (scores.reach - own).clamp_min(0.0)
+    mixed = (p * values.size * (2 * own * rest + rest.square())).sum(-1) / 2
+    if not bool((scores.moves > 0).any()):
+        return mixed
+    return scores.moves.square() / 2 * _own_curvature(values) + mixed
+
+
+def _own_curvature(values: LocalValues) -> Tensor:
+    """|Σ_k P_k z_k (own_k·e)²| over unit e, from above: λ_max((Pz)ᵀ[(own_k·own_l)²](Pz))^{1/2}."""
+    found = values.__dict__.get("_curvature")
+    if found is None:
+        weighted = values.z * values.local.p.unsqueeze(-1)
+        root = largest_root(weighted.mT @ values.local.own_pairs @ weighted)
+        slack = values.local.a * values.local.shift + 4 * values.local.tilt
+        sizes = values.local.own_size
+        around = (
+            values.local.p * (values.size * (2 * sizes * slack + slack * slack) + values.w * values.local.shift * sizes.square())
+        ).sum(-1)
+        found = (root + 2 * around) * MARGIN
+        values.__dict__["_curvature"] = found
+    return found
+
+
+def saturated(values: LocalValues, scores: ScoreMoves) -> Tensor:
+    """At least |u' - u| of each row however large the moves: mass that can change places, no exponential."""
+    sizes = values.size
+    carried = torch.minimum(scores.most(sizes), scores.carried(sizes))
+    by_square = values.spread * scores.relative
+    total = torch.zeros_like(scores.half)
+    for station in range(1, STATIONS + 1):
+        time = station / STATIONS
+        total = total + spread_at(values, scores, time) * scores.spread_at(time) / STATIONS
+    tilted = total  # ∫ Cov_t(z, ζ) dt
+    apart = values.w * scores.most(scores.moves) + torch.minimum(torch.minimum(carried, by_square), tilted)
+    return torch.minimum(apart, scores.most(pushed(values, scores.moves))) * MARGIN  # u' - u = E'[z + Vᵀd]
+
+
+def pushed(values: LocalValues, moves: Tensor) -> Tensor:
+    """At least |z_ik + Vᵀd| over |d| ≤ ρ_k: √(μρ² + Σ_c z_c² μ/(μ - s_c²)) for any μ > s_max², z in the singular basis of V."""
+    _, singular, basis = torch.linalg.svd(values.matrix, full_matrices=False)
+    squares = (values.z @ basis.mT).square()
+    outside = (values.z.square().sum(-1) - squares.sum(-1)).clamp_min(0.0)
+    best = values.size + values.w * moves
+    for factor in (1.003, 1.01, 1.03, 1.1, 1.2, 1.5, 2.0, 4.0, 16.0):
+        level = factor * values.w**2
+        stretched = (squares * (level / (level - singular.square()))).sum(-1) + outside
+        best = torch.minimum(best, (stretched + level * moves.square()).sqrt() * MARGIN + 40 * values.w * values.local.shift)
+    return best
+
+
+STATIONS = 6
+"""How many points of a path are looked at; the integrand grows along it, so each piece is bounded by its far end."""
+
+
+class LinearMove:
+    """sup |Σ_j J_ij d_j| over |d_j| ≤ ρ_j for each row, within √(π/2): λ_max(Σ_j ρ_j² J_ij J_ijᵀ/λ_j)^{1/2}; any λ certifies."""
+
+    def __init__(self, heads: LocalHeads, steps: int = 8) -> None:
+        self._heads, self._steps = heads, steps
+        self._unit: Tensor | None = None
+
+    def __call__(self, moves: Tensor) -> Tensor:
+        moving = (moves > 0).nonzero().flatten()
+        if len(moving) == 0:
+            return torch.zeros(self._heads.n, dtype=torch.float64)
+        size = float(moves[moving[0]])
+        if len(moving) == self._heads.n and bool((moves == size).all()):
+            if self._unit is None:
+                self._unit = self._norms(torch.ones_like(moves), moving)
+            return self._unit * size * MARGIN + self._heads.jacobian_error(moves)
+        return self._norms(moves, moving) + self._heads.jacobian_error(moves)
+
+    def _norms(self, moves: Tensor, moving: Tensor) -> Tensor:
+        blocks = self._heads.jacobian[:, moving] * moves[moving][None, :, None, None]
+        if len(moving) == 1:
+            return matrix_norms(blocks)[:, 0]
+        share = self._shares(blocks)
+        rows, columns, wide, deep = blocks.shape
+        scaled = (blocks / share.sqrt()[..., None, None]).transpose(1, 2).reshape(rows, wide, columns * deep)
+        return matrix_norms(scaled)
+
+    def _shares(self, blocks: Tensor) -> Tensor:
+        """λ (rows, columns): towards the square roots of ⟨S, J_ij J_ijᵀ⟩ with S the top of the sum; in float32, since any λ certifies."""
+        unit = float(blocks.abs().amax()) or 1.0
+        blocks = (blocks / unit).float()
+        sizes = blocks.flatten(-2).norm(dim=-1).clamp_min(1e-12)
+        share = sizes / sizes.sum(-1, keepdim=True)
+        gram = blocks @ blocks.mT
+        top: Tensor | None = None
+        for step in range(self._steps):
+            total = (gram / share[..., None, None]).sum(1)
+            soft = total / _trace(total)
+            for _ in range(5):
+                soft = soft @ soft
+                soft = soft / _trace(soft)
+            top = soft if top is None else top + (soft - top) * max(0.3, 1 / (step + 1))
+            found = (gram * top.unsqueeze(1)).sum((-2, -1)).clamp_min(0).sqrt() + 1e-6 * sizes
+            share = (share * found).sqrt()
+            share = share / share.sum(-1, keepdim=True)
+        return share.double()
+
+
+def _trace(matrices: Tensor) -> Tensor:
+    return matrices.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None].clamp_min(1e-30)
+
+
+@dataclass(frozen=True)
+class RowMoves:
+    """How far each row can move: beyond its linear part, and as a whole by saturation (what the rows themselves move by is added)."""
+
+    linear: Tensor
+    remainder: Tensor
+    saturation: Tensor
+
+    @property
+    def best(self) -> Tensor:
+        """At least |F_i(x') - F_i(x)| for each row."""
+        return torch.minimum(self.linear + self.remainder, self.saturation) * MARGIN
+
+
+def row_moves(heads: LocalHeads, linear: LinearMove, moves: Tensor) -> RowMoves:
+    """Both bounds, with the heads combined."""
+    scores = [ScoreMoves(local, moves) for local in heads.heads]
+
+    def each(function: Callable[[LocalValues, ScoreMoves], Tensor]) -> Tensor:
+        separate = [function(v, s) for v, s in zip(heads.separate, scores, strict=True)]
+        folded = None if heads.folded is None else [function(v, s) for v, s in zip(heads.folded, scores, strict=True)]
+        return torch.nan_to_num(heads.combined(separate, folded), nan=math.inf, posinf=math.inf)
+
+    still = moves if heads.residual else torch.zeros_like(moves)
+    return RowMoves(linear(moves), each(remainder), still + each(saturated))
+
+
+def row_constants(heads: LocalHeads, linear: LinearMove, moves: Tensor) -> Tensor:
+    """At least |J_i(x') e| of each row over |e_k| ≤ 1, anywhere within the moves: from the center, or as a whole."""
+    scores = [ScoreMoves(local, moves) for local in heads.heads]
+
+    def each(function: Callable[[LocalValues, ScoreMoves], Tensor]) -> Tensor:
+        separate = [function(v, s) for v, s in zip(heads.separate, scores, strict=True)]
+        folded = None if heads.folded is None else [function(v, s) for v, s in zip(heads.folded, scores, strict=True)]
+        return torch.nan_to_num(heads.combined(separate, folded), nan=math.inf, posinf=math.inf)
+
+    still = 1.0 if heads.residual else 0.0
+    return torch.minimum(linear(torch.ones_like(moves)) + each(_constant_change), still + each(_constant_whole)) * MARGIN
+
+
+def _unit_spread(scores: ScoreMoves, time: float) -> Tensor:
+    """At least sd of the scores' slope along |e_k| ≤ 1, taken at the center, under laws that are part of the way."""
+    local, tilted, n = scores.local, scores.at(time), scores.local.n
+    narrow, left = local.own_narrow
+    own = row_norms(tilted.high, narrow) + left + local.a * local.shift + 4 * local.tilt
+    steps = scores.alpha.expand(n, n).masked_fill(torch.eye(n, dtype=torch.bool), 0.0)
+    return (own + tilted.most(steps.square()).sqrt()) * MARGIN
+
+
+def _drifts(values: LocalValues, scores: ScoreMoves) -> tuple[Tensor, Tensor]:
+    """At least sd'(d), and sd' of the slope's own change a (|e_i||d_k| + |d_i||e_k|)."""
+    far = scores.most(scores.moves.square()).sqrt()
+    return far, values.local.a * (far + scores.moves)
+
+
+def _constant_change(values: LocalValues, scores: ScoreMoves) -> Tensor:
+    """(E' - E)[Vᵀe] + Cov'(z, s_e) - Cov(z, s_e) + Cov'(Vᵀd, s'_e) + Cov'(z, s'_e - s_e), the second by third cumulants along P e^{tζ}."""
+    total = torch.zeros_like(scores.half)
+    for station in range(1, STATIONS + 1):
+        time = station / STATIONS
+        total = total + spread_at(values, scores, time) * 2 * scores.half * _unit_spread(scores, time) / STATIONS
+    far, bend = _drifts(values, scores)
+    wide, slope = spread_at(values, scores, 1.0), _unit_spread(scores, 1.0)
+    return (values.w * scores.swap + total + values.w * far * (slope + bend) + wide * bend) * MARGIN
+
+
+def _constant_whole(values: LocalValues, scores: ScoreMoves) -> Tensor:
+    """E'[Vᵀe] + Cov'(z + Vᵀd, s'_e)."""
+    far, bend = _drifts(values, scores)
+    return (values.w + (spread_at(values, scores, 1.0) + values.w * far) * (_unit_spread(scores, 1.0) + bend)) * MARGIN

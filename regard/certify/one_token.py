@@ -1,0 +1,183 @@
+"""One token j moves by δ, |δ| ≤ r: rows i ≠ j in closed form.
+
+With θ_i = s_ij - log Σ_{k≠j} e^{s_ik}, Δ_i = x_j - E_i[x | not j], p(t) = σ(θ_i + t) and t_i = v_ij·δ, the mean of row i moves by exactly
+p(t) δ + (p(t) - p(0)) Δ_i. All rows see the same δ, so Σ_i (a_i + c_i t_i²) ≤ Σ_i a_i + r² λ_max(Σ_i c_i v_i v_iᵀ).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.certify.local import MARGIN, LocalHeads, LocalValues, largest_root, matrix_norms
+
+CELLS = 160
+CURVE = 1 / (12 * math.sqrt(3))
+"""Half of the largest |σ''|."""
+
+
+class TokenMove:
+    """The moves of all rows but j, of one head."""
+
+    def __init__(self, values: LocalValues, token: int, radius: float) -> None:
+        local = values.local
+        self.values, self.radius = values, radius
+        self.rows = torch.tensor([i for i in range(local.n) if i != token and bool(local.seen[i, token])], dtype=torch.long)
+        self.v = local.v[self.rows, token if local.v.shape[1] > 1 else 0]
+        alpha = self.v.norm(dim=-1) * MARGIN + local.tilt
+        logs = local.log_p[self.rows, token].clamp(max=-1e-17)
+        self.theta = logs - torch.log(-torch.expm1(logs))
+        self.alone = local.p[self.rows].clone()
+        self.alone[:, token] = 0.0
+        total = self.alone.sum(-1, keepdim=True)
+        away = local.x[token] - (self.alone @ local.x) / total.clamp_min(1e-300)
+        self.away = torch.where(total > 0, away, torch.zeros_like(away))
+        slack = values.w * (local.shift + 4 * local.error * local.radius)
+        self.gap = (self.away @ values.matrix).norm(dim=-1) * MARGIN + slack
+        self.reach = radius * alpha * MARGIN + 4 * local.eta
+        self.weight = torch.sigmoid(self.theta)
+        grid = torch.logspace(-4, 0, CELLS, dtype=torch.float64)
+        self.times = torch.cat([torch.zeros(1, dtype=torch.float64), grid]) * self.reach.unsqueeze(-1).clamp_min(
+            1e-300
+        )  # (rows, cells + 1)
+
+    def saturated(self) -> tuple[Tensor, Tensor]:
+        """a and c with (w p(t) r + |p(t) - p(0)| |VᵀΔ|)² ≤ a + c t²."""
+        left, right = self.times[:, :-1], self.times[:, 1:]
+        size = self._whole(self.times)
+        levels = size[:, :: CELLS // 8]
+        best_sum, best = None, None
+        for level in levels.unbind(-1):
+            above = (size[:, 1:].square() - level.square().unsqueeze(-1)).clamp_min(0.0)
+            slope = torch.where(above > 0, above / left.clamp_min(1e-300).square(), torch.zeros_like(above)).amax(-1)
+            worst = level.square() + slope * right[:, -1].square()
+            slope = torch.where(torch.isfinite(slope) & torch.isfinite(worst), slope, torch.full_like(slope, math.inf))
+            score = level.square() + 0.1 * slope * right[:, -1].square()
+            if best_sum is None or best is None:
+                best_sum, best = score, (level.square(), slope)
+            else:
+                better = score < best_sum
+                best_sum = torch.where(better, score, best_sum)
+                best = (torch.where(better, level.square(), best[0]), torch.where(better, slope, best[1]))
+        assert best is not None
+        return best[0] * MARGIN, best[1] * MARGIN
+
+    def _whole(self, times: Tensor) -> Tensor:
+        """w p r + |p - p(0)| |VᵀΔ| for the worse of t and -t; grows with t."""
+        theta, start = self.theta.unsqueeze(-1), self.weight.unsqueeze(-1)
+        up, down = torch.sigmoid(theta + times), torch.sigmoid(theta - times)
+        gap = self.gap.unsqueeze(-1)
+        rising = self.values.w * up * self.radius + (up - start) * gap
+        falling = self.values.w * start * self.radius + (start - down) * gap  # p(-t) ≤ p(0)
+        return torch.maximum(rising, falling) * MARGIN
+
+    def curved(self) -> Tensor:
+        """c with (w |p(t) - p(0)| r + |p(t) - p(0) - p'(0) t| |VᵀΔ|)² ≤ c t²."""
+        theta, start = self.theta.unsqueeze(-1), self.weight.unsqueeze(-1)
+        slope = start * torch.sigmoid(-theta)
+        left, right = self.times[:, :-1], self.times[:, 1:]
+        best = torch.zeros_like(self.theta)
+        for sign in (1.0, -1.0):
+            moved = torch.sigmoid(theta + sign * self.times) - start
+            bent = (moved - sign * slope * self.times).abs()
+            step = (right - left) * torch.minimum(torch.full_like(right, 0.25), 2 * CURVE * right)
+            bow = torch.minimum(CURVE * right, (torch.maximum(bent[:, :-1], bent[:, 1:]) + step) / left.clamp_min(1e-300))
+            steepest = torch.minimum(torch.full_like(right, 0.25), slope + 2 * CURVE * right)
+            pace = torch.minimum(steepest, moved[:, 1:].abs() / left.clamp_min(1e-300))
+            best = torch.maximum(best, (self.values.w * pace * self.radius + bow * self.gap.unsqueeze(-1)).amax(-1))
+        return best.square() * MARGIN
+
+    def ranges(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Middles and half widths of p(t) and of (p(t) - p(0))/t over |t| ≤ reach."""
+        theta, start = self.theta.unsqueeze(-1), self.weight.unsqueeze(-1)
+        low, high = torch.sigmoid(self.theta - self.reach), torch.sigmoid(self.theta + self.reach)
+        steps = torch.linspace(-1, 1, 2 * CELLS + 1, dtype=torch.float64) * self.reach.unsqueeze(-1)
+        bell = start * torch.sigmoid(-theta)
+        safe = torch.where(steps.abs() > 1e-6, steps, torch.ones_like(steps))
+        slope = torch.where(steps.abs() > 1e-6, (torch.sigmoid(theta + steps) - start) / safe, bell)
+        slack = CURVE * self.reach / CELLS + 1e-6 + 1e-9
+        top, bottom = slope.amax(-1) + slack, torch.minimum(slope[:, 0], slope[:, -1]) - 1e-9
+        return ((low + high) / 2, (high - low) / 2 * MARGIN), ((top + bottom) / 2, (top - bottom) / 2 * MARGIN)
+
+    def row_bounds(self, linear: Tensor) -> Tensor:
+        """At least |u_i' - u_i| for each of the rows, alone: `linear` is |J_ij| of this head's values."""
+        whole = self._whole(self.times[:, -1:]).squeeze(-1)
+        return torch.minimum(whole, self.radius * linear + self.curved().sqrt() * self.reach) * MARGIN
+
+
+@dataclass(frozen=True)
+class RestMoves:
+    """Bounds for all rows but that of the token: beyond the linear part, and as a whole."""
+
+    remainder: float
+    whole: float
+
+
+def rest_moves(heads: LocalHeads, token: int, radius: float) -> RestMoves:
+    """Roots of sums of squares over the rows i ≠ token."""
+    separate = [TokenMove(values, token, radius) for values in heads.separate]
+    remainder, whole = (heads.subject.mixing * _root(separate, radius, kind) for kind in (False, True))
+    if heads.folded is not None:
+        folded = [TokenMove(values, token, radius) for values in heads.folded]
+        remainder = min(remainder, sum(_root([move], radius, False) for move in folded))
+        whole = min(whole, sum(_root([move], radius, True) for move in folded))
+    return RestMoves(remainder * MARGIN, min(whole, _interval(heads, separate, token, radius)) * MARGIN)
+
+
+def _interval(heads: LocalHeads, moves: list[TokenMove], token: int, radius: float) -> float:
+    """r (|M| + what is left): the numbers of p(t) I + σ(t) Δ vᵀ in the middle of their ranges, heads together, and half the ranges."""
+    rows = [i for i in range(heads.n) if i != token]
+    position = {row: index for index, row in enumerate(rows)}
+    middle = torch.zeros(len(rows), heads.jacobian.shape[-2], heads.d, dtype=torch.float64)
+    squares, offset = 0.0, 0
+    for h, move in enumerate(moves):
+        (p_mid, p_half), (s_mid, s_half) = move.ranges()
+        out = _output(heads, h)
+        index = torch.tensor([position[int(row)] for row in move.rows], dtype=torch.long)
+        part = p_mid[:, None, None] * out.mT + s_mid[:, None, None] * (move.away @ out).unsqueeze(-1) * move.v.unsqueeze(-2)
+        wide = out.shape[-1]
+        at = slice(offset, offset + wide) if heads.subject.folded is None else slice(None)
+        middle[index, at] += part
+        offset += wide
+        turned = (s_half * move.gap).unsqueeze(-1) * move.v
+        left = (
+            move.values.w * float(p_half.norm()) + float(matrix_norms(turned)) + float((s_half * move.gap).norm()) * move.values.local.tilt
+        )
+        squares += left * left
+    rounding = 1e-12 * float(middle.norm())
+    return radius * (float(matrix_norms(middle.flatten(0, 1))) + rounding + heads.subject.mixing * math.sqrt(squares)) * MARGIN
+
+
+def _output(heads: LocalHeads, head: int) -> Tensor:
+    chosen = heads.subject.separate if heads.subject.folded is None else heads.subject.folded
+    return chosen[head].matrix(heads.d)
+
+
+def _root(moves: list[TokenMove], radius: float, whole: bool) -> float:
+    """√(Σ a + r² λ_max(Σ c v vᵀ)) over heads and rows, which all see the same δ."""
+    total = 0.0
+    gram = None
+    for move in moves:
+        a, c = move.saturated() if whole else (torch.zeros_like(move.theta), move.curved())
+        total += float(a.sum())
+        tilt = move.values.local.tilt
+        scaled = (move.v * c.sqrt().unsqueeze(-1)).mT @ (move.v * c.sqrt().unsqueeze(-1))
+        extra = float((c * (2 * tilt * move.v.norm(dim=-1) + tilt * tilt)).sum())
+        scaled = scaled + extra * torch.eye(len(scaled), dtype=torch.float64)
+        gram = scaled if gram is None else gram + scaled
+    assert gram is not None
+    if not math.isfinite(total) or not bool(torch.isfinite(gram).all()):
+        return math.inf
+    return math.sqrt(total + radius**2 * float(largest_root(gram)) ** 2) * MARGIN
+
+
+def stacked_norm(heads: LocalHeads, token: int, own: bool) -> float:
+    """At least the norm of the column of blocks J_ij over the rows i, without the row j unless `own`."""
+    rows = [i for i in range(heads.n) if own or i != token]
+    column = heads.jacobian[rows, token].flatten(0, 1)
+    moves = torch.zeros(heads.n, dtype=torch.float64)
+    moves[token] = 1.0
+    return float(matrix_norms(column)) + float(heads.jacobian_error(moves).norm())

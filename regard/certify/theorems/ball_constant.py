@@ -1,0 +1,78 @@
+"""The constant of heads on a neighborhood of a real input: its exact value at the center, and what can change."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from regard._round import outward
+from regard.certify.moves import row_constants
+from regard.certify.nearby import local_facts
+from regard.certify.setting import moves_of
+from regard.certify.subject import MultiHead
+from regard.certify.theorem import Bound, Theorem, assumed, checked
+from regard.domains import Near, Neighborhood
+from regard.norms import Frobenius, TokenMax
+
+THEOREM = Theorem(
+    name="ball_constant",
+    title="softmax attention near a given input",
+    statement=r"""
+On $\|X' - X\|_F \le r$, with $\eta = P'/P - 1$ the relative change of a row law and $\chi$ a bound of $\|\eta\|_{L^2(P)}$:
+$$ L_F \le \min\{\|J(X)\|_2 + T_a + T_b + T_c + T_d,\; \text{direct}\}, $$
+$T_a$ for $(E'-E)[V^\top d]$, $T_b$ for $\mathrm{Cov}'(z, s_E) - \mathrm{Cov}(z, s_E)$, $T_c, T_d$ for what values and slopes drift. In
+TokenMax norm, row by row with
+$|d_k| \le \rho_k$, the difference of covariances is $\int \kappa_t(z, s_E, \zeta)\,dt$ over the laws $P_t \propto Pe^{t\zeta}$, at most
+$\int \mathrm{sd}_t(z)\,2M\,\mathrm{sd}_t(s_E)\,dt$
+with $2M$ the range of the change $\zeta$ of the scores.
+""",
+    hypotheses=(
+        "softmax rows",
+        "scores bilinear in pairs of tokens (dot products, rotary positions, any fixed bias)",
+        "values affine in the tokens",
+    ),
+    proof=r"""
+$J_i(X')E = E'[V^\top e] + \mathrm{Cov}'(z + V^\top d,\; s_E + e_i^\top A d + d_i^\top A e)$. Subtract $J_i(X)E$.
+$\mathrm{Cov}'(z, s_E) - \mathrm{Cov}(z, s_E) = E[\eta z s_E] - E[\eta z]E[\eta s_E]$; Cauchy–Schwarz in $L^2(P)$, in $L^2(P')$ and in
+$\ell^2$ over rows.
+$\chi \le \sinh M$ by Kantorovich's inequality $E e^{2\zeta}/(E e^\zeta)^2 \le \cosh^2 M$. Heads are combined as in `heads`, the Jacobian
+at the center is that of all heads together.
+""",
+)
+
+
+@THEOREM.constant(MultiHead, Near, Frobenius)
+def frobenius(subject: Any, domain: Near, norm: Frobenius) -> Bound:
+    """min(|J| + change, direct) on the Frobenius ball that holds the neighborhood."""
+    facts = local_facts(subject, domain)
+    radius = _radius(domain)
+    hypotheses = [checked("softmax rows"), checked("scores bilinear in pairs of tokens"), _arithmetic()]
+    if facts.ball.probability < 1:
+        hypotheses.append(assumed("the random start of the norm at the center is drawn once, independently of the data"))
+    return Bound(
+        facts.ball.constant(radius),
+        tuple(hypotheses),
+        note=f"|J| at the center ≤ {facts.ball.norm:.5g}",
+        probability=facts.ball.probability,
+    )
+
+
+@THEOREM.constant(MultiHead, Near, TokenMax)
+def token_max(subject: Any, domain: Near, norm: TokenMax) -> Bound:
+    """The largest of the rows' constants."""
+    facts = local_facts(subject, domain)
+    rows = row_constants(facts.heads, facts.linear, moves_of(domain))
+    hypotheses = (checked("softmax rows"), checked("scores bilinear in pairs of tokens"), _arithmetic())
+    return Bound(outward(float(rows.amax())), hypotheses)
+
+
+def _radius(domain: Near) -> float:
+    if isinstance(domain, Neighborhood) and isinstance(domain.norm, Frobenius):
+        return float(domain.radius)
+    return outward(math.sqrt(float(torch.square(moves_of(domain)).sum())))
+
+
+def _arithmetic() -> Any:
+    return assumed("float64 sums and eigenvalues are right to 1e-10; the rounding of scores and means is bounded and added")

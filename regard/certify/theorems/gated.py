@@ -1,0 +1,67 @@
+"""Gated feed-forward layers: products of two affine maps, so a constant needs bounded tokens."""
+
+from __future__ import annotations
+
+import math
+
+from regard.certify.setting import balls_of, moves_of
+from regard.certify.theorem import Bound, Refusal, Theorem, checked
+from regard.certify.tokenwise import Travel, ball_of, gathered, refuse_entries, travel
+from regard.domains import Ball, Domain, Near
+from regard.maps import Gated
+from regard.norms import Norm, Wasserstein
+
+THEOREM = Theorem(
+    name="gated",
+    title="gated feed-forward layers",
+    statement=r"""
+$x \mapsto W_2^\top(\varphi(W_1^\top x + b_1)\odot(W_3^\top x + b_3))$ on a ball $B(c, R)$, with $L_\varphi = \sup|\varphi'|$ and
+$|\varphi(z)| \le |z|$:
+$$ L \le \|W_2\|\left(L_\varphi\|W_1\|\,m_3 + m_1\|W_3\|\right),\qquad m_k = \max_c\left(|(W_k^\top c + b_k)_c| + R\,|W_k e_c|\right). $$
+""",
+    hypotheses=("tokens in a ball", "the slope of the activation is known"),
+    source="(shazeer2020)",
+    proof=r"""
+The derivative is $W_2^\top(\mathrm{diag}(\varphi' g)W_1^\top + \mathrm{diag}(\varphi)W_3^\top)$, the norm of a diagonal matrix its
+largest entry, and $m_k$ bounds the entries on
+the ball, which is convex. The source defines the map.
+""",
+)
+
+
+@THEOREM.constant(Gated, Domain, Norm)
+def gated(map: Gated, domain: Domain, norm: Norm) -> Bound:
+    """|W₂| (L|W₁| m₃ + m₁|W₃|) on the ball of each token, or on one ball of all where tokens are not matched."""
+    refuse_entries(norm, "a gated layer")
+    hypotheses = (checked("every token is in a ball of finite radius"), checked("the slope of the activation"))
+    if isinstance(domain, Near) and not isinstance(norm, Wasserstein):
+        return Bound(float(_near(map, domain).slopes.max()), hypotheses)
+    return Bound(min(_on_ball(map, ball) for ball in _balls(map, domain)), hypotheses)
+
+
+@THEOREM.deviation(Gated, Near, Norm)
+def carried(map: Gated, domain: Near, norm: Norm) -> Bound:
+    """The constant on the ball of each token, times its radius."""
+    refuse_entries(norm, "a gated layer")
+    return Bound(gathered(domain, _near(map, domain), norm), (checked("the slope of the activation"),))
+
+
+def _near(map: Gated, domain: Near) -> Travel:
+    found: Travel = travel.one(map, domain.measure.points, moves_of(domain))
+    return found
+
+
+def _balls(map: Gated, domain: Domain) -> list[Ball]:
+    if isinstance(domain, Near):
+        return [Ball(ball.radius, ball.center) for ball in balls_of(domain, len(map.w))]
+    if not isinstance(domain, Ball) or math.isinf(domain.radius):
+        raise Refusal(
+            "a gated layer grows like the square of its input, so tokens must be bounded; use Ball(radius), or put a norm layer first"
+        )
+    return [domain]
+
+
+def _on_ball(map: Gated, ball: Ball) -> float:
+    found = ball_of(ball, len(map.w))
+    assert found is not None
+    return float(travel.one(map, *found).slopes)

@@ -1,0 +1,60 @@
+"""One token moves, as a typo moves it: every other row in closed form."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from regard._round import outward
+from regard.certify.moves import row_moves
+from regard.certify.nearby import local_facts
+from regard.certify.one_token import rest_moves, stacked_norm
+from regard.certify.subject import MultiHead
+from regard.certify.theorem import Bound, Refusal, Theorem, checked
+from regard.certify.theorems.ball_constant import _arithmetic
+from regard.domains import Radii
+from regard.norms import Frobenius
+
+THEOREM = Theorem(
+    name="one_token",
+    title="one token moves",
+    statement=r"""
+Token $j$ moves by $\delta$, $|\delta| \le r$. For $i \ne j$, with $\theta_i = s_{ij} - \log\sum_{k\ne j}e^{s_{ik}}$, $\Delta_i = x_j -
+E_i[x \mid \text{not } j]$, $p_i(t) = \sigma(\theta_i + t)$:
+$$ u_i' - u_i = p_i(t_i)\,\delta + (p_i(t_i) - p_i(0))\,\Delta_i,\qquad t_i = v_{ij}\cdot\delta. $$
+All rows and heads see the same $\delta$, so if each is bounded by $a_i + c_it_i^2$ in square, together they are by $\sum a_i +
+r^2\lambda_{\max}(\sum c_iv_{ij}v_{ij}^\top)$. Row $j$ is that of `remainder`.
+""",
+    hypotheses=("one radius is not zero", "softmax rows", "scores bilinear in pairs of tokens", "values affine in the tokens"),
+    proof=r"""
+Only the weight of key $j$ in row $i$ and its value change, which is the formula. $a_i + c_it^2$ dominates $(w p(t)r +
+|p(t)-p(0)||V^\top\Delta|)^2$, or what is left of it after its linear part, on a
+fine grid of $t$ where both sides are monotone between points. The linear part is the exact column of the Jacobian, all heads together; or
+the numbers $p(t)$, $(p(t)-p(0))/t$ stay
+in the middle of their ranges, and half the ranges are added.
+""",
+)
+
+
+@THEOREM.deviation(MultiHead, Radii, Frobenius)
+def one_token(subject: Any, domain: Radii, norm: Frobenius) -> Bound:
+    """The smaller of: the linear column and what is beyond it; the row of the token and the others on their own."""
+    moving = (domain.radii > 0).nonzero().flatten()
+    if len(moving) != 1:
+        raise Refusal("")
+    token = int(moving[0])
+    radius = float(domain.radii[token])
+    facts = local_facts(subject, domain)
+    moves = torch.zeros(facts.heads.n, dtype=torch.float64)
+    moves[token] = radius
+    own = row_moves(facts.heads, facts.linear, moves)
+    rest = rest_moves(facts.heads, token, radius)
+    linear_rest, linear = (stacked_norm(facts.heads, token, whole) * radius for whole in (False, True))
+    beyond = linear + math.hypot(rest.remainder, float(own.remainder[token]))
+    apart = math.hypot(float(own.best[token]), min(rest.whole, linear_rest + rest.remainder))
+    return Bound(
+        outward(min(beyond, apart)),
+        (checked("one token moves"), checked("softmax rows"), checked("scores bilinear in pairs of tokens"), _arithmetic()),
+    )

@@ -1,0 +1,198 @@
+"""Approximate rows: the certified error is above the measured one, for sparse, random and feature rows, masks, weights and heads."""
+
+import math
+
+import pytest
+import torch
+
+import regard as r
+from regard.certify.approximation import approximation_error, kernel_error, row_errors
+from regard.certify.theorems.approximation import mass_moved
+
+
+def draw(generator, *shape):
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def sparse(weights, count):
+    """The `count` heaviest keys of each row, renormalized."""
+    level = weights.topk(min(count, weights.shape[-1]), -1).values[..., -1:]
+    kept = torch.where(weights >= level, weights, torch.zeros_like(weights))
+    return kept / kept.sum(-1, keepdim=True)
+
+
+def blurred(weights, generator, share=0.2):
+    """A mixture with a random law on the same keys."""
+    noise = torch.rand(weights.shape, generator=generator, dtype=torch.float64) * (weights > 0)
+    return (1 - share) * weights + share * noise / noise.sum(-1, keepdim=True)
+
+
+def measured(attention, law, x, context=None):
+    """|Σ_j law_ij v_j - output_i| with heads side by side."""
+    keys = x if context is None else context
+    points = keys.points if isinstance(keys, r.Measure) else keys
+    values = attention.lookup.values(points, None)
+    outputs = attention(x, context)
+    outputs = outputs.points if isinstance(outputs, r.Measure) else outputs
+    difference = law @ values - outputs
+    return difference.square().sum(-1) if difference.ndim == 2 else difference.square().sum(-1).sum(0)
+
+
+CASES = {
+    "dot": lambda g: r.Attention(r.Dot(draw(g, 3, 2), draw(g, 3, 2), b_q=draw(g, 2)), r.Linear(draw(g, 3, 4), draw(g, 4))),
+    "causal": lambda g: r.Attention(r.Dot() + r.Alibi(0.3), r.Linear(draw(g, 3, 2)), support=r.Causal()),
+    "window": lambda g: r.Attention(r.Bilinear(draw(g, 3, 3)), support=r.Window(2, 1)),
+    "temperature": lambda g: r.Attention(r.Dot(), normalizer=r.Softmax(0.3)),
+    "gaussian": lambda g: r.Attention(r.Gaussian(bandwidth=0.7), r.Factored(draw(g, 3, 2), draw(g, 2, 2))),
+    "heads": lambda g: r.Attention(r.Dot(draw(g, 4, 3, 2), draw(g, 2, 3, 2)), r.Linear(draw(g, 4, 3, 2))),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_certified_above_measured(name):
+    generator = torch.Generator().manual_seed(len(name))
+    best = 0.0
+    for trial in range(8):
+        attention = CASES[name](generator)
+        x = draw(generator, 7, 3) * (0.2 + trial % 4) + draw(generator, 3)
+        weights = attention.weights(x)
+        for law in (sparse(weights, 2), sparse(weights, 5), blurred(weights, generator), blurred(weights, generator, 1e-4)):
+            errors = measured(attention, law, x).sqrt()
+            certificate = approximation_error(attention, law, x)
+            assert float(errors.max()) <= certificate.value < math.inf
+            rows = row_errors(attention, law, x)
+            rows = rows if rows.ndim == 1 else rows.square().sum(0).sqrt()
+            assert bool((errors <= rows).all())
+            best = max(best, float(errors.max()) / certificate.value)
+    assert best > 0.25
+
+
+def test_context_and_weights():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(10):
+        attention = CASES["dot"](generator)
+        x = draw(generator, 4, 3)
+        context = r.Measure(draw(generator, 6, 3) + draw(generator, 3), 2 * draw(generator, 6))
+        law = sparse(attention.weights(x, context), 3)
+        assert float(measured(attention, law, x, context).sqrt().max()) <= approximation_error(attention, law, x, context).value
+
+
+def test_random_features():
+    """FAVOR+ rows are laws, so their error has a certificate whatever the features were."""
+    generator = torch.Generator().manual_seed(1)
+    attention = CASES["dot"](generator)
+    x = 0.5 * draw(generator, 8, 3)
+    found = []
+    for count in (4, 64, 1024):
+        linear = attention.replace(normalizer=r.LinearKernel(r.PositiveRandom.draw(2, count, 0, torch.float64)))
+        law = linear.weights(x)
+        certificate = approximation_error(attention, law, x)
+        assert float(measured(attention, law, x).sqrt().max()) <= certificate.value
+        found.append(certificate.value)
+    assert found[0] > found[1] > found[2]
+
+
+def test_worked_example():
+    """Two keys at ±1 with equal scores, the law (1/2 + t, 1/2 - t): the error is 2t, the gap 2t² + O(t⁴), the bound √(2 gap) ≈ 2t."""
+    x = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
+    flat = r.Attention(r.Bilinear(torch.zeros(1, 1, dtype=torch.float64)))
+    t = 1e-3
+    law = torch.tensor([[0.5 + t, 0.5 - t]] * 2, dtype=torch.float64)
+    certificate = approximation_error(flat, law, x)
+    assert 2 * t <= certificate.value <= 2 * t * (1 + 1e-5)
+    assert certificate.quantity == "output error"
+    assert "tsybakov2009" in certificate.theorem
+
+
+def test_one_key_alone_uses_the_second_inequality():
+    """For a law on one key, KL = log n grows, and 2√(1 - 1/n) < √(2 log n)."""
+    assert mass_moved(3.0) == pytest.approx(2 * math.sqrt(1 - math.exp(-3.0)))
+    assert mass_moved(0.1) == pytest.approx(math.sqrt(0.2))
+    assert mass_moved(0.0) == 0.0
+    assert mass_moved(math.inf) == 2.0
+
+
+def test_rows_in_single_precision():
+    """Rows that sum to one up to rounding: what they miss is added."""
+    generator = torch.Generator().manual_seed(2)
+    attention = CASES["dot"](generator)
+    x = draw(generator, 6, 3) + 1e3
+    law = attention.weights(x).float()
+    law = law * (1 + 1e-4)
+    exact = measured(attention, law.double(), x).sqrt().max()
+    assert float(exact) <= approximation_error(attention, law, x).value
+
+
+def test_exact_rows_cost_rounding_only():
+    generator = torch.Generator().manual_seed(3)
+    attention = CASES["dot"](generator)
+    x = draw(generator, 6, 3)
+    assert approximation_error(attention, attention.weights(x), x).value < 1e-4
+
+
+def test_mass_where_there_is_none():
+    x = torch.randn(4, 2, dtype=torch.float64)
+    attention = r.Attention(r.Dot(), support=r.Causal())
+    certificate = approximation_error(attention, torch.full((4, 4), 0.25, dtype=torch.float64), x)
+    assert certificate.value == math.inf
+    assert "3 of 4 rows have mass on keys that the query does not see" in certificate.refused[0]
+    assert "3 of 4 rows" in str(certificate)
+
+
+@pytest.mark.parametrize(
+    ("attention", "sentence"),
+    [
+        (r.Attention(r.Dot(), normalizer=r.Sparsemax()), "rows of Sparsemax have no variational gap"),
+        (r.Attention(r.Dot(), moment=r.Mode()), "the moment Mode has no theorem"),
+    ],
+)
+def test_refusals(attention, sentence):
+    x = torch.randn(3, 2, dtype=torch.float64)
+    certificate = approximation_error(attention, torch.full((3, 3), 1 / 3, dtype=torch.float64), x)
+    assert certificate.value == math.inf
+    assert sentence in certificate.refused[0]
+
+
+def test_what_is_assumed_is_said():
+    x = torch.randn(3, 2, dtype=torch.float64)
+    law = torch.full((3, 3), 1 / 3, dtype=torch.float64)
+    known = approximation_error(r.Attention(r.Dot()), law, x)
+    assert all(hypothesis.checked for hypothesis in known.hypotheses)
+    other = approximation_error(r.Attention(r.Laplace()), law, x)
+    assert not all(hypothesis.checked for hypothesis in other.hypotheses)
+
+
+def test_bad_input():
+    x = torch.randn(3, 2, dtype=torch.float64)
+    with pytest.raises(r.ArgumentError, match="not probability laws"):
+        approximation_error(r.Attention(r.Dot()), torch.ones(3, 3), x)
+    with pytest.raises(r.ArgumentError, match=r"give rows on the keys: \(3, 3\)"):
+        approximation_error(r.Attention(r.Dot()), torch.ones(3, 2), x)
+    with pytest.raises(r.ArgumentError, match="bound batches one by one"):
+        approximation_error(r.Attention(r.Dot()), torch.ones(3, 3), x.expand(2, 3, 2))
+
+
+def test_kernel_error_is_sharp():
+    """Two values at ±1 and kernels wrong by exactly ±η: the best law reaches the bound."""
+    for eta in (1e-6, 0.1, 0.5, 0.99):
+        bound = kernel_error(eta, 1.0).value
+        best = 0.0
+        for share in torch.linspace(1e-4, 1 - 1e-4, 20001, dtype=torch.float64).tolist():
+            up, down = share * (1 + eta), (1 - share) * (1 - eta)
+            best = max(best, 2 * (up / (up + down) - share))
+        assert best <= bound * (1 + 1e-9)
+        assert best > 0.999 * bound
+
+
+def test_kernel_error_against_noise():
+    generator = torch.Generator().manual_seed(4)
+    for _ in range(100):
+        scores, values = 2 * draw(generator, 6), draw(generator, 6, 3)
+        noise = 0.6 * (2 * torch.rand(6, generator=generator, dtype=torch.float64) - 1)
+        kernel = scores.exp()
+        wrong = kernel * (1 + noise)
+        radius = float((values - values.mean(0)).norm(dim=-1).max())
+        error = float(((wrong / wrong.sum()) @ values - (kernel / kernel.sum()) @ values).norm())
+        assert error <= kernel_error(float(noise.abs().max()), radius).value
+    with pytest.raises(r.ArgumentError, match="relative_error: is 1"):
+        kernel_error(1.0, 1.0)

@@ -1,0 +1,110 @@
+"""Contraction coefficients in W₁: exact transport, with different numbers of atoms, stays below."""
+
+import math
+
+import pytest
+import torch
+
+import regard as r
+from regard.certify.theorems.contraction import contraction
+from regard.domains import Ball, Whole
+from regard.maps import ToContext
+from regard.transport import wasserstein
+
+
+def draw(generator, *shape):
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+POTENTIALS = {
+    "dot": lambda g: r.Dot(scale=0.4),
+    "projected": lambda g: r.Dot(0.6 * draw(g, 3, 2), 0.6 * draw(g, 3, 2), b_q=draw(g, 2), b_k=draw(g, 2)),
+    "gaussian": lambda g: r.Gaussian(bandwidth=2.0),
+    "sum": lambda g: 0.5 * (r.Gaussian(0.7 * draw(g, 3, 2), 0.7 * draw(g, 3, 2), bandwidth=2.0) + 0.3 * r.Dot()),
+    "laplace": lambda g: r.Laplace(bandwidth=2.0),
+    "student": lambda g: r.StudentT(3.0, 2.0),
+    "capped": lambda g: r.SoftCap(r.Dot(scale=0.5), 1.0),
+}
+
+
+def test_worked_example():
+    """Two keys at ±1, scores a·x·y: R κ = a, and the law at x is a coin of mean tanh(ax): slope a at zero, so it is attained."""
+    keys = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
+    certificate = contraction(r.Attention(r.Dot(scale=0.7)).softmatch(keys), Whole())
+    assert certificate.value == pytest.approx(0.7, rel=1e-9)
+    kernel = r.Attention(r.Dot(scale=0.7)).softmatch(keys)
+    laws = [kernel(torch.tensor([[point]], dtype=torch.float64)) for point in (-1e-4, 1e-4)]
+    reached = float(wasserstein(*(r.Measure(law.points[0], law.log_weights[0]) for law in laws))) / 2e-4
+    assert 0.999 * certificate.value < reached <= certificate.value
+
+
+@pytest.mark.parametrize("name", POTENTIALS)
+def test_measures_stay_below(name):
+    generator = torch.Generator().manual_seed(len(name))
+    for _ in range(6):
+        keys = r.Measure(draw(generator, 4, 3) + draw(generator, 3), draw(generator, 4))
+        attention = r.Attention(POTENTIALS[name](generator), r.Linear(draw(generator, 3, 2), draw(generator, 2)))
+        softmatch = attention.softmatch(keys)
+        domain = Ball(2.0, draw(generator, 3))
+        for kernel in (softmatch, softmatch @ attention.lookup, attention.kernel(keys), ToContext(attention, keys)):
+            tau = contraction(kernel, domain).value
+            assert math.isfinite(tau)
+            kernel = attention.kernel(keys) if isinstance(kernel, ToContext) else kernel
+            for sizes in ((1, 1), (2, 3)):
+                points = [domain.center + 1.1 * torch.nn.functional.normalize(draw(generator, size, 3), dim=-1) for size in sizes]
+                mu, nu = (r.Measure(x, draw(generator, len(x))) for x in points)
+                assert float(wasserstein(mu @ kernel, nu @ kernel)) <= tau * float(wasserstein(mu, nu)) * (1 + 1e-9)
+
+
+def test_lookups_are_their_norm():
+    generator = torch.Generator().manual_seed(0)
+    w, u = draw(generator, 3, 2), draw(generator, 2, 4)
+    assert contraction(r.Identity(), Whole()).value == 1.0
+    assert contraction(r.Linear(w), Whole()).value == pytest.approx(float(torch.linalg.matrix_norm(w, 2)), rel=1e-9)
+    assert contraction(r.Factored(w, u), Whole()).value == pytest.approx(float(torch.linalg.matrix_norm(w @ u, 2)), rel=1e-9)
+
+
+def test_composition_multiplies():
+    generator = torch.Generator().manual_seed(1)
+    first, second = r.Linear(draw(generator, 3, 3)), r.Linear(draw(generator, 3, 2))
+    both = contraction(first @ second, Ball(1.0, torch.zeros(3, dtype=torch.float64)))
+    parts = [contraction(first, Whole()).value, contraction(second, Whole()).value]
+    assert both.value == pytest.approx(math.prod(parts), rel=1e-9)
+    assert [part.value for part in both.parts] == pytest.approx(parts)
+    assert "contraction coefficient" in both.tree()
+
+
+def test_the_second_kernel_acts_where_the_first_leads():
+    """A Laplace softmatch needs its queries in a ball: a lookup before it hands it the ball of the values."""
+    generator = torch.Generator().manual_seed(2)
+    lookup = r.Linear(5 * draw(generator, 3, 3), 10 * draw(generator, 3))
+    softmatch = r.Attention(r.StudentT(3.0, 2.0)).softmatch(draw(generator, 4, 3))
+    certificate = contraction(lookup @ softmatch, Ball(1.0, torch.zeros(3, dtype=torch.float64)))
+    assert math.isfinite(certificate.value)
+    place = certificate.parts[1].domain
+    ends = torch.nn.functional.normalize(draw(generator, 200, 3), dim=-1)
+    assert float((lookup.values(ends, None) - place.center).norm(dim=-1).max()) <= place.radius
+
+
+@pytest.mark.parametrize(
+    ("kernel", "domain", "sentence"),
+    [
+        (r.Attention(r.Dot(), support=r.Causal()).softmatch(torch.ones(2, 2)), Whole(), "masks and positions"),
+        (r.Attention(r.Dot() + r.Alibi(0.5)).softmatch(torch.ones(2, 2)), Whole(), "masks and positions"),
+        (r.Attention(r.Dot(), normalizer=r.Sparsemax()).softmatch(torch.ones(2, 2)), Whole(), "rows of Sparsemax are not Gibbs laws"),
+        (r.Attention(r.Laplace()).softmatch(torch.ones(2, 2)), Whole(), "use Ball(radius)"),
+        (r.Attention(r.Dot()).softmatch(torch.ones(3, 2, 2)), Whole(), "give one set of keys"),
+        (r.Attention(r.Dot(torch.ones(2, 2, 2), torch.ones(2, 2, 2))).softmatch(torch.ones(2, 2)), Whole(), "there are 2 heads"),
+        (r.Table(torch.ones(2, 2)), Whole(), "no known Lipschitz constant"),
+        (r.Mode(), Whole(), "nothing is known of Mode"),
+    ],
+)
+def test_refusals(kernel, domain, sentence):
+    certificate = contraction(kernel, domain)
+    assert certificate.value == math.inf
+    assert any(sentence in why for why in certificate.refused), certificate.refused
+
+
+def test_bad_input():
+    with pytest.raises(r.ArgumentError, match="kernel: is a Attention"):
+        contraction(r.Attention(r.Dot()), Whole())

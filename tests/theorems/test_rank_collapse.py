@@ -1,0 +1,151 @@
+"""Rank collapse: a cubic bound on how far outputs are from one point, and what breaks it."""
+
+import math
+
+import pytest
+import torch
+
+import regard as r
+from regard.certify.theorems.rank_collapse import collapse_after, consensus, rank_collapse
+from regard.domains import Ball
+from regard.maps import Heads, Residual
+
+
+def draw(generator, *shape):
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def joined(outputs):
+    return outputs if outputs.ndim == 2 else outputs.transpose(0, 1).flatten(1)
+
+
+def reached(map, x, center=None, norm=r.TokenMax()):
+    outputs = map(x)
+    outputs = outputs.points if isinstance(outputs, r.Measure) else outputs
+    return float(norm.of(joined(outputs) - consensus(map, x, center)))
+
+
+def test_worked_example():
+    x = torch.tensor([[math.sin(1 + 3 * i + j) for j in range(3)] for i in range(4)], dtype=torch.float64)
+    a = torch.tensor([[math.cos(2 + 3 * i + j) / 2 for j in range(3)] for i in range(3)], dtype=torch.float64)
+    w = torch.tensor([[math.sin(3 + 2 * (3 * i + j)) for j in range(3)] for i in range(3)], dtype=torch.float64)
+    attention = r.Attention(r.Bilinear(a), r.Linear(w))
+    certificate = rank_collapse(attention, x, x.mean(0))
+    assert certificate.value == pytest.approx(4.2950324640272175, rel=1e-9)
+    assert reached(attention, x, x.mean(0)) == pytest.approx(0.17180763983219066, rel=1e-9)
+    assert certificate.quantity == "radius of the outputs"
+    assert rank_collapse(attention, x).value <= certificate.value  # the better of two centers
+
+
+CASES = {
+    "bilinear": lambda g: r.Attention(r.Bilinear(draw(g, 3, 3)), r.Linear(draw(g, 3, 2), draw(g, 2))),
+    "biases": lambda g: r.Attention(r.Dot(draw(g, 3, 2), draw(g, 3, 2), b_q=draw(g, 2), b_k=draw(g, 2)), r.Linear(draw(g, 3, 3))),
+    "temperature": lambda g: r.Attention(r.Dot(), normalizer=r.Softmax(0.4)),
+    "side by side": lambda g: r.Attention(r.Dot(draw(g, 4, 3, 2), draw(g, 4, 3, 2)), r.Linear(draw(g, 4, 3, 2), draw(g, 4, 2))),
+    "grouped": lambda g: Heads(
+        r.Attention(r.Dot(draw(g, 4, 3, 2), draw(g, 2, 3, 2)), r.Linear(draw(g, 2, 3, 2))), draw(g, 4, 2, 3), draw(g, 3)
+    ),
+    "one rank": lambda g: r.Attention(r.Bilinear(draw(g, 3, 1) @ draw(g, 1, 3))),
+}
+
+
+@pytest.mark.parametrize("norm", [r.TokenMax(), r.Frobenius()], ids=["token max", "frobenius"])
+@pytest.mark.parametrize("name", CASES)
+def test_random_instances_stay_below(name, norm):
+    generator = torch.Generator().manual_seed(len(name))
+    for trial in range(25):
+        map = CASES[name](generator)
+        size = 1 + trial % 6
+        x = 10.0 ** float(torch.rand((), generator=generator) * 2 - 1.5) * draw(generator, size, 3) + draw(generator, 3)
+        for center in (None, x[0], x.mean(0) + 0.3 * draw(generator, 3)):
+            certificate = rank_collapse(map, x, center, norm)
+            assert reached(map, x, center, norm) <= certificate.value + 1e-13
+
+
+def test_weights_of_keys():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        attention = CASES["biases"](generator)
+        x = r.Measure(0.5 * draw(generator, 5, 3), 2 * draw(generator, 5))
+        assert reached(attention, x) <= rank_collapse(attention, x).value + 1e-13
+
+
+def test_gradient_ascent_stays_below():
+    """The search moves tokens and scores; the ratio at small scores shows that the cube is right."""
+    found = {}
+    for scale in (0.05, 1.0):
+        best = 0.0
+        for start in range(3):
+            generator = torch.Generator().manual_seed(start)
+            z, m = draw(generator, 8, 2).requires_grad_(), draw(generator, 2, 2).requires_grad_()
+            step = torch.optim.Adam([z, m], lr=0.05)
+            for _ in range(120):
+                step.zero_grad()
+                x, a = z / z.norm(dim=-1).max(), scale * m / torch.linalg.matrix_norm(m, 2)
+                law = (x @ a @ x.mT).softmax(-1)
+                far = (law @ x - x.mean(0)).norm(dim=-1).max()  # about c = 0 the point c' is the plain mean
+                (-far).backward()
+                step.step()
+            attention, center = r.Attention(r.Bilinear(a.detach())), torch.zeros(2, dtype=torch.float64)
+            bound = rank_collapse(attention, x.detach(), center).value
+            value = reached(attention, x.detach(), center)
+            assert value <= bound
+            best = max(best, value / bound)
+        found[scale] = best
+    assert found[0.05] > 0.95
+    assert found[1.0] > 0.7
+
+
+def test_layers_in_a_row():
+    """κ^{(3^L - 1)/2} ρ^{3^L}, and tokens that really pass through stay below."""
+    generator = torch.Generator().manual_seed(3)
+    layers = [CASES["bilinear"](generator), r.Attention(r.Dot(draw(generator, 2, 2), draw(generator, 2, 2))), r.Attention(r.Dot())]
+    x = 0.3 * draw(generator, 6, 3) + draw(generator, 3)
+    center = x.mean(0)
+    domain = Ball(float((x - center).norm(dim=-1).max()) * (1 + 1e-12), center)
+    for depth in range(1, 4):
+        certificate = collapse_after(layers[:depth], domain)
+        y, middle = x, center
+        for layer in layers[:depth]:
+            y, middle = layer(y), consensus(layer, y, middle)
+        assert float((y - middle).norm(dim=-1).max()) <= certificate.value
+        assert len(certificate.parts) == depth
+
+
+def test_doubly_exponential():
+    layer = r.Attention(r.Bilinear(2 * torch.eye(2, dtype=torch.float64)))
+    certificate = collapse_after([layer] * 4, Ball(0.5, torch.zeros(2)))
+    assert certificate.value == pytest.approx(2.0**40 * 0.5**81, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("map", "sentence"),
+    [
+        (r.Attention(r.Dot(), support=r.Causal()), "the first token of a causal sequence never moves"),
+        (r.Attention(r.Dot() + r.Alibi(0.5)), "every row a center of its own"),
+        (r.Attention(r.Rotary(r.Dot())), "every row a center of its own"),
+        (r.Attention(r.Gaussian()), "the scores of Gaussian are not bilinear"),
+        (r.Attention(r.SoftCap(r.Dot(), 3.0)), "are not bilinear"),
+        (r.Attention(r.Dot(), normalizer=r.Sparsemax()), "rows of Sparsemax are not Gibbs laws"),
+        (r.Attention(r.Dot(), r.Table(torch.ones(3, 2))), "no known Lipschitz constant"),
+        (r.Attention(r.Dot(), moment=r.Mode()), "the moment Mode has no theorem"),
+        (Residual(r.Attention(r.Dot())), "skip connections"),
+    ],
+)
+def test_refusals(map, sentence):
+    x = torch.randn(3, 2, dtype=torch.float64)
+    certificate = rank_collapse(map, x)
+    assert certificate.value == math.inf
+    assert sentence in certificate.refused[0]
+    assert sentence in collapse_after([map], Ball(1.0, torch.zeros(2))).refused[0]
+
+
+def test_bad_input():
+    x = torch.ones(3, 2, dtype=torch.float64)
+    with pytest.raises(r.ArgumentError, match="center: has shape"):
+        rank_collapse(r.Attention(r.Dot()), x, torch.ones(3))
+    with pytest.raises(r.RefusalError, match="are not bilinear"):
+        consensus(r.Attention(r.Gaussian()), x)
+    assert "TokenSum" in rank_collapse(r.Attention(r.Dot()), x, norm=r.TokenSum()).refused[0]
+    with pytest.raises(r.ArgumentError, match="give Ball"):
+        collapse_after([r.Attention(r.Dot())], x)

@@ -1,0 +1,74 @@
+"""Doubly stochastic attention: worked value, attacks on balls and near a sequence, assumed convergence, refusals."""
+
+import math
+
+import pytest
+import torch
+
+import regard as r
+from regard.certify import certify
+from regard.domains import Ball, Neighborhood, Radii
+from regard.norms import Frobenius, TokenMax
+from tests.theorems.exact import D, bilinear_attention, frobenius_norm, generator, in_ball, normal
+
+LAW = r.Sinkhorn(tolerance=1e-9, max_iterations=2000)
+
+
+def test_worked_example():
+    attention = r.Attention(r.Bilinear(torch.tensor([[0.5]], dtype=D)), normalizer=LAW)
+    found = certify(attention, Ball(2.0, tokens=3), Frobenius())
+    assert found.value == pytest.approx(1 + 3 * 0.5 * 4, rel=1e-9)
+    assert [h.statement for h in found.hypotheses if not h.checked] == ["the iteration has converged: rows and columns sum to one"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_attacks_stay_below(seed):
+    g = generator(seed)
+    attention = bilinear_attention(g, 3, 2, scale=0.3 * 2**seed / 4, normalizer=LAW)
+    center = normal(g, 3, scale=float(seed))
+    ball = certify(attention, Ball(0.7, center, tokens=4), Frobenius()).value
+    x = in_ball(g, 4, 3, 0.7, center)
+    exact = frobenius_norm(attention, x)
+    assert exact <= certify(attention, Neighborhood(x, 0.0), Frobenius()).value <= ball * (1 + 1e-9)
+    near = certify(attention, Radii(x, torch.tensor([0.5, 0.0, 0.0, 0.1], dtype=D)), Frobenius()).value
+    moved = x.clone()
+    moved[0] += in_ball(g, 1, 3, 0.5)[0]
+    assert frobenius_norm(attention, moved) <= near
+
+
+def test_other_scores_through_their_slopes():
+    g = generator(1)
+    attention = r.Attention(r.Gaussian(bandwidth=0.8), r.Linear(normal(g, 2, 2)), LAW)
+    bound = certify(attention, Ball(1.0, tokens=4), Frobenius()).value
+    assert math.isfinite(bound)
+    assert max(frobenius_norm(attention, in_ball(g, 4, 2, 1.0)) for _ in range(2)) <= bound
+
+
+def test_tightness():
+    attention = r.Attention(r.Bilinear(torch.tensor([[0.2]], dtype=D)), normalizer=LAW)
+    x = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]], dtype=D)
+    bound = certify(attention, Neighborhood(x, 0.0), Frobenius()).value
+    assert 0.5 * bound < frobenius_norm(attention, x) <= bound
+
+
+@pytest.mark.parametrize(
+    ("attention", "domain", "sentence"),
+    [
+        (bilinear_attention(generator(0), 3, 2, r.Causal(), normalizer=LAW), Ball(1.0, tokens=3), "under a mask"),
+        (bilinear_attention(generator(0), 3, 2, normalizer=LAW), Ball(1.0), "say how many there are"),
+        (
+            bilinear_attention(generator(0), 3, 2, normalizer=LAW),
+            Neighborhood(r.Measure(torch.ones(2, 3, dtype=D), torch.tensor([0.0, 1.0], dtype=D)), 0.1),
+            "with weights",
+        ),
+    ],
+    ids=["mask", "tokens", "weights"],
+)
+def test_violated_hypotheses(attention, domain, sentence):
+    found = certify(attention, domain, Frobenius())
+    assert math.isinf(found.value)
+    assert any(sentence in why for why in found.refused)
+
+
+def test_other_norms_have_no_bound():
+    assert math.isinf(certify(bilinear_attention(generator(0), 3, 2, normalizer=LAW), Ball(1.0, tokens=3), TokenMax()).value)
