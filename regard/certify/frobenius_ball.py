@@ -244,8 +244,10 @@ class FrobeniusBall:
         still = radius if self.heads.residual else 0.0
         taylor = self.norm * radius + self._combined(scores, remainder_constant)
         whole = still + self._combined(scores, saturated_move)
-        path = sum(self.constant(radius * (k + 1) / 4) for k in range(4)) * radius / 4 if radius > 0 else 0.0
-        return min(taylor, whole, path) * MARGIN
+        best = min(taylor, whole)
+        if best > 1.5 * self.norm * radius:  # a path cannot be shorter than its linear part
+            best = min(best, sum(self.constant(radius * (k + 1) / 4) for k in range(4)) * radius / 4)
+        return best * MARGIN
 
     def _parts(self, radius: float) -> tuple[float, float, float]:
         if radius not in self._kept:

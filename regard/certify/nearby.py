@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch.utils._pytree as pytree
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.certify.frobenius_ball import FrobeniusBall
 from regard.certify.local import LocalHeads
-from regard.certify.moves import LinearMove
+from regard.certify.moves import LinearMove, RowMoves, row_moves
 from regard.certify.subject import MultiHead
 from regard.domains import Near
 
@@ -22,6 +22,15 @@ class LocalFacts:
     heads: LocalHeads
     linear: LinearMove
     ball: FrobeniusBall
+    _rows: dict[tuple[float, ...], RowMoves] = field(default_factory=dict)
+
+    def rows(self, moves: Tensor) -> RowMoves:
+        """How far each row can move; the last answer is kept."""
+        key = tuple(moves.tolist())
+        if key not in self._rows:
+            self._rows.clear()
+            self._rows[key] = row_moves(self.heads, self.linear, moves)
+        return self._rows[key]
 
 
 _kept: list[tuple[Any, Any, tuple[Any, ...], LocalFacts]] = []

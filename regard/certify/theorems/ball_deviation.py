@@ -7,9 +7,9 @@ from typing import Any
 from regard._round import outward
 from regard.certify.nearby import local_facts
 from regard.certify.subject import MultiHead
-from regard.certify.theorem import Bound, Theorem, assumed, checked
+from regard.certify.theorem import Bound, Refusal, Theorem, assumed, checked
 from regard.certify.theorems.ball_constant import _arithmetic, _radius
-from regard.domains import Near
+from regard.domains import Near, Radii
 from regard.norms import Frobenius
 
 THEOREM = Theorem(
@@ -33,6 +33,8 @@ $\sum_ib_i^2\sum_{k\ne i}P_{ik}(v_i\cdot d_k)^2 \le r^2\max_k\lambda_{\max}(\sum
 @THEOREM.deviation(MultiHead, Near, Frobenius)
 def ball_deviation(subject: Any, domain: Near, norm: Frobenius) -> Bound:
     """The smallest of the three."""
+    if isinstance(domain, Radii) and int((domain.radii > 0).sum()) == 1:
+        raise Refusal("")  # one token that moves has theorems of its own
     facts = local_facts(subject, domain)
     hypotheses = [checked("softmax rows"), checked("scores bilinear in pairs of tokens"), _arithmetic()]
     if facts.ball.probability < 1:

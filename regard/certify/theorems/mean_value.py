@@ -7,12 +7,13 @@ from typing import Any
 
 from regard._round import outward, vector_norm_bound
 from regard.certify.certification import smallest
+from regard.certify.local import curvature
 from regard.certify.setting import moves_of
 from regard.certify.subject import MultiHead
 from regard.certify.theorem import Bound, Refusal, Theorem
 from regard.domains import Near, Neighborhood
 from regard.maps import Map
-from regard.norms import Frobenius, Norm, TokenSum
+from regard.norms import Frobenius, Norm, TokenMax, TokenSum
 
 THEOREM = Theorem(
     name="mean_value",
@@ -34,10 +35,18 @@ most $\max_i|d_i|$.
 @THEOREM.deviation(Map, Near, Norm)
 def mean_value(subject: Any, domain: Near, norm: Norm) -> Bound:
     """L r."""
+    if isinstance(subject, MultiHead) and isinstance(norm, (Frobenius, TokenMax)) and near_theorems(subject, domain):
+        raise Refusal("")
     part = smallest("constant", subject, domain, norm)
     if math.isinf(part.value):
         raise Refusal(f"no constant on the neighborhood: {' '.join(part.refused[:1])}".strip())
     return Bound(outward(part.value * radius_in(domain, norm)), parts=(part,))
+
+
+def near_theorems(subject: MultiHead, domain: Near) -> bool:
+    """Whether heads have theorems of their own near a sequence, which are better."""
+    width = domain.measure.points.shape[-1]
+    return all(head.softmax and curvature.one(head.potential, width) is not None for head in subject.separate)
 
 
 def radius_in(domain: Near, norm: Norm) -> float:

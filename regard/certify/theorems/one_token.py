@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from regard._round import outward
-from regard.certify.moves import row_moves
 from regard.certify.nearby import local_facts
 from regard.certify.one_token import rest_moves, stacked_norm
 from regard.certify.subject import MultiHead
@@ -49,7 +48,7 @@ def one_token(subject: Any, domain: Radii, norm: Frobenius) -> Bound:
     facts = local_facts(subject, domain)
     moves = torch.zeros(facts.heads.n, dtype=torch.float64)
     moves[token] = radius
-    own = row_moves(facts.heads, facts.linear, moves)
+    own = facts.rows(moves)
     rest = rest_moves(facts.heads, token, radius)
     linear_rest, linear = (stacked_norm(facts.heads, token, whole) * radius for whole in (False, True))
     beyond = linear + math.hypot(rest.remainder, float(own.remainder[token]))

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from regard._round import outward
-from regard.certify.moves import row_moves
 from regard.certify.nearby import local_facts
 from regard.certify.setting import moves_of
 from regard.certify.subject import MultiHead
@@ -59,4 +58,4 @@ def remainder(subject: Any, domain: Near, norm: SequenceNorm) -> Bound:
 def row_deviations(subject: Any, domain: Near) -> Tensor:
     """At least |F_i(x') - F_i(x)| for each row (n,)."""
     facts = local_facts(subject, domain)
-    return torch.nan_to_num(row_moves(facts.heads, facts.linear, moves_of(domain)).best, nan=torch.inf)
+    return torch.nan_to_num(facts.rows(moves_of(domain)).best, nan=torch.inf)
