@@ -106,6 +106,12 @@ def path_of(theorem: regard.Theorem) -> str:
     return f"regard/certify/theorems/{theorem.name}.py"
 
 
+def tested(theorem: regard.Theorem) -> str:
+    """Where the theorem's own tests are."""
+    path = f"tests/theorems/test_{theorem.name}.py"
+    return f"Tests: [{path}](../../{path})." if (ROOT / path).exists() else "It has no file of tests of its own."
+
+
 def verbs(theorem: regard.Theorem) -> list[str]:
     """The public functions that use a theorem by its name."""
     module = f"regard.certify.theorems.{theorem.name}"
@@ -134,13 +140,12 @@ def picture(theorem: regard.Theorem) -> str:
 def page(theorem: regard.Theorem) -> str:
     """The page of one theorem."""
     needs = "\n".join(f"- {hypothesis}" for hypothesis in theorem.hypotheses) or "None."
-    test = f"tests/theorems/test_{theorem.name}.py"
     return (
         f"{NOTICE}\n\n# {title(theorem)}\n\n`{theorem.name}`, one of the [theorems](index.md)\n\n"
         f"## Statement\n\n{prose(theorem.statement)}\n\n## Hypotheses\n\n{needs}\n\n## Proof\n\n{prose(theorem.proof)}\n\n"
         f"{picture(theorem)}## Source\n\n{sources(theorem)}\n\n"
         f"## In the code\n\nAsked by (what is bounded, on what domain, in what norm):\n\n{uses(theorem)}\n\n"
-        f"File: [{path_of(theorem)}](../../{path_of(theorem)}). Tests: [{test}](../../{test}).\n"
+        f"File: [{path_of(theorem)}](../../{path_of(theorem)}). {tested(theorem)}\n"
     )
 
 
@@ -251,7 +256,7 @@ def token_max() -> str:
 @drawn
 def frobenius() -> str:
     """Tokens of width 3 in the unit ball about 0, random projections. The published bound grows like √n; here √N stays below e^(osc/2)."""
-    attention, norm, counts = head(3), regard.Frobenius(), [2.0, 4, 8, 16, 32, 64]
+    attention, norm, counts = head(3), regard.Frobenius(), [2.0, 4, 8, 16, 32, 64]  # every token twice stretches as much
     names = {"frobenius": "ours", "castin_general": "published"}
     proved = ladder(names, lambda n: regard.certify(attention, regard.Ball(1.0, tokens=int(n)), norm), counts)
     seen = rising(lambda n: regard.falsify(attention, regard.Ball(1.0, tokens=int(n)), norm, restarts=3, steps=20).value, counts)
@@ -330,8 +335,10 @@ def ball_constant() -> str:
 def one_token() -> str:
     """Eight normal tokens of width 4, random projections; token 3 moves and the others stay. A constant times the radius is far above."""
     attention, x, norm, radii = head(4), normal(8, 4, seed=1), regard.Frobenius(), decades(-2, 1, 3)
-    names = {"one_token": "ours", "remainder": "other", "mean_value": "other"}
+    names = {"one_token": "ours", "remainder": "other"}
     proved = ladder(names, lambda radius: regard.deviation(attention, regard.one_token(x, 3, radius), norm), radii)
+    times = [(radius, radius * regard.certify(attention, regard.one_token(x, 3, radius), norm).value) for radius in radii]
+    proved.append(Line("constant × radius", times, "other"))
     seen = rising(lambda radius: regard.falsify_deviation(attention, regard.one_token(x, 3, radius), norm).value, radii)
     return chart("How far outputs move when one token does", "how far the token moves", [*proved, seen], above="deviation")
 

@@ -54,6 +54,8 @@ NORMALIZERS = {
     "sparsemax": r.Sparsemax(),
     "sigmoid": r.Sigmoid(),
     "sigmoid biased": r.Sigmoid(torch.tensor(0.5, dtype=D)),
+    "sink": r.SinkSoftmax(0.5),
+    "sink cold": r.SinkSoftmax(torch.tensor(-0.3, dtype=D), 0.7),
     "sinkhorn": r.Sinkhorn(1e-9, 2000),
     "linear elu": r.LinearKernel(r.Elu()),
     "linear random": r.LinearKernel(r.PositiveRandom.draw(4, 16, 0, D)),

@@ -17,7 +17,7 @@ from regard.certify.theorem import Refusal
 from regard.lookups import Factored, Identity, Linear, Lookup
 from regard.maps import Heads
 from regard.moments import Mean
-from regard.normalizers import Softmax
+from regard.normalizers import SinkSoftmax, Softmax
 from regard.potentials import Potential
 from regard.potentials.base import Scaled
 
@@ -40,7 +40,7 @@ class Head:
     @cached_property
     def potential(self) -> Potential:
         """The potential over the temperature of a softmax."""
-        if isinstance(self.normalizer, Softmax) and float(self.normalizer.temperature) != 1.0:
+        if isinstance(self.normalizer, (Softmax, SinkSoftmax)) and float(self.normalizer.temperature) != 1.0:
             return Scaled(self.attention.potential, 1.0 / float(self.normalizer.temperature))
         return self.attention.potential
 

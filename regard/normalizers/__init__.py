@@ -4,6 +4,7 @@ from regard.normalizers.base import Normalizer, Reference
 from regard.normalizers.entmax import Entmax, Sparsemax
 from regard.normalizers.linear import Elu, FeatureKernel, FeatureMap, LinearKernel, PositiveRandom
 from regard.normalizers.sigmoid import Sigmoid
+from regard.normalizers.sink import SinkSoftmax
 from regard.normalizers.sinkhorn import Sinkhorn
 from regard.normalizers.softmax import Softmax
 
@@ -17,6 +18,7 @@ __all__ = [
     "PositiveRandom",
     "Reference",
     "Sigmoid",
+    "SinkSoftmax",
     "Sinkhorn",
     "Softmax",
     "Sparsemax",

@@ -35,7 +35,7 @@ $P_{ij} \le 1/(1 + \sum_{k\ne j} e^{B_{ik} - B_{ij} - \mathrm{osc}})$. The part 
 def frobenius(head: Head, domain: Domain, norm: Frobenius) -> Bound:
     """w (√(N (1 + 2Rν + R²α²)) + Rκ), the smallest over balls that hold the tokens."""
     values = []
-    for ball, slopes in gibbs_balls(head, domain):
+    for ball, slopes in gibbs_balls(head, domain, slot=True):
         crowd = crowding(head, domain, slopes.osc)
         spread = math.sqrt(crowd * (1 + 2 * ball.radius * slopes.nu + (ball.radius * slopes.alpha) ** 2))
         values.append(outward(head.w * (spread + ball.radius * slopes.kappa)))

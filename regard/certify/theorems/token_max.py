@@ -37,7 +37,7 @@ the constant is the supremum of the derivative.
 def token_max(head: Head, domain: Domain, norm: TokenMax) -> Bound:
     """w (√(1 + 2Rν + R²α²) + Rκ), the smallest over balls that hold the tokens."""
     values = []
-    for ball, slopes in gibbs_balls(head, domain):
+    for ball, slopes in gibbs_balls(head, domain, slot=True):
         spread = math.sqrt(1 + 2 * ball.radius * slopes.nu + (ball.radius * slopes.alpha) ** 2)
         values.append(outward(head.w * (spread + ball.radius * slopes.kappa)))
     return Bound(min(values), (checked("softmax rows"), checked("every token is in a ball of finite radius")))

@@ -29,7 +29,7 @@ most $wP_{ij}(1 + 2R\alpha)$; the TokenSum norm of a map is at most the largest 
 def token_sum(head: Head, domain: Domain, norm: TokenSum) -> Bound:
     """w (N (1 + 2Rα) + Rκ), the smallest over balls that hold the tokens."""
     values = []
-    for ball, slopes in gibbs_balls(head, domain):
+    for ball, slopes in gibbs_balls(head, domain, slot=True):
         crowd = crowding(head, domain, slopes.osc)
         values.append(outward(head.w * (crowd * (1 + 2 * ball.radius * slopes.alpha) + ball.radius * slopes.kappa)))
     return Bound(
