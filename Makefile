@@ -6,13 +6,14 @@ VENV   := .venv
 RUN    := $(VENV)/bin/python
 PIP    := $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help audit test lint bench clean
+.PHONY: help audit test lint bench falsify clean
 
 help:
 	@echo "make audit   audit all-MiniLM-L6-v2 on the included sentences -> audit-report/report.html"
 	@echo "make test    run every test"
 	@echo "make lint    ruff and mypy"
-	@echo "make bench   ratios to the fused kernel and to peers (QUICK=1 ends within three minutes)"
+	@echo "make bench   ratios to the fused kernel and to peers, certificates over attacks (QUICK=1 ends within five minutes)"
+	@echo "make falsify attack every certificate (SECONDS_=3600 for an hour)"
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -32,7 +33,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.torch
 	@touch $@
 
 $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/.torch
-	$(PIP) -e ".[bench]"
+	$(PIP) -e ".[bench,audit,demo]"
 	@touch $@
 
 audit: $(VENV)/.audit
@@ -48,6 +49,11 @@ lint: $(VENV)/.dev
 
 bench: $(VENV)/.bench
 	$(RUN) -m benchmarks $(if $(QUICK),--quick)
+	$(RUN) -m benchmarks.tightness $(if $(QUICK),--quick,--model)
+
+SECONDS_ ?= 300
+falsify: $(VENV)/.dev
+	$(RUN) -m benchmarks.falsify --seconds $(SECONDS_)
 
 clean:
 	rm -rf $(VENV) audit-report benchmarks/results

@@ -31,7 +31,7 @@ TARGETS = {
 """Certified over attacked that is to be reached, for the radii above."""
 ONCE, EACH = 1.5, 0.5
 """Seconds at (64, 64, 4): for the first radius, and for every further one."""
-console = Console()
+console = Console(width=120)
 
 
 def instance(tokens: int, width: int, heads: int, seed: int) -> tuple[r.Heads, Tensor]:

@@ -106,10 +106,8 @@ def path_of(theorem: regard.Theorem) -> str:
     return f"regard/certify/theorems/{theorem.name}.py"
 
 
-def tested(theorem: regard.Theorem) -> str:
-    """Where the theorem's own tests are."""
-    path = f"tests/theorems/test_{theorem.name}.py"
-    return f"Tests: [{path}](../../{path})." if (ROOT / path).exists() else "It has no file of tests of its own."
+def tests_of(theorem: regard.Theorem) -> str:
+    return f"tests/theorems/test_{theorem.name}.py"
 
 
 def verbs(theorem: regard.Theorem) -> list[str]:
@@ -145,7 +143,7 @@ def page(theorem: regard.Theorem) -> str:
         f"## Statement\n\n{prose(theorem.statement)}\n\n## Hypotheses\n\n{needs}\n\n## Proof\n\n{prose(theorem.proof)}\n\n"
         f"{picture(theorem)}## Source\n\n{sources(theorem)}\n\n"
         f"## In the code\n\nAsked by (what is bounded, on what domain, in what norm):\n\n{uses(theorem)}\n\n"
-        f"File: [{path_of(theorem)}](../../{path_of(theorem)}). {tested(theorem)}\n"
+        f"File: [{path_of(theorem)}](../../{path_of(theorem)}). Tests: [{tests_of(theorem)}](../../{tests_of(theorem)}).\n"
     )
 
 

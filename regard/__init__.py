@@ -98,8 +98,8 @@ from regard.normalizers import (
     PositiveRandom,
     Reference,
     Sigmoid,
-    SinkSoftmax,
     Sinkhorn,
+    SinkSoftmax,
     Softmax,
     Sparsemax,
 )
