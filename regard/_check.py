@@ -28,7 +28,7 @@ def describe(value: object) -> str:
         if value.ndim == 0 and holds(torch.isfinite(value)):
             return f"{kind}({value.item():.4g})"
         return f"{kind}{list(value.shape)}"
-    return repr(value)
+    return f"{value:.7g}" if isinstance(value, float) else repr(value)
 
 
 def floating(name: str, value: object) -> Tensor:

@@ -47,13 +47,13 @@ class Certificate:
         lines = [f"{self.quantity} ≤ {_number(self.value)} in {self.norm!r} on {self.domain}{self._chance()}", f"  by {self.theorem}"]
         lines += [f"  {hypothesis}" for hypothesis in self.hypotheses]
         if self.parts:
-            lines.append(f"  from {len(self.parts)} parts: see tree()")
+            lines.append(f"  from {_count(len(self.parts), 'part')}: see tree()")
         if self.others:
             lines.append(f"  the smallest of {1 + len(self.others)} bounds: see ladder()")
         if math.isinf(self.value):
             lines += [f"  {why}" for why in self.refused]
         elif self.refused:
-            lines.append(f"  {len(self.refused)} theorems refused: see ladder()")
+            lines.append(f"  {_count(len(self.refused), 'theorem')} refused: see ladder()")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -130,6 +130,10 @@ def _number(value: float) -> str:
         exponent = math.floor(math.log10(value)) - 4
         digits = f"{value + 10.0**exponent:.5g}"
     return digits
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _plain(value: float) -> float | str:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard import _check
+from regard._check import describe
 from regard._object import Object
 from regard.errors import ArgumentError
 from regard.measure import Measure
@@ -110,6 +111,10 @@ class Radii(Near):
             raise ArgumentError(
                 "radii", f"is {_check.describe(radii)}", f"give {tokens} finite numbers that are not negative, one for each token"
             )
+
+    def __repr__(self) -> str:
+        moving = int((self.radii > 0).sum())
+        return f"Radii({describe(self.points)}, {moving} of {len(self.radii)} tokens move by at most {float(self.radii.max()):.6g})"
 
 
 def one_token(points: Tensor | Measure, index: int, radius: float) -> Radii:

@@ -65,3 +65,6 @@ class Wasserstein(Norm):
     def __post_init__(self) -> None:
         if not self.p >= 1:
             raise ArgumentError("p", f"is {self.p}", "give a number of at least 1; infinity is allowed")
+
+    def __repr__(self) -> str:
+        return f"Wasserstein(p={self.p:g})"

@@ -10,7 +10,7 @@ from regard.attention import Attention
 from regard.certificate import Certificate
 from regard.certify.subject import MultiHead, subject_of
 from regard.certify.theorem import Refusal, rungs
-from regard.domains import Domain, Near
+from regard.domains import Ball, Domain, Near
 from regard.errors import ArgumentError
 from regard.maps import Heads, Map
 from regard.norms import Norm
@@ -79,9 +79,9 @@ def smallest(quantity: str, subject: Any, domain: Domain, norm: Norm) -> Certifi
     finite = [certificate for certificate in found if not math.isnan(certificate.value)]
     best = min(finite, key=lambda certificate: certificate.value, default=None)
     if best is None:
-        return _none(quantity, domain, norm, refused, _help(subject))
+        return _none(quantity, domain, norm, refused, _help(subject, domain))
     others = tuple(other for other in finite if other is not best)
-    help = _help(subject) if math.isinf(best.value) else []
+    help = _help(subject, domain) if math.isinf(best.value) else []
     return _with(best, others=others, refused=(*best.refused, *refused, *help))
 
 
@@ -102,8 +102,10 @@ def _only(subject: Any) -> Any:
     return subject.separate[0] if subject.folded is None else subject.folded[0]
 
 
-def _help(subject: Any) -> list[str]:
-    return list(remedies.one(subject))
+def _help(subject: Any, domain: Domain) -> list[str]:
+    """Where tokens are not bounded, what would help; elsewhere the refusals say it."""
+    bounded = isinstance(domain, Near) or (isinstance(domain, Ball) and math.isfinite(domain.radius))
+    return [] if bounded else list(remedies.one(subject))
 
 
 @remedies.rule(object)

@@ -49,6 +49,9 @@ def falsify(
 
     tokens, width: the size of sequences where the domain leaves it open.
     """
+    if isinstance(domain, Near) and not bool((moves_of(domain) > 0).any()):
+        remedy = "one point has no pair of points; linearize(map, points).norm() attains the constant there"
+        raise ArgumentError("domain", "has the radius 0", remedy)
     attack = _Attack(map, domain, norm, generator, tokens, width)
     best = max((attack.climb(start, steps) for start in range(restarts)), key=lambda witness: witness.value)
     return best

@@ -75,17 +75,22 @@ class BallScores:
         return torch.minimum(boxed, torch.expm1(self.top)) * MARGIN
 
     @cached_property
-    def slopes(self) -> Tensor:
-        """v_ij in fewer coordinates (n, 1 or n, c)."""
+    def slopes(self) -> tuple[Tensor, float]:
+        """v_ij in fewer coordinates (n, 1 or n, c), and at least the length of what that leaves out."""
         flat = self.local.v.flatten(0, 1)
         values, vectors = torch.linalg.eigh(flat.mT @ flat)
-        return self.local.v @ vectors[:, values > 1e-26 * values[-1].clamp_min(1e-300)]
+        keep = vectors[:, values > 1e-13 * values[-1].clamp_min(1e-300)]
+        narrow = flat @ keep
+        left = float((flat - narrow @ keep.mT).norm(dim=-1).max()) * MARGIN
+        return narrow.unflatten(0, self.local.v.shape[:2]), left
 
     def key(self, factors: Tensor, weights: Tensor) -> float:
         """max_j λ_max(Σ_i b_i² Q_ij v_ij v_ijᵀ)^{1/2}."""
-        scaled = (factors.square().unsqueeze(-1) * weights).clamp_min(0.0).sqrt().unsqueeze(-1) * self.slopes
+        slopes, left = self.slopes
+        roots = (factors.square().unsqueeze(-1) * weights).clamp_min(0.0).sqrt()
+        rounding = float(roots.square().sum(0).amax().sqrt()) * (left + self.local.tilt)
+        scaled = roots.unsqueeze(-1) * slopes
         roots = largest_root(scaled.permute(1, 2, 0) @ scaled.permute(1, 0, 2))
-        rounding = 1e-9 * float(scaled.square().sum((0, 2)).amax().sqrt()) + float((factors * self.local.tilt).norm())
         return float(roots.amax()) + rounding
 
     def gathered(self, factors: Tensor) -> float:

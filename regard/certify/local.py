@@ -99,7 +99,7 @@ class LocalHead:
         positional = scores if bias is None else _content(head, x, marks, scores) + bias
         self.log_p = positional.log_softmax(-1)
         self.p = self.log_p.exp()
-        self.seen = self.p > 0
+        self.seen = self.log_p > -math.inf  # a weight that is too small for float64 can still grow
         self._margins(head, x, scores)
 
     def _margins(self, head: Head, x: Tensor, scores: Tensor) -> None:
@@ -112,6 +112,18 @@ class LocalHead:
         slope = float(self.v.norm(dim=-1).max()) + self.a * lengths
         self.tilt = outward(8 * gamma(4 * self.d + 16) * math.sqrt(self.d) * slope + 4 * self.eta * slope)
         self.error = outward(16 * self.eta + 64 * (self.n + self.d) * EPS)
+
+    @cached_property
+    def log_rest(self) -> Tensor:
+        """log(1 - P_ik), for the largest weight of a row from the others: one minus nearly one has no digits."""
+        top = self.log_p.argmax(-1, keepdim=True)
+        others = self.log_p.scatter(-1, top, -math.inf).logsumexp(-1, keepdim=True)
+        return torch.log1p(-self.p).scatter(-1, top, others)
+
+    @cached_property
+    def odds(self) -> Tensor:
+        """log P_ik/(1 - P_ik)."""
+        return self.log_p - self.log_rest
 
     @cached_property
     def y(self) -> Tensor:

@@ -76,13 +76,13 @@ class ScoreMoves:
 
     def _weights(self) -> None:
         local, p = self.local, self.local.p
-        rest = (1 - p).clamp_min(1e-300)
-        odds = local.log_p - torch.log(-torch.expm1(local.log_p.clamp(max=-1e-17)))
+        rest = local.log_rest.exp().clamp_min(1e-300)
+        odds = local.odds
         lifted = torch.sigmoid(odds + torch.minimum(self.reach / rest, self.climb))
-        high = torch.minimum(p * self.reach.exp(), torch.where(p < 1, lifted, torch.ones_like(p)))
+        grown = (local.log_p + self.reach).exp().clamp(max=1e200)
+        high = torch.minimum(grown, lifted)
         self.high = torch.where(local.seen, (high * MARGIN).clamp(max=1.0), torch.zeros_like(p))
-        grown = p * self.reach.exp()
-        shrunk = p * (-self.reach).exp()
+        shrunk = (local.log_p - self.reach).exp()
         fall = shrunk / (shrunk + (grown.sum(-1, keepdim=True) - grown).clamp_min(0)).clamp_min(1e-300)
         fall = torch.maximum(fall, torch.sigmoid(odds - self.climb))
         left = 1 - (self.high.sum(-1, keepdim=True) - self.high) * MARGIN

@@ -28,8 +28,7 @@ class TokenMove:
         self.rows = torch.tensor([i for i in range(local.n) if i != token and bool(local.seen[i, token])], dtype=torch.long)
         self.v = local.v[self.rows, token if local.v.shape[1] > 1 else 0]
         alpha = self.v.norm(dim=-1) * MARGIN + local.tilt
-        logs = local.log_p[self.rows, token].clamp(max=-1e-17)
-        self.theta = logs - torch.log(-torch.expm1(logs))
+        self.theta = local.odds[self.rows, token].clamp(-1e4, 1e4)
         self.alone = local.p[self.rows].clone()
         self.alone[:, token] = 0.0
         total = self.alone.sum(-1, keepdim=True)

@@ -80,7 +80,9 @@ class Head:
         """The width of a token: from the domain, or from a projection."""
         found = domain_width or width_of_attention(self.attention)
         if found is None:
-            raise Refusal("the width of a token is not known here; give the domain a center, e.g. Ball(radius, torch.zeros(d))")
+            raise Refusal(
+                "the width of a token is not known here; give the potential or the lookup a projection, or use Ball(radius, torch.zeros(d))"
+            )
         return found
 
 

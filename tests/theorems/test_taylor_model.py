@@ -1,0 +1,112 @@
+"""Blocks and depth by the Taylor model: attacked, compared with products of constants, and honest where it is vacuous."""
+
+import math
+
+import pytest
+import torch
+
+import regard as r
+from regard.certify import taylor
+from regard.certify.setting import moves_of
+from regard.certify.taylor import curvature_of, start, step
+
+D = torch.float64
+
+
+def block(seed, pre=True, activation=r.Gelu(), width=8, heads=2):
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape):
+        return torch.randn(*shape, generator=generator, dtype=D) / math.sqrt(shape[-2])
+
+    narrow = width // heads
+    dot = r.Dot(drawn(heads, width, narrow), drawn(heads, width, narrow), b_q=0.1 * drawn(1, heads, narrow)[0])
+    attention = r.Heads(r.Attention(dot, r.Linear(drawn(heads, width, narrow))), drawn(heads, narrow, width))
+    hidden = r.feed_forward(activation, drawn(width, 12), drawn(12, width), 0.1 * drawn(1, 12)[0])
+    gamma = 1 + 0.2 * drawn(1, width)[0]
+    layer = r.Normalize(weight=gamma, bias=0.1 * gamma)
+    return (r.pre_norm if pre else r.post_norm)(attention, hidden, layer, r.Normalize(centered=False))
+
+
+def tokens(seed, count=5, width=8):
+    return torch.randn(count, width, generator=torch.Generator().manual_seed(100 + seed), dtype=D)
+
+
+@pytest.mark.parametrize("pre", [True, False])
+@pytest.mark.parametrize("activation", [r.Gelu(), r.Gelu(True), r.Silu(), r.Tanh(), r.Relu()], ids=repr)
+def test_no_attack_exceeds_the_deviation(pre, activation):
+    map, x = block(0, pre, activation), tokens(0)
+    for radius in (1e-4, 1e-2, 0.3, 5.0):
+        for domain, norm in ((r.Neighborhood(x, radius, r.TokenMax()), r.TokenMax()), (r.one_token(x, 1, radius), r.Frobenius())):
+            state = step.one(map, start(x, moves_of(domain)))
+            found = r.falsify_deviation(map, domain, norm, restarts=1, steps=6).value
+            assert found <= state.deviation(norm)
+            if radius == 1e-4 and not isinstance(activation, r.Relu):
+                assert state.deviation(norm) <= 1.3 * found
+
+
+def test_every_token_stays_within_its_own_bound():
+    map, x = r.Compose(block(1).maps + block(2, False).maps), tokens(1)
+    generator = torch.Generator().manual_seed(0)
+    for radius in (1e-3, 0.1):
+        radii = radius * torch.rand(5, generator=generator, dtype=D)
+        bound = step.one(map, start(x, radii)).moves()
+        for _ in range(50):
+            direction = torch.randn(5, 8, generator=generator, dtype=D)
+            other = x + radii.unsqueeze(-1) * direction / direction.norm(dim=-1, keepdim=True)
+            assert bool(((map(other) - map(x)).norm(dim=-1) <= bound).all())
+
+
+def test_the_linear_part_is_the_jacobian_of_the_network():
+    map, x = block(3), tokens(3)
+    state = step.one(map, start(x, torch.ones(5, dtype=D)))
+    matrix = state.columns[0].blocks.permute(0, 2, 1, 3).reshape(40, 40)
+    torch.testing.assert_close(matrix, r.linearize(map, x).dense(), rtol=1e-10, atol=1e-10)
+
+
+def test_depth_is_far_below_the_product_of_constants():
+    map, x = r.Compose(tuple(inner for seed in range(4) for inner in block(seed).maps)), tokens(4)
+    domain = r.Neighborhood(x, 1e-5, r.TokenMax())
+    certificate = r.deviation(map, domain, r.TokenMax())
+    assert certificate.theorem.startswith("the Taylor model")
+    found = r.falsify_deviation(map, domain, r.TokenMax(), restarts=1, steps=4).value
+    assert found <= certificate.value <= 1.5 * found
+    assert certificate.value < 0.1 * r.certify(map, domain, r.TokenMax()).value * 1e-5
+
+
+def test_it_says_where_it_is_vacuous():
+    map, x = r.Compose(tuple(inner for seed in range(4) for inner in block(seed).maps)), tokens(4)
+    certificate = r.deviation(map, r.Neighborhood(x, 0.3, r.TokenMax()), r.TokenMax())
+    rung = next(c for c in (certificate, *certificate.others) if c.theorem.startswith("the Taylor model"))
+    assert "vacuous" in rung.theorem
+
+
+def test_merged_remainders_are_bounds_too(monkeypatch):
+    map, x = r.Compose(block(1).maps + block(2).maps), tokens(1)
+    radii = torch.full((5,), 1e-2, dtype=D)
+    whole = step.one(map, start(x, radii)).moves()
+    monkeypatch.setattr(taylor, "NUMBERS", 2000)
+    merged = step.one(map, start(x, radii))
+    assert len(merged.columns) <= 3
+    assert bool((merged.moves() >= whole * (1 - 1e-9)).all())
+
+
+@pytest.mark.parametrize("activation", [r.Gelu(), r.Gelu(True), r.Silu(), r.Silu(1.702), r.Tanh()], ids=repr)
+def test_curvatures_are_suprema_rounded_up(activation):
+    x = torch.linspace(-10, 10, 400001, dtype=D)
+    one = torch.ones_like(x)
+
+    def derivative(function):
+        return lambda at: torch.func.jvp(function, (at,), (one,))[1]
+
+    second = derivative(derivative(activation))
+    bounds = curvature_of(activation)
+    for function, bound in zip((second, derivative(second)), bounds, strict=True):
+        top = float(function(x).abs().max())
+        assert top <= bound <= 1.0001 * top
+
+
+def test_weights_of_the_points_are_refused():
+    x = r.Measure(tokens(0), torch.zeros(5, dtype=D))
+    certificate = r.deviation(block(0), r.Neighborhood(x, 0.1, r.TokenMax()), r.TokenMax())
+    assert any("weights and marks" in why for why in certificate.refused)
