@@ -23,6 +23,7 @@ import regard as r
 from regard.attention import log_counts
 from regard.certificate import Certificate
 from regard.certify import THEOREMS, certify, deviation, falsify, falsify_deviation
+from regard.certify.setting import moves_of
 from regard.domains import Ball, Domain, Near, Neighborhood, Radii
 from regard.errors import ArgumentError
 from regard.maps import Compose, Gelu, Heads, Map, Normalize, Residual, feed_forward
@@ -370,18 +371,23 @@ def attack(case: Case, tally: Tally, ascend: bool) -> None:
     """One case: constants, and moves where the domain is a neighborhood."""
     draw = Draw(case.seed + 10**9)
     near = isinstance(case.domain, Near)
+    moved: Certificate | None = None
     try:
         constant = certify(case.map, case.domain, case.norm)
         tally.compare(case, constant, stretch(case, draw))
-        if near:
+        if isinstance(case.domain, Near):
             moved = deviation(case.map, case.domain, case.norm)
             tally.compare(case, moved, movement(case, draw))
-        if ascend:
-            _ascend(case, tally, constant, moved if near else None)
+        if ascend and _has_room(case.domain):
+            _ascend(case, tally, constant, moved)
     except Exception as error:  # an error of any kind is a finding
         tally.violations.append(f"{type(error).__name__}: {str(error)[:120]}; {case}")
     tally.cases += 1
     tally.points += POINTS * (1 + near)
+
+
+def _has_room(domain: Domain) -> bool:
+    return not isinstance(domain, Near) or float(moves_of(domain).max()) > 0
 
 
 def _ascend(case: Case, tally: Tally, constant: Certificate, moved: Certificate | None) -> None:

@@ -81,7 +81,7 @@ class Head:
         found = domain_width or width_of_attention(self.attention)
         if found is None:
             raise Refusal(
-                "the width of a token is not known here; give the potential or the lookup a projection, or use Ball(radius, torch.zeros(d))"
+                "the width of a token is not known; give the potential or lookup a projection, or Ball(radius, torch.zeros(d))"
             )
         return found
 

@@ -34,10 +34,14 @@ ROUNDING = 1e-11
 
 @dataclass(frozen=True)
 class Column:
-    """∂x_i/∂d_j (n, m, d, c) of one origin whose m tokens move by at most `radii` (m,)."""
+    """∂x_i/∂d_j (n, m, d, c) of one origin whose m tokens move by at most `radii` (m,). Columns of the same origin share that tensor."""
 
     blocks: Tensor
     radii: Tensor
+
+    def plus(self, other: Column | None) -> Column:
+        """The sum with a column of the same origin."""
+        return self if other is None else Column(self.blocks + other.blocks, self.radii)
 
     def reach(self) -> Tensor:
         """At least |Σ_j B_ij d_j| for each token i: λ_max(Σ_j ρ_j² B_ij B_ijᵀ/λ_j)^{1/2} with λ_j in proportion to the blocks."""
@@ -130,14 +134,10 @@ def _residual(map: maps.Residual, state: State) -> State:
     after = step.one(map.map, state)
     if after.value.shape != state.value.shape:
         raise Refusal("a residual connection around a map that changes the width")
-    pairs = list(zip(state.columns, after.columns, strict=False))
-    if len(pairs) < len(state.columns) or any(a.blocks.shape[1] != b.blocks.shape[1] for a, b in pairs):
-        n, d = state.value.shape  # remainders were merged inside: those from before go on alone
-        known = (Column(state.columns[0].blocks + after.columns[0].blocks, state.columns[0].radii),)
-        left = (fresh(n, d, state.remainder()), *after.columns[1:])
-        return State(state.value + after.value, known + left, state.cap + after.cap).merged()
-    joined = tuple(Column(a.blocks + b.blocks, a.radii) for a, b in zip(state.columns, after.columns, strict=False))
-    return State(state.value + after.value, joined + after.columns[len(state.columns) :], state.cap + after.cap).merged()
+    # A remainder from before that was merged inside goes on alone here; what became of it inside is part of the merged column.
+    inside = {id(column.radii): column for column in after.columns}
+    before = tuple(column.plus(inside.pop(id(column.radii), None)) for column in state.columns)
+    return State(state.value + after.value, before + tuple(inside.values()), state.cap + after.cap).merged()
 
 
 @step.rule(maps.Heads)
