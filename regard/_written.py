@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard._object import Object
+from regard._object import Object, rebuild
 from regard.errors import ArgumentError
 
 
@@ -19,10 +20,23 @@ def write_object(value: Any) -> Any:
         fields = {field.name: write_object(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"type": type(value).__name__, **fields}
     if isinstance(value, Tensor):
-        return {"type": "Tensor", "dtype": str(value.dtype).removeprefix("torch."), "values": value.tolist()}
+        return {"type": "Tensor", "dtype": str(value.dtype).removeprefix("torch."), "values": _finite(value.tolist())}
     if isinstance(value, float) and value in (float("inf"), -float("inf")):
         return {"type": "float", "value": str(value)}
     return value
+
+
+def _finite(values: Any) -> Any:
+    """JSON has no infinity: it is written as text."""
+    if isinstance(values, list):
+        return [_finite(value) for value in values]
+    return values if not isinstance(values, float) or math.isfinite(values) else str(values)
+
+
+def _numbers(values: Any) -> Any:
+    if isinstance(values, list):
+        return [_numbers(value) for value in values]
+    return float(values) if isinstance(values, str) else values
 
 
 def read_object(written: Any, rooms: tuple[ModuleType, ...]) -> Any:
@@ -32,11 +46,12 @@ def read_object(written: Any, rooms: tuple[ModuleType, ...]) -> Any:
     fields = dict(written)
     name = fields.pop("type", None)
     if name == "Tensor":
-        return torch.tensor(fields["values"], dtype=getattr(torch, fields["dtype"]))
+        return torch.tensor(_numbers(fields["values"]), dtype=getattr(torch, fields["dtype"]))
     if name == "float":
         return float(fields["value"])
     for room in rooms:
         kind = vars(room).get(name)
         if isinstance(kind, type) and issubclass(kind, Object):
-            return kind(**{key: read_object(value, rooms) for key, value in fields.items()})
+            kind(**(made := {key: read_object(value, rooms) for key, value in fields.items()}))  # checked as if it were new
+            return rebuild(kind, tuple(made), tuple(made.values()))  # but nothing is normalized again
     raise ArgumentError("written", f"has type {name!r}", "read a certificate that regard wrote")

@@ -101,7 +101,7 @@ class Certificate:
 
     def to_json(self) -> str:
         """`to_dict` as text."""
-        return json.dumps(self.to_dict(), ensure_ascii=False)
+        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False)
 
     @staticmethod
     def from_json(text: str) -> Certificate:

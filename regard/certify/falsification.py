@@ -329,7 +329,7 @@ def _dual(norm: Norm, y: Tensor) -> Tensor:
     lengths = y.norm(dim=-1, keepdim=True).clamp_min(1e-300)
     if isinstance(norm, TokenSum):
         return y / lengths
-    out = torch.zeros_like(y)
+    out = torch.zeros(y.shape, dtype=y.dtype)
     if isinstance(norm, TokenMax):
         best = int(lengths.argmax())
         out[best] = y[best] / lengths[best]

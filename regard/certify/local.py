@@ -348,9 +348,13 @@ def matrix_norms(matrices: Tensor) -> Tensor:
 
 def largest_root(gram: Tensor) -> Tensor:
     """At least √λ_max of symmetric positive matrices (..., a, a); a backward stable eigenvalue with a margin above its error."""
+    if not gram.shape[-1]:
+        return gram.new_zeros(gram.shape[:-2])
+    finite = torch.isfinite(gram).flatten(-2).all(-1)
+    gram = torch.where(finite[..., None, None], gram, torch.zeros_like(gram))
     scale = gram.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0)
     top = torch.linalg.eigvalsh(gram)[..., -1].clamp_min(0)
-    return ((top + 8 * gram.shape[-1] * EPS * scale) * MARGIN).sqrt()
+    return ((top + 8 * gram.shape[-1] * EPS * scale) * MARGIN).sqrt().masked_fill(~finite, math.inf)
 
 
 def _slopes(potential: Potential, x: Tensor, marks: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -84,7 +84,7 @@ class ScoreMoves:
         self.high = torch.where(local.seen, (high * MARGIN).clamp(max=1.0), torch.zeros_like(p))
         shrunk = (local.log_p - self.reach).exp()
         fall = shrunk / (shrunk + (grown.sum(-1, keepdim=True) - grown).clamp_min(0)).clamp_min(1e-300)
-        fall = torch.maximum(fall, torch.sigmoid(odds - self.climb))
+        fall = torch.maximum(torch.nan_to_num(fall, nan=0.0), torch.sigmoid(odds - self.climb))
         left = 1 - (self.high.sum(-1, keepdim=True) - self.high) * MARGIN
         self.low = torch.maximum(fall, left).clamp_min(0.0) / MARGIN
         self.low = torch.minimum(self.low, p)
@@ -324,7 +324,8 @@ class LinearMove:
             found = (gram * top.unsqueeze(1)).sum((-2, -1)).clamp_min(0).sqrt() + 1e-6 * sizes
             share = (share * found).sqrt()
             share = share / share.sum(-1, keepdim=True)
-        return share.double()
+        share = share.double()  # shares that add up to more than one would certify too little
+        return share / (share.sum(-1, keepdim=True) * MARGIN)
 
 
 def _trace(matrices: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
@@ -39,9 +40,9 @@ KEPT = 2
 
 def local_facts(subject: MultiHead, domain: Near) -> LocalFacts:
     """The facts for all heads of a subject."""
-    state = (subject.residual, *_versions(subject.declared, domain.points))
+    state = (subject.residual, *_contents(subject.declared, domain.points))
     for known, points, seen, facts in _kept:
-        if known is subject.declared and points is domain.points and seen == state:
+        if known is subject.declared and points is domain.points and _same(seen, state):
             return facts
     heads = LocalHeads(subject, domain)
     facts = LocalFacts(heads, LinearMove(heads), FrobeniusBall(heads))
@@ -50,6 +51,10 @@ def local_facts(subject: MultiHead, domain: Near) -> LocalFacts:
     return facts
 
 
-def _versions(*values: Any) -> tuple[int, ...]:
-    """Changes when a tensor is written to."""
-    return tuple(leaf._version for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor))
+def _contents(*values: Any) -> tuple[Tensor, ...]:
+    """Copies: a tensor may be written to behind its version, by `.data` or through an array that shares its memory."""
+    return tuple(leaf.detach().clone() for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor))
+
+
+def _same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    return one[0] == other[0] and all(torch.equal(a, b) for a, b in zip(one[1:], other[1:], strict=True))

@@ -29,11 +29,9 @@ class TokenMove:
         self.v = local.v[self.rows, token if local.v.shape[1] > 1 else 0]
         alpha = self.v.norm(dim=-1) * MARGIN + local.tilt
         self.theta = local.odds[self.rows, token].clamp(-1e4, 1e4)
-        self.alone = local.p[self.rows].clone()
-        self.alone[:, token] = 0.0
-        total = self.alone.sum(-1, keepdim=True)
-        away = local.x[token] - (self.alone @ local.x) / total.clamp_min(1e-300)
-        self.away = torch.where(total > 0, away, torch.zeros_like(away))
+        others = local.log_p[self.rows].index_fill(1, torch.tensor([token]), -math.inf)
+        away = local.x[token] - others.softmax(-1) @ local.x
+        self.away = torch.nan_to_num(away, nan=0.0)  # a row that sees no other token moves with this one
         slack = values.w * (local.shift + 4 * local.error * local.radius)
         self.gap = (self.away @ values.matrix).norm(dim=-1) * MARGIN + slack
         self.reach = radius * alpha * MARGIN + 4 * local.eta

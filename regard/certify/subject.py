@@ -80,9 +80,7 @@ class Head:
         """The width of a token: from the domain, or from a projection."""
         found = domain_width or width_of_attention(self.attention)
         if found is None:
-            raise Refusal(
-                "the width of a token is not known; give the potential or lookup a projection, or Ball(radius, torch.zeros(d))"
-            )
+            raise Refusal("the width of a token is not known; give the potential or lookup a projection, or Ball(radius, torch.zeros(d))")
         return found
 
 
@@ -113,8 +111,8 @@ def subject_of(map: Attention | Heads, residual: bool = False) -> MultiHead:
     if not isinstance(map, Heads):
         return MultiHead(map, heads, None, residual)
     w_o = map.w_o.detach().double()
-    if len(heads) == 1 and len(w_o) > 1:
-        raise Refusal(f"w_o has {len(w_o)} heads and the attention one")
+    if len(w_o) not in (1, len(heads)):
+        raise Refusal(f"w_o has {len(w_o)} heads and the attention {len(heads)}; give w_o (h, e, d) with one mixer for each head")
     w_o = w_o.expand(len(heads), -1, -1) if len(w_o) == 1 else w_o
     return MultiHead(map, heads, w_o, residual)
 

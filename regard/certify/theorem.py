@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -90,6 +91,8 @@ def rungs(quantity: str, subject: Any, domain: Any, norm: Any) -> tuple[list[Cer
             try:
                 bound = rule(subject, domain, norm)
                 found.append(theorem.certificate(bound, domain, norm, quantity))
+            except OverflowError:  # the bound leaves the range of numbers
+                found.append(theorem.certificate(Bound(math.inf), domain, norm, quantity))
             except Refusal as refusal:
                 if str(refusal):
                     refused.append(f"{theorem.title}: {refusal}")

@@ -96,7 +96,7 @@ def test_radii_that_leave_the_range_give_infinity(radius):
     [
         (r.Attention(r.Bilinear(torch.eye(2, dtype=D))), Whole(), "tokens are not bounded; use Ball"),
         (r.Attention(r.Dot(), normalizer=r.Sparsemax()), Ball(1.0, torch.zeros(2, dtype=D), 3), "rows of Sparsemax are not Gibbs laws"),
-        (r.Attention(r.Dot()), Ball(1.0), "width of a token is not known here; give the domain a center"),
+        (r.Attention(r.Dot()), Ball(1.0), "the width of a token is not known"),
         (r.Attention(r.Dot(), r.Table(torch.ones(3, 2, dtype=D))), Ball(1.0, torch.zeros(2, dtype=D), 3), "values by Table have no known"),
         (
             r.Attention(r.Potential.of(lambda x, y: (x - y).abs().sum(-1))),
