@@ -25,8 +25,8 @@ class Bound:
     probability: float = 1.0
 
 
-Rule = Callable[..., Bound]
-AnyRule = TypeVar("AnyRule", bound=Callable[..., Bound])
+Rule = Callable[..., "Bound | list[Bound]"]
+AnyRule = TypeVar("AnyRule", bound=Callable[..., "Bound | list[Bound]"])
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,9 @@ def rungs(quantity: str, subject: Any, domain: Any, norm: Any) -> tuple[list[Cer
             if kind != quantity or not all(isinstance(a, t) for a, t in zip((subject, domain, norm), types, strict=True)):
                 continue
             try:
-                bound = rule(subject, domain, norm)
-                found.append(theorem.certificate(bound, domain, norm, quantity))
+                bounds = rule(subject, domain, norm)
+                for bound in bounds if isinstance(bounds, list) else [bounds]:
+                    found.append(theorem.certificate(bound, domain, norm, quantity))
             except OverflowError:  # the bound leaves the range of numbers
                 found.append(theorem.certificate(Bound(math.inf), domain, norm, quantity))
             except Refusal as refusal:

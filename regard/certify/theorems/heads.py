@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from regard._round import outward
+from regard.certificate import Certificate
 from regard.certify.certification import smallest
 from regard.certify.subject import MultiHead
 from regard.certify.theorem import Bound, Refusal, Theorem
@@ -30,19 +32,40 @@ Minkowski in $\ell^{p/2}$ over tokens.
 
 
 @THEOREM.constant(MultiHead, Domain, Norm)
-def heads(subject: MultiHead, domain: Domain, norm: Norm) -> Bound:
-    """The smaller of the two forms."""
-    if subject.residual or (len(subject.separate) == 1):
+def heads(subject: MultiHead, domain: Domain, norm: Norm) -> list[Bound]:
+    """The smallest bound of each head together, and then every theorem that holds for all of them, for the ladder."""
+    if subject.residual or len(subject.separate) == 1:
         raise Refusal("")
     separate = [smallest("constant", head, domain, norm) for head in subject.separate]
+    folded = None if subject.folded is None else [smallest("constant", head, domain, norm) for head in subject.folded]
+    best = _together(subject, separate, folded, norm)
+    found = [best]
+    for theorem in _shared([*separate, *(folded or ())]):
+        picked = None if folded is None else [_rung(part, theorem) for part in folded]
+        bound = _together(subject, [_rung(part, theorem) for part in separate], picked, norm)
+        if bound.value > best.value:
+            found.append(replace(bound, note=theorem))
+    return found
+
+
+def _together(subject: MultiHead, separate: list[Certificate], folded: list[Certificate] | None, norm: Norm) -> Bound:
+    """The smaller of the two forms."""
     root = isinstance(norm, (Frobenius, TokenMax)) or (isinstance(norm, Wasserstein) and norm.p >= 2)
     joined = outward(subject.mixing * sum(part.value**2 for part in separate) ** 0.5) if root else float("inf")
-    if subject.folded is None:
-        total = joined if root else _stacked(separate, norm)
-        return Bound(total, parts=tuple(separate))
-    folded = [smallest("constant", head, domain, norm) for head in subject.folded]
+    if folded is None:
+        return Bound(joined if root else _stacked(separate, norm), parts=tuple(separate))
     total = outward(sum(part.value for part in folded))
     return Bound(min(joined, total), parts=tuple(separate if joined <= total else folded))
+
+
+def _shared(parts: list[Certificate]) -> list[str]:
+    """The theorems on all ladders."""
+    names = [{rung.theorem for rung in (part, *part.others)} for part in parts]
+    return sorted(set.intersection(*names))
+
+
+def _rung(part: Certificate, theorem: str) -> Certificate:
+    return next(rung for rung in (part, *part.others) if rung.theorem == theorem)
 
 
 def _stacked(parts: list[Any], norm: Norm) -> float:
