@@ -20,7 +20,7 @@ STATIONS = 6
 DENSE = 1536
 """Up to this many inputs the norm at the center comes from the whole matrix."""
 FAILURE = 1e-6
-STARTS, POWERS = 4, 200
+STARTS, POWERS = 4, 128
 
 
 class BallScores:

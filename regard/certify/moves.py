@@ -312,16 +312,17 @@ class LinearMove:
         blocks = (blocks / unit).float()
         sizes = blocks.flatten(-2).norm(dim=-1).clamp_min(1e-12)
         share = sizes / sizes.sum(-1, keepdim=True)
-        gram = blocks @ blocks.mT
+        wide = blocks.shape[-2]
+        flat = (blocks @ blocks.mT).flatten(-2)  # (rows, columns, e²)
         top: Tensor | None = None
         for step in range(self._steps):
-            total = (gram / share[..., None, None]).sum(1)
+            total = ((1 / share).unsqueeze(1) @ flat).reshape(len(flat), wide, wide)
             soft = total / _trace(total)
             for _ in range(5):
                 soft = soft @ soft
                 soft = soft / _trace(soft)
             top = soft if top is None else top + (soft - top) * max(0.3, 1 / (step + 1))
-            found = (gram * top.unsqueeze(1)).sum((-2, -1)).clamp_min(0).sqrt() + 1e-6 * sizes
+            found = (flat @ top.flatten(1).unsqueeze(-1)).squeeze(-1).clamp_min(0).sqrt() + 1e-6 * sizes
             share = (share * found).sqrt()
             share = share / share.sum(-1, keepdim=True)
         share = share.double()  # shares that add up to more than one would certify too little
