@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify.falsification import farthest, project
+from regard.certify.places import farthest, project
 from regard.certify.setting import balls_of, moves_of, tokens_of, width_of
 from regard.domains import Ball, Neighborhood, Radii, Shell, Whole, one_token
 from regard.norms import Frobenius, TokenMax, TokenSum

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from regard.attention import Attention
-from regard.certify.falsification import project
 from regard.certify.imaging import image
+from regard.certify.places import project
 from regard.certify.theorem import Refusal
 from regard.domains import Ball, Near, Neighborhood, Radii, Shell, Whole
 from regard.lookups import Factored, Linear

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify import taylor
+from regard.certify.near import taylor
+from regard.certify.near.taylor import curvature_of, start, step
 from regard.certify.setting import moves_of
-from regard.certify.taylor import curvature_of, start, step
 
 D = torch.float64
 

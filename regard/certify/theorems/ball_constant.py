@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from regard._round import outward
-from regard.certify.moves import row_constants
-from regard.certify.nearby import local_facts
+from regard.certify.near.facts import local_facts
+from regard.certify.near.steepness import row_constants
 from regard.certify.setting import moves_of
 from regard.certify.subject import MultiHead
 from regard.certify.theorem import Bound, Theorem, assumed, checked

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from regard._round import outward
-from regard.certify.nearby import local_facts
+from regard.certify.near.facts import local_facts
 from regard.certify.subject import MultiHead
 from regard.certify.theorem import Bound, Refusal, Theorem, assumed, checked
 from regard.certify.theorems.ball_constant import _arithmetic, _radius

@@ -7,7 +7,7 @@ from typing import Any
 
 from regard._round import outward, vector_norm_bound
 from regard.certify.certification import smallest
-from regard.certify.local import curvature
+from regard.certify.near.heads import curvature
 from regard.certify.setting import moves_of
 from regard.certify.subject import MultiHead
 from regard.certify.theorem import Bound, Refusal, Theorem

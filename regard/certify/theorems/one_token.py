@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from regard._round import outward
-from regard.certify.nearby import local_facts
-from regard.certify.one_token import rest_moves, stacked_norm
+from regard.certify.near.facts import local_facts
+from regard.certify.near.token import rest_moves, stacked_norm
 from regard.certify.subject import MultiHead
 from regard.certify.theorem import Bound, Refusal, Theorem, checked
 from regard.certify.theorems.ball_constant import _arithmetic

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard._round import outward
-from regard.certify.nearby import local_facts
+from regard.certify.near.facts import local_facts
 from regard.certify.setting import moves_of
 from regard.certify.subject import MultiHead
 from regard.certify.theorem import Bound, Theorem, checked

@@ -6,8 +6,8 @@ import torch
 
 from regard._round import outward
 from regard.certify.imaging import one_sequence
+from regard.certify.near.taylor import start, step
 from regard.certify.setting import moves_of
-from regard.certify.taylor import start, step
 from regard.certify.theorem import Bound, Refusal, Theorem, assumed
 from regard.domains import Near
 from regard.maps import Compose, Map, Residual

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.certify.local import MARGIN, LocalHeads, LocalValues, largest_root, matrix_norms
+from regard.certify.near.heads import MARGIN, LocalHeads, LocalValues, largest_root, matrix_norms
 
 CELLS = 160
 CURVE = 1 / (12 * math.sqrt(3))

@@ -10,7 +10,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from regard.certify.local import MARGIN, LocalHead, LocalHeads, LocalValues, largest_root, matrix_norms, row_norms
+from regard.certify.near.heads import MARGIN, LocalHead, LocalHeads, LocalValues, largest_root, row_norms
+from regard.certify.near.linear import LinearMove
 
 
 def exponential_tail(x: Tensor, order: int) -> Tensor:
@@ -279,60 +280,6 @@ STATIONS = 6
 """How many points of a path are looked at; the integrand grows along it, so each piece is bounded by its far end."""
 
 
-class LinearMove:
-    """sup |Σ_j J_ij d_j| over |d_j| ≤ ρ_j for each row, within √(π/2): λ_max(Σ_j ρ_j² J_ij J_ijᵀ/λ_j)^{1/2}; any λ certifies."""
-
-    def __init__(self, heads: LocalHeads, steps: int = 8) -> None:
-        self._heads, self._steps = heads, steps
-        self._unit: Tensor | None = None
-
-    def __call__(self, moves: Tensor) -> Tensor:
-        moving = (moves > 0).nonzero().flatten()
-        if len(moving) == 0:
-            return torch.zeros(self._heads.n, dtype=torch.float64)
-        size = float(moves[moving[0]])
-        if len(moving) == self._heads.n and bool((moves == size).all()):
-            if self._unit is None:
-                self._unit = self._norms(torch.ones_like(moves), moving)
-            return self._unit * size * MARGIN + self._heads.jacobian_error(moves)
-        return self._norms(moves, moving) + self._heads.jacobian_error(moves)
-
-    def _norms(self, moves: Tensor, moving: Tensor) -> Tensor:
-        blocks = self._heads.jacobian[:, moving] * moves[moving][None, :, None, None]
-        if len(moving) == 1:
-            return matrix_norms(blocks)[:, 0]
-        share = self._shares(blocks)
-        rows, columns, wide, deep = blocks.shape
-        scaled = (blocks / share.sqrt()[..., None, None]).transpose(1, 2).reshape(rows, wide, columns * deep)
-        return matrix_norms(scaled)
-
-    def _shares(self, blocks: Tensor) -> Tensor:
-        """λ (rows, columns): towards the square roots of ⟨S, J_ij J_ijᵀ⟩ with S the top of the sum; in float32, since any λ certifies."""
-        unit = float(blocks.abs().amax()) or 1.0
-        blocks = (blocks / unit).float()
-        sizes = blocks.flatten(-2).norm(dim=-1).clamp_min(1e-12)
-        share = sizes / sizes.sum(-1, keepdim=True)
-        wide = blocks.shape[-2]
-        flat = (blocks @ blocks.mT).flatten(-2)  # (rows, columns, e²)
-        top: Tensor | None = None
-        for step in range(self._steps):
-            total = ((1 / share).unsqueeze(1) @ flat).reshape(len(flat), wide, wide)
-            soft = total / _trace(total)
-            for _ in range(5):
-                soft = soft @ soft
-                soft = soft / _trace(soft)
-            top = soft if top is None else top + (soft - top) * max(0.3, 1 / (step + 1))
-            found = (flat @ top.flatten(1).unsqueeze(-1)).squeeze(-1).clamp_min(0).sqrt() + 1e-6 * sizes
-            share = (share * found).sqrt()
-            share = share / share.sum(-1, keepdim=True)
-        share = share.double()  # shares that add up to more than one would certify too little
-        return share / (share.sum(-1, keepdim=True) * MARGIN)
-
-
-def _trace(matrices: Tensor) -> Tensor:
-    return matrices.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None].clamp_min(1e-30)
-
-
 @dataclass(frozen=True)
 class RowMoves:
     """How far each row can move: beyond its linear part, and as a whole by saturation (what the rows themselves move by is added)."""
@@ -350,56 +297,12 @@ class RowMoves:
 def row_moves(heads: LocalHeads, linear: LinearMove, moves: Tensor) -> RowMoves:
     """Both bounds, with the heads combined."""
     scores = [ScoreMoves(local, moves) for local in heads.heads]
-
-    def each(function: Callable[[LocalValues, ScoreMoves], Tensor]) -> Tensor:
-        separate = [function(v, s) for v, s in zip(heads.separate, scores, strict=True)]
-        folded = None if heads.folded is None else [function(v, s) for v, s in zip(heads.folded, scores, strict=True)]
-        return torch.nan_to_num(heads.combined(separate, folded), nan=math.inf, posinf=math.inf)
-
     still = moves if heads.residual else torch.zeros_like(moves)
-    return RowMoves(linear(moves), each(remainder), still + each(saturated))
+    return RowMoves(linear(moves), together(heads, scores, remainder), still + together(heads, scores, saturated))
 
 
-def row_constants(heads: LocalHeads, linear: LinearMove, moves: Tensor) -> Tensor:
-    """At least |J_i(x') e| of each row over |e_k| ≤ 1, anywhere within the moves: from the center, or as a whole."""
-    scores = [ScoreMoves(local, moves) for local in heads.heads]
-
-    def each(function: Callable[[LocalValues, ScoreMoves], Tensor]) -> Tensor:
-        separate = [function(v, s) for v, s in zip(heads.separate, scores, strict=True)]
-        folded = None if heads.folded is None else [function(v, s) for v, s in zip(heads.folded, scores, strict=True)]
-        return torch.nan_to_num(heads.combined(separate, folded), nan=math.inf, posinf=math.inf)
-
-    still = 1.0 if heads.residual else 0.0
-    return torch.minimum(linear(torch.ones_like(moves)) + each(_constant_change), still + each(_constant_whole)) * MARGIN
-
-
-def _unit_spread(scores: ScoreMoves, time: float) -> Tensor:
-    """At least sd of the scores' slope along |e_k| ≤ 1, taken at the center, under laws that are part of the way."""
-    local, tilted, n = scores.local, scores.at(time), scores.local.n
-    narrow, left = local.own_narrow
-    own = row_norms(tilted.high, narrow) + left + local.a * local.shift + 4 * local.tilt
-    steps = scores.alpha.expand(n, n).masked_fill(torch.eye(n, dtype=torch.bool), 0.0)
-    return (own + tilted.most(steps.square()).sqrt()) * MARGIN
-
-
-def _drifts(values: LocalValues, scores: ScoreMoves) -> tuple[Tensor, Tensor]:
-    """At least sd'(d), and sd' of the slope's own change a (|e_i||d_k| + |d_i||e_k|)."""
-    far = scores.most(scores.moves.square()).sqrt()
-    return far, values.local.a * (far + scores.moves)
-
-
-def _constant_change(values: LocalValues, scores: ScoreMoves) -> Tensor:
-    """(E' - E)[Vᵀe] + Cov'(z, s_e) - Cov(z, s_e) + Cov'(Vᵀd, s'_e) + Cov'(z, s'_e - s_e), the second by third cumulants along P e^{tζ}."""
-    total = torch.zeros_like(scores.half)
-    for station in range(1, STATIONS + 1):
-        time = station / STATIONS
-        total = total + spread_at(values, scores, time) * 2 * scores.half * _unit_spread(scores, time) / STATIONS
-    far, bend = _drifts(values, scores)
-    wide, slope = spread_at(values, scores, 1.0), _unit_spread(scores, 1.0)
-    return (values.w * scores.swap + total + values.w * far * (slope + bend) + wide * bend) * MARGIN
-
-
-def _constant_whole(values: LocalValues, scores: ScoreMoves) -> Tensor:
-    """E'[Vᵀe] + Cov'(z + Vᵀd, s'_e)."""
-    far, bend = _drifts(values, scores)
-    return (values.w + (spread_at(values, scores, 1.0) + values.w * far) * (_unit_spread(scores, 1.0) + bend)) * MARGIN
+def together(heads: LocalHeads, scores: list[ScoreMoves], function: Callable[[LocalValues, ScoreMoves], Tensor]) -> Tensor:
+    """A bound of each head, for both ways to combine them; what is no number is no bound."""
+    separate = [function(v, s) for v, s in zip(heads.separate, scores, strict=True)]
+    folded = None if heads.folded is None else [function(v, s) for v, s in zip(heads.folded, scores, strict=True)]
+    return torch.nan_to_num(heads.combined(separate, folded), nan=math.inf, posinf=math.inf)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from regard._round import spectral_norm_bound
-from regard.certify.local import MARGIN, LocalHead, LocalHeads, LocalValues, largest_root, row_norms
-from regard.certify.moves import ScoreMoves, quotient
+from regard.certify.near.heads import MARGIN, LocalHead, LocalHeads, LocalValues, largest_root, row_norms
+from regard.certify.near.moves import ScoreMoves, quotient
 
 STATIONS = 6
 DENSE = 1536

@@ -9,9 +9,10 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from regard.certify.frobenius_ball import FrobeniusBall
-from regard.certify.local import LocalHeads
-from regard.certify.moves import LinearMove, RowMoves, row_moves
+from regard.certify.near.ball import FrobeniusBall
+from regard.certify.near.heads import LocalHeads
+from regard.certify.near.linear import LinearMove
+from regard.certify.near.moves import RowMoves, row_moves
 from regard.certify.subject import MultiHead
 from regard.domains import Near
 

@@ -18,8 +18,9 @@ from regard import maps
 from regard._round import product_norm_bound
 from regard._verb import Verb
 from regard.attention import Attention
-from regard.certify.local import MARGIN, LocalHeads, largest_root, matrix_norms
-from regard.certify.moves import LinearMove, row_moves
+from regard.certify.near.heads import MARGIN, LocalHeads, largest_root, matrix_norms
+from regard.certify.near.linear import LinearMove
+from regard.certify.near.moves import row_moves
 from regard.certify.subject import subject_of
 from regard.certify.theorem import Refusal
 from regard.certify.tokenwise import steepness, travel

@@ -1,0 +1,73 @@
+"""Points of domains, for attacks: the nearest one, and the farthest along a slope."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard._verb import Verb
+from regard.domains import Ball, Neighborhood, Radii, Shell, Whole
+from regard.norms import Frobenius
+
+farthest = Verb("farthest")
+"""farthest.one(domain, slope): the point of a neighborhood that is farthest along a slope."""
+
+
+@farthest.rule(Ball)
+def _farthest_ball(domain: Ball, slope: Tensor) -> Tensor:
+    out = domain.radius * (1 - 1e-12) * slope / slope.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+    return out if domain.center is None else out + domain.center.to(out.dtype)
+
+
+@farthest.rule(Neighborhood)
+def _farthest_near(domain: Neighborhood, slope: Tensor) -> Tensor:
+    length = slope.norm() if isinstance(domain.norm, Frobenius) else slope.norm(dim=-1, keepdim=True)
+    return domain.measure.points + domain.radius * (1 - 1e-12) * slope / length.clamp_min(1e-300)
+
+
+@farthest.rule(Radii)
+def _farthest_radii(domain: Radii, slope: Tensor) -> Tensor:
+    return domain.measure.points + (1 - 1e-12) * domain.radii.double().unsqueeze(-1) * slope / slope.norm(dim=-1, keepdim=True).clamp_min(
+        1e-300
+    )
+
+
+project = Verb("project")
+"""project.one(domain, x): a point of the domain near x."""
+
+
+@project.rule(Whole)
+def _anywhere(domain: Whole, x: Tensor) -> Tensor:
+    return x
+
+
+@project.rule(Ball)
+def _ball(domain: Ball, x: Tensor) -> Tensor:
+    center = torch.zeros(x.shape[-1], dtype=x.dtype) if domain.center is None else domain.center.to(x.dtype)
+    away = x - center
+    length = away.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+    return center + away * (domain.radius * (1 - 1e-12) / length).clamp(max=1.0)
+
+
+@project.rule(Shell)
+def _shell(domain: Shell, x: Tensor) -> Tensor:
+    mean = x.mean(-1, keepdim=True)
+    away = x - mean
+    size = away.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-300)
+    return mean + away * (size.clamp(domain.inner * (1 + 1e-12), domain.outer) / size)
+
+
+@project.rule(Neighborhood)
+def _near(domain: Neighborhood, x: Tensor) -> Tensor:
+    center = domain.measure.points
+    away = x - center
+    length = away.norm() if isinstance(domain.norm, Frobenius) else away.norm(dim=-1, keepdim=True)
+    return center + away * (domain.radius * (1 - 1e-12) / length.clamp_min(1e-300)).clamp(max=1.0)
+
+
+@project.rule(Radii)
+def _radii(domain: Radii, x: Tensor) -> Tensor:
+    center = domain.measure.points
+    away = x - center
+    length = away.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+    return center + away * (domain.radii.double().unsqueeze(-1) * (1 - 1e-12) / length).clamp(max=1.0)
