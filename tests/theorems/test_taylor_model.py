@@ -8,6 +8,7 @@ import torch
 import regard as r
 from regard.certify.near import taylor
 from regard.certify.near.taylor import curvature_of, start, step
+from regard.certify.places import project
 from regard.certify.setting import moves_of
 
 D = torch.float64
@@ -38,7 +39,7 @@ def test_no_attack_exceeds_the_deviation(pre, activation):
     map, x = block(0, pre, activation), tokens(0)
     for radius in (1e-4, 1e-2, 0.3, 5.0):
         for domain, norm in ((r.Neighborhood(x, radius, r.TokenMax()), r.TokenMax()), (r.one_token(x, 1, radius), r.Frobenius())):
-            state = step.one(map, start(x, moves_of(domain)))
+            state = step(map, start(x, moves_of(domain)))
             found = r.falsify_deviation(map, domain, norm, restarts=1, steps=6).value
             assert found <= state.deviation(norm)
             if radius == 1e-4 and not isinstance(activation, r.Relu):
@@ -50,7 +51,7 @@ def test_every_token_stays_within_its_own_bound():
     generator = torch.Generator().manual_seed(0)
     for radius in (1e-3, 0.1):
         radii = radius * torch.rand(5, generator=generator, dtype=D)
-        bound = step.one(map, start(x, radii)).moves()
+        bound = step(map, start(x, radii)).moves()
         for _ in range(50):
             direction = torch.randn(5, 8, generator=generator, dtype=D)
             other = x + radii.unsqueeze(-1) * direction / direction.norm(dim=-1, keepdim=True)
@@ -59,7 +60,7 @@ def test_every_token_stays_within_its_own_bound():
 
 def test_the_linear_part_is_the_jacobian_of_the_network():
     map, x = block(3), tokens(3)
-    state = step.one(map, start(x, torch.ones(5, dtype=D)))
+    state = step(map, start(x, torch.ones(5, dtype=D)))
     matrix = state.columns[0].blocks.permute(0, 2, 1, 3).reshape(40, 40)
     torch.testing.assert_close(matrix, r.linearize(map, x).dense(), rtol=1e-10, atol=1e-10)
 
@@ -71,7 +72,39 @@ def test_depth_is_far_below_the_product_of_constants():
     assert certificate.theorem.startswith("the Taylor model")
     found = r.falsify_deviation(map, domain, r.TokenMax(), restarts=1, steps=4).value
     assert found <= certificate.value <= 1.5 * found
-    assert certificate.value < 0.1 * r.certify(map, domain, r.TokenMax()).value * 1e-5
+    constant = r.certify(map, domain, r.TokenMax())
+    product = next(rung for rung in constant.others if rung.theorem == "composition")
+    assert constant.theorem.startswith("the Taylor model")
+    assert constant.value < 0.1 * product.value
+    assert found / 1e-5 <= constant.value <= 2 * found / 1e-5
+
+
+@pytest.mark.parametrize("pre", [True, False])
+@pytest.mark.parametrize("activation", [r.Gelu(), r.Relu()], ids=repr)
+@pytest.mark.parametrize("norm", [r.TokenMax(), r.Frobenius()], ids=repr)
+def test_no_derivative_of_the_neighborhood_exceeds_the_constant(pre, activation, norm):
+    map, x = block(5, pre, activation), tokens(5)
+    generator = torch.Generator().manual_seed(0)
+    for radius in (0.0, 1e-4, 1e-2, 0.3):
+        domain = r.Neighborhood(x, radius, norm)
+        ladder = r.certify(map, domain, norm)
+        value = next(rung.value for rung in (ladder, *ladder.others) if rung.theorem.startswith("the Taylor model"))
+        for _ in range(6):
+            other = project.one(domain, x + 2 * radius * torch.randn(5, 8, generator=generator, dtype=D))
+            jacobian = r.linearize(map, other)
+            if isinstance(norm, r.Frobenius):
+                seen = float(torch.linalg.matrix_norm(jacobian.dense(), 2))
+            else:
+                blocks = jacobian.dense().unflatten(0, (5, 8)).unflatten(-1, (5, 8))
+                direction = torch.randn(5, 5, 8, generator=generator, dtype=D)  # one for each row
+                for _ in range(20):
+                    direction = direction / direction.norm(dim=-1, keepdim=True)
+                    moved = torch.einsum("iejd,ijd->ie", blocks, direction)
+                    direction = torch.einsum("iejd,ie->ijd", blocks, moved)
+                seen = float(moved.norm(dim=-1).max())
+            assert seen <= value * (1 + 1e-12)
+        if radius <= 1e-4 and not isinstance(activation, r.Relu):
+            assert value <= 1.2 * seen
 
 
 def test_it_says_where_it_is_vacuous():
@@ -84,9 +117,9 @@ def test_it_says_where_it_is_vacuous():
 def test_merged_remainders_are_bounds_too(monkeypatch):
     map, x = r.Compose(block(1).maps + block(2).maps), tokens(1)
     radii = torch.full((5,), 1e-2, dtype=D)
-    whole = step.one(map, start(x, radii)).moves()
+    whole = step(map, start(x, radii)).moves()
     monkeypatch.setattr(taylor, "NUMBERS", 2000)
-    merged = step.one(map, start(x, radii))
+    merged = step(map, start(x, radii))
     assert len(merged.columns) <= 3
     assert bool((merged.moves() >= whole * (1 - 1e-9)).all())
 

@@ -30,32 +30,33 @@ class LinearMove:
         blocks = self._heads.jacobian[:, moving] * moves[moving][None, :, None, None]
         if len(moving) == 1:
             return matrix_norms(blocks)[:, 0]
-        share = self._shares(blocks)
+        share = shares(blocks, self._steps)
         rows, columns, wide, deep = blocks.shape
         scaled = (blocks / share.sqrt()[..., None, None]).transpose(1, 2).reshape(rows, wide, columns * deep)
         return matrix_norms(scaled)
 
-    def _shares(self, blocks: Tensor) -> Tensor:
-        """λ (rows, columns): towards the square roots of ⟨S, J_ij J_ijᵀ⟩ with S the top of the sum; in float32, since any λ certifies."""
-        unit = float(blocks.abs().amax()) or 1.0
-        blocks = (blocks / unit).float()
-        sizes = blocks.flatten(-2).norm(dim=-1).clamp_min(1e-12)
-        share = sizes / sizes.sum(-1, keepdim=True)
-        wide = blocks.shape[-2]
-        flat = (blocks @ blocks.mT).flatten(-2)  # (rows, columns, e²)
-        top: Tensor | None = None
-        for step in range(self._steps):
-            total = ((1 / share).unsqueeze(1) @ flat).reshape(len(flat), wide, wide)
-            soft = total / _trace(total)
-            for _ in range(5):
-                soft = soft @ soft
-                soft = soft / _trace(soft)
-            top = soft if top is None else top + (soft - top) * max(0.3, 1 / (step + 1))
-            found = (flat @ top.flatten(1).unsqueeze(-1)).squeeze(-1).clamp_min(0).sqrt() + 1e-6 * sizes
-            share = (share * found).sqrt()
-            share = share / share.sum(-1, keepdim=True)
-        share = share.double()  # shares that add up to more than one would certify too little
-        return share / (share.sum(-1, keepdim=True) * MARGIN)
+
+def shares(blocks: Tensor, steps: int) -> Tensor:
+    """λ (rows, columns): towards the square roots of ⟨S, J_ij J_ijᵀ⟩ with S the top of the sum; in float32, since any λ certifies."""
+    unit = float(blocks.abs().amax()) or 1.0
+    blocks = (blocks / unit).float()
+    sizes = blocks.flatten(-2).norm(dim=-1).clamp_min(1e-12)
+    share = sizes / sizes.sum(-1, keepdim=True)
+    wide = blocks.shape[-2]
+    flat = (blocks @ blocks.mT).flatten(-2)  # (rows, columns, e²)
+    top: Tensor | None = None
+    for step in range(steps):
+        total = ((1 / share).unsqueeze(1) @ flat).reshape(len(flat), wide, wide)
+        soft = total / _trace(total)
+        for _ in range(5):
+            soft = soft @ soft
+            soft = soft / _trace(soft)
+        top = soft if top is None else top + (soft - top) * max(0.3, 1 / (step + 1))
+        found = (flat @ top.flatten(1).unsqueeze(-1)).squeeze(-1).clamp_min(0).sqrt() + 1e-6 * sizes
+        share = (share * found).sqrt()
+        share = share / share.sum(-1, keepdim=True)
+    share = share.double()  # shares that add up to more than one would certify too little
+    return share / (share.sum(-1, keepdim=True) * MARGIN)
 
 
 def _trace(matrices: Tensor) -> Tensor:

@@ -2,14 +2,16 @@
 
 A state says x' = x + Σ_c B_c d_c with |d_c,j| ≤ ρ_c,j: the first column is the move of the input, the others are remainders of earlier
 maps. A map
-multiplies every column by its exact derivative and adds a column for its own remainder. Norms are never multiplied across layers.
+multiplies every column by its exact derivative and adds a column for its own remainder. A tangent goes the same way, with what the
+derivative
+may change in place of remainders. Norms are never multiplied across layers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,8 +21,9 @@ from regard._round import product_norm_bound
 from regard._verb import Verb
 from regard.attention import Attention
 from regard.certify.near.heads import MARGIN, LocalHeads, largest_root, matrix_norms
-from regard.certify.near.linear import LinearMove
+from regard.certify.near.linear import LinearMove, shares
 from regard.certify.near.moves import row_moves
+from regard.certify.near.steepness import derivative_change
 from regard.certify.subject import subject_of
 from regard.certify.theorem import Refusal
 from regard.certify.tokenwise import steepness, travel
@@ -44,8 +47,8 @@ class Column:
         """The sum with a column of the same origin."""
         return self if other is None else Column(self.blocks + other.blocks, self.radii)
 
-    def reach(self) -> Tensor:
-        """At least |Σ_j B_ij d_j| for each token i: λ_max(Σ_j ρ_j² B_ij B_ijᵀ/λ_j)^{1/2} with λ_j in proportion to the blocks."""
+    def reach(self, steps: int = 0) -> Tensor:
+        """At least |Σ_j B_ij d_j| for each token i: λ_max(Σ_j ρ_j² B_ij B_ijᵀ/λ_j)^{1/2} λ in proportion to the blocks, or better."""
         moving = self.radii > 0
         if not bool(moving.any()):
             return torch.zeros(len(self.blocks), dtype=torch.float64)
@@ -53,7 +56,7 @@ class Column:
             return torch.full((len(self.blocks),), math.inf, dtype=torch.float64)
         scaled = self.blocks[:, moving] * self.radii[moving][None, :, None, None]
         sizes = scaled.flatten(-2).norm(dim=-1).clamp_min(1e-300)
-        share = (sizes / sizes.sum(-1, keepdim=True)).sqrt()
+        share = (shares(scaled, steps) if steps else sizes / sizes.sum(-1, keepdim=True)).sqrt()
         wide = (scaled / share[..., None, None]).transpose(1, 2).flatten(-2)
         gram = wide @ wide.mT if wide.shape[-2] <= wide.shape[-1] else wide.mT @ wide
         return torch.minimum(largest_root(gram), sizes.sum(-1)) * (MARGIN + ROUNDING)
@@ -87,13 +90,6 @@ class State:
         beyond = sum(float(norm.of(column.reach().unsqueeze(-1))) for column in self.columns[1:])
         return min(each, (linear + beyond) * MARGIN)
 
-    def merged(self) -> State:
-        """The same with fewer numbers: all remainders as one, per token."""
-        if sum(column.blocks.numel() for column in self.columns) <= NUMBERS or len(self.columns) <= 2:
-            return self
-        n, d = self.value.shape
-        return replace(self, columns=(self.columns[0], fresh(n, d, self.remainder())))
-
 
 def fresh(n: int, width: int, radii: Tensor) -> Column:
     """A column that starts here."""
@@ -109,132 +105,220 @@ def start(points: Tensor, radii: Tensor) -> State:
     return State(points, (Column(column.blocks[:, moving], radii[moving]),), radii)
 
 
-step = Verb("step")
-"""step.one(map, state) -> State."""
+@dataclass(frozen=True)
+class Stage:
+    """A map at a value, for tokens within some moves of it.
+
+    push: its exact derivative on blocks. remainder, cap (n,): what is beyond the linear part, and how far the value moves at all. change:
+    for
+    tangents within τ (n,), how far (Df(x') - Df(x)) e can be.
+    """
+
+    value: Tensor
+    push: Callable[[Tensor], Tensor]
+    remainder: Tensor
+    cap: Tensor
+    change: Callable[[Tensor], Tensor]
 
 
-@step.rule(object)
-def _unknown(map: object, state: State) -> State:
-    raise Refusal(f"{type(map).__name__} has no Taylor model")
+stage = Verb("stage")
+"""stage.one(map, value, moves) -> Stage, for maps that are not made of others."""
 
 
-@step.rule(maps.Compose)
-def _compose(map: maps.Compose, state: State) -> State:
-    inner = list(map.maps)
-    while inner:
-        if len(inner) >= 3 and _is_feed_forward(inner[:3]):
-            state = _feed_forward(inner[0], inner[1], inner[2], state)  # type: ignore[arg-type]
-            del inner[:3]
-        else:
-            state = step.one(inner.pop(0), state)
-    return state
+@dataclass(frozen=True)
+class FeedForward:
+    """Two affine maps with an activation between them, whose remainder is known as a whole."""
+
+    first: maps.Affine
+    activation: maps.Activation
+    second: maps.Affine
 
 
-@step.rule(maps.Residual)
-def _residual(map: maps.Residual, state: State) -> State:
-    after = step.one(map.map, state)
-    if after.value.shape != state.value.shape:
-        raise Refusal("a residual connection around a map that changes the width")
-    # A remainder from before that was merged inside goes on alone here; what became of it inside is part of the merged column.
-    inside = {id(column.radii): column for column in after.columns}
-    before = tuple(column.plus(inside.pop(id(column.radii), None)) for column in state.columns)
-    return State(state.value + after.value, before + tuple(inside.values()), state.cap + after.cap).merged()
+def step(map: object, state: State) -> State:
+    """The state after a map."""
+    return _run(map, state, None)[0]
 
 
-@step.rule(maps.Heads)
-@step.rule(Attention)
-def _attention(map: Attention | maps.Heads, state: State) -> State:
-    heads = LocalHeads(subject_of(map), Neighborhood(state.value, 0.0, TokenMax()))
+def slopes(map: object, state: State) -> tuple[Column, ...]:
+    """The columns of a tangent |e_j| ≤ 1 after a map, anywhere within the moves of a state."""
+    n, d = state.value.shape
+    found = _run(map, state, (fresh(n, d, torch.ones(n, dtype=torch.float64)),))[1]
+    assert found is not None
+    return found
+
+
+Tangents = tuple[Column, ...] | None
+
+
+def _run(map: object, state: State, tangents: Tangents) -> tuple[State, Tangents]:
+    if isinstance(map, maps.Compose):
+        for inner in _grouped(map.maps):
+            state, tangents = _run(inner, state, tangents)
+        return state, tangents
+    if isinstance(map, maps.Residual):
+        after, turned = _run(map.map, state, tangents)
+        return _around(state, after), None if tangents is None or turned is None else _joined(tangents, turned)
     moves = state.moves()
     if bool(torch.isinf(moves).any()):
-        raise Refusal("the moves before an attention are not bounded")
-    found = row_moves(heads, LinearMove(heads, 4), moves)
-    columns = tuple(Column(_pushed(heads, column.blocks), column.radii) for column in state.columns)
-    value = _joined(map(state.value))
-    return _after(value, columns, found.remainder, found.best)
+        raise Refusal("the moves before a map are not bounded")
+    found = stage.one(map, state.value, moves)
+    after = _after(found.value, _pushed(found, state.columns), found.remainder, found.cap)
+    return after, None if tangents is None else _turned(found, tangents)
 
 
-def _joined(value: Tensor) -> Tensor:
-    return value if value.ndim == 2 else value.transpose(0, 1).flatten(1)
+def _pushed(found: Stage, columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    return tuple(Column(found.push(column.blocks), column.radii) for column in columns)
 
 
-def _pushed(heads: LocalHeads, blocks: Tensor) -> Tensor:
-    n, m, d, c = blocks.shape
-    moved = heads.push(blocks.permute(0, 2, 1, 3).reshape(n, d, m * c))
-    return moved.unflatten(-1, (m, c)).permute(0, 2, 1, 3)
+def _turned(found: Stage, tangents: tuple[Column, ...]) -> tuple[Column, ...]:
+    """A tangent after a map: through the derivative at the center, and what the derivative may be more."""
+    n, d = found.value.shape
+    reach = total_reach(tangents)
+    change = torch.nan_to_num(found.change(reach), nan=math.inf, posinf=math.inf) + ROUNDING * reach
+    return _merged((*_pushed(found, tangents), fresh(n, d, change)))
+
+
+def _around(state: State, after: State) -> State:
+    """A residual connection."""
+    if after.value.shape != state.value.shape:
+        raise Refusal("a residual connection around a map that changes the width")
+    return State(state.value + after.value, _joined(state.columns, after.columns), state.cap + after.cap)
+
+
+def _joined(before: tuple[Column, ...], after: tuple[Column, ...]) -> tuple[Column, ...]:
+    """Sums of columns of the same origin. One from before that was merged inside goes on alone; what became of it is in the merged one."""
+    inside = {id(column.radii): column for column in after}
+    known = tuple(column.plus(inside.pop(id(column.radii), None)) for column in before)
+    return _merged(known + tuple(inside.values()))
+
+
+def _merged(columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    """The same with fewer numbers: all remainders as one, per token."""
+    if sum(column.blocks.numel() for column in columns) <= NUMBERS or len(columns) <= 2:
+        return columns
+    n, _, d, _ = columns[0].blocks.shape
+    return columns[0], fresh(n, d, total_reach(columns[1:]))
+
+
+def total_reach(columns: tuple[Column, ...]) -> Tensor:
+    """At least the length of the sum of columns, for each token."""
+    total = columns[0].reach()
+    for column in columns[1:]:
+        total = total + column.reach()
+    return total
 
 
 def _after(value: Tensor, columns: tuple[Column, ...], remainder: Tensor, cap: Tensor) -> State:
     """The state after a map with this remainder, which is never more than the cap and the linear part together."""
     n, d = value.shape
     rounding = ROUNDING * (value.norm(dim=-1) + 1e-300)
-    linear = sum((column.reach() for column in columns), torch.zeros(n, dtype=torch.float64))
-    known = torch.minimum(torch.nan_to_num(remainder, nan=math.inf, posinf=math.inf), cap + linear) + rounding
-    return State(value, (*columns, fresh(n, d, known)), cap + rounding).merged()
+    known = torch.minimum(torch.nan_to_num(remainder, nan=math.inf, posinf=math.inf), cap + total_reach(columns)) + rounding
+    return State(value, _merged((*columns, fresh(n, d, known))), cap + rounding)
 
 
-@step.rule(maps.Affine)
-def _affine(map: maps.Affine, state: State) -> State:
+def _grouped(inner: Sequence[object]) -> list[object]:
+    """The maps of a composition, with feed-forward layers as one."""
+    found: list[object] = []
+    rest = list(inner)
+    while rest:
+        first, middle, last = (*rest[:3], None, None)[:3]
+        if isinstance(first, maps.Affine) and isinstance(middle, maps.Pointwise) and isinstance(last, maps.Affine):
+            found.append(FeedForward(first, middle.activation, last))
+            del rest[:3]
+        else:
+            found.append(rest.pop(0))
+    return found
+
+
+# Maps
+
+
+@stage.rule(object)
+def _unknown(map: object, value: Tensor, moves: Tensor) -> Stage:
+    raise Refusal(f"{type(map).__name__} has no Taylor model")
+
+
+@stage.rule(maps.Heads)
+@stage.rule(Attention)
+def _attention(map: Attention | maps.Heads, value: Tensor, moves: Tensor) -> Stage:
+    heads = LocalHeads(subject_of(map), Neighborhood(value, 0.0, TokenMax()))
+    found = row_moves(heads, LinearMove(heads, 4), moves)
+
+    def push(blocks: Tensor) -> Tensor:
+        n, m, d, c = blocks.shape
+        moved = heads.push(blocks.permute(0, 2, 1, 3).reshape(n, d, m * c))
+        return moved.unflatten(-1, (m, c)).permute(0, 2, 1, 3)
+
+    after = map(value)
+    after = after if after.ndim == 2 else after.transpose(0, 1).flatten(1)  # heads side by side
+    return Stage(after, push, found.remainder, found.best, lambda tangents: derivative_change(heads, moves, tangents))
+
+
+@stage.rule(maps.Affine)
+def _affine(map: maps.Affine, value: Tensor, moves: Tensor) -> Stage:
     w = map.w.detach().double()
-    columns = tuple(Column(w.mT @ column.blocks, column.radii) for column in state.columns)
-    value = maps.Affine(w, None if map.b is None else map.b.detach().double())(state.value)
-    return State(value, columns, product_norm_bound(w) * state.cap * MARGIN)
+    after = maps.Affine(w, None if map.b is None else map.b.detach().double())(value)
+    return Stage(after, lambda blocks: w.mT @ blocks, torch.zeros_like(moves), product_norm_bound(w) * moves * MARGIN, torch.zeros_like)
 
 
-@step.rule(maps.Normalize)
-def _normalize(map: maps.Normalize, state: State) -> State:
-    """|N(x + t) - N(x) - DN t| ≤ max|γ| |t|²/√d (1/(s m) + s/m³), s = √(|x|²/d + eps), m = s - |t|/√d."""
+@stage.rule(maps.Normalize)
+def _normalize(map: maps.Normalize, value: Tensor, moves: Tensor) -> Stage:
+    """|N(x + t) - N(x) - DN t| ≤ max|γ| |t|²/√d (1/(s m) + s/m³), |D²N[t, e]| ≤ 4 max|γ| |t||e|/(√d m²); s² = |x|²/d + eps, m = s - |t|/√d.
+
+    With g the centered token and |g| ≤ √d s: |(1/s)'e| ≤ |e|/(√d s²), |(1/s)''[t, e]| ≤ 2|t||e|/(d s³).
+    """
     weight, bias = (None if t is None else t.detach().double() for t in (map.weight, map.bias))
     map = maps.Normalize(map.eps, weight, bias, map.centered)
-    moves = state.moves()
-    width = state.value.shape[-1]
-    centered = state.value - state.value.mean(-1, keepdim=True) if map.centered else state.value
+    width = math.sqrt(value.shape[-1])
+    centered = value - value.mean(-1, keepdim=True) if map.centered else value
     size = (centered.square().mean(-1) + map.eps).sqrt() / MARGIN
-    least = size - moves / math.sqrt(width)
-    top = 1.0 if map.weight is None else float(map.weight.abs().max())
-    bent = top * moves.square() / math.sqrt(width) * (1 / (size * least) + size / least**3) * MARGIN
-    remainder = torch.where(least > 0, bent, torch.full_like(bent, math.inf))
-    gains = torch.func.vmap(torch.func.jacrev(map))(state.value)
-    columns = tuple(Column(gains.unsqueeze(1) @ column.blocks, column.radii) for column in state.columns)
-    return _after(map(state.value), columns, remainder, travel.one(map, state.value, moves).moves)
+    least = size - moves / width
+    top = 1.0 if weight is None else float(weight.abs().max())
+    infinite = torch.full_like(moves, math.inf)
+    remainder = torch.where(least > 0, top * moves.square() / width * (1 / (size * least) + size / least**3) * MARGIN, infinite)
+    bend = torch.where(least > 0, 4 * top * moves / (width * least.square()) * MARGIN, infinite)
+    gains = torch.func.vmap(torch.func.jacrev(map))(value).unsqueeze(1)
+    return Stage(
+        map(value), lambda blocks: gains @ blocks, remainder, travel.one(map, value, moves).moves, lambda tangents: bend * tangents
+    )
 
 
-@step.rule(maps.Pointwise)
-def _pointwise(map: maps.Pointwise, state: State) -> State:
+@stage.rule(maps.Pointwise)
+def _pointwise(map: maps.Pointwise, value: Tensor, moves: Tensor) -> Stage:
     """|φ(x + t) - φ(x) - φ'(x) t| ≤ |φ''| |t|²/2 for each entry, and for each token by its length."""
-    moves = state.moves()
-    slope = _slopes(map.activation, state.value)[0]
-    bent = curvature_of(map.activation)[0] / 2 * moves.square()
-    columns = tuple(Column(slope[:, None, :, None] * column.blocks, column.radii) for column in state.columns)
-    return _after(map(state.value), columns, bent, travel.one(map, state.value, moves).moves)
+    slope = _slopes(map.activation, value)[0][:, None, :, None]
+    bend = curvature_of(map.activation)[0]
+    cap = travel.one(map, value, moves).moves
+    turned = min(bend, math.inf) * moves if bend < math.inf else torch.full_like(moves, 2 * float(steepness.one(map.activation)))
+    return Stage(map(value), lambda blocks: slope * blocks, bend / 2 * moves.square(), cap, lambda tangents: turned * tangents)
 
 
-def _is_feed_forward(inner: Sequence[object]) -> bool:
-    return isinstance(inner[0], maps.Affine) and isinstance(inner[1], maps.Pointwise) and isinstance(inner[2], maps.Affine)
-
-
-def _feed_forward(first: maps.Affine, act: maps.Pointwise, second: maps.Affine, state: State) -> State:
+@stage.rule(FeedForward)
+def _feed_forward(map: FeedForward, value: Tensor, moves: Tensor) -> Stage:
     """Both layers at once: |w_2ᵀ(φ''(h)(w_1ᵀt)²)|/2 ≤ |t|²/2 λ_max(w_2ᵀD[(w_k·w_l)²]D w_2)^{1/2}, and the third derivative beside it."""
-    moves = state.moves()
-    w_1, w_2 = first.w.detach().double(), second.w.detach().double()
-    hidden = maps.Affine(w_1, None if first.b is None else first.b.detach().double())(state.value)
-    slope, bend = _slopes(act.activation, hidden)
-    second_order, third_order = curvature_of(act.activation)
-    pairs = (w_1.mT @ w_1).square()
+    w_1, w_2 = map.first.w.detach().double(), map.second.w.detach().double()
+    hidden = maps.Affine(w_1, None if map.first.b is None else map.first.b.detach().double())(value)
+    slope, bend = _slopes(map.activation, hidden)
+    second_order, third_order = curvature_of(map.activation)
     weighted = bend.unsqueeze(-1) * w_2
-    sharp = largest_root(weighted.mT @ pairs @ weighted)
-    columns_1, columns_2 = w_1.norm(dim=0), w_2.norm(dim=1)
-    steepest = float(columns_1.max()) * float(largest_root((w_1 * columns_2) @ w_1.mT)) ** 2
-    taylor = moves.square() / 2 * sharp + moves**3 / 6 * third_order * steepest
-    whole = second_order / 2 * moves.square() * product_norm_bound(w_1) ** 2 * product_norm_bound(w_2)
-    remainder = torch.minimum(whole, taylor) if third_order < math.inf else whole
-    if isinstance(act.activation, maps.Relu):
-        remainder = _crossed(hidden, moves.unsqueeze(-1) * columns_1 * MARGIN, w_2)
-    gains = (w_1.unsqueeze(0) * slope.unsqueeze(1)) @ w_2
-    columns = tuple(Column(gains.mT.unsqueeze(1) @ column.blocks, column.radii) for column in state.columns)
-    value = maps.Affine(w_2, None if second.b is None else second.b.detach().double())(act(hidden))
-    cap = product_norm_bound(w_1) * steepness.one(act.activation) * product_norm_bound(w_2) * moves * MARGIN
-    return _after(value, columns, remainder * MARGIN, cap)
+    sharp = largest_root(weighted.mT @ (w_1.mT @ w_1).square() @ weighted)
+    columns, rows = w_1.norm(dim=0), w_2.norm(dim=1)
+    steepest = float(columns.max()) * float(largest_root((w_1 * rows) @ w_1.mT)) ** 2
+    norms = product_norm_bound(w_1), product_norm_bound(w_2)
+    # sup |D²f[t, e]| over unit t and e is that over t = e, for each output direction a symmetric form
+    first = torch.minimum(second_order * norms[0] ** 2 * norms[1] * torch.ones_like(moves), sharp + moves * third_order * steepest)
+    whole = moves.square() / 2 * torch.minimum(first, sharp + moves / 3 * third_order * steepest)
+    if isinstance(map.activation, maps.Relu):
+        whole = _crossed(hidden, moves.unsqueeze(-1) * columns * MARGIN, w_2)
+    most = norms[0] * steepness.one(map.activation) * norms[1]
+    turned = torch.minimum(torch.nan_to_num(first * moves, nan=math.inf), torch.full_like(moves, 2 * most)) * MARGIN
+    if isinstance(map.activation, maps.Relu):  # the slope changes only where an entry can cross zero
+        turned = torch.minimum(
+            turned, ((moves.unsqueeze(-1) * columns * MARGIN >= hidden.abs()).double() * columns * rows).sum(-1) * MARGIN
+        )
+    gains = ((w_1.unsqueeze(0) * slope.unsqueeze(1)) @ w_2).mT.unsqueeze(1)
+    after = maps.Affine(w_2, None if map.second.b is None else map.second.b.detach().double())(map.activation(hidden))
+    return Stage(after, lambda blocks: gains @ blocks, whole * MARGIN, most * moves * MARGIN, lambda tangents: turned * tangents)
 
 
 def _crossed(hidden: Tensor, moves: Tensor, w_2: Tensor) -> Tensor:

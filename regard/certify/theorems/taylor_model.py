@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from regard._round import outward
+from regard._round import outward, spectral_norm_bound
+from regard.certificate import Hypothesis
 from regard.certify.imaging import one_sequence
-from regard.certify.near.taylor import start, step
+from regard.certify.near.taylor import ROUNDING, slopes, start, step
 from regard.certify.setting import moves_of
 from regard.certify.theorem import Bound, Refusal, Theorem, assumed
 from regard.domains import Near
 from regard.maps import Compose, Map, Residual
-from regard.norms import SequenceNorm
+from regard.norms import Frobenius, SequenceNorm, TokenMax
+
+LARGEST = 2048
 
 THEOREM = Theorem(
     name="taylor_model",
@@ -24,6 +28,9 @@ $J_l$ the exact derivative of $f_l$ at the given input and $\mathrm{new}(a)$ the
 `remainder` for attention,
 $\max|\gamma|\,|t|^2/\sqrt d\,(1/(sm) + s/m^3)$ with $s = \sqrt{|x|^2/d + \epsilon}$, $m = s - |t|/\sqrt d$ for norm layers,
 $\tfrac{|t|^2}2\lambda_{\max}(W_2^\top D[(w_k\cdot w_l)^2]DW_2)^{1/2} + \tfrac{|t|^3}6\sup|\varphi'''|\dots$ for feed-forward layers.
+The same holds for a tangent, with $|(Df_a(x') - Df_a(x))e|$ in place of remainders, so that the constant is the norm of the derivative at
+the given input
+and what it can change.
 """,
     hypotheses=("a remainder for every map: attention with bilinear scores, norm layers, feed-forward layers, affine maps, activations",),
     proof=r"""
@@ -34,18 +41,45 @@ column is measured by $\lambda_{\max}(\sum_j\rho_j^2B_{ij}B_{ij}^\top/\lambda_j)
 )
 
 
+@THEOREM.constant(Compose, Near, TokenMax)
+@THEOREM.constant(Residual, Near, TokenMax)
+@THEOREM.constant(Compose, Near, Frobenius)
+@THEOREM.constant(Residual, Near, Frobenius)
+def constant(map: Map, domain: Near, norm: SequenceNorm) -> Bound:
+    """The norm of the end-to-end derivative at the given input, and what it can change on the way to any other of the neighborhood."""
+    points = _points(map, domain)
+    first, *rest = slopes(map, start(points, moves_of(domain)))
+    beyond = sum(float(norm.of(column.reach().unsqueeze(-1))) for column in rest)
+    if isinstance(norm, TokenMax):
+        return Bound(outward(float(first.reach(8).amax()) + beyond), (_arithmetic(),))
+    n, m, wide, deep = first.blocks.shape
+    if m * deep > LARGEST:
+        raise Refusal(
+            f"the derivative has {m * deep} inputs; in Frobenius norm the Taylor model takes up to {LARGEST}, in TokenMax() any number"
+        )
+    matrix = first.blocks.permute(0, 2, 1, 3).reshape(n * wide, m * deep)
+    return Bound(outward(spectral_norm_bound(matrix) * (1 + ROUNDING) + beyond), (_arithmetic(),))
+
+
 @THEOREM.deviation(Compose, Near, SequenceNorm)
 @THEOREM.deviation(Residual, Near, SequenceNorm)
 def taylor_model(map: Map, domain: Near, norm: SequenceNorm) -> Bound:
     """The norm of the moves of all tokens; says so where it is vacuous."""
-    one_sequence(map)
-    measure = domain.measure
-    if measure.log_weights is not None or measure.marks is not None:
-        raise Refusal("weights and marks of the points have no Taylor model")
-    state = step.one(map, start(measure.points, moves_of(domain)))
+    state = step(map, start(_points(map, domain), moves_of(domain)))
     linear = state.columns[0].reach()
     rest = float(norm.of(state.remainder().unsqueeze(-1)))
     vacuous = rest > 100 * float(norm.of(linear.unsqueeze(-1))) and bool(torch.isfinite(linear).all())
     note = "vacuous here: remainders are over a hundred times the linear part" if vacuous else ""
-    arithmetic = assumed("float64 values, products and eigenvalues are right to 1e-11; that is added to every remainder")
-    return Bound(outward(state.deviation(norm)), (arithmetic,), note=note)
+    return Bound(outward(state.deviation(norm)), (_arithmetic(),), note=note)
+
+
+def _points(map: Map, domain: Near) -> Tensor:
+    one_sequence(map)
+    measure = domain.measure
+    if measure.log_weights is not None or measure.marks is not None:
+        raise Refusal("weights and marks of the points have no Taylor model")
+    return measure.points
+
+
+def _arithmetic() -> Hypothesis:
+    return assumed("float64 values, products and eigenvalues are right to 1e-11; that is added to every remainder")
