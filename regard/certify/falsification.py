@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.attention import Attention
 from regard.certify.certification import declare, deviation_domain
-from regard.certify.places import farthest, project
+from regard.certify.places import farthest, project, unit, units
 from regard.certify.setting import moves_of
 from regard.certify.subject import width_of_attention
 from regard.compute import ReferenceEngine, apply
@@ -107,7 +107,7 @@ class _Attack:
         """Where a full step leads: the far end of a bounded domain, or some way up."""
         if isinstance(self.domain, (Ball, Near)):
             return farthest.one(self.domain, uphill)
-        return x + self._size() * uphill / uphill.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+        return x + self._size() * units(uphill)
 
     def move(self, start: int, steps: int) -> Witness:
         """Uphill on |f(x') - f(x)|: to the point of the neighborhood that is farthest along the gradient, or a part of the way."""
@@ -159,7 +159,7 @@ class _Attack:
             for _ in range(4):
                 x = farthest.one(self.domain, pull(u)[0])
                 moved = self._push(center, x - center)[row]
-                u[row] = moved / moved.norm().clamp_min(1e-300)
+                u[row] = unit(moved)
             found.append((float(moved.norm()), x))
         return [x for _, x in sorted(found, key=lambda pair: -pair[0])]
 
@@ -311,31 +311,32 @@ def _matched(norm: Norm) -> Any:
 
 def _primal(norm: Norm, z: Tensor) -> Tensor:
     """The unit vector that has the largest product with z."""
-    lengths = z.norm(dim=-1, keepdim=True).clamp_min(1e-300)
     if isinstance(norm, TokenMax):
-        return z / lengths
+        return units(z)
     if isinstance(norm, TokenSum):
-        out = torch.zeros_like(z)
-        best = int(lengths.argmax())
-        out[best] = z[best] / lengths[best]
-        return out
+        return _longest(z)
     if isinstance(norm, EntryMax):
         return torch.where(z >= 0, 1.0, -1.0).to(z.dtype)
-    return z / z.norm().clamp_min(1e-300)
+    return unit(z)
 
 
 def _dual(norm: Norm, y: Tensor) -> Tensor:
     """The functional of dual norm one whose value at y is its norm."""
-    lengths = y.norm(dim=-1, keepdim=True).clamp_min(1e-300)
     if isinstance(norm, TokenSum):
-        return y / lengths
-    out = torch.zeros(y.shape, dtype=y.dtype)
+        return units(y)
     if isinstance(norm, TokenMax):
-        best = int(lengths.argmax())
-        out[best] = y[best] / lengths[best]
-        return out
+        return _longest(y)
     if isinstance(norm, EntryMax):
+        out = torch.zeros(y.shape, dtype=y.dtype)
         best = int(y.abs().argmax())
         out.view(-1)[best] = y.reshape(-1)[best].sign()
         return out
-    return y / y.norm().clamp_min(1e-300)
+    return unit(y)
+
+
+def _longest(z: Tensor) -> Tensor:
+    """The longest token as a unit vector, and zeros."""
+    out = torch.zeros(z.shape, dtype=z.dtype)
+    best = int(z.norm(dim=-1).argmax())
+    out[best] = unit(z[best])
+    return out

@@ -261,7 +261,7 @@ def _around(map: Any, domain: Near) -> Near:
         return Radii(points, _finite((carried(map, domain) + margin) * SLACK))
     assert isinstance(domain, Neighborhood)
     radius = deviation(map, domain, domain.norm).value + margin * norm_factor(domain.norm, value.size)
-    return Neighborhood(points, float(_finite(torch.tensor(outward(radius)))), domain.norm)
+    return Neighborhood(points, float(_finite(torch.tensor(outward(radius), dtype=torch.float64))), domain.norm)
 
 
 def _finite(radii: Tensor) -> Tensor:

@@ -9,27 +9,38 @@ from regard._verb import Verb
 from regard.domains import Ball, Neighborhood, Radii, Shell, Whole
 from regard.norms import Frobenius
 
+
+def unit(z: Tensor) -> Tensor:
+    """z over its length; scaled first, since squares of very small numbers vanish. Zero stays zero."""
+    z = z / z.abs().amax().clamp_min(5e-324)
+    return z / z.norm().clamp_min(0.5)
+
+
+def units(z: Tensor) -> Tensor:
+    """The same for each token."""
+    z = z / z.abs().amax(-1, keepdim=True).clamp_min(5e-324)
+    return z / z.norm(dim=-1, keepdim=True).clamp_min(0.5)
+
+
 farthest = Verb("farthest")
 """farthest.one(domain, slope): the point of a neighborhood that is farthest along a slope."""
 
 
 @farthest.rule(Ball)
 def _farthest_ball(domain: Ball, slope: Tensor) -> Tensor:
-    out = domain.radius * (1 - 1e-12) * slope / slope.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+    out = domain.radius * (1 - 1e-12) * units(slope)
     return out if domain.center is None else out + domain.center.to(out.dtype)
 
 
 @farthest.rule(Neighborhood)
 def _farthest_near(domain: Neighborhood, slope: Tensor) -> Tensor:
-    length = slope.norm() if isinstance(domain.norm, Frobenius) else slope.norm(dim=-1, keepdim=True)
-    return domain.measure.points + domain.radius * (1 - 1e-12) * slope / length.clamp_min(1e-300)
+    along = unit(slope) if isinstance(domain.norm, Frobenius) else units(slope)
+    return domain.measure.points + domain.radius * (1 - 1e-12) * along
 
 
 @farthest.rule(Radii)
 def _farthest_radii(domain: Radii, slope: Tensor) -> Tensor:
-    return domain.measure.points + (1 - 1e-12) * domain.radii.double().unsqueeze(-1) * slope / slope.norm(dim=-1, keepdim=True).clamp_min(
-        1e-300
-    )
+    return domain.measure.points + (1 - 1e-12) * domain.radii.double().unsqueeze(-1) * units(slope)
 
 
 project = Verb("project")
