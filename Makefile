@@ -12,7 +12,7 @@ help:
 	@echo "make audit   audit all-MiniLM-L6-v2 on the included sentences -> audit-report/report.html"
 	@echo "make test    run every test"
 	@echo "make lint    ruff and mypy"
-	@echo "make bench   ratios to the fused kernel and to peers, certificates over attacks (QUICK=1 ends within five minutes)"
+	@echo "make bench   ratios to the fused kernel and to peers, certificates over attacks (QUICK=1: the short form)"
 	@echo "make falsify attack every certificate (SECONDS_=3600 for an hour)"
 
 $(VENV)/bin/python:
