@@ -133,7 +133,12 @@ class _Attack:
                 rate *= 0.5
             if rate <= 1e-3:
                 break
-        return Witness(best, x, center, self.norm)
+        return Witness(max(0.0, best - self._rounding(value)), x, center, self.norm)
+
+    def _rounding(self, value: Tensor) -> float:
+        """What rounding may add to a distance of values: a witness must not rest on it."""
+        size = 8 * torch.finfo(torch.float64).eps * float(value.detach().abs().amax())
+        return float(self._sequence_norm.of(torch.full_like(value, size)))
 
     def _first(self, start: int, center: Tensor) -> Tensor:
         """Where the linear part moves most; for TokenMax each start has a row of its own, best rows first."""
@@ -193,7 +198,8 @@ class _Attack:
                 other = self._into(x + sign * step * size * direction)
                 apart = self._distance(x, other)
                 if apart > 1e-9 * size:
-                    ratio = self._distance(self.function(x), self.function(other)) / apart
+                    value = self.function(x)
+                    ratio = (self._distance(value, self.function(other)) - self._rounding(value)) / apart
                     best = max(best, Witness(ratio, x, other, self.norm), key=lambda witness: witness.value)
         return best
 
