@@ -48,7 +48,12 @@ def frobenius_bound(matrix: Tensor) -> float:
 def vector_norm_bound(vector: Tensor) -> float:
     """An upper bound of the Euclidean length of a vector, as given."""
     vector = vector.detach().double()
-    return 0.0 if not bool((vector != 0).any()) else outward(float(torch.linalg.vector_norm(vector)), 2 * vector.numel() + 8)
+    if not bool((vector != 0).any()):
+        return 0.0
+    if not bool(torch.isfinite(vector).all()):
+        return math.inf
+    scaled, exponent = _scaled(vector)  # squares of very small numbers vanish
+    return up(math.ldexp(frobenius_bound(scaled), exponent))
 
 
 def product_norm_bound(*factors: Tensor | None) -> float:

@@ -56,6 +56,10 @@ class Linear(Lookup):
     def __post_init__(self) -> None:
         _check.parameter("w_v", self.w_v, 2, "(..., d, e)")
         _check.parameter("b_v", self.b_v, 1, "(..., e)")
+        if self.b_v is not None and self.b_v.shape[-1] not in (1, self.w_v.shape[-1]):
+            raise ArgumentError(
+                "b_v", f"has width {self.b_v.shape[-1]} and w_v gives {self.w_v.shape[-1]}", "give one number for each value"
+            )
 
     def values(self, points: Tensor, marks: Tensor | None) -> Tensor:
         if points.shape[-1] != self.w_v.shape[-2]:
@@ -82,6 +86,8 @@ class Factored(Lookup):
         _check.parameter("w", self.w, 2, "(..., d, c)")
         _check.parameter("u", self.u, 2, "(..., c, e)")
         _check.parameter("b", self.b, 1, "(..., e)")
+        if self.b is not None and self.b.shape[-1] not in (1, self.u.shape[-1]):
+            raise ArgumentError("b", f"has width {self.b.shape[-1]} and u gives {self.u.shape[-1]}", "give one number for each value")
         if self.w.shape[-1] != self.u.shape[-2]:
             raise ArgumentError(
                 "u", f"takes width {self.u.shape[-2]} and w gives {self.w.shape[-1]}", "give u (..., c, e) for w (..., d, c)"

@@ -56,7 +56,11 @@ class Residual(Map):
         _mapping("map", self.map)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return x + self.map(x)
+        value = self.map(x)
+        if value.shape[-2:] != x.shape[-2:]:
+            found = f"takes {list(x.shape[-2:])} to {list(value.shape[-2:])}"
+            raise ArgumentError("map", found, "a residual connection needs a map that keeps the shape of a sequence")
+        return x + value
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -70,8 +74,8 @@ class Heads(Map):
     def __post_init__(self) -> None:
         if not isinstance(self.attention, Attention):
             raise ArgumentError("attention", f"is a {type(self.attention).__name__}", "give an Attention")
-        _check.parameter("w_o", self.w_o, 3, "(h, e, d)")
-        _check.parameter("b_o", self.b_o, 1, "(d,)")
+        _exactly("w_o", self.w_o, 3, "(h, e, d)")
+        _exactly("b_o", self.b_o, 1, "(d,)", self.w_o.shape[-1])
 
     def __call__(self, x: Tensor) -> Tensor:
         mixed = (self.attention(x) @ self.w_o).sum(-3)
@@ -86,8 +90,8 @@ class Affine(Map):
     b: Tensor | None = None
 
     def __post_init__(self) -> None:
-        _check.parameter("w", self.w, 2, "(d, e)")
-        _check.parameter("b", self.b, 1, "(e,)")
+        _exactly("w", self.w, 2, "(d, e)")
+        _exactly("b", self.b, 1, "(e,)", self.w.shape[-1])
 
     def __call__(self, x: Tensor) -> Tensor:
         return x @ self.w if self.b is None else x @ self.w + self.b
@@ -105,10 +109,13 @@ class Normalize(Map):
     def __post_init__(self) -> None:
         if not self.eps >= 0:
             raise ArgumentError("eps", f"is {self.eps}", "give a number that is not negative")
-        _check.parameter("weight", self.weight, 1, "(d,)")
-        _check.parameter("bias", self.bias, 1, "(d,)")
+        _exactly("weight", self.weight, 1, "(d,)")
+        _exactly("bias", self.bias, 1, "(d,)", None if self.weight is None else len(self.weight))
 
     def __call__(self, x: Tensor) -> Tensor:
+        for name, value in (("weight", self.weight), ("bias", self.bias)):
+            if value is not None and len(value) != x.shape[-1]:
+                raise ArgumentError(name, f"has width {len(value)} and tokens have {x.shape[-1]}", "give one number for each coordinate")
         x = x - x.mean(-1, keepdim=True) if self.centered else x
         x = x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
         x = x if self.weight is None else x * self.weight
@@ -184,6 +191,17 @@ class Gated(Map):
     b: Tensor | None = None
     b_gate: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        _exactly("w", self.w, 2, "(d, c)")
+        _exactly("w_gate", self.w_gate, 2, "(d, c)", self.w.shape[-1])
+        _exactly("w_out", self.w_out, 2, "(c, e)")
+        _exactly("b", self.b, 1, "(c,)", self.w.shape[-1])
+        _exactly("b_gate", self.b_gate, 1, "(c,)", self.w.shape[-1])
+        if self.w_out.shape[0] != self.w.shape[-1]:
+            raise ArgumentError(
+                "w_out", f"takes width {self.w_out.shape[0]} and w gives {self.w.shape[-1]}", "give w_out (c, e) for w (d, c)"
+            )
+
     def __call__(self, x: Tensor) -> Tensor:
         inner, gate = Affine(self.w, self.b)(x), Affine(self.w_gate, self.b_gate)(x)
         return (self.activation(inner) * gate) @ self.w_out
@@ -236,6 +254,14 @@ def pre_norm(attention: Mapping, hidden: Mapping, first: Normalize, second: Norm
 def post_norm(attention: Mapping, hidden: Mapping, first: Normalize, second: Normalize) -> Compose:
     """norm(x + attention(x)), then norm(x + hidden(x))."""
     return Compose((Residual(attention), first, Residual(hidden), second))
+
+
+def _exactly(name: str, value: Tensor | None, rank: int, shape: str, width: int | None = None) -> None:
+    """A parameter of exactly this rank and, where it is given, this last width: nothing broadcasts in silence."""
+    _check.parameter(name, value, rank, shape)
+    if value is not None and (value.ndim != rank or (width is not None and value.shape[-1] != width)):
+        wanted = shape if width is None else f"{shape} with {width} at the end"
+        raise ArgumentError(name, f"has shape {list(value.shape)}", f"give a tensor of shape {wanted}")
 
 
 def _mapping(name: str, value: object) -> None:

@@ -192,7 +192,11 @@ def _context(map: maps.ToContext, domain: TokenSet) -> Ball:
     held = Neighborhood(context.detach(), 0.0, TokenMax())
     found = _averages(map.attention, enclosing(held).replace(tokens=domain.tokens))
     assert isinstance(found, Ball)
-    return found
+    weights = map.context.log_weights if isinstance(map.context, Measure) else None
+    full = isinstance(map.attention.support, Full) and (weights is None or bool((weights > -math.inf).any(-1).all()))
+    if full or found.center is None:
+        return found
+    return found.replace(radius=max(found.radius, vector_norm_bound(found.center)))  # a query that sees nothing gives zero
 
 
 def _laws(subject: MultiHead) -> None:

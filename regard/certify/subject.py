@@ -25,7 +25,9 @@ RANKS = {
     "w_q": 2, "w_k": 2, "w_v": 2, "a": 2, "w": 2, "u": 2, "v": 1, "b_q": 1, "b_k": 1, "b_v": 1, "b": 1,
     "table": 1, "ids": 1, "mask": 2, "frequencies": 1, "omega": 2,
 }  # fmt: skip
-"""How many dimensions a parameter has without heads; numbers have none."""
+"""How many dimensions a parameter has without heads."""
+NUMBERS = {"scale", "temperature", "bandwidth", "nu", "cap", "slope", "factor", "sink", "bias", "lengths"}
+"""Parameters that are one number for each head."""
 
 
 class Head:
@@ -126,8 +128,11 @@ def single_heads(attention: Attention) -> list[Attention]:
     return [_picked(attention, head, heads) for head in range(heads)]
 
 
-def _rank(owner: Object, name: str) -> int:
-    return 2 if name == "table" and isinstance(owner, Lookup) else RANKS.get(name, 0)
+def _rank(owner: Object, name: str, dimensions: int) -> int:
+    """How many of the dimensions of a field are not heads; a field that nobody here knows has none."""
+    if name == "table" and isinstance(owner, Lookup):
+        return 2
+    return RANKS.get(name, 0 if name in NUMBERS else dimensions)
 
 
 def _leads(value: Object) -> list[tuple[str, int]]:
@@ -139,7 +144,7 @@ def _leads(value: Object) -> list[tuple[str, int]]:
             if isinstance(item, Object):
                 found += _leads(item)
             elif isinstance(item, Tensor):
-                lead = item.shape[: max(0, item.ndim - _rank(value, field.name))]
+                lead = item.shape[: max(0, item.ndim - _rank(value, field.name, item.ndim))]
                 if len([size for size in lead if size > 1]) > 1:
                     raise Refusal(f"{field.name} has batch dimensions {list(lead)}; bounds are for one sequence with heads")
                 found.append((field.name, int(torch.Size(lead).numel())))
@@ -160,7 +165,7 @@ def _pick(owner: Object, name: str, part: Any, head: int, heads: int) -> Any:
     if not isinstance(part, Tensor):
         return part
     part = part.detach()
-    rank = _rank(owner, name)
+    rank = _rank(owner, name, part.ndim)
     lead = part.shape[: max(0, part.ndim - rank)]
     count = int(torch.Size(lead).numel())
     chosen = part.reshape(count, *part.shape[len(lead) :])[head * count // heads] if lead else part

@@ -176,11 +176,11 @@ def least_deviation(map: maps.Normalize, domain: Domain) -> float:
 
 def normalize_width(map: maps.Normalize, domain: Domain) -> int:
     """The width of a token, from the weights or from the domain."""
-    for known in (map.weight, map.bias, domain.center if isinstance(domain, Ball) else None):
-        if known is not None:
-            return len(known)
     if isinstance(domain, Near):
         return int(domain.measure.points.shape[-1])
+    for known in (domain.center if isinstance(domain, Ball) else None, map.weight, map.bias):
+        if known is not None:
+            return len(known)
     raise Refusal(
         "the width of a token is not known here; give the domain a center, e.g. Ball(radius, torch.zeros(d)), or the norm layer a weight"
     )

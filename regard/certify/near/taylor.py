@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from regard import maps
-from regard._round import product_norm_bound
+from regard._round import EPS, product_norm_bound
 from regard._verb import Verb
 from regard.attention import Attention
+from regard.certify.imaging import doubled, one_sequence
 from regard.certify.near.heads import MARGIN, LocalHeads, largest_root, matrix_norms
 from regard.certify.near.linear import LinearMove, shares
 from regard.certify.near.moves import row_moves
@@ -241,6 +242,7 @@ def _unknown(map: object, value: Tensor, moves: Tensor) -> Stage:
 @stage.rule(maps.Heads)
 @stage.rule(Attention)
 def _attention(map: Attention | maps.Heads, value: Tensor, moves: Tensor) -> Stage:
+    one_sequence(map)
     heads = LocalHeads(subject_of(map), Neighborhood(value, 0.0, TokenMax()))
     found = row_moves(heads, LinearMove(heads, 4), moves)
 
@@ -249,9 +251,7 @@ def _attention(map: Attention | maps.Heads, value: Tensor, moves: Tensor) -> Sta
         moved = heads.push(blocks.permute(0, 2, 1, 3).reshape(n, d, m * c))
         return moved.unflatten(-1, (m, c)).permute(0, 2, 1, 3)
 
-    after = map(value)
-    after = after if after.ndim == 2 else after.transpose(0, 1).flatten(1)  # heads side by side
-    return Stage(after, push, found.remainder, found.best, lambda tangents: derivative_change(heads, moves, tangents))
+    return Stage(doubled(map)(value), push, found.remainder, found.best, lambda tangents: derivative_change(heads, moves, tangents))
 
 
 @stage.rule(maps.Affine)
@@ -275,8 +275,12 @@ def _normalize(map: maps.Normalize, value: Tensor, moves: Tensor) -> Stage:
     least = size - moves / width
     top = 1.0 if weight is None else float(weight.abs().max())
     infinite = torch.full_like(moves, math.inf)
-    remainder = torch.where(least > 0, top * moves.square() / width * (1 / (size * least) + size / least**3) * MARGIN, infinite)
-    bend = torch.where(least > 0, 4 * top * moves / (width * least.square()) * MARGIN, infinite)
+    blur = 64 * (value.shape[-1] + 8) * EPS * (1 + value.norm(dim=-1) / size)  # what the mean of a token takes of its digits
+    if float(blur.max()) > 1e-6:
+        raise Refusal("a norm layer gets a token whose mean is so large that float64 has no digits left; center the tokens")
+    rounding = top * blur * (moves / least + width)
+    remainder = torch.where(least > 0, top * moves.square() / width * (1 / (size * least) + size / least**3) * MARGIN + rounding, infinite)
+    bend = torch.where(least > 0, top * (4 * moves / (width * least.square()) + blur / least) * MARGIN, infinite)
     gains = torch.func.vmap(torch.func.jacrev(map))(value).unsqueeze(1)
     return Stage(
         map(value), lambda blocks: gains @ blocks, remainder, travel.one(map, value, moves).moves, lambda tangents: bend * tangents

@@ -14,7 +14,7 @@ from regard.certify.subject import subject_of
 from regard.certify.theorem import THEOREMS, Bound, Refusal, Theorem, checked
 from regard.certify.theorems.mean_value import radius_in
 from regard.domains import Domain, Near
-from regard.maps import Heads, Residual
+from regard.maps import FromQueries, Heads, Joint, Residual
 from regard.norms import Norm, Wasserstein
 
 THEOREM = Theorem(
@@ -41,6 +41,8 @@ COUPLED = ("wasserstein", "heads", "affine", "pointwise", "normalize", "gated", 
 def residual(map: Residual, domain: Domain, norm: Norm) -> Bound:
     """1 + L."""
     one_sequence(map.map)
+    if isinstance(map.map, (FromQueries, Joint)):
+        raise Refusal("what it goes around gives another number of tokens than it takes")
     part = certify(map.map, domain, norm)
     hypotheses: tuple[Hypothesis, ...] = ()
     if isinstance(norm, Wasserstein):
