@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from regard.audit.adapters.base import Adapter, adapter_of, adapters
+from regard.audit.adapters.base import Adapter, Block, Call, Declared, Matrices, NotCovered, adapter_of, adapters
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["Adapter", "adapter_of", "adapters"]
+__all__ = ["Adapter", "Block", "Call", "Declared", "Matrices", "NotCovered", "adapter_of", "adapters"]

@@ -1,61 +1,124 @@
-"""BERT: separate affine projections, scaled dot product, output projection outside the attention module."""
+"""BERT and its relatives, and ESM: separate affine projections; the output projection lives outside the attention module."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from regard.attention import Attention
-from regard.audit.adapters.base import Adapter, NotCovered, refuse_unknown, register
-from regard.lookups import Linear
-from regard.potentials import Dot
-from regard.supports import Full, Support, Where
+from regard.audit.adapters.base import Adapter, Block, Call, Declared, Matrices, NotCovered, register
+from regard.audit.adapters.calls import hidden_states, options_of, refuse_cache
+from regard.audit.adapters.declaration import declared, declared_rotary, potential_of, sizes_of, split_output
+from regard.audit.adapters.masks import masked_pairs
+from regard.audit.adapters.projections import affine, joined, named, parameter_names, split
+from regard.audit.adapters.rotary import Turning, folded, turning_of
+from regard.audit.adapters.surroundings import ancestor, block_at
 
-# What transformers passes along and self-attention without a cache does not use.
-HARMLESS = {"output_attentions", "output_hidden_states", "return_dict", "use_cache", "cache_position", "position_ids"}
+KNOWN = {"hidden_states", "attention_mask", "is_causal", "past_key_values"}
 
 
 class Bert(Adapter):
-    """BertSelfAttention: query, key and value are nn.Linear of width heads · head_size."""
+    """Scaled dot products of query and key; positions are in the embeddings; the norm comes after the residual connection."""
 
-    def declare(self, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Attention, Tensor]:
-        refuse_unknown(options, {"hidden_states", "attention_mask", *HARMLESS})
-        hidden = arguments[0] if arguments else options["hidden_states"]
-        mask = arguments[1] if len(arguments) > 1 else options.get("attention_mask")
-        heads: int = module.num_attention_heads  # type: ignore[assignment]
-        (w_q, b_q), (w_k, b_k), (w_v, b_v) = (split_heads(getattr(module, name), heads) for name in ("query", "key", "value"))
-        potential = Dot(w_q, w_k, float(module.scaling), b_q, b_k)  # type: ignore[arg-type]
-        return Attention(potential, Linear(w_v, b_v), support=support_of(mask)), hidden.unsqueeze(1)
+    def declare(self, model: nn.Module, path: str, module: nn.Module, call: Call) -> Declared:
+        # A decoder's self-attention is handed the encoder's states and position_ids too, and does not look at them.
+        options = options_of(module, call, KNOWN | {"encoder_hidden_states", "position_ids"})
+        points = hidden_states(options)
+        refuse_cache(module, options.get("past_key_values"), points.shape[1])
+        matrices = self.matrices(model, path, module)
+        pairs = masked_pairs(module, options, sizes_of(points))
+        return declared(matrices, potential_of(matrices), pairs, points, split_output(call.output, module))
 
-    def own_output(self, module: nn.Module, output: Any) -> Tensor:
-        context = output[0] if isinstance(output, tuple) else output
-        return context.unflatten(-1, (module.num_attention_heads, -1)).transpose(1, 2)
+    def matrices(self, model: nn.Module, path: str, module: nn.Module) -> Matrices:
+        return separate_matrices(model, path, module, float(module.scaling))  # type: ignore[arg-type]
 
-    def output_projection(self, model: nn.Module, name: str, module: nn.Module) -> Tensor:
-        dense: Any = model.get_submodule(f"{name.rsplit('.', 1)[0]}.output.dense")
-        return dense.weight.detach().mT.unflatten(0, (module.num_attention_heads, -1))
+    def block(self, model: nn.Module, path: str, module: nn.Module) -> Block | None:
+        return block_at(model, ancestor(path, 2), ("attention.self", "attention.output.dense"), ("intermediate", "output.dense"), None)
 
-
-def split_heads(linear: nn.Linear, heads: int) -> tuple[Tensor, Tensor | None]:
-    """An nn.Linear of width heads · c as w (heads, d, c) and b (heads, c)."""
-    weight = linear.weight.detach().unflatten(0, (heads, -1)).mT
-    return weight, None if linear.bias is None else linear.bias.detach().unflatten(0, (heads, -1))
+    def parameters(self, model: nn.Module, path: str, module: nn.Module) -> tuple[str, ...]:
+        return separate_names(model, path, module)
 
 
-def support_of(mask: Any) -> Support:
-    """The support of an attention mask (batch, 1, n, n): boolean, or additive with zero and very negative entries."""
-    if mask is None:
-        return Full()
-    if not isinstance(mask, Tensor):
-        raise NotCovered(f"the attention mask is a {type(mask).__name__}, not a tensor")
-    if mask.dtype == torch.bool:
-        return Where(mask)
-    closed = mask <= torch.finfo(mask.dtype).min / 2
-    if not bool((closed | (mask == 0)).all()):
-        raise NotCovered("the attention mask has entries that are neither zero nor minus infinity")
-    return Where(~closed)
+class BertCross(Adapter):
+    """Queries from the decoder, keys and values from the encoder."""
+
+    def declare(self, model: nn.Module, path: str, module: nn.Module, call: Call) -> Declared:
+        options = options_of(module, call, KNOWN | {"encoder_hidden_states"})
+        points, context = hidden_states(options), hidden_states(options, "encoder_hidden_states")
+        refuse_cache(module, options.get("past_key_values"), context.shape[1], cross=True)
+        matrices = self.matrices(model, path, module)
+        pairs = masked_pairs(module, options, sizes_of(points, context))
+        return replace(declared(matrices, potential_of(matrices), pairs, points, split_output(call.output, module)), context=context)
+
+    def matrices(self, model: nn.Module, path: str, module: nn.Module) -> Matrices:
+        return separate_matrices(model, path, module, float(module.scaling))  # type: ignore[arg-type]
+
+    def block(self, model: nn.Module, path: str, module: nn.Module) -> Block | None:
+        branch = ("crossattention.self", "crossattention.output.dense")
+        return block_at(model, ancestor(path, 2), branch, ("intermediate", "output.dense"), None)
+
+    def parameters(self, model: nn.Module, path: str, module: nn.Module) -> tuple[str, ...]:
+        return separate_names(model, path, module)
 
 
-register("BertSelfAttention", adapter=Bert())
+class Esm(Adapter):
+    """Queries are scaled before they are turned by rotary positions, where positions are not in the embeddings; norms come first."""
+
+    def declare(self, model: nn.Module, path: str, module: nn.Module, call: Call) -> Declared:
+        options = options_of(module, call, {"hidden_states", "attention_mask", "is_causal", "position_embeddings"})
+        points = hidden_states(options)
+        matrices, turning = self.matrices(model, path, module), self._turning(model, path, module)
+        pairs = masked_pairs(module, options, sizes_of(points))
+        own = split_output(call.output, module)
+        if turning is None:
+            return declared(matrices, potential_of(matrices), pairs, points, own)
+        return replace(declared_rotary(matrices, turning, options, pairs, call), own=own)
+
+    def matrices(self, model: nn.Module, path: str, module: nn.Module) -> Matrices:
+        width: Any = module.attention_head_size
+        turning = self._turning(model, path, module)
+        scale = width**-0.5 * float(module.scaling)  # type: ignore[arg-type]
+        return separate_matrices(model, path, module, scale if turning is None else folded(turning, scale, width))
+
+    def block(self, model: nn.Module, path: str, module: nn.Module) -> Block | None:
+        attention = ("attention.LayerNorm", "attention.self", "attention.output.dense")
+        mlp = ("LayerNorm", "intermediate", "output.dense")
+        return block_at(model, ancestor(path, 2), attention, mlp, "emb_layer_norm_after")
+
+    def parameters(self, model: nn.Module, path: str, module: nn.Module) -> tuple[str, ...]:
+        return separate_names(model, path, module)
+
+    def _turning(self, model: nn.Module, path: str, module: nn.Module) -> Turning | None:
+        kind = module.position_embedding_type
+        if kind not in ("rotary", "absolute"):
+            raise NotCovered(f"its positions are of the kind {kind}, which this adapter does not know")
+        return turning_of(model, path) if kind == "rotary" else None
+
+
+def separate_matrices(model: nn.Module, path: str, module: nn.Module, scale: float) -> Matrices:
+    """query, key and value of the module, and the dense layer of its sibling `output`."""
+    heads: int = module.num_attention_heads  # type: ignore[assignment]
+    (w_q, b_q), (w_k, b_k), (w_v, b_v) = (split(affine(module, name), heads) for name in ("query", "key", "value"))
+    w_o, b_o = joined(affine(model, _dense(path)), heads)
+    return Matrices(w_q, w_k, w_v, w_o, scale, b_q, b_k, b_v, b_o)
+
+
+def separate_names(model: nn.Module, path: str, module: nn.Module) -> tuple[str, ...]:
+    """The names of what `separate_matrices` reads."""
+    return parameter_names(path, module, "query", "key", "value") + parameter_names("", model, _dense(path))
+
+
+def _dense(path: str) -> str:
+    above = ancestor(path, 1)
+    if above is None:
+        raise NotCovered("the output projection lives outside the module; audit the model that contains it")
+    return named(above, "output.dense")
+
+
+RELATIVES = ("Bert", "Roberta", "Camembert", "XLMRoberta", "Electra", "Ernie", "Data2VecText", "RoCBert", "BertGeneration")
+"""Families whose layers are word for word those of BERT."""
+
+register(*(f"{name}SelfAttention" for name in RELATIVES), adapter=Bert(), package="transformers.")
+register(*(f"{name}CrossAttention" for name in RELATIVES), adapter=BertCross(), package="transformers.")
+register("EsmSelfAttention", adapter=Esm(), package="transformers.")

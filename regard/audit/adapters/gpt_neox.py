@@ -1,0 +1,46 @@
+"""GPT-NeoX and Pythia: queries, keys and values interleaved by head, rotary positions on some coordinates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from regard.audit.adapters.base import Adapter, Block, Call, Declared, Matrices, register
+from regard.audit.adapters.calls import hidden_states, options_of, refuse_cache
+from regard.audit.adapters.declaration import declared_rotary, sizes_of
+from regard.audit.adapters.masks import masked_pairs
+from regard.audit.adapters.projections import affine, joined, parameter_names, parts, split
+from regard.audit.adapters.rotary import folded, turning_of
+from regard.audit.adapters.surroundings import ancestor, block_at
+
+KNOWN = {"hidden_states", "attention_mask", "layer_past", "position_embeddings", "position_ids", "is_causal"}
+
+
+class GptNeoX(Adapter):
+    """Each head's columns are its query, its key and its value; attention and mlp may both read the block's input."""
+
+    def declare(self, model: nn.Module, path: str, module: nn.Module, call: Call) -> Declared:
+        options = options_of(module, call, KNOWN)
+        points = hidden_states(options)
+        refuse_cache(module, options.get("layer_past"), points.shape[1])
+        pairs = masked_pairs(module, options, sizes_of(points))
+        return declared_rotary(self.matrices(model, path, module), turning_of(model, path), options, pairs, call)
+
+    def matrices(self, model: nn.Module, path: str, module: nn.Module) -> Matrices:
+        width: Any = module.head_size
+        heads = module.get_submodule("dense").in_features // width
+        (w_q, b_q), (w_k, b_k), (w_v, b_v) = parts(split(affine(module, "query_key_value"), heads), 3)
+        w_o, b_o = joined(affine(module, "dense"), heads)
+        scale = folded(turning_of(model, path), float(module.scaling), width)  # type: ignore[arg-type]
+        return Matrices(w_q, w_k, w_v, w_o, scale, b_q, b_k, b_v, b_o)
+
+    def block(self, model: nn.Module, path: str, module: nn.Module) -> Block | None:
+        mlp = ("post_attention_layernorm", "mlp")
+        return block_at(model, ancestor(path, 1), ("input_layernorm", "attention"), mlp, "final_layer_norm")
+
+    def parameters(self, model: nn.Module, path: str, module: nn.Module) -> tuple[str, ...]:
+        return parameter_names(path, module, "query_key_value", "dense")
+
+
+register("GPTNeoXAttention", adapter=GptNeoX(), package="transformers.")
