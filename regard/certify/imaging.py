@@ -7,44 +7,36 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 
 from regard import maps
 from regard._round import EPS, gamma, outward, product_norm_bound, vector_norm_bound
 from regard._verb import Verb
 from regard.attention import Attention
-from regard.certify.certification import certify, declare, deviation
-from regard.certify.setting import balls_of, moves_of, pair_bias, width_of
-from regard.certify.subject import Head, MultiHead, single_heads, subject_of
+from regard.certify.certification import declare, deviation
+from regard.certify.locating import enclosing, located, one_sequence, passed, tokenwise
+from regard.certify.setting import moves_of, width_of
+from regard.certify.subject import Head, MultiHead, subject_of
 from regard.certify.theorem import Refusal
 from regard.certify.tokenwise import (
     SLACK,
     affine_size,
     ball_of,
-    deviations,
     entries,
     growth,
     hat_radius,
     largest_weight,
-    lengths,
     normalize_width,
     steepness,
     travel,
-)  # fmt: skip
+)
 from regard.domains import Ball, Domain, Near, Neighborhood, Radii, TokenSet, Whole
 from regard.measure import Measure
 from regard.norms import Frobenius, Norm, TokenMax, TokenSum
-from regard.potentials import Bilinear, Dot, Gaussian, Potential, Rotary, SoftCap
-from regard.potentials.base import Scaled, Sum
-from regard.potentials.positions import PositionPotential
 from regard.supports import Causal, Full
 
 imaging = Verb("imaging")
 """imaging.one(map, domain) -> a domain that holds f(x) for every x of the domain."""
-
-located = Verb("located")
-"""located.one(map, measure) -> (value, margin): the value in float64, and how far at most a token of it is from the exact one."""
 
 
 def image(map: Any, domain: Domain) -> Domain:
@@ -54,32 +46,11 @@ def image(map: Any, domain: Domain) -> Domain:
     return found
 
 
-def enclosing(domain: Near) -> Ball:
-    """The smallest ball at hand that holds every token of a neighborhood."""
-    measure = domain.measure
-    if measure.log_weights is not None or measure.marks is not None:
-        raise Refusal("a ball of tokens forgets weights and marks; give the points without them")
-    best = min(balls_of(domain, measure.points.shape[-1]), key=lambda ball: ball.radius)
-    return Ball(best.radius, best.center, measure.size)
-
-
 def outputs(map: Any, tokens: int | None) -> int | None:
     """How many tokens come out when so many go in."""
     if isinstance(map, maps.FromQueries):
         return len(map.queries)
     return map.queries if isinstance(map, maps.Joint) else tokens
-
-
-def one_sequence(map: Any) -> None:
-    """Refuse what gives one sequence for each head: the algebra combines sequences."""
-    attention = map if isinstance(map, Attention) else getattr(map, "attention", None)
-    if isinstance(attention, Attention) and not isinstance(map, maps.Heads) and len(single_heads(attention)) > 1:
-        raise Refusal("an attention with several heads gives a sequence for each; mix them with Heads(attention, w_o)")
-
-
-def doubled(map: Any) -> Any:
-    """The same declaration in float64, cut off from any graph."""
-    return pytree.tree_map(lambda part: part.detach().double() if isinstance(part, Tensor) and part.dtype.is_floating_point else part, map)
 
 
 def norm_factor(norm: Norm, tokens: int) -> float:
@@ -287,165 +258,11 @@ def carried(map: Any, domain: Near) -> Tensor:
     return torch.full((domain.measure.size,), deviation(map, domain, TokenMax()).value, dtype=torch.float64)
 
 
-def tokenwise(map: Any) -> bool:
-    """Whether a map acts on each token alone."""
-    if isinstance(map, maps.Compose):
-        return all(tokenwise(inner) for inner in map.maps)
-    return (
-        tokenwise(map.map) if isinstance(map, maps.Residual) else isinstance(map, (maps.Affine, maps.Pointwise, maps.Normalize, maps.Gated))
-    )
-
-
 def along(steps: Sequence[Any], domain: Domain) -> tuple[Domain, float]:
     """The image through several maps, and how far the exact value of the given sequence may be from the center of it."""
     margin = 0.0
     for step in steps:
         if isinstance(domain, Near):
-            margin = _passed(step, domain.measure, margin)
+            margin = passed(step, domain.measure, margin)
         domain = imaging.one(step, domain)
     return domain, margin
-
-
-def _passed(map: Any, measure: Measure, margin: float) -> float:
-    """A margin after one more map; a value that cannot be located has no center, and no margin is asked of it."""
-    try:
-        return outward(located.one(map, measure)[1] + slip(map, measure, margin))
-    except Refusal:
-        return math.inf
-
-
-def slip(map: Any, measure: Measure, margin: float) -> float:
-    """How far a value moves, token by token, when the sequence is only known up to a margin."""
-    if margin == 0:
-        return 0.0
-    if not math.isfinite(margin):
-        raise Refusal("the value may move without bound")
-    domain = Neighborhood(measure, margin, TokenMax())
-    bare = measure.log_weights is None and measure.marks is None
-    return outward(margin * certify(map, enclosing(domain) if bare and not tokenwise(map) else domain, TokenMax()).value)
-
-
-# Values in float64, and how exact they are
-
-
-@located.rule(object)
-def _nowhere(map: Any, measure: Measure) -> tuple[Measure, float]:
-    name = type(map).__name__
-    raise Refusal(f"the rounding of {name} is not known; add a rule with @located.rule({name})")
-
-
-@located.rule(maps.Affine)
-def _affine_value(map: maps.Affine, measure: Measure) -> tuple[Measure, float]:
-    map = doubled(map)
-    rounding = gamma(2 * len(map.w) + 8) * affine_size(map.w, map.b, measure.points)
-    return measure.replace(points=map(measure.points)), outward(float(rounding.max()))
-
-
-@located.rule(maps.Pointwise)
-def _pointwise_value(map: maps.Pointwise, measure: Measure) -> tuple[Measure, float]:
-    return measure.replace(points=map(measure.points)), 1e-13 * float(lengths(measure.points).max())
-
-
-@located.rule(maps.Normalize)
-def _normalize_value(map: maps.Normalize, measure: Measure) -> tuple[Measure, float]:
-    """x - mean is exact up to γ|x|, which counts against the deviation."""
-    map, width = doubled(map), measure.points.shape[-1]
-    low, _ = deviations(map, measure.points, torch.zeros(measure.size, dtype=torch.float64))
-    relative = gamma(8 * width + 64) * (1 + lengths(measure.points) / (low.square() + map.eps).sqrt())
-    if not bool((relative < 1e-3).all()):
-        raise Refusal("a token is so close to constant that rounding decides its direction")
-    offset = 0.0 if map.bias is None else vector_norm_bound(map.bias)
-    size = largest_weight(map) * math.sqrt(width) * float(relative.max()) + gamma(8) * offset
-    return measure.replace(points=map(measure.points)), outward(4 * size)
-
-
-@located.rule(maps.Gated)
-def _gated_value(map: maps.Gated, measure: Measure) -> tuple[Measure, float]:
-    map = doubled(map)
-    sizes = affine_size(map.w, map.b, measure.points) * affine_size(map.w_gate, map.b_gate, measure.points)
-    rounding = 8 * gamma(2 * sum(map.w.shape) + 1000) * vector_norm_bound(map.w_out) * float(sizes.max())
-    return measure.replace(points=map(measure.points)), outward(rounding)
-
-
-@located.rule(maps.Compose)
-def _compose_value(map: maps.Compose, measure: Measure) -> tuple[Measure, float]:
-    margin = 0.0
-    for inner in map.maps:
-        one_sequence(inner)
-        margin = _passed(inner, measure, margin)
-        measure = located.one(inner, measure)[0]
-    return measure, margin
-
-
-@located.rule(maps.Residual)
-def _residual_value(map: maps.Residual, measure: Measure) -> tuple[Measure, float]:
-    one_sequence(map.map)
-    value, margin = located.one(map.map, measure)
-    total = measure.points + value.points
-    return measure.replace(points=total), outward(margin + 2 * EPS * float(lengths(total).max()))
-
-
-@located.rule(Attention)
-@located.rule(maps.Heads)
-def _attention_value(map: Any, measure: Measure) -> tuple[Measure, float]:
-    """A score is exact up to δ, so a weight up to the factor e^{2δ}, and a mean up to (e^{2δ} - 1) times the longest value."""
-    one_sequence(map)
-    subject = subject_of(map)
-    sizes = [_head_error(head, measure) for head in subject.separate]
-    error = sizes[0]
-    if subject.w_o is not None:
-        error = outward(sum(size * vector_norm_bound(output) for size, output in zip(sizes, subject.w_o, strict=True)))
-        error += 0.0 if subject.b_o is None else gamma(len(sizes) + 8) * vector_norm_bound(subject.b_o)
-    return measure.replace(points=_attention_points(doubled(map), measure)), outward(error)
-
-
-def _attention_points(map: Any, measure: Measure) -> Tensor:
-    found = (map.attention if isinstance(map, maps.Heads) else map)(measure).points
-    if not isinstance(map, maps.Heads):
-        return found.reshape(found.shape[-2:])
-    mixed = (found @ map.w_o).sum(-3)
-    return mixed if map.b_o is None else mixed + map.b_o
-
-
-def _head_error(head: Head, measure: Measure) -> float:
-    if not head.softmax:
-        raise Refusal(f"the rounding of {type(head.normalizer).__name__} is not known; only softmax values are located")
-    width, longest = measure.points.shape[-1], float(lengths(measure.points).max())
-    bias = pair_bias(head, Neighborhood(measure, 0.0, TokenMax()))
-    fixed = 0.0 if bias is None else float(bias[bias > -math.inf].abs().max())
-    score = gamma(8 * width + 256) * (score_size(head.potential, longest, measure) + fixed + 1)
-    if not score < 0.01:
-        raise Refusal("scores are so large that rounding decides the weights")
-    value = longest * math.prod(vector_norm_bound(factor) for factor in head.factors)
-    value += 0.0 if head.value_bias is None else vector_norm_bound(head.value_bias)
-    return outward((4 * score + gamma(8 * width + 8 * measure.size + 256)) * value)
-
-
-def score_size(potential: Potential, longest: float, measure: Measure) -> float:
-    """What roundings of scores are relative to: products of lengths."""
-    if isinstance(potential, (Dot, Gaussian)):
-        q, k = _projected_size(potential.w_q, potential.b_q, longest), _projected_size(potential.w_k, potential.b_k, longest)
-        if isinstance(potential, Gaussian):
-            return outward(((q + k) / float(potential.bandwidth)) ** 2)
-        width = measure.points.shape[-1] if potential.w_q is None else potential.w_q.shape[-1]
-        return outward(abs(float(potential.factor(width))) * q * k)
-    if isinstance(potential, Bilinear):
-        return outward(vector_norm_bound(potential.a) * longest**2)
-    if isinstance(potential, Rotary):  # an angle is a position times a frequency, rounded
-        fastest = 1.0 if potential.frequencies is None else max(1.0, float(potential.frequencies.abs().max()))
-        turned = float(measure.positions().abs().max()) * fastest
-        return outward((1 + turned) * score_size(potential.potential, longest, measure))
-    if isinstance(potential, Scaled):
-        return outward(abs(float(potential.factor)) * score_size(potential.potential, longest, measure))
-    if isinstance(potential, Sum):
-        return outward(sum(score_size(term, longest, measure) for term in potential.terms))
-    if isinstance(potential, SoftCap):
-        return score_size(potential.potential, longest, measure)
-    if isinstance(potential, PositionPotential):
-        return 0.0
-    raise Refusal(f"the rounding of scores by {type(potential).__name__} is not known")
-
-
-def _projected_size(w: Tensor | None, b: Tensor | None, longest: float) -> float:
-    offset = 0.0 if b is None else vector_norm_bound(b)
-    return (1.0 if w is None else vector_norm_bound(w)) * longest + offset

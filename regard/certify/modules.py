@@ -55,6 +55,8 @@ FUNCTIONS: dict[Any, Activation] = {
     torch.tanh: Tanh(),
 }
 """Activations that encoder layers hold as functions."""
+ACTIVATIONS: dict[type[nn.Module], Activation] = {nn.ReLU: Relu(), nn.SiLU: Silu(), nn.Tanh: Tanh()}
+"""Activations that are modules without settings."""
 
 
 @declare.rule(object)
@@ -87,27 +89,18 @@ def _rms_norm(module: nn.RMSNorm) -> Normalize:
 
 
 @declare.rule(nn.ReLU)
-def _relu(module: nn.ReLU) -> Pointwise:
-    _untouched(module, nn.ReLU)
-    return Pointwise(Relu())
+@declare.rule(nn.SiLU)
+@declare.rule(nn.Tanh)
+def _pointwise(module: nn.Module) -> Pointwise:
+    kind = next(kind for kind in ACTIVATIONS if isinstance(module, kind))
+    _untouched(module, kind)
+    return Pointwise(ACTIVATIONS[kind])
 
 
 @declare.rule(nn.GELU)
 def _gelu(module: nn.GELU) -> Pointwise:
     _untouched(module, nn.GELU)
     return Pointwise(Gelu(tanh=module.approximate == "tanh"))
-
-
-@declare.rule(nn.SiLU)
-def _silu(module: nn.SiLU) -> Pointwise:
-    _untouched(module, nn.SiLU)
-    return Pointwise(Silu())
-
-
-@declare.rule(nn.Tanh)
-def _tanh(module: nn.Tanh) -> Pointwise:
-    _untouched(module, nn.Tanh)
-    return Pointwise(Tanh())
 
 
 @declare.rule(nn.Sequential)

@@ -65,7 +65,9 @@ def _shell(domain: Shell, x: Tensor) -> Tensor:
     mean = x.mean(-1, keepdim=True)
     away = x - mean
     size = away.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-300)
-    return mean + away * (size.clamp(domain.inner * (1 + 1e-12), domain.outer) / size)
+    away = away * (size.clamp(domain.inner * (1 + 1e-12), domain.outer) / size)
+    room = (domain.outer**2 * (1 - 1e-12) - away.square().mean(-1, keepdim=True)).clamp_min(0.0).sqrt()
+    return mean.clamp(-room, room) + away  # RMSNorm measures from zero: such a token is in both readings of a shell
 
 
 @project.rule(Neighborhood)

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import regard as r
-from benchmarks.falsify import Tally, attack, drawn
+from benchmarks.falsify import Tally, attack
+from benchmarks.families import itself
 
 D = torch.float64
 
@@ -14,7 +15,7 @@ def test_cases_that_once_broke(case):
     """Shares in float32, weights that underflow, infinite matrices, strided outputs, a radius in float32, slopes whose squares vanish,
     values so much larger than their moves that rounding shows."""
     tally = Tally()
-    attack(drawn(case), tally, ascend=True)
+    attack(itself(case), tally, ascend=True)
     assert tally.violations == []
 
 
@@ -96,3 +97,16 @@ def test_float32_maps_are_bounded_in_float64():
     attention = r.Attention(r.Dot(), r.Linear(torch.randn(3, 3)))
     near = r.Neighborhood(torch.randn(4, 3), 1e-3)
     assert r.certify(r.Residual(attention), near, r.Frobenius()).value < float("inf")
+
+
+@pytest.mark.parametrize("norm", [r.Frobenius(), r.TokenMax()])
+def test_an_attack_on_a_shell_stays_in_it_for_both_norm_layers(norm):
+    """A layer norm measures a token from its mean, RMSNorm from zero: a witness is in the shell either way."""
+    g = torch.Generator().manual_seed(0)
+    w = 3 * torch.randn(3, 3, generator=g, dtype=torch.float64)
+    layer = r.Normalize(1.0, torch.ones(3, dtype=torch.float64), centered=False)
+    map = r.Compose((layer, r.Attention(r.Dot(w, w), r.Linear(w))))
+    domain = r.Shell(0.0, 0.1, tokens=4)
+    witness = r.falsify(map, domain, norm, width=3, steps=20, restarts=6)
+    assert 0 < witness.value <= r.certify(map, domain, norm).value
+    assert float(witness.point.square().mean(-1).sqrt().max()) <= 0.1

@@ -4,33 +4,61 @@ import itertools
 
 import pytest
 
-from benchmarks.falsify import Tally, attack, drawn, sweep
+from benchmarks.falsify import Tally, attack, cases_of, sweep
+from benchmarks.families import FAMILIES, itself
 
 
 def test_no_certificate_is_broken():
-    """About fifteen seconds; the numbers of the cases in the message draw them again."""
-    tally = sweep(itertools.count(0), seconds=12.0, ascended=2)
-    assert not tally.violations, tally.report(12.0)
-    assert tally.cases > 40
+    """About ten seconds; the numbers of the cases in the message draw them again."""
+    tally = sweep(cases_of(["self"], itertools.count(0)), seconds=10.0, ascended=2)
+    assert not tally.violations, tally.report(10.0)
+    assert tally.cases > 30
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_family_is_broken(family):
+    """Nor is it a row of refusals, which would find nothing."""
+    tally = sweep(cases_of([family], iter(range(12))), seconds=600.0, ascended=0)
+    assert not tally.violations, tally.report(0.0)
+    assert tally.cases == 12
+    assert tally.infinite < 12
+    assert max(tally.closest.values()) > 0.05
+
+
+@pytest.mark.parametrize("family", ["cross", "layers"])
+def test_ascents_stay_below(family):
+    tally = sweep(cases_of([family], iter(range(4))), seconds=600.0, ascended=50)
+    assert tally.ascended
+    assert not tally.violations, tally.report(0.0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_seed_is_a_case(family):
+    """The same numbers draw the same case again, and others another one."""
+    (first, again), (other,) = ([str(FAMILIES[family](seed)) for seed in seeds] for seeds in ((7, 7), (8,)))
+    assert first == again
+    assert f"--family {family} --case 7" in first
+    assert first.split(":")[1] != other.split(":")[1]
 
 
 @pytest.mark.parametrize("seed", [723, 783, 784, 108, 174, 187])
 def test_cases_that_were_found(seed):
     """Weights that underflow, shares that add up to more than one, scores that do not look at tokens."""
     tally = Tally()
-    attack(drawn(seed), tally, ascend=False)
+    attack(itself(seed), tally, ascend=False)
     assert not tally.violations, tally.violations
 
 
-def test_a_broken_certificate_is_reported(monkeypatch):
-    """A claim of half the norm of the values is found out, with the number of the case."""
+@pytest.mark.parametrize("family", ["self", "laws", "modules"])
+def test_a_broken_certificate_is_reported(monkeypatch, family):
+    """A claim of next to nothing is found out, with the number of the case."""
     import dataclasses
 
     import benchmarks.falsify as benchmark
 
     certify = benchmark.certify
     monkeypatch.setattr(benchmark, "certify", lambda *given: dataclasses.replace(certify(*given), value=1e-9, others=()))
-    tally = sweep(iter(range(3)), seconds=60.0, ascended=0)
+    tally = sweep(cases_of([family], iter(range(3))), seconds=60.0, ascended=0)
     assert tally.violations
-    assert "--case" in tally.violations[0]
+    assert f"--family {family} --case" in tally.violations[0]
     assert "VIOLATION" in tally.report(1.0)

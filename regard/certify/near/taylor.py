@@ -20,7 +20,7 @@ from regard import maps
 from regard._round import EPS, product_norm_bound
 from regard._verb import Verb
 from regard.attention import Attention
-from regard.certify.imaging import doubled, one_sequence
+from regard.certify.locating import doubled, one_sequence
 from regard.certify.near.heads import MARGIN, LocalHeads, largest_root, matrix_norms
 from regard.certify.near.linear import LinearMove, shares
 from regard.certify.near.moves import row_moves

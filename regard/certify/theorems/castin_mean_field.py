@@ -15,11 +15,12 @@ THEOREM = Theorem(
     title="dot-product attention of measures on a ball, as published",
     statement=r"""
 Scores $x^\top A y$, laws on the ball of radius $R$ about 0, $g = \|A\|R^2$: $$ L_{W_p} \le \|W\|(1 + 3g)e^{2g}. $$
+With a query bias, $g$ is that of `castin_general`.
 """,
-    hypotheses=("softmax rows", "scores are one bilinear form without query bias", "tokens in a ball about 0", "no masks, no positions"),
+    hypotheses=("softmax rows", "scores are one bilinear form", "tokens in a ball about 0", "no masks, no positions"),
     source="(castin2024, mean-field bound)",
     proof=r"""
-It is never below `wasserstein`: $e^{2g}(1 + 2g) + g \le (1 + 3g)e^{2g}$.
+It is never below `wasserstein`: $e^{2g}(1 + 2g) + g \le (1 + 3g)e^{2g}$. A query bias is one more, constant coordinate of the tokens.
 """,
 )
 
@@ -31,7 +32,7 @@ def castin_mean_field(head: Head, domain: TokenSet, norm: Wasserstein) -> Bound:
     g = pull_on_ball(head, domain)
     hypotheses = (
         checked("softmax rows"),
-        checked("scores are one bilinear form without query bias"),
+        checked("scores are one bilinear form"),
         checked("every token is in a ball about 0"),
     )
     return Bound(outward(head.w * (1 + 3 * g) * exp_bound(2 * g)), (*hypotheses, checked("no masks and no positions")))

@@ -12,7 +12,8 @@ from regard._round import gamma, outward, product_norm_bound, vector_norm_bound
 from regard.attention import Attention
 from regard.certificate import Certificate
 from regard.certify.certification import certify, deviation
-from regard.certify.imaging import along, doubled, enclosing, image, norm_factor, one_sequence, outputs, slip
+from regard.certify.imaging import along, image, norm_factor, outputs
+from regard.certify.locating import doubled, enclosing, one_sequence, slip
 from regard.certify.setting import balls_of, width_of
 from regard.certify.subject import Head, single_heads, subject_of
 from regard.certify.theorem import Bound, Refusal, Theorem, checked

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard._round import outward, vector_norm_bound
 from regard.attention import Attention
-from regard.certify.imaging import one_sequence
+from regard.certify.locating import one_sequence
 from regard.certify.scores import BallFacts, Slopes, slopes
 from regard.certify.setting import balls_of, crowding, equivariant, moves_of, pair_bias, tokens_of, width_of
 from regard.certify.subject import Head, subject_of

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from regard._round import outward
-from regard.certify.imaging import enclosing, image, norm_factor, outputs
+from regard.certify.imaging import image, norm_factor, outputs
+from regard.certify.locating import enclosing
 from regard.certify.theorem import Bound, Refusal, Theorem, checked
 from regard.domains import Ball, Near
 from regard.maps import Map

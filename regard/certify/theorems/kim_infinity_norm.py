@@ -12,6 +12,7 @@ from regard.certify.gaussian_rows import gaussian_rows
 from regard.certify.setting import width_of
 from regard.certify.subject import Head
 from regard.certify.theorem import Bound, Theorem
+from regard.certify.theorems import gaussian_whole
 from regard.domains import Domain
 from regard.norms import EntryMax
 
@@ -23,12 +24,7 @@ Scores $-s|M^\top(x_i - x_j)|^2$, values $U^\top M^\top x_j$ (in the paper $U = 
 $$ \max_{ij}|(Df[D])_{ij}| \le \|U^\top\|_\infty\|M^\top\|_\infty(1 + 4\sqrt c\,\phi)\max_{ij}|D_{ij}|,\qquad \|Z\|_\infty =
 \max_i\textstyle\sum_j|Z_{ij}|. $$
 """,
-    hypotheses=(
-        "softmax rows of a Gaussian score",
-        "queries and keys are projected alike, and values are functions of projected keys",
-        "every row sees its own token",
-        "the number of tokens is given",
-    ),
+    hypotheses=gaussian_whole.THEOREM.hypotheses,
     source="(kim2021, Theorem 3.2)",
     proof=r"""
 $(Df[D])_i = U^\top\{M^\top\mathbb{E}_id + 2s\,\mathbb{E}_i[(a - \mathbb{E}_ia)\,a^\top M^\top(d_i - d_j)]\}$ with

@@ -8,6 +8,7 @@ from regard._round import outward
 from regard.certify.gaussian_rows import gaussian_rows
 from regard.certify.subject import Head
 from regard.certify.theorem import Bound, Theorem
+from regard.certify.theorems import gaussian_whole
 from regard.domains import Domain
 from regard.norms import Frobenius
 
@@ -20,12 +21,7 @@ $$ L_F \le \sqrt n\,(4\phi + 1)\,\|M\|\|U\|. $$
 In terms of $W_Q = M$ this is $s\sqrt n(4\phi + 1)\|W_Q\|^2\|W_V\|$: quadratic in $W_Q$. A form that is linear in it is wrong:
 $(cW_Q, X/c)$ has the same rows and $c^2$ times the derivative.
 """,
-    hypotheses=(
-        "softmax rows of a Gaussian score",
-        "queries and keys are projected alike, and values are functions of projected keys",
-        "every row sees its own token",
-        "the number of tokens is given",
-    ),
+    hypotheses=gaussian_whole.THEOREM.hypotheses,
     source="(kim2021, Theorem 3.2)",
     proof=r"""
 As for `gaussian_whole`, whose second form has $2\sqrt2$ in place of 4 and $\|MU\|$ in place of $\|M\|\|U\|$. With masks, biases and

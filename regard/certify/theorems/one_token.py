@@ -9,6 +9,7 @@ import torch
 
 from regard._round import outward
 from regard.certify.near.facts import local_facts
+from regard.certify.near.own_row import own_remainder
 from regard.certify.near.token import rest_moves, stacked_norm
 from regard.certify.subject import MultiHead
 from regard.certify.theorem import Bound, Refusal, Theorem, checked
@@ -24,7 +25,10 @@ Token $j$ moves by $\delta$, $|\delta| \le r$. For $i \ne j$, with $\theta_i = s
 E_i[x \mid \text{not } j]$, $p_i(t) = \sigma(\theta_i + t)$:
 $$ u_i' - u_i = p_i(t_i)\,\delta + (p_i(t_i) - p_i(0))\,\Delta_i,\qquad t_i = v_{ij}\cdot\delta. $$
 All rows and heads see the same $\delta$, so if each is bounded by $a_i + c_it_i^2$ in square, together they are by $\sum a_i +
-r^2\lambda_{\max}(\sum c_iv_{ij}v_{ij}^\top)$. Row $j$ is that of `remainder`.
+r^2\lambda_{\max}(\sum c_iv_{ij}v_{ij}^\top)$. Row $j$ moves beyond its linear part by
+$$ T(\delta,\delta) + O(r^3),\qquad T(\delta,\delta) = P_j(\mathrm{own}_j\cdot\delta)V^\top\delta + P_jz_j\,\delta^\top A\delta +
+\tfrac12\sum_kP_kz_k(\mathrm{own}_k\cdot\delta)^2, $$
+or as in `remainder`.
 """,
     hypotheses=("one radius is not zero", "softmax rows", "scores bilinear in pairs of tokens", "values affine in the tokens"),
     proof=r"""
@@ -32,7 +36,8 @@ Only the weight of key $j$ in row $i$ and its value change, which is the formula
 |p(t)-p(0)||V^\top\Delta|)^2$, or what is left of it after its linear part, on a
 fine grid of $t$ where both sides are monotone between points. The linear part is the exact column of the Jacobian, all heads together; or
 the numbers $p(t)$, $(p(t)-p(0))/t$ stay
-in the middle of their ranges, and half the ranges are added.
+in the middle of their ranges, and half the ranges are added. $T$ is the exact second derivative of all heads together, bounded by its
+norm as a matrix in either of two ways; the third order is $\varphi_3$ of `remainder`, $P_j' - P_j$ beyond its linear part and $1 - 1/Z$.
 """,
 )
 
@@ -48,11 +53,13 @@ def one_token(subject: Any, domain: Radii, norm: Frobenius) -> Bound:
     facts = local_facts(subject, domain)
     moves = torch.zeros(facts.heads.n, dtype=torch.float64)
     moves[token] = radius
-    own = facts.rows(moves)
+    rows = facts.rows(moves)
+    own = min(float(rows.remainder[token]), own_remainder(facts.heads, token, radius))
+    own_whole = min(float(rows.best[token]), float(rows.linear[token]) + own)
     rest = rest_moves(facts.heads, token, radius)
     linear_rest, linear = (stacked_norm(facts.heads, token, whole) * radius for whole in (False, True))
-    beyond = linear + math.hypot(rest.remainder, float(own.remainder[token]))
-    apart = math.hypot(float(own.best[token]), min(rest.whole, linear_rest + rest.remainder))
+    beyond = linear + math.hypot(rest.remainder, own)
+    apart = math.hypot(own_whole, min(rest.whole, linear_rest + rest.remainder))
     return Bound(
         outward(min(beyond, apart)),
         (checked("one token moves"), checked("softmax rows"), checked("scores bilinear in pairs of tokens"), _arithmetic()),

@@ -41,6 +41,10 @@ $A + B = 2M$, $r = (A-B)/2$, $(x+A)(x-B)(x-r)^2 \le 0$ gives $Ex^4 \le (3r^2+AB)
 (2r^2+M^2)\sigma^2 + (M^2-r^2)r^2 - \sigma^4 \le M^4$.
 Alternatively $e^\zeta = 1 + \zeta + \varphi_2(\zeta)$ gives $(E[z\varphi_2(\zeta)] - \varepsilon E[z\zeta])/Z$ with $Z = Ee^\zeta = 1 +
 \varepsilon \ge 1$; the smaller is used.
+Every part $g_a$, of every head and the linear one, has $g_a\cdot e \le (e^\top G_ae)^{1/2}$ with $G_a$ a covariance, $V^\top V$ or a
+multiple of the identity, so all together are at most $\lambda_{\max}(\sum_aG_a/\lambda_a)^{1/2}$ for any shares $\lambda_a$ with sum one.
+When laws are saturated, $|y + g|^2 \le \mu + y^\top(I - D/\mu)^{-1}y$ for $g$ in the ellipsoid $D$ of the moved values and $\mu >
+\lambda_{\max}(D)$, $y = \sum_hE'_hz$, the form by pairs of heads.
 $\mathrm{lin}$: Cauchy–Schwarz on $\sum_j\rho_j|J_{ij}^\top e|$. Weights: $P'_k/(1-P'_k)$ changes by at most $e^{\max_l\zeta_k-\zeta_l}$
 and by at most $e^{\zeta_k/(1-P_k)}$ (Jensen).
 """,

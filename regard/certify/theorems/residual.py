@@ -9,7 +9,7 @@ from regard._round import outward
 from regard.attention import Attention
 from regard.certificate import Certificate, Hypothesis
 from regard.certify.certification import certify, deviation, smallest
-from regard.certify.imaging import one_sequence, tokenwise
+from regard.certify.locating import one_sequence, tokenwise
 from regard.certify.subject import subject_of
 from regard.certify.theorem import THEOREMS, Bound, Refusal, Theorem, checked
 from regard.certify.theorems.mean_value import radius_in

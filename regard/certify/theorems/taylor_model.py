@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard._round import outward, spectral_norm_bound
 from regard.certificate import Hypothesis
-from regard.certify.imaging import one_sequence
+from regard.certify.locating import one_sequence
 from regard.certify.near.taylor import ROUNDING, slopes, start, step
 from regard.certify.setting import moves_of
 from regard.certify.theorem import Bound, Refusal, Theorem, assumed

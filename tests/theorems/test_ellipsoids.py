@@ -1,0 +1,120 @@
+"""Parts of moves that are added with their directions, and the exact second derivative of the row of a token that moves."""
+
+import torch
+
+import regard as r
+from regard.certify.near.ball import BallScores
+from regard.certify.near.ellipsoids import Ellipsoid, gathered
+from regard.certify.near.heads import LocalHeads, half_diameter
+from regard.certify.near.linear import LinearMove
+from regard.certify.near.moves import ScoreMoves, _apart, _paired, row_moves
+from regard.certify.near.own_row import _second, own_remainder
+from regard.certify.subject import subject_of
+from tests.theorems.exact import D, generator, normal
+
+
+def local(g, heads=2, n=4, d=4, residual=False):
+    w_q, w_k, w_v = (normal(g, heads, d, 2) for _ in range(3))
+    map = r.Heads(r.Attention(r.Dot(w_q, w_k), r.Linear(w_v)), normal(g, heads, 2, d))
+    x = normal(g, n, d)
+    return map, x, LocalHeads(subject_of(map, residual), r.Neighborhood(x, 1.0))
+
+
+def ellipsoid(root, size):
+    none = torch.zeros_like(size)
+    return Ellipsoid(size, root @ root.mT / torch.linalg.matrix_norm(root, 2).square()[:, None, None], size, none)
+
+
+def test_a_sum_of_parts_stays_below_and_is_at_most_the_sum_of_sizes():
+    g = generator(0)
+    roots = [normal(g, 5, 3, 3) * torch.tensor([1.0, 0.3, 0.01], dtype=D) for _ in range(4)]
+    parts = [ellipsoid(root, normal(g, 5).abs()) for root in roots]
+    found = gathered(parts)
+    for _ in range(200):
+        e = normal(g, 5, 3)
+        e = e / e.norm(dim=-1, keepdim=True)
+        support = sum(part.size * torch.einsum("ia,iab,ib->i", e, part.shape, e).sqrt() for part in parts)
+        assert bool((support <= found).all())
+    assert bool((found <= 1.01 * sum(part.size for part in parts)).all())
+
+
+def test_parts_in_orthogonal_directions_add_as_squares():
+    one, other = torch.zeros(1, 2, 2, dtype=D), torch.zeros(1, 2, 2, dtype=D)
+    one[0, 0, 0] = other[0, 1, 1] = 1.0
+    size = torch.tensor([1.0], dtype=D)
+    none = torch.zeros(1, dtype=D)
+    assert 2**0.5 <= float(gathered([Ellipsoid(size, one, size, none), Ellipsoid(size, other, size, none)])) <= 1.415
+
+
+def test_a_part_without_a_bound_has_none():
+    size, none = torch.tensor([torch.inf, 1.0], dtype=D), torch.zeros(2, dtype=D)
+    found = gathered([Ellipsoid(size, torch.eye(2, dtype=D).unsqueeze(0), size, none)])
+    assert bool(torch.isinf(found[0]))
+    assert 1 <= float(found[1]) < 1.001
+
+
+def test_no_law_deviates_more_than_half_the_diameter():
+    g = generator(1)
+    points, seen = normal(g, 1, 6, 3), torch.ones(2, 6, dtype=torch.bool)
+    seen[1, 3:] = False
+    half = half_diameter(points, seen)
+    for row in range(2):
+        for _ in range(100):
+            law = torch.distributions.Dirichlet(torch.full((int(seen[row].sum()),), 0.2, dtype=D)).sample()
+            away = points[0, seen[row]] - law @ points[0, seen[row]]
+            assert float(torch.linalg.matrix_norm(law.sqrt().unsqueeze(-1) * away, 2)) <= float(half[row])
+    pair = torch.zeros(6, dtype=torch.bool)
+    pair[:2] = True
+    assert torch.allclose(half_diameter(points, pair.unsqueeze(0)), (points[0, 0] - points[0, 1]).norm() / 2)
+
+
+def test_variances_of_every_law_of_the_box():
+    g = generator(2)
+    map, x, heads = local(g, n=5)
+    for radius in (0.05, 0.5, 5.0):
+        scores = BallScores(heads.heads[0], radius)
+        for _ in range(40):
+            step = normal(g, *x.shape)
+            y = x + radius * (1 - 1e-9) * step / step.norm()
+            s = map.attention.potential.scores(y, y, torch.arange(5), torch.arange(5))[0]
+            p = s.softmax(-1)
+            spread = torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
+            assert float(torch.linalg.eigvalsh(torch.diag_embed(scores.split) - spread).min()) >= -1e-12
+            assert bool((torch.linalg.eigvalsh(spread)[:, -1].sqrt() <= scores.apart + 1e-9).all())
+
+
+def test_the_second_derivative_of_the_row_of_a_token():
+    g = generator(3)
+    map, x, heads = local(g)
+    delta = normal(g, 4)
+    step = torch.zeros_like(x)
+    step[1] = delta
+    h = 1e-4
+    seen = (map(x + h * step) + map(x - h * step) - 2 * map(x))[1] / (2 * h * h)
+    assert torch.allclose(torch.einsum("cab,a,b->c", _second(heads, 1), delta, delta), seen, atol=1e-5)
+
+
+def test_the_row_of_a_token_stays_below_its_remainder():
+    g = generator(4)
+    map, x, heads = local(g)
+    for radius in (1e-3, 0.1, 1.0):
+        bound = own_remainder(heads, 1, radius)
+        for _ in range(60):
+            step = torch.zeros_like(x)
+            step[1] = normal(g, 4)
+            step = radius * step / step.norm()
+            linear = torch.func.jvp(map, (x,), (step,))[1]
+            assert float((map(x + step) - map(x) - linear)[1].norm()) <= bound + 1e-14
+
+
+def test_heads_together_move_less_than_heads_apart():
+    g = generator(5)
+    map, x, heads = local(g, heads=3)
+    moves = torch.full((4,), 3.0, dtype=D)
+    scores = [ScoreMoves(one, moves) for one in heads.heads]
+    assert bool((_paired(heads, scores) < _apart(heads, scores)).all())
+    best = row_moves(heads, LinearMove(heads), moves).best
+    for _ in range(300):
+        step = normal(g, 4, 4)
+        moved = (map(x + 3.0 * step / step.norm(dim=-1, keepdim=True)) - map(x)).norm(dim=-1)
+        assert bool((moved <= best).all())
