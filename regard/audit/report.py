@@ -1,159 +1,169 @@
-"""Report: what an audit found, as a value; as JSON, as one self-contained page, and as a table in the terminal."""
+"""Report: what an audit found, as a value that is written as JSON and read back."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import os
-import statistics
-import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from regard.errors import ArgumentError, MissingExtraError
+from regard.audit.checks.base import HEAD, LAYER, STACK, Column
+from regard.audit.store import number, plain
+from regard.errors import ArgumentError
 
-SCHEMA = 1
+if TYPE_CHECKING:
+    from regard.audit.findings import Finding
+
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
-class Column:
-    """One measured quantity: what it is and what kind of number."""
+class InputEntry:
+    """One input: its text or a name, and its tokens where they have names."""
 
     name: str
-    title: str
-    meaning: str
-    kind: str
-    high_is_alarming: bool
+    tokens: list[str]
 
 
 @dataclass(frozen=True)
-class Head:
-    """One head: where it is, how well its declaration matches the module, and its numbers."""
+class Coverage:
+    """One attention module: covered, or the reason why not; how far its declaration is from it, relative, on the worst input."""
 
     site: str
     layer: int
-    head: int
+    kind: str
+    heads: int
+    covered: bool
+    reason: str
     disagreement: float
-    values: dict[str, float]
+    block: str
 
 
 @dataclass(frozen=True)
-class Missing:
-    """An attention module that the audit does not cover, and why."""
+class Row:
+    """The numbers of one head, layer or stack of layers: combined, and for each input (one number where no input is needed)."""
 
+    scope: str
     site: str
-    kind: str
+    layer: int
+    head: int
+    values: dict[str, float]
+    inputs: dict[str, list[float]]
+
+    @property
+    def label(self) -> str:
+        """How a reader finds it: (layer, head), layer, or the name of the stack."""
+        return {HEAD: f"({self.layer}, {self.head})", LAYER: f"layer {self.layer}"}.get(self.scope, self.site or "the model")
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A check that could not be made somewhere, and why."""
+
+    check: str
+    site: str
+    input: int | None
     reason: str
 
 
 @dataclass(frozen=True)
 class Report:
-    """The result of an audit."""
+    """The result of an audit. `partial` is empty, or says why the audit is not whole."""
 
-    model: str
-    kind: str
-    parameters: int
-    inputs: list[str]
-    layers: int
+    model: dict[str, Any]
+    settings: dict[str, Any]
+    partial: str
+    inputs: list[InputEntry]
+    coverage: list[Coverage]
     columns: list[Column]
-    heads: list[Head]
-    missing: list[Missing]
+    rows: list[Row]
+    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    skipped: list[Skipped] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The name of the model."""
+        return str(self.model["name"])
+
+    @property
+    def heads(self) -> list[Row]:
+        """The rows of heads."""
+        return [row for row in self.rows if row.scope == HEAD]
+
+    @property
+    def layers(self) -> list[Row]:
+        """The rows of layers."""
+        return [row for row in self.rows if row.scope == LAYER]
+
+    @property
+    def stacks(self) -> list[Row]:
+        """The rows of stacks of layers: an encoder, a decoder, the network."""
+        return [row for row in self.rows if row.scope == STACK]
+
+    @property
+    def covered(self) -> list[Coverage]:
+        """The attention modules that were measured."""
+        return [entry for entry in self.coverage if entry.covered]
+
+    @property
+    def missing(self) -> list[Coverage]:
+        """The attention modules that were not, each with a reason."""
+        return [entry for entry in self.coverage if not entry.covered]
+
+    def column(self, name: str) -> Column | None:
+        """A column by its name."""
+        return next((column for column in self.columns if column.name == name), None)
+
+    def ranked(self, name: str) -> list[Row]:
+        """The rows that have a column, in the order in which one should look at them."""
+        column = self.column(name)
+        low_first = column is not None and column.high_is_alarming is False
+        known = [row for row in self.rows if not math.isnan(row.values.get(name, math.nan))]
+        return sorted(known, key=lambda row: row.values[name], reverse=not low_first)
+
+    def summary(self) -> list[str]:
+        """What a reader should know first, in sentences."""
+        from regard.audit.summary import summary
+
+        return summary(self)
+
+    def findings(self) -> list[Finding]:
+        """What deserves a look, why, and what can be done about it; the alarming first."""
+        from regard.audit.findings import findings
+
+        return findings(self)
+
+    def save(self, directory: str | Path) -> list[Path]:
+        """Write report.json, report.html and card.md, each at once or not at all."""
+        from regard.audit.page import save
+
+        return save(self, Path(directory))
 
     def to_dict(self) -> dict[str, Any]:
         """Every number of the page, with the version of the schema."""
-        plain = dataclasses.asdict(self)
-        for head in plain["heads"]:  # JSON has no NaN: a check that does not apply is null
-            head["values"] = {name: value if math.isfinite(value) else None for name, value in head["values"].items()}
-        return {"schema": SCHEMA, **plain, "summary": self.summary()}
+        words = {"summary": self.summary(), "findings": [dataclasses.asdict(finding) for finding in self.findings()]}
+        return plain({"schema": SCHEMA, **words, **dataclasses.asdict(self)})
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Report:
         """A report from its JSON."""
         if data.get("schema") != SCHEMA:
             raise ArgumentError("report", f"has schema {data.get('schema')!r}", f"this version of regard reads schema {SCHEMA}")
-        plain = {key: data[key] for key in ("model", "kind", "parameters", "inputs", "layers")}
         return Report(
-            **plain,
-            columns=[Column(**c) for c in data["columns"]],
-            heads=[
-                Head(**{**h, "values": {name: math.nan if value is None else value for name, value in h["values"].items()}})
-                for h in data["heads"]
-            ],
-            missing=[Missing(**m) for m in data["missing"]],
+            model=data["model"],
+            settings=data["settings"],
+            partial=data["partial"],
+            inputs=[InputEntry(**entry) for entry in data["inputs"]],
+            coverage=[Coverage(**{**entry, "disagreement": number(entry["disagreement"])}) for entry in data["coverage"]],
+            columns=[Column(**column) for column in data["columns"]],
+            rows=[_row(row) for row in data["rows"]],
+            tables=data["tables"],
+            skipped=[Skipped(**entry) for entry in data["skipped"]],
         )
 
-    def summary(self) -> list[str]:
-        """What a reader should know first, in sentences."""
-        covered = len({h.site for h in self.heads})
-        worst = max((h.disagreement for h in self.heads), default=0.0)
-        equal = f"each declaration equals the module's own output to {worst:.0e}" if self.heads else "nothing was measured"
-        sentences = [
-            f"{covered} of {covered + len(self.missing)} attention layers are covered: {len(self.heads)} heads, "
-            f"written (layer, head), on {len(self.inputs)} inputs; {equal}."
-        ]
-        sentences += [f"Not covered: {m.site} ({m.kind}): {m.reason}." for m in self.missing]
-        for column in self.columns:
-            ranked = self.ranked(column)
-            if ranked:
-                typical = statistics.median(h.values[column.name] for h in ranked)
-                first = ", ".join(f"({h.layer}, {h.head}) {h.values[column.name]:.3g}" for h in ranked[:3])
-                word = "Largest" if column.high_is_alarming else "Smallest"
-                sentences.append(f"{word} {column.title}: {first}; the median is {typical:.3g}.")
-        return sentences
 
-    def ranked(self, column: Column) -> list[Head]:
-        """Heads in the order in which one should look at them."""
-        finite = [h for h in self.heads if math.isfinite(h.values[column.name])]
-        return sorted(finite, key=lambda h: h.values[column.name], reverse=column.high_is_alarming)
-
-    def save(self, directory: Path) -> list[Path]:
-        """Write report.json and report.html, each at once or not at all."""
-        page = self.html()
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            paths = [directory / "report.json", directory / "report.html"]
-            write_atomically(paths[0], json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False))
-            write_atomically(paths[1], page)
-        except OSError as error:
-            raise ArgumentError(
-                "--out", f"{directory} cannot be written ({error.strerror})", "give a directory you may write to"
-            ) from error
-        return paths
-
-    def html(self) -> str:
-        """One page that needs nothing else: no scripts from elsewhere, no network."""
-        try:
-            import jinja2
-        except ImportError:
-            raise MissingExtraError("jinja2", "report") from None
-        loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
-        environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-        return environment.get_template("report.html.j2").render(report=self, tables=[self._table(c) for c in self.columns])
-
-    def _table(self, column: Column) -> dict[str, Any]:
-        """A layer × head map of one column, with a shade in [0, 1] for each cell: dark is where to look."""
-        finite = [h.values[column.name] for h in self.heads if math.isfinite(h.values[column.name])]
-        low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
-        rows: dict[int, list[dict[str, Any]]] = {}
-        for head in self.heads:
-            value = head.values[column.name]
-            share = (value - low) / (high - low) if high > low and math.isfinite(value) else 0.0
-            rows.setdefault(head.layer, []).append(
-                {"head": head, "value": value, "shade": round(share if column.high_is_alarming else 1 - share, 3)}
-            )
-        return {"column": column, "rows": rows, "heads": max((len(cells) for cells in rows.values()), default=0)}
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """The whole text or the old file: written beside it, then moved."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+def _row(data: dict[str, Any]) -> Row:
+    values = {name: number(value) for name, value in data["values"].items()}
+    inputs = {name: [number(value) for value in numbers] for name, numbers in data["inputs"].items()}
+    return Row(**{**data, "values": values, "inputs": inputs})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,25 @@ import torch
 from torch import Tensor, nn
 
 from regard.audit.adapters import Adapter, adapter_of
-from regard.audit.adapters.base import NotCovered
+from regard.audit.adapters.base import Block, Call, NotCovered
+from regard.audit.capture import capture, quiet
 from regard.audit.checks import Check
 from regard.audit.checks import checks as all_checks
-from regard.audit.report import Column, Head, Missing, Report
+from regard.audit.checks.base import Result, Scene, Weights
+from regard.audit.collect import collected
+from regard.audit.inputs import Input, inputs_of
+from regard.audit.report import Report
 from regard.audit.site import TOLERANCE, Site
+from regard.audit.store import Store
 from regard.errors import ArgumentError
 
 Progress = Callable[[str, int, int], None]
 """Called with what is done now, how much is done, and how much there is."""
-
-
-def included_sentences() -> list[str]:
-    """The sentences that come with the package."""
-    return (Path(__file__).parent / "sentences.txt").read_text(encoding="utf-8").splitlines()
+Step = tuple[str, str, Callable[[], None]]
+"""What is done at a time: a name, the key of its result, and the work."""
+SEED = 20200706
+SMALL = 300_000_000
+"""Models with fewer parameters are run in float64, larger ones in float32."""
 
 
 def audit(
@@ -37,134 +43,211 @@ def audit(
     name: str = "model",
     progress: Progress | None = None,
 ) -> Report:
-    """Measure every attention head of a loaded model on these inputs: texts (with a tokenizer) or keyword arguments of the model."""
-    columns = all_checks() if checks is None else tuple(checks)
-    items: list[Any] = list(inputs)
-    calls = [_call(item, tokenizer, index) for index, item in enumerate(items)]
-    if not calls:
-        raise ArgumentError("inputs", "are empty", "give at least one text")
-    layers = [Layer(path, index, module, adapter) for index, (path, module, adapter) in enumerate(_known(model))]
-    for index, call in enumerate(calls):
-        with _captured(model, [layer.path for layer in layers]) as captured:
-            model(**call)
-        for layer in layers:
+    """Measure the attention of a loaded model on these inputs: texts (with a tokenizer) or keyword arguments of the model.
+
+    checks: which questions to ask, all by default (`regard.audit.checks()` lists them). The model is not changed.
+    """
+    run = Audit(model, inputs, tokenizer=tokenizer, checks=checks, name=name)
+    run.measure(progress)
+    return run.report()
+
+
+class Audit:
+    """An audit while it runs: places to measure, and the results so far."""
+
+    def __init__(
+        self, model: nn.Module, inputs: Sequence[Any], *, tokenizer: Any = None, checks: Sequence[Check] | None = None,
+        name: str = "model", store: Store | None = None,
+    ) -> None:  # fmt: skip
+        self.checks = all_checks() if checks is None else tuple(checks)
+        self.name, self.store, self.original = name, Store() if store is None else store, model
+        self.inputs: list[Input] = inputs_of(model, inputs, tokenizer)
+        if not self.inputs and any(check.of_site or check.of_input for check in self.checks):
+            raise ArgumentError("inputs", "are empty", "give at least one text")
+        _finite(model)
+        self.places = list(places(model))
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The model in the arithmetic of the audit."""
+        return working(self.original)
+
+    def measure(self, progress: Progress | None = None) -> None:
+        """Measure every place that is not in the store yet."""
+        steps = self._steps()
+        for done, (what, key, step) in enumerate(steps):
             if progress is not None:
-                progress(layer.path, index * len(layers) + layer.index, len(calls) * len(layers))
-            layer.measure(model, captured.get(layer.path), columns, index)
-    unknown = [Missing(path, kind, "no adapter knows this kind of attention") for path, kind in _unknown(model, layers)]
-    return Report(
-        model=name,
-        kind=type(model).__name__,
-        parameters=sum(p.numel() for p in model.parameters()),
-        inputs=[item if isinstance(item, str) else f"input {index}" for index, item in enumerate(items)],
-        layers=len(layers) + len(unknown),
-        columns=[Column(c.name, c.title, c.meaning, c.kind, c.high_is_alarming) for c in columns],
-        heads=[head for layer in layers for head in layer.heads(columns)],
-        missing=unknown + [Missing(layer.path, type(layer.module).__name__, layer.reason) for layer in layers if layer.reason],
-    )
+                progress(what, done, len(steps))
+            if key not in self.store:
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(SEED)  # starts of randomized bounds: the same numbers whatever was done before
+                    step()
+        if progress is not None:
+            progress("done", len(steps), len(steps))
 
+    def report(self, unfinished: str = "") -> Report:
+        """The report of what is in the store; `unfinished` says why it is not the whole."""
+        return collected(self, unfinished)
 
-@dataclass
-class Layer:
-    """One attention module while it is measured: its numbers for each input, or the reason it is not covered."""
+    def _steps(self) -> list[Step]:
+        """All that is to be done."""
+        steps: list[Step] = []
+        for place in self.places:
+            steps.append((f"weights of {place.path}", weights_key(place), partial(self._weights, place)))
+        for item in self.inputs:
+            scene = _Lazy(partial(self._scene, item))
+            for place in self.places:
+                name = f"input {item.index + 1}, {place.path}"
+                steps.append((name, site_key(item, place), partial(self._site, item, place, scene)))
+            steps.append((f"input {item.index + 1}, whole", input_key(item), partial(self._whole, item, scene)))
+        return steps
 
-    path: str
-    index: int
-    module: nn.Module
-    adapter: Adapter
-    reason: str = ""
-    worst: float = 0.0
-    values: dict[str, list[Tensor]] = field(default_factory=dict)
-
-    def measure(self, model: nn.Module, call: Call | None, columns: Sequence[Check], index: int) -> None:
-        """Declare the module, compare with what it did, and measure; the first failure is final."""
-        if self.reason:
-            return
+    def _weights(self, place: Place) -> None:
+        asked = [check for check in self.checks if check.of_weights is not None]
         try:
-            site = self._site(model, call)
+            matrices = place.adapter.matrices(self.model, place.path, self.model.get_submodule(place.path)) if asked else None
+        except NotCovered as reason:
+            self.store.put(weights_key(place), {"reason": str(reason)})
+            return
+        results = {c.name: _answer(c.of_weights, Weights(place.path, place.layer, matrices)) for c in asked}  # type: ignore[arg-type]
+        self.store.put(weights_key(place), {"results": results})
+
+    def _scene(self, item: Input) -> Scene:
+        blocks = [block for place in self.places if (block := place.block(self.model)) is not None]
+        paths = {place.path for place in self.places} | {path for block in blocks for path in block_paths(block)}
+        options = _cast(item.options, next(self.model.parameters()).dtype)
+        trace = capture(self.model, options, sorted(paths))
+        return Scene(self.model, options, trace, item.tokens, blocks, item.index, item.text, item.words, item.encode)
+
+    def _site(self, item: Input, place: Place, lazy: _Lazy) -> None:
+        scene = lazy()
+        try:
+            site = place.site(self.model, scene.trace.get(place.path))
             gap = site.disagreement()
+            if not gap <= TOLERANCE:
+                raise NotCovered(f"the declaration differs from the module's own output by {gap:.1e} (relative) on input {item.index + 1}")
         except (NotCovered, ArgumentError) as reason:
-            self.reason = str(reason)
+            self.store.put(site_key(item, place), {"reason": str(reason)})
             return
-        if not gap <= TOLERANCE:
-            self.reason = f"the declaration differs from the module's own output by {gap:.1e} (relative) on input {index}"
-            return
-        self.worst = max(self.worst, gap)
-        for check in columns:
-            self.values.setdefault(check.name, []).append(check.measure(site))
+        asked = [check for check in self.checks if check.of_site is not None]
+        results = {check.name: _answer(check.of_site, scene, site) for check in asked}
+        self.store.put(site_key(item, place), {"heads": site.heads, "disagreement": gap, "results": results})
 
-    def heads(self, columns: Sequence[Check]) -> Iterator[Head]:
-        """The combined numbers of each head; none where the layer is not covered."""
-        if self.reason:
-            return
-        combined = {check.name: check.combine(torch.stack(self.values[check.name])) for check in columns}
-        for head in range(len(next(iter(combined.values()), ()))):
-            yield Head(self.path, self.index, head, self.worst, {name: float(numbers[head]) for name, numbers in combined.items()})
-
-    def _site(self, model: nn.Module, call: Call | None) -> Site:
-        if call is None:
-            raise NotCovered("the module was not called on this input")
-        attention, points = self.adapter.declare(self.module, call.arguments, call.options)
-        projection = self.adapter.output_projection(model, self.path, self.module)
-        return Site(self.path, self.index, attention, points, projection, self.adapter.own_output(self.module, call.output))
+    def _whole(self, item: Input, scene: _Lazy) -> None:
+        asked = [check for check in self.checks if check.of_input is not None]
+        results = {check.name: _answer(check.of_input, scene()) for check in asked}
+        self.store.put(input_key(item), {"results": results})
+        scene.forget()
 
 
 @dataclass(frozen=True)
-class Call:
-    """What a module was called with, and what it returned."""
+class Place:
+    """Where attention is in a model, and who knows it."""
 
-    arguments: tuple[Any, ...]
-    options: dict[str, Any]
-    output: Any
+    path: str
+    layer: int
+    kind: str
+    adapter: Adapter
 
+    def block(self, model: nn.Module) -> Block | None:
+        """What stands around it."""
+        return self.adapter.block(model, self.path, model.get_submodule(self.path))
 
-def _call(item: str | dict[str, Tensor], tokenizer: Any, index: int) -> dict[str, Any]:
-    """Keyword arguments of the model for one input; a single text needs no padding and so no mask."""
-    if not isinstance(item, str):
-        return dict(item)
-    if tokenizer is None:
-        raise ArgumentError(
-            "tokenizer", "is missing and the inputs are texts", "give the model's tokenizer, or inputs as dictionaries of tensors"
-        )
-    if not item.strip():
-        raise ArgumentError("inputs", f"text {index} is empty", "remove it or write something")
-    return {"input_ids": tokenizer(item, return_tensors="pt", truncation=True)["input_ids"]}
-
-
-def _known(model: nn.Module) -> Iterator[tuple[str, nn.Module, Adapter]]:
-    """The modules that an adapter knows, in the order of the model."""
-    for path, module in model.named_modules():
-        adapter = adapter_of(module)
-        if adapter is not None:
-            yield path, module, adapter
+    def site(self, model: nn.Module, call: Call | None) -> Site:
+        """The declaration for one call."""
+        if call is None:
+            raise NotCovered("the module was not called on this input")
+        with quiet(model):
+            declared = self.adapter.declare(model, self.path, model.get_submodule(self.path), call)
+        return Site(self.path, self.layer, self.kind, declared, self.block(model))
 
 
-def _unknown(model: nn.Module, layers: list[Layer]) -> Iterator[tuple[str, str]]:
+@dataclass
+class _Lazy:
+    """A scene that is made when somebody needs it, and forgotten when its input is done."""
+
+    make: Callable[[], Scene]
+    found: list[Scene] = field(default_factory=list)
+
+    def __call__(self) -> Scene:
+        if not self.found:
+            self.found.append(self.make())
+        return self.found[0]
+
+    def forget(self) -> None:
+        self.found.clear()
+
+
+def places(model: nn.Module) -> Iterator[Place]:
+    """The attention modules that an adapter knows, in the order of the model."""
+    known = ((path, module, adapter_of(module)) for path, module in model.named_modules())
+    for layer, (path, module, adapter) in enumerate((path, m, a) for path, m, a in known if a is not None):
+        yield Place(path, layer, type(module).__name__, adapter)
+
+
+def unknown(model: nn.Module) -> Iterator[tuple[str, str]]:
     """Modules that call themselves attention, and are neither known nor wrap or sit inside what is known."""
+    known = [place.path for place in places(model)]
     for path, module in model.named_modules():
-        related = any(path in ("", k.path) or k.path.startswith(f"{path}.") or path.startswith(f"{k.path}.") for k in layers)
+        related = any(path in ("", own) or own.startswith(f"{path}.") or path.startswith(f"{own}.") for own in known)
         if "attention" in type(module).__name__.lower() and not related:
             yield path, type(module).__name__
 
 
-@contextmanager
-def _captured(model: nn.Module, paths: list[str]) -> Iterator[dict[str, Call]]:
-    """Record the call and the output of each module while the model runs, without dropout and without a graph."""
-    calls: dict[str, Call] = {}
+def block_paths(block: Block) -> tuple[str, ...]:
+    """Every module that a block names."""
+    return (block.path, *block.attention, *block.mlp, *(() if block.final is None else (block.final,)))
 
-    def recorder(path: str) -> Callable[..., None]:
-        def record(module: nn.Module, arguments: Any, options: Any, output: Any) -> None:
-            calls[path] = Call(arguments, options, output)
 
-        return record
+def weights_key(place: Place) -> str:
+    """The name of a result in the store."""
+    return f"weights-{place.layer}"
 
-    training = model.training
-    model.eval()
-    handles = [model.get_submodule(path).register_forward_hook(recorder(path), with_kwargs=True) for path in paths]
+
+def site_key(item: Input, place: Place) -> str:
+    """The name of a result in the store."""
+    return f"input-{item.index}-site-{place.layer}"
+
+
+def input_key(item: Input) -> str:
+    """The name of a result in the store."""
+    return f"input-{item.index}-whole"
+
+
+def _answer(measure: Any, *arguments: Any) -> dict[str, Any]:
+    """A result for the store, or the reason why there is none."""
     try:
-        with torch.no_grad():
-            yield calls
-    finally:
-        model.train(training)
-        for handle in handles:
-            handle.remove()
+        result: Result = measure(*arguments)
+    except (NotCovered, ArgumentError) as reason:
+        return {"reason": str(reason)}
+    return {"numbers": result.numbers, "table": result.table}
+
+
+def working(model: nn.Module) -> nn.Module:
+    """The model in float64, or in float32 where it is large; a copy unless it is there already."""
+    count = sum(p.numel() for p in model.parameters())
+    dtype = torch.float64 if count <= SMALL else torch.float32
+    if all(p.dtype == dtype for p in model.parameters() if p.dtype.is_floating_point):
+        return model
+    other = copy.deepcopy(model)
+    for mine, theirs in zip(model.modules(), other.modules(), strict=True):
+        if isinstance(mine, nn.TransformerDecoderLayer):  # torch forgets its activation on the way
+            setattr(theirs, "activation", mine.activation)  # noqa: B010 (the type of a module does not know it)
+    return other.to(dtype)
+
+
+def _cast(options: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """Keyword arguments in the arithmetic of the model."""
+    real = {name for name, value in options.items() if isinstance(value, Tensor) and value.dtype.is_floating_point}
+    return {name: value.to(dtype) if name in real else value for name, value in options.items()}
+
+
+def _finite(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if not bool(parameter.detach().isfinite().all()):
+            raise ArgumentError("model", f"has NaN or infinity in {name}", "repair or retrain it: nothing can be said about such a layer")
+
+
+def included_sentences() -> list[str]:
+    """The sentences that come with the package."""
+    return (Path(__file__).parent / "sentences.txt").read_text(encoding="utf-8").splitlines()

@@ -7,7 +7,8 @@ A covariance is at most Σ_j P̄_j (r_j - m)(r_j - m)ᵀ for every m, and every 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -37,8 +38,9 @@ class Point:
     unit: float
     factor: Tensor | None
     off: float
+    norms: dict[tuple[int, ...], float] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def reach(self) -> float:
         """At least the length of every r."""
         return max(vector_norm_bound(token) for token in self.tokens)
@@ -56,7 +58,7 @@ class Point:
 
     def deviation(self, masses: Tensor, factors: tuple[Tensor, ...]) -> float:
         """At least the largest standard deviation, over unit vectors, of the product of factors applied to tokens with these masses."""
-        return outward(product_norm_bound(self.centered(masses), *factors) + product_norm_bound(*factors) * self._rounding(masses))
+        return outward(product_norm_bound(self.centered(masses), *factors) + self._norm(factors) * self._rounding(masses))
 
     def weighed(self, row: int, law: Tensor, factors: tuple[Tensor, ...]) -> float:
         """At least λ_max(Wᵀ E[|v|² y yᵀ] W)^½ of a row, y = x_j - E x: the mean is known as well as the law is."""
@@ -65,13 +67,20 @@ class Point:
         drift = math.expm1(min(700.0, 4 * float(self.error[row]) + gamma(20 * len(law) + 400))) + 64 * EPS
         matrix = masses.sqrt().unsqueeze(-1) * (self.tokens - mean)
         slack = outward(drift * self.reach * math.sqrt(float(masses.sum())))
-        return outward(product_norm_bound(matrix, *factors) + product_norm_bound(*factors) * slack)
+        return outward(product_norm_bound(matrix, *factors) + self._norm(factors) * slack)
 
     def own(self, masses: Tensor) -> float:
         """At least the largest standard deviation of the query slope."""
         factors = () if self.factor is None else (self.factor,)
         total = vector_norm_bound(self.centered(masses)) + self._rounding(masses)
         return outward(self.unit * self.deviation(masses, factors) + self.off * total)
+
+    def _norm(self, factors: tuple[Tensor, ...]) -> float:
+        """At least the norm of a product, computed once: the rows of a sequence share their factors."""
+        key = tuple(id(factor) for factor in factors)
+        if key not in self.norms:
+            self.norms[key] = product_norm_bound(*factors)
+        return self.norms[key]
 
     def _rounding(self, masses: Tensor) -> float:
         return outward(16 * EPS * self.reach * math.sqrt(float(masses.sum())))
@@ -86,6 +95,12 @@ def tokens_at(domain: Near) -> Tensor:
 
 def point_of(head: Head, domain: Near) -> Point:
     """The facts at one sequence, for one bilinear form or a Gaussian score without projections."""
+    if ("point", id(domain)) not in head.facts:
+        head.facts["point", id(domain)] = _point(head, domain)
+    return head.facts["point", id(domain)]
+
+
+def _point(head: Head, domain: Near) -> Point:
     points = tokens_at(domain)
     head.factors  # noqa: B018 (values without a theorem are refused here)
     bias = pair_bias(head, domain)

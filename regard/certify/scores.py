@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import astuple, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ class Form:
     error_beta: float
     error_gamma: float
 
-    @property
+    @cached_property
     def norm(self) -> float:
         """At least |A|₂."""
         return up(spectral_norm_bound(self.a) + self.error)

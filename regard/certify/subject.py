@@ -38,6 +38,7 @@ class Head:
             raise Refusal(f"the moment {type(attention.moment).__name__} has no theorem; bounds are for Mean()")
         self.attention, self._output = attention, output
         self.normalizer, self.support, self.lookup = attention.normalizer, attention.support, attention.lookup
+        self.facts: dict[Any, Any] = {}  # what several theorems need, computed once; a head lives for one question
 
     @cached_property
     def potential(self) -> Potential:
@@ -59,10 +60,12 @@ class Head:
 
     def matrix(self, width: int) -> Tensor:
         """W (d, e), rounded."""
-        product = torch.eye(width, dtype=torch.float64)
-        for factor in self.factors:
-            product = product @ factor
-        return product
+        if ("matrix", width) not in self.facts:
+            product = torch.eye(width, dtype=torch.float64) if not self.factors else self.factors[0]
+            for factor in self.factors[1:]:
+                product = product @ factor
+            self.facts["matrix", width] = product
+        return self.facts["matrix", width]
 
     @cached_property
     def w(self) -> float:
@@ -76,7 +79,9 @@ class Head:
 
     def form(self, width: int) -> Form | None:
         """The exact bilinear form of the scores, if they have one."""
-        return bilinear.one(self.potential, width)
+        if ("form", width) not in self.facts:
+            self.facts["form", width] = bilinear.one(self.potential, width)
+        return self.facts["form", width]
 
     def width(self, domain_width: int | None) -> int:
         """The width of a token: from the domain, or from a projection."""

@@ -1,31 +1,105 @@
-"""Check: one column of the report, a number for every head."""
+"""Check: one question the audit asks, and the columns of the report that answer it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Generator, Tensor, nn
 
+from regard.audit.adapters.base import Block, Call, Matrices
+from regard.audit.inputs import Word
 from regard.audit.site import Site
+
+EXACT, ESTIMATED, PROVED = "exact", "estimated", "proved"
+"""What sort of number a column holds: exact up to rounding; estimated, with a side it errs on; proved, with a certificate."""
+HEAD, LAYER, STACK = "head", "layer", "stack"
+"""What a column has one number for."""
 
 _checks: dict[str, Check] = {}
 
 
 @dataclass(frozen=True)
-class Check:
-    """measure: a site to one number a head, (heads,); combine: the numbers of all inputs (inputs, heads) to (heads,).
-
-    high_is_alarming says in which direction to look; kind says what sort of number it is: exact, estimated or proved.
-    """
+class Column:
+    """One measured quantity. over: how the numbers of several inputs become one; high_is_alarming: None where neither end is."""
 
     name: str
     title: str
     meaning: str
-    measure: Callable[[Site], Tensor]
-    combine: Callable[[Tensor], Tensor]
-    high_is_alarming: bool
-    kind: str = "exact, in float64"
+    kind: str
+    scope: str
+    high_is_alarming: bool | None = None
+    over: str = "largest"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a check found in one place: numbers by column (a list of one for each head, or one number), and a table of its own."""
+
+    numbers: dict[str, Any] = field(default_factory=dict)
+    table: Any = None
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What the weights of one attention layer say, without an input."""
+
+    path: str
+    layer: int
+    matrices: Matrices
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """One input: the model, how it is called, what its modules did, the blocks around attention, and random numbers of its own."""
+
+    model: nn.Module
+    options: dict[str, Any]
+    trace: dict[str, Call]
+    tokens: list[str]
+    blocks: list[Block]
+    index: int
+    text: str | None = None
+    words: tuple[Word, ...] = ()
+    encode: Callable[[str], dict[str, Any]] | None = None
+
+    @cached_property
+    def stacks(self) -> dict[str, list[Block]]:
+        """Blocks by the list they are in: one for most models, encoder and decoder for some."""
+        found: dict[str, list[Block]] = {}
+        for block in self.blocks:
+            own = found.setdefault(block.path.rpartition(".")[0], [])
+            if block.path not in [other.path for other in own]:
+                own.append(block)
+        return found
+
+    def end(self, stack: str) -> str:
+        """The module whose output a stack gives: the norm after its last block, where there is one."""
+        last = self.stacks[stack][-1]
+        return last.path if last.final is None else last.final
+
+    def generator(self, *key: int) -> Generator:
+        """Random numbers that depend on the input and the key alone."""
+        seed = 0
+        for part in (self.index, *key):
+            seed = 1_000_003 * seed + part + 1
+        return torch.Generator().manual_seed(seed)
+
+
+@dataclass(frozen=True)
+class Check:
+    """A name for the command line, a sentence, columns, and up to three measurements: of weights, of a site, of a whole input."""
+
+    name: str
+    question: str
+    columns: tuple[Column, ...] = ()
+    of_weights: Callable[[Weights], Result] | None = None
+    of_site: Callable[[Scene, Site], Result] | None = None
+    of_input: Callable[[Scene], Result] | None = None
+    order: int = 100
 
 
 def register(check: Check) -> Check:
@@ -37,5 +111,10 @@ def register(check: Check) -> Check:
 
 
 def checks() -> tuple[Check, ...]:
-    """All checks, by name."""
-    return tuple(_checks[name] for name in sorted(_checks))
+    """All checks, in the order of the report."""
+    return tuple(sorted(_checks.values(), key=lambda check: (check.order, check.name)))
+
+
+def listed(values: Tensor) -> list[float]:
+    """Numbers for a file."""
+    return [float(value) for value in values.flatten()]

@@ -5,27 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.audit.checks.base import Check, register
-from regard.audit.site import Site
-from regard.lookups import Linear
-from regard.potentials import Dot
+from regard.audit.checks.base import EXACT, HEAD, Check, Column, Result, Weights, listed, register
 
 
-def qk_norm(site: Site) -> Tensor:
-    """|scale · W_Q W_Kᵀ|₂ for each head."""
-    potential = site.attention.potential
-    if not isinstance(potential, Dot) or potential.w_q is None or potential.w_k is None:
-        return torch.full((site.heads,), float("nan"), dtype=torch.float64)
-    scale = potential.factor(potential.w_q.shape[-1])
-    return torch.as_tensor(scale, dtype=torch.float64).abs() * product_norm(potential.w_q, potential.w_k.mT)
-
-
-def ov_norm(site: Site) -> Tensor:
-    """|W_V W_O|₂ for each head."""
-    lookup = site.attention.lookup
-    if not isinstance(lookup, Linear):
-        return torch.full((site.heads,), float("nan"), dtype=torch.float64)
-    return product_norm(lookup.w_v, site.w_o)
+def spectra(weights: Weights) -> Result:
+    """|scale · W_Q W_Kᵀ|₂ and |W_V W_O|₂ for each head."""
+    own = weights.matrices
+    heads = len(own.w_o)
+    qk = abs(own.scale) * product_norm(_spread(own.w_q, heads), _spread(own.w_k, heads).mT)
+    return Result({"qk_norm": listed(qk), "ov_norm": listed(product_norm(_spread(own.w_v, heads), own.w_o))})
 
 
 def product_norm(left: Tensor, right: Tensor) -> Tensor:
@@ -35,24 +23,37 @@ def product_norm(left: Tensor, right: Tensor) -> Tensor:
     return torch.linalg.matrix_norm(first @ second.mT, 2)
 
 
+def _spread(grouped: Tensor, heads: int) -> Tensor:
+    """Grouped keys or values, once for each head that uses them."""
+    return grouped.repeat_interleave(heads // len(grouped), 0)
+
+
 register(
     Check(
-        name="qk_norm",
-        title="spectral norm of W_Q W_Kᵀ (scaled)",
-        meaning="Largest singular value of the matrix that compares queries with keys, with the scale included. "
-        "It bounds how fast scores can grow.",
-        measure=qk_norm,
-        combine=lambda values: values[0],
-        high_is_alarming=True,
-    )
-)
-register(
-    Check(
-        name="ov_norm",
-        title="spectral norm of W_V W_O",
-        meaning="Largest singular value of the matrix that carries a key's content to the output of the layer.",
-        measure=ov_norm,
-        combine=lambda values: values[0],
-        high_is_alarming=True,
+        "weights",
+        "How strongly can the weights of a head compare and carry?",
+        (
+            Column(
+                "qk_norm",
+                "QK norm",
+                "Largest singular value of W_Q W_Kᵀ with the scale included: how fast scores can grow with the tokens. "
+                "Rotations of positions do not change it.",
+                EXACT,
+                HEAD,
+                True,
+                "only",
+            ),
+            Column(
+                "ov_norm",
+                "OV norm",
+                "Largest singular value of W_V W_O: how strongly a key's content enters the output of the layer.",
+                EXACT,
+                HEAD,
+                True,
+                "only",
+            ),
+        ),
+        of_weights=spectra,
+        order=10,
     )
 )

@@ -1,0 +1,118 @@
+"""Exact local constants: how much each part of a layer amplifies a small change of its own input, at that input."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from regard.audit.capture import recalled, tokens_in
+from regard.audit.checks.base import EXACT, HEAD, LAYER, Check, Column, Result, Scene, listed, register
+from regard.audit.site import Site
+from regard.derive import linearize
+
+TOLERANCE = 1e-2
+"""The residual |Jᵀu - σv|/σ at which a largest singular value is taken; its own error is about the square of that."""
+
+
+def constants(scene: Scene, site: Site) -> Result:
+    """The largest singular value of the derivative of each head, of the layer, of both branches with their norms, and of the block."""
+    found = {"layer_constant": _norm(scene, site, site.map, site.points)}
+    if site.block is not None:
+        for name, paths in (("attention_branch", site.block.attention), ("mlp_branch", site.block.mlp), ("block", (site.block.path,))):
+            if paths:
+                point = tokens_in(scene.trace[paths[0]])
+                found[f"{name}_constant"] = _norm(scene, site, recalled(scene.model, scene.trace, paths), point)
+    heads = _heads(scene, site)
+    worst = max(residual for _, residual in (*heads, *found.values()))
+    numbers: dict[str, Any] = {name: value for name, (value, _) in found.items()}
+    return Result({**numbers, "head_constant": [value for value, _ in heads], "residual": worst})
+
+
+def _heads(scene: Scene, site: Site) -> list[tuple[float, float]]:
+    """The constant and the residual of each head: all at once, or one by one where several share their values."""
+    if site.grouped:
+        jacobians = [linearize(head, site.source, site.context) for head in site.singles]
+        return [_value(jacobian.norm(tolerance=TOLERANCE, generator=scene.generator(site.layer))) for jacobian in jacobians]
+    points = site.points.expand(site.heads, -1, -1)
+    source = points if isinstance(site.source, Tensor) else site.source.replace(points=points)
+    found = linearize(site.attention, source, site.context).norm(tolerance=TOLERANCE, generator=scene.generator(site.layer))
+    return list(zip(listed(found.value), listed(found.residual), strict=True))  # type: ignore[union-attr]
+
+
+def _norm(scene: Scene, site: Site, map: Any, point: Tensor) -> tuple[float, float]:
+    return _value(linearize(map, point).norm(tolerance=TOLERANCE, generator=scene.generator(site.layer)))
+
+
+def _value(found: Any) -> tuple[float, float]:
+    residual = float(found.residual)
+    return float(found), residual if math.isfinite(residual) else math.inf
+
+
+_HOW = " The largest singular value of the exact derivative, in Frobenius norm, to the residual in the column beside it."
+
+register(
+    Check(
+        "constants",
+        "How much does each part amplify a small change of its input?",
+        (
+            Column(
+                "head_constant",
+                "local constant of the head",
+                "How much a head (rows times values, before the output projection) amplifies a small change of its input." + _HOW,
+                EXACT,
+                HEAD,
+                True,
+                "median",
+            ),
+            Column(
+                "layer_constant",
+                "local constant of attention",
+                "The same for all heads together, mixed by the output projection." + _HOW,
+                EXACT,
+                LAYER,
+                True,
+                "median",
+            ),
+            Column(
+                "attention_branch_constant",
+                "attention after its norm",
+                "The same for the attention branch of the block with the norm layer before it, without the residual connection." + _HOW,
+                EXACT,
+                LAYER,
+                True,
+                "median",
+            ),
+            Column(
+                "mlp_branch_constant",
+                "MLP after its norm",
+                "The same for the feed-forward branch of the block. A large one where attention is tame is how massive activations show."
+                + _HOW,
+                EXACT,
+                LAYER,
+                True,
+                "median",
+            ),
+            Column(
+                "block_constant",
+                "block",
+                "The same for the whole block, residual connections and norm layers included." + _HOW,
+                EXACT,
+                LAYER,
+                True,
+                "median",
+            ),
+            Column(
+                "residual",
+                "residual",
+                "Largest residual |Jᵀu - σv|/σ of the constants of this layer; their relative error is about its square.",
+                EXACT,
+                LAYER,
+                None,
+            ),
+        ),
+        of_site=constants,
+        order=30,
+    )
+)

@@ -1,0 +1,104 @@
+"""The first words of a report: what was covered, what is least regular, how large, and whether anything is alarming."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+from regard.audit.findings import ALARMING, findings
+from regard.audit.report import Report, Row
+
+
+def summary(report: Report) -> list[str]:
+    """What a reader should know first, in sentences."""
+    parts = [_partial, _coverage, _heads, _layers, _network, _proved, _words, _alarm, _skipped]
+    return [sentence for part in parts for sentence in [part(report)] if sentence]
+
+
+def _partial(report: Report) -> str:
+    return f"This report is partial: {report.partial}." if report.partial else ""
+
+
+def _coverage(report: Report) -> str:
+    total, heads = len(report.coverage), sum(entry.heads for entry in report.covered)
+    worst = max((entry.disagreement for entry in report.covered if not math.isnan(entry.disagreement)), default=math.nan)
+    where = f" on {len(report.inputs)} input{'s' if len(report.inputs) != 1 else ''}" if report.inputs else " by their weights alone"
+    proof = "" if math.isnan(worst) else f"; each declaration equals the module's own output to {worst:.0e} or better"
+    missing = "".join(f" Not covered: {entry.site} ({entry.kind}): {entry.reason}." for entry in report.missing)
+    return f"{len(report.covered)} of {total} attention layers are covered: {heads} heads{where}{proof}.{missing}"
+
+
+def _named(rows: list[Row], column: str) -> str:
+    return ", ".join(f"{row.label} {row.values[column]:.3g}" for row in rows)
+
+
+def _heads(report: Report) -> str:
+    named = {"head_constant": "Least regular heads (layer, head), by their exact local constants", "qk_norm": "Largest QK norms"}
+    for column, words in named.items():
+        ranked = report.ranked(column)
+        if ranked:
+            typical = statistics.median(row.values[column] for row in ranked)
+            return f"{words}: {_named(ranked[:4], column)}; the median head has {typical:.3g}."
+    return ""
+
+
+def _layers(report: Report) -> str:
+    ranked = report.ranked("layer_constant")
+    if not ranked:
+        return ""
+    first = ranked[0]
+    text = f"Least regular attention: {first.label}, which amplifies by {first.values['layer_constant']:.3g}"
+    blocks = report.ranked("block_constant")
+    return text + (f"; largest block: {blocks[0].label}, {blocks[0].values['block_constant']:.3g}." if blocks else ".")
+
+
+def _network(report: Report) -> str:
+    texts = []
+    for row in report.ranked("network_constant"):
+        product = row.values.get("product", math.nan)
+        beside = "" if math.isnan(product) else f", where the product of its blocks is {product:.3g}"
+        texts.append(f"End to end, {row.label} amplifies by {row.values['network_constant']:.3g}{beside}.")
+    return " ".join(texts)
+
+
+def _proved(report: Report) -> str:
+    ratios = {name: _ratios(report, name) for name in ("ball_bound", "point_bound")}
+    if not all(ratios.values()):
+        return ""
+    return (
+        f"Proved, per head: at the inputs {statistics.median(ratios['point_bound']):.2g} times the exact constant, "
+        f"on the whole ball that the tokens fill {statistics.median(ratios['ball_bound']):.3g} times (medians)."
+    )
+
+
+def _ratios(report: Report, name: str) -> list[float]:
+    """A bound over the exact constant, for each head and input that has both."""
+    pairs = [
+        (bound, exact)
+        for row in report.heads
+        for bound, exact in zip(row.inputs.get(name, []), row.inputs.get("head_constant", []), strict=False)
+    ]
+    return [bound / exact for bound, exact in pairs if exact > 0 and math.isfinite(bound)]
+
+
+def _words(report: Report) -> str:
+    worst = max(changes(report), key=lambda entry: entry["moved"], default=None)
+    if worst is None:
+        return ""
+    return f"The change of one word that moved the output most: {worst['kind']} of “{worst['word']}” in “{worst['text']}”."
+
+
+def changes(report: Report) -> list[dict[str, Any]]:
+    """Every changed word of every input."""
+    return [change for table in report.tables.get("misspecification", []) for change in table["changes"]]
+
+
+def _alarm(report: Report) -> str:
+    alarming = [finding.what for finding in findings(report) if finding.level == ALARMING]
+    return f"Alarming: {' '.join(alarming)}" if alarming else "Nothing is alarming by the limits of this report." if report.covered else ""
+
+
+def _skipped(report: Report) -> str:
+    names = sorted({entry.check for entry in report.skipped})
+    return f"Not measured everywhere: {', '.join(names)} (see the reasons below)." if names else ""
