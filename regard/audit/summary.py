@@ -67,7 +67,7 @@ def _proved(report: Report) -> str:
     if not all(ratios.values()):
         return ""
     return (
-        f"Proved, per head: at the inputs {statistics.median(ratios['point_bound']):.2g} times the exact constant, "
+        f"Proved, per head: at the inputs {statistics.median(ratios['point_bound']):.3g} times the exact constant, "
         f"on the whole ball that the tokens fill {statistics.median(ratios['ball_bound']):.3g} times (medians)."
     )
 

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from regard.audit.capture import tokens_in
 from regard.audit.checks.base import EXACT, LAYER, Check, Column, Result, Scene, listed, register
 from regard.audit.site import Site
 
@@ -18,7 +19,7 @@ MASSIVE = 5.0
 
 def geometry(scene: Scene, site: Site) -> Result:
     """Radius, effective rank and mean cosine, with and without sinks, and token norms."""
-    x = site.points
+    x = stream(scene, site)
     norms = x.norm(dim=-1)
     typical = float(norms.median())
     sinks = norms > MASSIVE * typical
@@ -35,6 +36,13 @@ def geometry(scene: Scene, site: Site) -> Result:
         "token_ratio": float(norms.max()) / typical if typical > 0 else math.nan,
     }
     return Result(numbers, {"norms": listed(norms), "sinks": sinks.nonzero().flatten().tolist()})
+
+
+def stream(scene: Scene, site: Site) -> Tensor:
+    """The tokens that enter the block: a norm layer before attention would hide how large they are."""
+    if site.block is None or len(tokens_in(scene.trace[site.block.path])) != len(site.points):
+        return site.points
+    return tokens_in(scene.trace[site.block.path]).detach().to("cpu", torch.float64)
 
 
 def effective_rank(x: Tensor) -> float:
@@ -61,7 +69,7 @@ register(
         "geometry",
         "Do tokens collapse, and are some massive?",
         (
-            Column("radius", "radius", "Largest distance of a token that enters the layer from their mean.", EXACT, LAYER, None, "median"),
+            Column("radius", "radius", "Largest distance of a token that enters the block from their mean.", EXACT, LAYER, None, "median"),
             Column(
                 "effective_rank",
                 "effective rank",
@@ -98,7 +106,7 @@ register(
                 True,
                 "median",
             ),
-            Column("largest_token", "largest token norm", "Norm of the largest token that enters the layer.", EXACT, LAYER, True),
+            Column("largest_token", "largest token norm", "Norm of the largest token that enters the block.", EXACT, LAYER, True),
             Column(
                 "token_ratio",
                 "largest over median token",

@@ -8,8 +8,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from regard.audit.capture import passage, tokens_in
-from regard.audit.checks.base import EXACT, STACK, Check, Column, Result, Scene, listed, register
+from regard.audit.capture import output_tensor, passage, tokens_in
+from regard.audit.checks.base import ESTIMATED, EXACT, STACK, Check, Column, Result, Scene, listed, register
 from regard.derive.graph import twice_differentiable
 from regard.derive.jacobian import spectral_norms
 
@@ -28,7 +28,19 @@ def influence(scene: Scene) -> Result:
     values = token_influence(scene)
     share = float(values.max() / values.sum()) if float(values.sum()) > 0 else math.nan
     stack = next(iter(scene.stacks))
-    return Result({"influence_share": {stack: share}}, {"influence": listed(values)})
+    point, width = tokens_in(scene.trace[scene.stacks[stack][0].path]), _width(scene, stack)
+    kind = EXACT if width <= _room(point) else ESTIMATED
+    return Result({"influence_share": {stack: share}}, {"influence": listed(values), "kind": kind})
+
+
+def _width(scene: Scene, stack: str) -> int:
+    """Of the tokens that leave a stack."""
+    return output_tensor(scene.trace[scene.end(stack)].output).shape[-1]
+
+
+def _room(point: Tensor) -> int:
+    """How many coordinates of the output are pulled back."""
+    return ENTRIES // max(1, point.numel())
 
 
 def token_influence(scene: Scene) -> Tensor:
@@ -46,7 +58,7 @@ def _measured(scene: Scene) -> Tensor:
     point = tokens_in(scene.trace[blocks[0].path]).detach().requires_grad_()
     with torch.enable_grad(), twice_differentiable():
         pooled = passage(scene.model, scene.options, blocks[0].path, scene.end(stack))(point).mean(0)
-        directions = _directions(scene, pooled, ENTRIES // max(1, point.numel()))
+        directions = _directions(scene, pooled, _room(point))
         parts = directions.split(max(1, min(TOGETHER, PAIRS // len(point) ** 2)))
         pulled = [torch.autograd.grad(pooled, point, part, retain_graph=True, is_grads_batched=True)[0] for part in parts]
     by_token = torch.cat(pulled).transpose(0, 1).double()  # (n, outputs, d)
@@ -71,8 +83,9 @@ register(
                 "influence_share",
                 "share of the most influential token",
                 "The influence of a token is the norm of the derivative of the mean output token by it. This is the largest, "
-                "over the sum of all: near one, the output hangs on one token.",
-                EXACT,
+                "over the sum of all: near one, the output hangs on one token. For long or wide inputs the norms are from below, by "
+                "random directions of the output.",
+                ESTIMATED,
                 STACK,
                 True,
                 "median",

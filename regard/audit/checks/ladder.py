@@ -41,8 +41,9 @@ def observed_ball(site: Site) -> Ball:
 
 
 def _rungs(certificate: Certificate) -> list[list[Any]]:
+    """Theorem, value, and the probability that it holds over the randomness of its own proof."""
     every = sorted((certificate, *certificate.others), key=lambda rung: rung.value)
-    return [[rung.theorem, rung.value] for rung in every]
+    return [[rung.theorem, rung.value, rung.probability] for rung in every]
 
 
 register(

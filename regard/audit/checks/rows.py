@@ -10,8 +10,8 @@ from regard.audit.site import Site
 
 SHOWN = 3
 """Of how many inputs the laws themselves are kept."""
-LONGEST = 40
-"""Up to how many tokens."""
+NUMBERS = 20_000
+"""How many numbers the laws of a layer may be; longer inputs and larger layers keep their statistics alone."""
 
 
 def rows(scene: Scene, site: Site) -> Result:
@@ -26,7 +26,7 @@ def rows(scene: Scene, site: Site) -> Result:
         "sink_mass": listed(laws.mean(-2).amax(-1)),
         "row_stiffness": listed(stiffness(laws).amax(-1)),
     }
-    small = scene.index < SHOWN and max(laws.shape[-2:]) <= LONGEST
+    small = scene.index < SHOWN and laws.numel() <= NUMBERS
     return Result(numbers, {"laws": (laws * 1000).round().div(1000).tolist()} if small else None)
 
 
