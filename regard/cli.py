@@ -2,122 +2,306 @@
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from regard.errors import ArgumentError, MissingExtraError, RegardError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from regard.audit import Report
+    from regard.audit.checks import Check
+    from regard.audit.load import Checkpoint
+    from regard.audit.run import Audit
+    from regard.audit.weights import WeightAudit
 
 try:
     import typer
 except ImportError:  # pragma: no cover - without the extra there is no command line
     typer = None  # type: ignore[assignment]
 
+STOPPED = 130
+"""The exit status of a process that was interrupted."""
+
+HELP = """The mathematics of attention as working software.
+
+\b
+  regard audit                          audit a small real model (extra: demo)
+  regard audit ./my-model               audit a model you have, on included sentences
+  regard audit ./step-1000 ./step-2000  how each head moved over training
+  regard compare old-report new-report  what changed between two audits
+  regard checks                         what an audit can ask
+
+Each command explains itself: regard audit --help.
+"""
+
+AUDIT_HELP = """How regular is the attention of a trained model?
+
+MODEL is a local directory (config.json with safetensors, or a pickle of tensors) or a hub id; nothing means all-MiniLM-L6-v2.
+Everything that is not an option is a model. One model is audited on texts. Two or more are checkpoints of one training run, in
+their order: a series, by their weights alone. Code in a checkpoint is never run.
+
+A report is written to --out: report.html to read, report.json with every number, card.md for a model card
+(a series: series.html and series.json). The summary goes to stdout, progress and errors to stderr.
+
+\b
+Examples
+  regard audit                                            the demonstration model on the included sentences
+  regard audit ./my-model --text corpus.txt               one text a line
+  regard audit ./my-model --text "A text." --text "More." texts given here
+  regard audit ./my-model --checks weights,rows           some questions only (regard checks lists them)
+  regard audit ./llama-7b --weights-only                  norms of heads; reads one layer at a time
+  regard audit ./big-model --out big --resume             go on after Ctrl-C, a crash or a reboot
+  regard audit ./step-1000 ./step-2000 ./step-3000        how each head moves over training
+
+\b
+Exit status
+  0 done   1 nothing could be measured   2 wrong arguments or files   130 stopped by Ctrl-C, with a partial report
+"""
+
 
 def main() -> None:
     """The entry point: errors that regard raises become one line and exit status 2."""
     if typer is None:
         sys.exit(str(MissingExtraError("typer", "cli")))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without these letters gets others, not an error
     try:
-        _application()()
+        application()()
     except RegardError as error:
-        sys.exit(f"regard: {error}")
+        print(f"regard: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
 
 
-def _application() -> typer.Typer:
-    application = typer.Typer(add_completion=False, no_args_is_help=True, help="The mathematics of attention as working software.")
-    application.command("audit")(audit)
-    application.callback()(_root)
-    return application
+def application() -> typer.Typer:
+    """All commands."""
+    found = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+    found.callback(help=HELP)(_root)
+    found.command("audit", help=AUDIT_HELP)(audit)
+    found.command("compare")(compare)
+    found.command("checks")(checks)
+    return found
 
 
-def _root() -> None:
-    """The mathematics of attention as working software.
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=lambda asked: _version(asked))
+    ] = False,
+) -> None:
+    return None
 
-    Start with: regard audit (a report of a small real model), or regard audit PATH_TO_MODEL --text FILE.
-    """
+
+def _version(asked: bool) -> None:
+    if asked:
+        from regard import __version__
+
+        print(__version__)
+        raise typer.Exit
 
 
 def audit(
-    model: Annotated[
-        str | None, typer.Argument(help="A model directory or a hub id; nothing means all-MiniLM-L6-v2 (extra: demo).", show_default=False)
-    ] = None,
+    models: Annotated[list[str] | None, typer.Argument(metavar="MODEL", help="Directories or hub ids.", show_default=False)] = None,
     text: Annotated[
-        Path | None, typer.Option(help="A file with one text a line; nothing means the included sentences.", show_default=False)
+        list[str] | None,
+        typer.Option(metavar="TEXT|FILE", help="A text, or a file with one text a line; may be repeated.", show_default=False),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where report.html and report.json go.")] = Path("audit-report"),
+    out: Annotated[Path, typer.Option(help="The directory for the report.")] = Path("audit-report"),
+    checks: Annotated[str | None, typer.Option(metavar="NAMES", help="Which checks, by name, with commas.", show_default="all")] = None,
+    device: Annotated[str, typer.Option(help="Where the model runs.")] = "cpu",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted audit stopped.")] = False,
+    weights_only: Annotated[bool, typer.Option("--weights-only", help="Read the weights of one layer at a time; no texts.")] = False,
 ) -> None:
-    """How regular is the attention of a trained model? Writes report.html and report.json and prints a table."""
-    from rich.console import Console
+    """Check every argument before the work begins, then do it."""
+    from regard.audit.load import device_of
+    from regard.audit.store import check_writable
 
-    from regard.audit import audit as run
-    from regard.audit import included_sentences
-    from regard.audit.load import load
+    several = len(models or []) > 1
+    alone = several or weights_only
+    texts, asked = _texts(text or [], alone), _asked(checks, alone)
+    if several and resume:
+        raise ArgumentError("--resume", "is given for a series, which takes seconds", "leave it out")
+    if importlib.util.find_spec("jinja2") is None:
+        raise MissingExtraError("jinja2", "report")
+    way = _Way(out, device_of(device), resume, weights_only)
+    check_writable(out)
+    if several:
+        _series(models or [], asked, way)
+    else:
+        _single(models[0] if models else None, texts, asked, way)
 
-    console = Console()
-    texts = included_sentences() if text is None else _lines(text)
-    with console.status("loading the model"):
-        loaded, tokenizer, name = load(model)
-    with _bar(console) as bar:
-        task = bar.add_task("auditing", total=None)
-        report = run(
-            loaded,
-            texts,
-            tokenizer=tokenizer,
-            name=name,
-            progress=lambda what, done, total: bar.update(task, completed=done, total=total, description=what),
+
+@dataclass(frozen=True)
+class _Way:
+    """How an audit is done, and where its report goes."""
+
+    out: Path
+    device: str
+    resume: bool
+    weights_only: bool
+
+
+def _texts(values: list[str], alone: bool) -> list[str]:
+    from regard.audit.inputs import texts_of
+    from regard.audit.run import included_sentences
+
+    if alone and values:
+        raise ArgumentError(
+            "--text", "is given, and --weights-only and a series read no texts", "leave it out, or audit one model with texts"
         )
-    paths = report.save(out)
-    show(report, console)
-    console.print("written: " + ", ".join(str(path) for path in paths))
-    if report.missing and not report.heads:
-        sys.exit(1)
+    return [] if alone else texts_of(values) if values else included_sentences()
 
 
-def _bar(console: Console):  # type: ignore[no-untyped-def]
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+def _asked(names: str | None, alone: bool) -> list[Check]:
+    """The checks with these names, in the order of the report."""
+    from regard.audit.checks import checks as known
 
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console, transient=True
-    )
+    able = [check for check in known() if check.of_weights is not None or not alone]
+    wanted = [check.name for check in able] if names is None else [name.strip() for name in names.split(",")]
+    wrong = [name for name in wanted if name not in [check.name for check in able]]
+    if wrong:
+        what = "no check of weights alone" if alone else "no check"
+        raise ArgumentError("--checks", f"there is {what} named {wrong[0]!r}", f"choose from {', '.join(check.name for check in able)}")
+    return [check for check in able if check.name in wanted]
 
 
-def _lines(path: Path) -> list[str]:
-    """The texts of a file, one a line."""
+def _single(model: str | None, texts: list[str], asked: list[Check], way: _Way) -> None:
+    """Audit one model, from where an earlier run stopped if that is asked."""
+    from regard.audit import page, terminal
+    from regard.audit.store import Store
+
+    run, subject = _run(model, texts, asked, way)
+    run.store = Store(way.out / ".units", subject, resume=way.resume)
+    stopped = _measured(run, way)
+    report = run.report(stopped)
+    terminal.show(report, page.save(report, way.out), terminal.output())
+    if stopped:
+        raise typer.Exit(STOPPED)
+    run.store.remove()
+    if not report.covered:
+        raise typer.Exit(1)
+
+
+def _run(model: str | None, texts: list[str], asked: list[Check], way: _Way) -> tuple[Audit | WeightAudit, dict[str, str]]:
+    """An audit that is ready to measure, and what it is of."""
+    from regard.audit.load import find
+    from regard.audit.weights import WeightAudit
+
+    with _status("loading the model"):
+        checkpoint = find(model)
+        if way.weights_only:
+            return WeightAudit(checkpoint, checks=asked, device=way.device), _subject(checkpoint, texts, asked, way)
+        return _loaded(checkpoint, texts, asked, way.device), _subject(checkpoint, texts, asked, way)
+
+
+def _loaded(checkpoint: Checkpoint, texts: list[str], asked: list[Check], device: str) -> Audit:
+    from regard.audit import terminal
+    from regard.audit.load import loaded, tokenizer_of
+    from regard.audit.run import Audit
+
+    tokenizer = tokenizer_of(checkpoint)
+    run = Audit(loaded(checkpoint, device), texts, tokenizer=tokenizer, checks=asked, name=checkpoint.name)
+    for item in run.inputs:
+        if item.cut:
+            terminal.say(terminal.messages(), f"text {item.index + 1} is longer than the model takes: cut to {len(item.tokens)} tokens")
+    return run
+
+
+def _subject(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: _Way) -> dict[str, str]:
+    """What results are of: they may be continued only where all of this is the same."""
+    import torch
+    import transformers
+
+    from regard import __version__
+    from regard.audit.store import fingerprint
+
+    return {
+        "MODEL": fingerprint(checkpoint.name, checkpoint.identity()),
+        "--text": fingerprint(texts),
+        "--checks": ",".join(check.name for check in asked),
+        "--device": way.device,
+        "--weights-only": str(way.weights_only),
+        "versions": f"regard {__version__}, torch {torch.__version__}, transformers {transformers.__version__}",
+    }
+
+
+def _measured(run: Audit | WeightAudit, way: _Way) -> str:
+    """Measure all there is; says why where that was interrupted. A model that turns out to be broken leaves no files."""
+    from regard.audit import terminal
+
+    sizes = [len(run.places), *(len(run.places) + 1 for _ in run.inputs)]
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except OSError as error:
-        raise ArgumentError("--text", f"{path} cannot be read ({error.strerror})", "give a text file") from error
-    except UnicodeDecodeError:
-        raise ArgumentError("--text", f"{path} is not UTF-8 text", "give a text file, one text a line") from None
-    texts = [line for line in lines if line]
-    if not texts:
-        raise ArgumentError("--text", f"{path} has no text in it", "write one text a line")
-    return texts
+        with terminal.Bars(terminal.messages(), sizes) as bars:
+            run.measure(bars)
+    except KeyboardInterrupt:
+        return f"stopped after {len(run.store)} of {sum(sizes)} steps, and the same command with --resume goes on"
+    except ArgumentError:
+        if way.weights_only:
+            run.store.remove()
+            _remove_empty(way.out)
+        raise
+    return ""
 
 
-def show(report: Report, console: Console) -> None:
-    """The report as a table: for each layer its median, and the head to look at."""
-    import statistics
+def _remove_empty(directory: Path) -> None:
+    if not any(directory.iterdir()):
+        directory.rmdir()
 
-    from rich.table import Table
 
-    table = Table(title=f"{report.model}: median by layer, and the head to look at first", title_justify="left")
-    table.add_column("layer", justify="right")
-    for column in report.columns:
-        table.add_column(column.title, justify="right")
-    for layer in sorted({h.layer for h in report.heads}):
-        cells = []
-        for column in report.columns:
-            numbers = {h.head: h.values[column.name] for h in report.heads if h.layer == layer}
-            worst = (max if column.high_is_alarming else min)(numbers, key=numbers.__getitem__)
-            cells.append(f"{statistics.median(numbers.values()):.3g}  (head {worst}: {numbers[worst]:.3g})")
-        table.add_row(str(layer), *cells)
-    console.print(table)
-    for sentence in report.summary():
-        console.print(f"• {sentence}", highlight=False, markup=False)
+def _series(models: Sequence[str], asked: list[Check], way: _Way) -> None:
+    """Audit the weights of each checkpoint, and lay the reports side by side."""
+    from regard.audit import terminal
+    from regard.audit.load import find
+    from regard.audit.series import save, series
+    from regard.audit.weights import WeightAudit
+
+    with _status("looking at the checkpoints"):
+        runs = [WeightAudit(find(model), checks=asked, device=way.device) for model in models]
+    sizes = [len(run.places) for run in runs]
+    with terminal.Bars(terminal.messages(), sizes) as bars:
+        for number, run in enumerate(runs):
+            run.measure(lambda what, done, total, before=sum(sizes[:number]): bars(what, before + done, sum(sizes)))  # type: ignore[misc]
+    found = series([run.report() for run in runs], _distinct([run.name for run in runs], models))
+    terminal.show_series(found, save(found, way.out), terminal.output())
+
+
+def _distinct(short: Sequence[str], long: Sequence[str]) -> Sequence[str]:
+    """Short names, where these tell the models apart."""
+    return short if len(set(short)) == len(set(long)) else long
+
+
+@contextmanager
+def _status(what: str) -> Iterator[None]:
+    """A word of what takes a while, on a terminal."""
+    from regard.audit import terminal
+
+    console = terminal.messages()
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(what):
+        yield
+
+
+def compare(
+    before: Annotated[Path, typer.Argument(metavar="REPORT_A", help="A report.json, or the directory it is in.")],
+    after: Annotated[Path, typer.Argument(metavar="REPORT_B", help="Another, of the same architecture.")],
+) -> None:
+    """What changed between two audits: numbers by column, the heads that moved most, and coverage."""
+    from regard.audit import terminal
+    from regard.audit.compare import compare as compared
+    from regard.audit.compare import read
+
+    terminal.show_comparison(compared(read(before), read(after)), terminal.output())
+
+
+def checks() -> None:
+    """What an audit can ask: the names for --checks, what each needs, and its question."""
+    from regard.audit import terminal
+    from regard.audit.checks import checks as known
+
+    terminal.show_checks(known(), terminal.output())

@@ -20,10 +20,11 @@ SCHEMA = 2
 
 @dataclass(frozen=True)
 class InputEntry:
-    """One input: its text or a name, and its tokens where they have names."""
+    """One input: its text or a name, its tokens where they have names, and whether it was cut to what the model takes."""
 
     name: str
     tokens: list[str]
+    cut: bool = False
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ class Audit:
         except NotCovered as reason:
             self.store.put(weights_key(place), {"reason": str(reason)})
             return
-        results = {c.name: _answer(c.of_weights, Weights(place.path, place.layer, matrices)) for c in asked}  # type: ignore[arg-type]
+        results = {c.name: answer(c.of_weights, Weights(place.path, place.layer, matrices)) for c in asked}  # type: ignore[arg-type]
         self.store.put(weights_key(place), {"results": results})
 
     def _scene(self, item: Input) -> Scene:
@@ -130,12 +130,12 @@ class Audit:
             self.store.put(site_key(item, place), {"reason": str(reason)})
             return
         asked = [check for check in self.checks if check.of_site is not None]
-        results = {check.name: _answer(check.of_site, scene, site) for check in asked}
+        results = {check.name: answer(check.of_site, scene, site) for check in asked}
         self.store.put(site_key(item, place), {"heads": site.heads, "disagreement": gap, "results": results})
 
     def _whole(self, item: Input, scene: _Lazy) -> None:
         asked = [check for check in self.checks if check.of_input is not None]
-        results = {check.name: _answer(check.of_input, scene()) for check in asked}
+        results = {check.name: answer(check.of_input, scene()) for check in asked}
         self.store.put(input_key(item), {"results": results})
         scene.forget()
 
@@ -214,7 +214,7 @@ def input_key(item: Input) -> str:
     return f"input-{item.index}-whole"
 
 
-def _answer(measure: Any, *arguments: Any) -> dict[str, Any]:
+def answer(measure: Any, *arguments: Any) -> dict[str, Any]:
     """A result for the store, or the reason why there is none."""
     try:
         result: Result = measure(*arguments)

@@ -21,10 +21,15 @@ def _partial(report: Report) -> str:
 
 
 def _coverage(report: Report) -> str:
+    if not report.coverage:
+        return "This model has no attention that regard finds."
     total, heads = len(report.coverage), sum(entry.heads for entry in report.covered)
     worst = max((entry.disagreement for entry in report.covered if not math.isnan(entry.disagreement)), default=math.nan)
     where = f" on {len(report.inputs)} input{'s' if len(report.inputs) != 1 else ''}" if report.inputs else " by their weights alone"
-    proof = "" if math.isnan(worst) else f"; each declaration equals the module's own output to {worst:.0e} or better"
+    size = "exactly" if worst == 0 else f"to {worst:.0e} or better"
+    proof = "" if math.isnan(worst) else f"; each declaration equals the module's own output {size}"
+    cut = sum(entry.cut for entry in report.inputs)
+    proof += f"; {cut} of the texts were cut to what the model takes" if cut else ""
     missing = "".join(f" Not covered: {entry.site} ({entry.kind}): {entry.reason}." for entry in report.missing)
     return f"{len(report.covered)} of {total} attention layers are covered: {heads} heads{where}{proof}.{missing}"
 

@@ -266,7 +266,7 @@ def test_the_ladder_shows_every_rung(opened):
     rungs = report.tables["bounds"][0]["heads"][1]
     exact = next(row for row in report.heads if (row.layer, row.head) == (0, 1)).inputs["head_constant"][0]
     found = shown(tab, "#panel .ladder .number")
-    assert [entry[0] for entry in found] == [exact, *(value for _, value, _ in rungs["point"]), *(value for _, value in rungs["ball"])]
+    assert [entry[0] for entry in found] == [exact, *(rung[1] for rung in rungs["point"] + rungs["ball"])]
     assert [entry[1] for entry in found] == [EXACT, PROVED, PROVED, PROVED]
     assert tab.texts("#panel .ladder .kind") == [EXACT, PROVED, PROVED, PROVED]
     assert tab.texts("#panel .ladder li:nth-child(3) b") == ["≤ ∞"]

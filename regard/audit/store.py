@@ -1,0 +1,138 @@
+"""Where results are kept while an audit runs: each place measured is written at once or not at all, so that long work can go on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from regard.errors import ArgumentError
+
+SUBJECT = "subject"
+"""The file that says what the results beside it are of."""
+
+
+class Store:
+    """Results by key, in memory and, with a directory, in a file each. `subject` says what the results are of, part by part."""
+
+    def __init__(self, directory: Path | None = None, subject: dict[str, str] | None = None, *, resume: bool = False) -> None:
+        self._directory, self._found = directory, {}  # type: Path | None, dict[str, Any]
+        if directory is None:
+            return
+        if resume:
+            _refuse_other(directory, subject or {})
+        with writing(directory):
+            if not resume:
+                shutil.rmtree(directory, ignore_errors=True)
+            directory.mkdir(parents=True, exist_ok=True)
+            write_atomically(directory / SUBJECT, json.dumps(subject or {}))
+        self._found = {path.stem: unit for path in directory.glob("*.json") if (unit := _read(path)) is not None}
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._found
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def get(self, key: str) -> Any:
+        """What was kept, or None."""
+        return self._found.get(key)
+
+    def put(self, key: str, value: Any) -> None:
+        """Keep plain values. They pass through JSON, so that what is resumed is the same as what is not."""
+        text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
+        if self._directory is not None:
+            with writing(self._directory):
+                write_atomically(self._directory / f"{key}.json", text)
+        self._found[key] = json.loads(text)
+
+    def remove(self) -> None:
+        """Delete the files, once the report has all of it."""
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def fingerprint(*parts: Any) -> str:
+    """A short name of something: equal parts, equal name."""
+    return hashlib.sha256(json.dumps(plain(parts), sort_keys=True).encode()).hexdigest()
+
+
+def _refuse_other(directory: Path, subject: dict[str, str]) -> None:
+    """Results of another audit are neither mixed in nor thrown away."""
+    if not directory.is_dir():
+        return
+    kept = _read(directory / SUBJECT)
+    changed = sorted(key for key in {*subject, *(kept or {})} if (kept or {}).get(key) != subject.get(key))
+    if changed:
+        found = f"the results kept in {directory} are of another audit (changed: {', '.join(changed)})"
+        raise ArgumentError("--resume", found, "give the arguments of that audit, or leave --resume out to start again")
+
+
+def _read(path: Path) -> Any:
+    """A unit, or None where the file is not whole: then it is measured again."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def plain(value: Any) -> Any:
+    """Values for JSON, which has no NaN and no infinity: null is "does not apply", "inf" is an answer."""
+    if isinstance(value, dict):
+        return {str(key): plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value
+
+
+def number(value: Any) -> float:
+    """A number that was written by `plain`."""
+    return math.nan if value is None else float(value)
+
+
+class writing:
+    """Errors of the file system as errors that name the option."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, OSError):
+            found = f"{self._directory} cannot be written ({error.strerror})"
+            raise ArgumentError("--out", found, "give a directory you may write to") from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """The whole text or the old file: written beside it, then moved."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def check_writable(directory: Path) -> None:
+    """Find out now, and not after the work, whether a directory can be written; leaves nothing behind."""
+    new = [path for path in (directory, *directory.parents) if not path.exists()]
+    with writing(directory):
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=directory).close()
+        finally:
+            for path in new:
+                if path.is_dir():
+                    path.rmdir()
