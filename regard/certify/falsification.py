@@ -231,8 +231,7 @@ class _Attack:
     def _start(self, start: int) -> Tensor:
         shape = (self.tokens, self.width)
         if isinstance(self.domain, Near):
-            center = self.domain.measure.points
-            return center if start == 0 else self._into(center + self._spread() * self._allowed_unit(self._random(center)))
+            return self._near(start, self.domain.measure.points)
         x = torch.randn(shape, generator=self.generator, dtype=torch.float64)
         if start % 3 == 1:  # a hub and the rest on the other side
             x[1:] = -x[:1] + 0.1 * x[1:]
@@ -245,6 +244,19 @@ class _Attack:
         middle = self.domain.center if isinstance(self.domain, Ball) else None
         x = x * self._size() * (scale if start % 2 else 1.0)
         return self._into(x if middle is None else x + middle.double())
+
+    def _near(self, start: int, center: Tensor) -> Tensor:
+        """The center, the boundary in a random direction, where tokens grow or shrink together, and where they run into one of them."""
+        if start == 0:
+            return center
+        toward = self._random(center)
+        if start % 4 == 2:
+            toward = center
+        if start % 4 == 3:
+            toward = center[int(torch.randint(0, len(center), (), generator=self.generator))] - center
+        if start % 8 >= 4:
+            toward = -toward
+        return self._into(center + self._spread() * self._allowed_unit(toward))
 
     def _into(self, x: Tensor) -> Tensor:
         return project.one(self.domain, x)

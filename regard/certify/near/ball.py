@@ -63,9 +63,35 @@ class BallScores:
 
     @cached_property
     def chi(self) -> Tensor:
-        """At least |P'/P - 1| in L²(P)."""
-        found = torch.minimum(self.steep * self.spread, torch.expm1(self.top).sqrt())
+        """At least |P'/P - 1| in L²(P): Var e^ζ ≤ (steep σ)² and E e^ζ ≥ 1 + bow σ² with σ = sd ζ."""
+        bow = self.bow
+        deviation = torch.minimum(self.spread, 1 / bow.sqrt())  # where steep σ/(1 + bow σ²) is largest
+        found = torch.minimum(self.steep * deviation / (1 + bow * deviation.square()), torch.expm1(self.top).sqrt())
         return torch.minimum(found, torch.sinh(self.half)) * MARGIN
+
+    @cached_property
+    def bow(self) -> Tensor:
+        """At most (e^x - 1 - x)/x² for x ≥ -ω, ω the largest change of a row."""
+        safe = self.top.clamp_min(1e-3)
+        return ((torch.expm1(-safe) + safe) / safe.square() * (1 - 1e-9)).clamp_max(0.4995)
+
+    @cached_property
+    def excess(self) -> Tensor:
+        """At least Z - 1, Z = E e^ζ."""
+        return self.spread.square() * quotient(self.top, 2, 2) * MARGIN
+
+    @cached_property
+    def apart(self) -> Tensor:
+        """At least √λ_max(diag P' - P'P'ᵀ): the deviation of vectors whose lengths are one together."""
+        return self.box.high.amax(-1).sqrt().clamp_max(math.sqrt(0.5)) * MARGIN
+
+    @cached_property
+    def split(self) -> Tensor:
+        """Q with diag P' - P'P'ᵀ ≤ diag Q in every row: P' itself, or 2P'(1 - P') since the left is a graph's Laplacian."""
+        high, low = self.box.high, self.box.low
+        nearest = torch.minimum(torch.maximum(torch.full_like(high, 0.5), low), high)
+        halved = 2 * nearest * (1 - nearest) * MARGIN
+        return torch.where((halved.amax(-1) < high.amax(-1)).unsqueeze(-1), halved, high)
 
     @cached_property
     def ratio(self) -> Tensor:
@@ -116,8 +142,11 @@ class BallScores:
         local = self.local
         mean = (local.p.unsqueeze(-1) * local.z).sum(1, keepdim=True)
         away = (local.z - mean).expand(local.n, local.n, local.d)
-        largest = away.norm(dim=-1).masked_fill(~local.seen, 0.0).amax(-1) * MARGIN
-        return torch.minimum(row_norms(self.box.high, away), largest) + local.a * local.shift + local.tilt
+        return torch.minimum(row_norms(self.box.high, away), local.query_half) + local.a * local.shift + local.tilt
+
+    def value_spread(self, values: LocalValues) -> Tensor:
+        """At least the deviation of Vᵀx under every law of the box, beside what tokens move."""
+        return torch.minimum(row_norms(self.box.high, values.z) + values.w * self.local.shift, values.half)
 
 
 def shifted_values(scores: BallScores, values: LocalValues) -> float:
@@ -129,12 +158,12 @@ def constant_change(scores: BallScores, values: LocalValues) -> float:
     """At least |J(x') - J(x)| of one head."""
     local, r, w, a = scores.local, scores.r, values.w, scores.local.a
     chi, spread, own = scores.chi, values.spread, local.own_spread
-    warped = torch.minimum(values.largest * chi, spread * scores.ratio)
     mixed = _mixed(values)
+    warped = _warped(scores, values)
     own_part = torch.minimum(mixed * chi, own * warped) + own * spread * chi.square()
     tb = float(own_part.amax()) + scores.key(warped + spread * chi.square(), scores.off)
-    top = scores.box.high.amax(-1).sqrt()
-    wide = torch.minimum(row_norms(scores.box.high, values.z) + w * local.shift, values.largest)
+    top = scores.apart
+    wide = scores.value_spread(values)
     tc = 2 * a * r * float((wide * top).amax())
     steep = local.alpha.expand(local.n, local.n).amax(-1) + a * r
     slope = scores.query_spread + a * top * r
@@ -144,6 +173,18 @@ def constant_change(scores: BallScores, values: LocalValues) -> float:
     )
     td = w * r * (float((top * slope).amax()) + joined)
     return (shifted_values(scores, values) + tb + tc + td) * MARGIN
+
+
+def _warped(scores: BallScores, values: LocalValues) -> Tensor:
+    """At least |ηz| in L²(P) in any direction: by the largest z, by the largest η, or by |η| ≤ steep |ζ| + Z - 1 and the parts of ζ."""
+    local, r, p = scores.local, scores.r, scores.local.p
+    alpha = local.alpha.expand(local.n, local.n).masked_fill(torch.eye(local.n, dtype=torch.bool), 0.0)
+    longest = (p.sqrt() * values.size).amax(-1)
+    by_keys = (p.sqrt() * values.size * alpha).amax(-1) + values.spread * (p * alpha).square().sum(-1).sqrt()
+    bent = local.a * r**2 * (longest + values.spread * p.norm(dim=-1))
+    turned = r * (_mixed(values).square() + by_keys.square()).sqrt() + bent + 4 * local.eta * values.spread
+    whole = scores.steep * turned + scores.excess * values.spread
+    return torch.minimum(torch.minimum(values.largest * scores.chi, values.spread * scores.ratio), whole * MARGIN)
 
 
 def _mixed(values: LocalValues) -> Tensor:
@@ -163,11 +204,11 @@ def _mixed(values: LocalValues) -> Tensor:
 def direct_constant(scores: BallScores, values: LocalValues) -> float:
     """At least |J(x')| of one head, without its value at the center: it saturates instead of growing."""
     local, r, w = scores.local, scores.r, values.w
-    top = scores.box.high.amax(-1).sqrt()
-    wide = torch.minimum(row_norms(scores.box.high, values.z) + w * local.shift, values.largest) + w * top * r
+    top = scores.apart
+    wide = scores.value_spread(values) + w * top * r
     slope = scores.query_spread + local.a * top * r
     own = float((wide * slope).amax())
-    return (w * scores.columns[1] + scores.key(wide, scores.box.high) + local.a * r * float((wide * top).amax()) + own) * MARGIN
+    return (w * scores.columns[1] + scores.key(wide, scores.split) + local.a * r * float((wide * top).amax()) + own) * MARGIN
 
 
 def remainder_constant(scores: BallScores, values: LocalValues) -> float:
@@ -188,7 +229,7 @@ def _third_factor(scores: BallScores, values: LocalValues) -> Tensor:
         start, end = (station - 1) / STATIONS, station / STATIONS
         box = scores.box.at(end)
         grown = (box.high / local.p.clamp_min(1e-300)).masked_fill(~local.seen, 0.0).amax(-1).sqrt()
-        wide = torch.minimum(row_norms(box.high, values.z) + values.w * local.shift, values.largest)
+        wide = torch.minimum(row_norms(box.high, values.z) + values.w * local.shift, values.half)
         total = total + (end - start) * (1 - (start + end) / 2) * wide * grown
     return total * 2 * scores.half * MARGIN
 
@@ -225,9 +266,7 @@ class FrobeniusBall:
     def _drawn_norm(self) -> float:
         """√θ max_b |M^{k/2} x_b|^{1/k} with M = JᵀJ: it fails only if each of the independent starts does (dixon1983, Theorem 1)."""
         n, d = self.heads.n, self.heads.d
-        generator = torch.Generator()
-        generator.seed()
-        block = torch.randn(n, d, STARTS, generator=generator, dtype=torch.float64)
+        block = torch.randn(n, d, STARTS, dtype=torch.float64)  # torch's own generator: torch.manual_seed makes it repeatable
         block = block / block.flatten(0, 1).norm(dim=0)
         logs = torch.zeros(STARTS, dtype=torch.float64)
         for _ in range(POWERS):

@@ -177,6 +177,11 @@ class LocalHead:
         apart = torch.cdist(self.own, self.own, compute_mode="donot_use_mm_for_euclid_dist")
         return apart * MARGIN + 2 * self.a * self.shift + 8 * self.tilt
 
+    @cached_property
+    def query_half(self) -> Tensor:
+        """At least half of the largest |z_ik - z_il| over the keys that a row sees: no law on them deviates more in any direction."""
+        return half_diameter(self.z, self.seen) + 4 * self.tilt
+
     def covariance_in_query(self) -> Tensor:
         """Cov_i(x, z) (n, d, d): how the mean of a row moves with its query."""
         mean = torch.einsum("ik,ikd->id", self.p, self.z.expand(self.n, self.n, self.d))
@@ -249,6 +254,11 @@ class LocalValues:
     def largest(self) -> Tensor:
         """At least max_k |Vᵀy_ik| over the keys that a row sees."""
         return torch.where(self.local.seen, self.size, torch.zeros_like(self.size)).amax(-1)
+
+    @cached_property
+    def half(self) -> Tensor:
+        """At least half of the largest |Vᵀ(x_k - x_l)| over the keys that a row sees: no law on them deviates more in any direction."""
+        return half_diameter((self.local.x @ self.matrix).unsqueeze(0), self.local.seen) + self.w * self.local.shift
 
 
 class LocalHeads:
@@ -335,6 +345,13 @@ def row_norms(p: Tensor, vectors: Tensor) -> Tensor:
     """At least |[√p_k u_k]_k|₂ for each row of vectors (rows, n, e)."""
     scaled = vectors * p.clamp_min(0).sqrt().unsqueeze(-1)
     return matrix_norms(scaled)
+
+
+def half_diameter(points: Tensor, seen: Tensor) -> Tensor:
+    """At least half of the largest distance of points (1 or rows, n, e) among those that each row sees (Popoviciu's inequality)."""
+    apart = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+    both = seen.unsqueeze(-1) & seen.unsqueeze(-2)
+    return torch.where(both, apart, torch.zeros_like(apart)).flatten(1).amax(-1) / 2 * MARGIN
 
 
 def matrix_norms(matrices: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.certify.near.heads import MARGIN, LocalHeads, matrix_norms
+from regard.certify.near.ellipsoids import Ellipsoid, shaped
+from regard.certify.near.heads import MARGIN, LocalHeads, largest_root
 
 
 class LinearMove:
@@ -13,27 +14,33 @@ class LinearMove:
 
     def __init__(self, heads: LocalHeads, steps: int = 8) -> None:
         self._heads, self._steps = heads, steps
-        self._unit: Tensor | None = None
+        self._unit: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, moves: Tensor) -> Tensor:
-        moving = (moves > 0).nonzero().flatten()
-        if len(moving) == 0:
-            return torch.zeros(self._heads.n, dtype=torch.float64)
-        size = float(moves[moving[0]])
-        if len(moving) == self._heads.n and bool((moves == size).all()):
-            if self._unit is None:
-                self._unit = self._norms(torch.ones_like(moves), moving)
-            return self._unit * size * MARGIN + self._heads.jacobian_error(moves)
-        return self._norms(moves, moving) + self._heads.jacobian_error(moves)
+        return self.ellipsoid(moves).size
 
-    def _norms(self, moves: Tensor, moving: Tensor) -> Tensor:
+    def ellipsoid(self, moves: Tensor) -> Ellipsoid:
+        """The same with its directions; that of equal moves is kept."""
+        size = float(moves.max())
+        if bool((moves == size).all()):
+            self._unit = self._scaled(torch.ones_like(moves)) if self._unit is None else self._unit
+            found, root = self._unit[0] * size**2, self._unit[1] * size
+        else:
+            found, root = self._scaled(moves)
+        error = self._heads.jacobian_error(moves)
+        total = root * MARGIN + error
+        return Ellipsoid(total, shaped(found, total), total, error)
+
+    def _scaled(self, moves: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ_j ρ_j² J_ij J_ijᵀ/λ_j of each row (n, e, e), and at least the roots of their norms."""
+        moving = (moves > 0).nonzero().flatten()
         blocks = self._heads.jacobian[:, moving] * moves[moving][None, :, None, None]
-        if len(moving) == 1:
-            return matrix_norms(blocks)[:, 0]
-        share = shares(blocks, self._steps)
+        if len(moving) > 1:
+            blocks = blocks / shares(blocks, self._steps).sqrt()[..., None, None]
         rows, columns, wide, deep = blocks.shape
-        scaled = (blocks / share.sqrt()[..., None, None]).transpose(1, 2).reshape(rows, wide, columns * deep)
-        return matrix_norms(scaled)
+        flat = blocks.transpose(1, 2).reshape(rows, wide, columns * deep)
+        gram = flat @ flat.mT
+        return gram, largest_root(gram)
 
 
 def shares(blocks: Tensor, steps: int) -> Tensor:

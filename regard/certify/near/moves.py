@@ -10,6 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from regard.certify.near.ellipsoids import Covariances, Ellipsoid, HeadShape, ball, gathered, head_shapes, spanned
 from regard.certify.near.heads import MARGIN, LocalHead, LocalHeads, LocalValues, largest_root, row_norms
 from regard.certify.near.linear import LinearMove
 
@@ -179,15 +180,40 @@ def _filled(values: Tensor, room: Tensor, mass: Tensor) -> Tensor:
     return (torch.minimum(sorted_room, (mass - before).clamp_min(0.0)) * values.gather(-1, order)).sum(-1) * MARGIN
 
 
-def remainder(values: LocalValues, scores: ScoreMoves) -> Tensor:
-    """At least |u' - u - Du[d]| of each row, from the exact remainder (E' - E)[Vᵀd] + E[z q] + (E[z φ₂(ζ)] - ε E[z ζ])/Z."""
-    local, moves, p = values.local, scores.moves, values.local.p
-    shifted = values.w * scores.shifted(moves)
-    curved = local.a * moves * torch.minimum(
-        (p * values.size * scores.drift).sum(-1), values.spread * (p * scores.drift.square()).sum(-1).sqrt()
-    )  # fmt: skip
-    bent = torch.minimum(_exponential_part(values, scores), _third(values, scores))
-    return (shifted + curved + bent) * MARGIN
+def _curved(values: LocalValues, scores: ScoreMoves) -> tuple[Tensor, Tensor]:
+    """At least |Cov(z, q)|: key by key, and by deviations."""
+    local, p = values.local, values.local.p
+    factor = local.a * scores.moves
+    return factor * (p * values.size * scores.drift).sum(-1), factor * values.spread * _drift(scores)
+
+
+def _drift(scores: ScoreMoves) -> Tensor:
+    return (scores.local.p * scores.drift.square()).sum(-1).sqrt()
+
+
+def _beyond(shape: HeadShape, scores: ScoreMoves) -> list[Ellipsoid]:
+    """The remainder of one head as ellipsoids."""
+    values, none = shape.folded, torch.zeros_like(scores.half)
+    each, spread = _curved(values, scores)
+    tail, third = _exponential_part(values, scores), _third(values, scores)
+    short, light = each < spread, tail < third
+    known = torch.where(short, each, none) + torch.where(light, tail, none)
+    curved = torch.where(short, none, scores.local.a * scores.moves * _drift(scores))
+    parts = [Covariances(scores.local.p, curved, values.spread, torch.ones_like(short))]
+    for end, weight, bent in _bends(scores):
+        wide, boxed = _spreads(values, scores, end)
+        parts.append(Covariances(scores.at(end).high, torch.where(light, none, weight * bent), wide, boxed))
+    return [shape.move(scores.shifted(scores.moves)), shape.within(known, parts)]
+
+
+def _bends(scores: ScoreMoves) -> list[tuple[float, float, Tensor]]:
+    """Ends of pieces of [0, 1], their weights in ∫ (1 - t) dt, and at least sd((ζ - E_tζ)²) there."""
+    found = []
+    for station in range(1, STATIONS + 1):
+        start, end = (station - 1) / STATIONS, station / STATIONS
+        bent = torch.minimum(scores.half.square(), 2 * scores.half * scores.spread_at(end))  # E x⁴ ≤ (2M)² E x²
+        found.append((end, (end - start) * (1 - (start + end) / 2), bent * MARGIN))
+    return found
 
 
 def _third(values: LocalValues, scores: ScoreMoves) -> Tensor:
@@ -196,19 +222,25 @@ def _third(values: LocalValues, scores: ScoreMoves) -> Tensor:
     For a centered variable on [-A, B] with A + B = 2M and r = (A - B)/2, (x + A)(x - B)(x - r)² ≤ 0 bounds E x⁴, and then
     Var(x²) ≤ (2r² + M²)σ² + (M² - r²)r² - σ⁴ ≤ M⁴.
     """
-    total = torch.zeros_like(scores.half)
-    for station in range(1, STATIONS + 1):
-        start, end = (station - 1) / STATIONS, station / STATIONS
-        bent = torch.minimum(scores.half.square(), 2 * scores.half * scores.spread_at(end))  # E x⁴ ≤ (2M)² E x²
-        total = total + (end - start) * (1 - (start + end) / 2) * spread_at(values, scores, end) * bent
-    return total * MARGIN
+    pieces = (weight * spread_at(values, scores, end) * bent for end, weight, bent in _bends(scores))
+    return sum(pieces, torch.zeros_like(scores.half)) * MARGIN
 
 
 def spread_at(values: LocalValues, scores: ScoreMoves, time: float) -> Tensor:
     """At least the standard deviation of Vᵀx in any direction under every law P e^{tζ}/Z."""
-    tilted = scores.at(time)
-    boxed = row_norms(tilted.high, values.z) + values.w * values.local.shift
-    return torch.minimum(boxed, tilted.most(values.size.square()).sqrt()) * MARGIN
+    return _spreads(values, scores, time)[0]
+
+
+def _spreads(values: LocalValues, scores: ScoreMoves, time: float) -> tuple[Tensor, Tensor]:
+    """The same, and where it is |[√high z]|."""
+    kept = scores.__dict__.setdefault("_value_spreads", {})
+    key = (id(values), time)
+    if key not in kept:
+        tilted = scores.at(time)
+        boxed = row_norms(tilted.high, values.z) + values.w * values.local.shift
+        others = torch.minimum(tilted.most(values.size.square()).sqrt(), values.half)
+        kept[key] = torch.minimum(boxed, others) * MARGIN, boxed <= others
+    return kept[key]
 
 
 def _exponential_part(values: LocalValues, scores: ScoreMoves) -> Tensor:
@@ -218,9 +250,15 @@ def _exponential_part(values: LocalValues, scores: ScoreMoves) -> Tensor:
     second = torch.minimum(values.largest * scores.variance, values.spread * scores.top * deviation)
     first = (weighted * (exponential_tail(om, 2) + eps * om)).sum(-1)
     quadratic = torch.minimum(_quadratic(values, scores), second / 2)
-    cubic = (weighted * (exponential_tail(om, 3) + eps * om)).sum(-1)
-    whole = second * quotient(scores.top, 3, 2) + values.spread * scores.excess * deviation
-    return torch.minimum(first, quadratic + torch.minimum(cubic, whole))
+    return torch.minimum(first, quadratic + cubic_part(values, scores))
+
+
+def cubic_part(values: LocalValues, scores: ScoreMoves) -> Tensor:
+    """At least |E[z φ₃(ζ)] - ε E[z ζ]|."""
+    om, eps, deviation = scores.reach, scores.excess.unsqueeze(-1), scores.variance.sqrt()
+    second = torch.minimum(values.largest * scores.variance, values.spread * scores.top * deviation)
+    each = (values.local.p * values.size * (exponential_tail(om, 3) + eps * om)).sum(-1)
+    return torch.minimum(each, second * quotient(scores.top, 3, 2) + values.spread * scores.excess * deviation) * MARGIN
 
 
 def _quadratic(values: LocalValues, scores: ScoreMoves) -> Tensor:
@@ -282,27 +320,108 @@ STATIONS = 6
 
 @dataclass(frozen=True)
 class RowMoves:
-    """How far each row can move: beyond its linear part, and as a whole by saturation (what the rows themselves move by is added)."""
+    """How far each row can move: by its linear part, beyond it (`plain`: by sizes alone), and as a whole by saturation."""
 
-    linear: Tensor
-    remainder: Tensor
+    straight: Ellipsoid
+    beyond: tuple[Ellipsoid, ...]
+    plain: Tensor
     saturation: Tensor
 
     @property
+    def linear(self) -> Tensor:
+        """At least |DF_i[d]| for each row."""
+        return self.straight.size
+
+    @cached_property
+    def remainder(self) -> Tensor:
+        """At least |F_i(x') - F_i(x) - DF_i[d]| for each row."""
+        return torch.minimum(_number(gathered(list(self.beyond))), self.plain)
+
+    @cached_property
     def best(self) -> Tensor:
         """At least |F_i(x') - F_i(x)| for each row."""
-        return torch.minimum(self.linear + self.remainder, self.saturation) * MARGIN
+        joined = torch.minimum(_number(gathered([self.straight, *self.beyond])), self.linear + self.plain)
+        return torch.minimum(joined, self.saturation) * MARGIN
 
 
 def row_moves(heads: LocalHeads, linear: LinearMove, moves: Tensor) -> RowMoves:
-    """Both bounds, with the heads combined."""
+    """All bounds, with the heads together."""
     scores = [ScoreMoves(local, moves) for local in heads.heads]
-    still = moves if heads.residual else torch.zeros_like(moves)
-    return RowMoves(linear(moves), together(heads, scores, remainder), still + together(heads, scores, saturated))
+    beyond = [_beyond(shape, score) for shape, score in zip(head_shapes(heads), scores, strict=True)]
+    plain = _added(heads, [sum((part.size + part.slack for part in parts), torch.zeros_like(moves)) for parts in beyond])
+    saturation = torch.minimum(_apart(heads, scores), _tilted(heads, scores))
+    if max(float(score.half.max()) for score in scores) > 1:  # before, laws are far from saturated
+        saturation = torch.minimum(saturation, _paired(heads, scores))
+    return RowMoves(linear.ellipsoid(moves), tuple(part for parts in beyond for part in parts), plain, saturation)
+
+
+def _apart(heads: LocalHeads, scores: list[ScoreMoves]) -> Tensor:
+    """Saturation of each head on its own; what rows themselves move by is added."""
+    values = heads.separate if heads.folded is None else heads.folded
+    each = [saturated(v, s) for v, s in zip(values, scores, strict=True)]
+    return _added(heads, each) + (scores[0].moves if heads.residual else 0.0)
+
+
+def _added(heads: LocalHeads, each: list[Tensor]) -> Tensor:
+    """Bounds of what heads add to the output; heads that are not mixed are side by side."""
+    return _number(heads.combined(each, None) if heads.folded is None else torch.stack(each).sum(0) * MARGIN)
+
+
+def _number(values: Tensor) -> Tensor:
+    """What is no number is no bound."""
+    return torch.nan_to_num(values, nan=math.inf, posinf=math.inf)
+
+
+def _tilted(heads: LocalHeads, scores: list[ScoreMoves]) -> Tensor:
+    """E'[Vᵀd] + ∫ Cov_t(z, ζ) dt of all heads together."""
+    moves, parts = scores[0].moves, []
+    for shape, score in zip(head_shapes(heads), scores, strict=True):
+        times = [station / STATIONS for station in range(1, STATIONS + 1)]
+        found = [(score.at(time).high, score.spread_at(time) / STATIONS, *_spreads(shape.folded, score, time)) for time in times]
+        parts += [shape.move(score.most(moves)), shape.within(torch.zeros_like(moves), [Covariances(*one) for one in found])]
+    if heads.residual:
+        parts.append(ball(moves, heads.d))
+    return _number(gathered(parts))
+
+
+def _paired(heads: LocalHeads, scores: list[ScoreMoves]) -> Tensor:
+    """|y + g|² ≤ μ + yᵀ(I - D/μ)⁻¹y for g in the ellipsoid of D, the moves of values, μ > |D|; y = Σ_h E'[z_h] by pairs of heads."""
+    shapes, moves = head_shapes(heads), scores[0].moves
+    largest = torch.full((1,), float(moves.max()), dtype=torch.float64)
+    parts = [shape.move(largest) for shape in shapes] + ([ball(largest, heads.d)] if heads.residual else [])
+    reach = float(gathered(parts))
+    spread = spanned(parts)
+    raw = sum(shape.stretch * (2 * shape.folded.local.radius + float(largest)) for shape in shapes) + float(largest)
+    lost = sum(shape.folded.w * shape.folded.local.shift for shape in shapes)
+    best = torch.full_like(moves, math.inf)
+    if not math.isfinite(reach) or reach <= 0:
+        return best
+    still = torch.eye(len(spread), dtype=torch.float64)
+    ahead = float(_quadratic_form(shapes, scores, still).sqrt().median()) / reach  # the best level for y along the largest move
+    for part in (1.1, 0.7) if math.isfinite(ahead) else ():
+        level = (1.02 + part * ahead) * reach**2
+        inverse = torch.linalg.inv(still - spread / level)
+        square = level + _quadratic_form(shapes, scores, inverse) + 1e-11 * raw**2
+        best = torch.minimum(best, (square * MARGIN).sqrt() + 40 * lost)
+    return _number(best)
+
+
+def _quadratic_form(shapes: list[HeadShape], scores: list[ScoreMoves], form: Tensor) -> Tensor:
+    """At least yᵀNy over the laws of all heads: E'[z_hᵀN z_h] for each, and 2 E'[z_hᵀN z_g] for each pair."""
+    total = torch.zeros_like(scores[0].half)
+    for h, (shape, score) in enumerate(zip(shapes, scores, strict=True)):
+        left, z = shape.mixer @ form, shape.separate.z
+        found = ((z @ (left @ shape.mixer.mT)) * z).sum(-1).clamp_min(0.0)
+        for other, seen in ((shapes[g], scores[g].local.seen) for g in range(h)):
+            pairs = (z @ (left @ other.mixer.mT)) @ other.separate.z.mT
+            pairs = pairs if bool(seen.all()) else pairs.masked_fill(~seen.unsqueeze(1), -math.inf)
+            found = found + 2 * pairs.amax(-1).clamp_min(0.0)
+        total = total + score.most(found)
+    return total
 
 
 def together(heads: LocalHeads, scores: list[ScoreMoves], function: Callable[[LocalValues, ScoreMoves], Tensor]) -> Tensor:
     """A bound of each head, for both ways to combine them; what is no number is no bound."""
     separate = [function(v, s) for v, s in zip(heads.separate, scores, strict=True)]
     folded = None if heads.folded is None else [function(v, s) for v, s in zip(heads.folded, scores, strict=True)]
-    return torch.nan_to_num(heads.combined(separate, folded), nan=math.inf, posinf=math.inf)
+    return _number(heads.combined(separate, folded))
