@@ -30,8 +30,6 @@ Progress = Callable[[str, int, int], None]
 Step = tuple[str, str, Callable[[], None]]
 """What is done at a time: a name, the key of its result, and the work."""
 SEED = 20200706
-SMALL = 300_000_000
-"""Models with fewer parameters are run in float64, larger ones in float32."""
 
 
 def audit(
@@ -224,16 +222,14 @@ def answer(measure: Any, *arguments: Any) -> dict[str, Any]:
 
 
 def working(model: nn.Module) -> nn.Module:
-    """The model in float64, or in float32 where it is large; a copy unless it is there already."""
-    count = sum(p.numel() for p in model.parameters())
-    dtype = torch.float64 if count <= SMALL else torch.float32
-    if all(p.dtype == dtype for p in model.parameters() if p.dtype.is_floating_point):
+    """The model in float32 or float64, as it is; a copy in float32 where its weights are shorter."""
+    if all(p.dtype in (torch.float32, torch.float64) for p in model.parameters() if p.dtype.is_floating_point):
         return model
     other = copy.deepcopy(model)
     for mine, theirs in zip(model.modules(), other.modules(), strict=True):
         if isinstance(mine, nn.TransformerDecoderLayer):  # torch forgets its activation on the way
             setattr(theirs, "activation", mine.activation)  # noqa: B010 (the type of a module does not know it)
-    return other.to(dtype)
+    return other.to(torch.float32)
 
 
 def _cast(options: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:

@@ -65,10 +65,13 @@ class Form:
     error: float
     error_beta: float
     error_gamma: float
+    factors: tuple[Tensor, ...] = ()  # whose product A is, up to `error`, where they are known
 
     @cached_property
     def norm(self) -> float:
         """At least |A|₂."""
+        if self.factors:
+            return up(product_norm_bound(*self.factors) + self.error)
         return up(spectral_norm_bound(self.a) + self.error)
 
     def shift(self, center: Tensor) -> float:
@@ -128,6 +131,7 @@ def _dot(potential: Dot, width: int) -> Form:
         outward(unit * size_q * size_k),
         outward(unit * size_k * vector_norm_bound(b_q)),
         outward(unit * size_q * vector_norm_bound(b_k)),
+        (scale * w_q, w_k.mT),
     )
 
 

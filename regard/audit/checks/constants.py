@@ -21,7 +21,9 @@ def constants(scene: Scene, site: Site) -> Result:
     found = {"layer_constant": _norm(scene, site, site.map, site.points)}
     if site.block is not None:
         for name, paths in (("attention_branch", site.block.attention), ("mlp_branch", site.block.mlp), ("block", (site.block.path,))):
-            if paths:
+            if paths and paths[0] == site.path and site.context is None:  # nothing stands before attention: it is the layer itself
+                found[f"{name}_constant"] = found["layer_constant"]
+            elif paths:
                 point = tokens_in(scene.trace[paths[0]])
                 found[f"{name}_constant"] = _norm(scene, site, recalled(scene.model, scene.trace, paths), point)
     heads = _heads(scene, site)

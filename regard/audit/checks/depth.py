@@ -14,7 +14,7 @@ from regard.audit.checks.constants import TOLERANCE
 from regard.derive import linearize
 from regard.derive.jacobian import Jacobian
 
-CURVES = 3
+CURVES = 2
 """For how many inputs the constants after every layer are measured, and not the last alone."""
 LONGEST = 128
 """Up to how many tokens: the graphs of all blocks are kept for it."""

@@ -469,8 +469,8 @@
   }
 
   function ballRadius(row) {
-    const radius = number(table("bounds", row.site, state.shown).radius);
-    const column = { title: "radius", meaning: "Largest distance of a token that enters the layer from their mean.", kind: "exact" };
+    const radius = number(table("bounds", row.site, state.shown).heads[row.head].radius);
+    const column = { title: "radius", meaning: "Largest distance of a token from their mean, in the coordinates that the head reads.", kind: "exact" };
     return Number.isNaN(radius) ? [] : [" The ball that the tokens fill has radius ", figure(radius, column), "."];
   }
 

@@ -96,6 +96,10 @@ class Covariances:
     spread: Tensor
     boxed: Tensor
 
+    def of(self, rows: slice) -> Covariances:
+        """Those of some rows."""
+        return Covariances(self.law[rows], self.size[rows], self.spread[rows], self.boxed[rows])
+
 
 class HeadShape:
     """What the values of one head are in the output."""
@@ -113,15 +117,16 @@ class HeadShape:
         """Vᵀc with |c| at most `sizes`."""
         return Ellipsoid(self.folded.w * sizes, self.moved, self.stretch * sizes, torch.zeros_like(sizes))
 
-    def within(self, ball: Tensor, covariances: list[Covariances]) -> Ellipsoid:
-        """Anything of this head that is at most `ball`, and covariances, with shares in proportion to their sizes."""
-        local = self.folded.local
+    def within(self, ball: Tensor, covariances: list[Covariances], rows: slice) -> Ellipsoid:
+        """Anything of this head that is at most `ball`, and covariances, with shares in proportion to their sizes; for some rows."""
+        local, ball = self.folded.local, ball[rows]
+        covariances = [part.of(rows) for part in covariances]
         total = sum((part.size * part.spread for part in covariances), ball)
-        inner = torch.zeros(local.n, len(self.mixer), len(self.mixer), dtype=torch.float64)
+        inner = torch.zeros(len(ball), len(self.mixer), len(self.mixer), dtype=torch.float64)
         round_part = ball / total.clamp_min(1e-300)
         for part in covariances:
             share = part.size * part.spread / total.clamp_min(1e-300)
-            scaled = self.separate.z * part.law.clamp_min(0).sqrt().unsqueeze(-1)
+            scaled = self.separate.z[rows] * part.law.clamp_min(0).sqrt().unsqueeze(-1)
             boxed = part.boxed & (part.spread > 1e-120)
             factor = torch.where(boxed, share / part.spread.square().clamp_min(1e-240), torch.zeros_like(share))
             inner += factor[:, None, None] * (scaled.mT @ scaled)

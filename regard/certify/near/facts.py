@@ -16,6 +16,9 @@ from regard.certify.near.moves import RowMoves, row_moves
 from regard.certify.subject import MultiHead
 from regard.domains import Near
 
+LARGE = 1_000_000
+"""Numbers of all rows together, for instance 60 tokens of width 128, or 6 of width 384."""
+
 
 @dataclass(frozen=True)
 class LocalFacts:
@@ -33,6 +36,15 @@ class LocalFacts:
             self._rows.clear()
             self._rows[key] = row_moves(self.heads, self.linear, moves)
         return self._rows[key]
+
+    def row(self, token: int, moves: Tensor) -> RowMoves:
+        """The same for one row, which costs far less where tokens are wide."""
+        return row_moves(self.heads, self.linear, moves, slice(token, token + 1))
+
+    @property
+    def large(self) -> bool:
+        """Whether what keeps a matrix for each row, or for each output, takes too long and too much memory."""
+        return self.heads.width * self.heads.d * max(self.heads.n, self.heads.d / 8) > LARGE
 
 
 _kept: list[tuple[Any, Any, tuple[Any, ...], LocalFacts]] = []

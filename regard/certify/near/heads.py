@@ -182,11 +182,11 @@ class LocalHead:
         """At least half of the largest |z_ik - z_il| over the keys that a row sees: no law on them deviates more in any direction."""
         return half_diameter(self.z, self.seen) + 4 * self.tilt
 
-    def covariance_in_query(self) -> Tensor:
-        """Cov_i(x, z) (n, d, d): how the mean of a row moves with its query."""
-        mean = torch.einsum("ik,ikd->id", self.p, self.z.expand(self.n, self.n, self.d))
-        away = (self.z - mean.unsqueeze(1)).expand(self.n, self.n, self.d)
-        return (self.y * self.p.unsqueeze(-1)).mT @ away
+    def covariance_in_query(self, rows: Tensor) -> Tensor:
+        """Cov_i(x, z) (rows, d, d): how the mean of a row moves with its query."""
+        law, z = self.p[rows], self.z.expand(self.n, self.n, self.d)[rows]
+        away = z - torch.einsum("ik,ikd->id", law, z).unsqueeze(1)
+        return (self.y[rows] * law.unsqueeze(-1)).mT @ away
 
     def push(self, tangents: Tensor) -> Tensor:
         """How the means of rows move, (n, d, b): E[d] + Cov(x, ∂s)."""
@@ -217,13 +217,13 @@ class LocalHead:
         )
         return found
 
-    def blocks(self, matrix: Tensor) -> Tensor:
-        """∂(Vᵀm_i)/∂x_j (n, n, e, d) = P_ij (Vᵀ + Vᵀy_ij v_ijᵀ), and Vᵀ Cov_i(x, z) more for j = i."""
-        blocks = (self.y @ matrix).unsqueeze(-1) * self.v.unsqueeze(-2)
+    def blocks(self, matrix: Tensor, columns: Tensor) -> Tensor:
+        """∂(Vᵀm_i)/∂x_j (n, columns, e, d) = P_ij (Vᵀ + Vᵀy_ij v_ijᵀ), and Vᵀ Cov_i(x, z) more for j = i."""
+        slopes = self.v if self.v.shape[1] == 1 else self.v[:, columns]
+        blocks = (self.y[:, columns] @ matrix).unsqueeze(-1) * slopes.unsqueeze(-2)
         blocks += matrix.mT
-        blocks *= self.p[..., None, None]
-        index = torch.arange(self.n)
-        blocks[index, index] += matrix.mT @ self.covariance_in_query()
+        blocks *= self.p[:, columns, None, None]
+        blocks[columns, torch.arange(len(columns))] += matrix.mT @ self.covariance_in_query(columns)
         return blocks
 
 
@@ -275,6 +275,7 @@ class LocalHeads:
             pairs = zip(self.heads, subject.folded, strict=True)
             self.folded = [LocalValues(local, _narrow(head.matrix(width)), head.w) for local, head in pairs]
         self.n, self.d = self.heads[0].n, width
+        self._kept: dict[tuple[int, ...], Tensor] = {}
 
     def combined(self, separate: list[Tensor], folded: list[Tensor] | None) -> Tensor:
         """The smaller of Σ_h b_h and |W_O| √Σ_h b_h², row by row."""
@@ -284,8 +285,27 @@ class LocalHeads:
     @cached_property
     def jacobian(self) -> Tensor:
         """∂F_i/∂x_j of all heads together (n, n, e, d), the residual included; heads that are not mixed are side by side in e."""
+        return self._columns(torch.arange(self.n))
+
+    def columns(self, tokens: Tensor) -> Tensor:
+        """The columns of some tokens, (n, tokens, e, d); those of a few alone where the whole is not there yet."""
+        if "jacobian" in self.__dict__ or 2 * len(tokens) > self.n:
+            return self.jacobian[:, tokens]
+        key = tuple(tokens.tolist())
+        if key not in self._kept:
+            self._kept = {key: self._columns(tokens)}
+        return self._kept[key]
+
+    @property
+    def width(self) -> int:
+        """Of an output token."""
         chosen = self.subject.separate if self.subject.folded is None else self.subject.folded
-        parts = (local.blocks(head.matrix(self.d)) for local, head in zip(self.heads, chosen, strict=True))
+        widths = [head.matrix(self.d).shape[-1] for head in chosen]
+        return sum(widths) if self.subject.folded is None else widths[0]
+
+    def _columns(self, tokens: Tensor) -> Tensor:
+        chosen = self.subject.separate if self.subject.folded is None else self.subject.folded
+        parts = (local.blocks(head.matrix(self.d), tokens) for local, head in zip(self.heads, chosen, strict=True))
         if self.subject.folded is None:
             total = torch.cat(list(parts), -2)
         else:
@@ -293,8 +313,7 @@ class LocalHeads:
             for part in parts:
                 total += part
         if self.residual:
-            index = torch.arange(self.n)
-            total[index, index] += torch.eye(self.d, dtype=torch.float64)
+            total[tokens, torch.arange(len(tokens))] += torch.eye(self.d, dtype=torch.float64)
         return total
 
     def push(self, tangents: Tensor) -> Tensor:

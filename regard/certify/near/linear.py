@@ -19,26 +19,26 @@ class LinearMove:
     def __call__(self, moves: Tensor) -> Tensor:
         return self.ellipsoid(moves).size
 
-    def ellipsoid(self, moves: Tensor) -> Ellipsoid:
-        """The same with its directions; that of equal moves is kept."""
+    def ellipsoid(self, moves: Tensor, rows: slice = slice(None)) -> Ellipsoid:
+        """The same with its directions, for some rows; that of equal moves is kept."""
         size = float(moves.max())
         if bool((moves == size).all()):
-            self._unit = self._scaled(torch.ones_like(moves)) if self._unit is None else self._unit
-            found, root = self._unit[0] * size**2, self._unit[1] * size
+            self._unit = self._scaled(torch.ones_like(moves), slice(None)) if self._unit is None else self._unit
+            found, root = self._unit[0][rows] * size**2, self._unit[1][rows] * size
         else:
-            found, root = self._scaled(moves)
-        error = self._heads.jacobian_error(moves)
+            found, root = self._scaled(moves, rows)
+        error = self._heads.jacobian_error(moves)[rows]
         total = root * MARGIN + error
         return Ellipsoid(total, shaped(found, total), total, error)
 
-    def _scaled(self, moves: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ_j ρ_j² J_ij J_ijᵀ/λ_j of each row (n, e, e), and at least the roots of their norms."""
+    def _scaled(self, moves: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        """Σ_j ρ_j² J_ij J_ijᵀ/λ_j of rows (rows, e, e), and at least the roots of their norms."""
         moving = (moves > 0).nonzero().flatten()
-        blocks = self._heads.jacobian[:, moving] * moves[moving][None, :, None, None]
+        blocks = self._heads.columns(moving)[rows] * moves[moving][None, :, None, None]
         if len(moving) > 1:
             blocks = blocks / shares(blocks, self._steps).sqrt()[..., None, None]
-        rows, columns, wide, deep = blocks.shape
-        flat = blocks.transpose(1, 2).reshape(rows, wide, columns * deep)
+        count, columns, wide, deep = blocks.shape
+        flat = blocks.transpose(1, 2).reshape(count, wide, columns * deep)
         gram = flat @ flat.mT
         return gram, largest_root(gram)
 

@@ -191,8 +191,8 @@ def _drift(scores: ScoreMoves) -> Tensor:
     return (scores.local.p * scores.drift.square()).sum(-1).sqrt()
 
 
-def _beyond(shape: HeadShape, scores: ScoreMoves) -> list[Ellipsoid]:
-    """The remainder of one head as ellipsoids."""
+def _beyond(shape: HeadShape, scores: ScoreMoves, rows: slice) -> list[Ellipsoid]:
+    """The remainder of one head as ellipsoids, for some rows."""
     values, none = shape.folded, torch.zeros_like(scores.half)
     each, spread = _curved(values, scores)
     tail, third = _exponential_part(values, scores), _third(values, scores)
@@ -203,7 +203,7 @@ def _beyond(shape: HeadShape, scores: ScoreMoves) -> list[Ellipsoid]:
     for end, weight, bent in _bends(scores):
         wide, boxed = _spreads(values, scores, end)
         parts.append(Covariances(scores.at(end).high, torch.where(light, none, weight * bent), wide, boxed))
-    return [shape.move(scores.shifted(scores.moves)), shape.within(known, parts)]
+    return [shape.move(scores.shifted(scores.moves)[rows]), shape.within(known, parts, rows)]
 
 
 def _bends(scores: ScoreMoves) -> list[tuple[float, float, Tensor]]:
@@ -344,15 +344,15 @@ class RowMoves:
         return torch.minimum(joined, self.saturation) * MARGIN
 
 
-def row_moves(heads: LocalHeads, linear: LinearMove, moves: Tensor) -> RowMoves:
-    """All bounds, with the heads together."""
+def row_moves(heads: LocalHeads, linear: LinearMove, moves: Tensor, rows: slice = slice(None)) -> RowMoves:
+    """All bounds, with the heads together, for all rows or some."""
     scores = [ScoreMoves(local, moves) for local in heads.heads]
-    beyond = [_beyond(shape, score) for shape, score in zip(head_shapes(heads), scores, strict=True)]
-    plain = _added(heads, [sum((part.size + part.slack for part in parts), torch.zeros_like(moves)) for parts in beyond])
-    saturation = torch.minimum(_apart(heads, scores), _tilted(heads, scores))
-    if max(float(score.half.max()) for score in scores) > 1:  # before, laws are far from saturated
-        saturation = torch.minimum(saturation, _paired(heads, scores))
-    return RowMoves(linear.ellipsoid(moves), tuple(part for parts in beyond for part in parts), plain, saturation)
+    beyond = [_beyond(shape, score, rows) for shape, score in zip(head_shapes(heads), scores, strict=True)]
+    plain = _added(heads, [sum((part.size + part.slack for part in parts), torch.zeros_like(moves[rows])) for parts in beyond])
+    saturation = torch.minimum(_apart(heads, scores)[rows], _tilted(heads, scores, rows))
+    if max(float(score.half[rows].max()) for score in scores) > 1:  # before, laws are far from saturated
+        saturation = torch.minimum(saturation, _paired(heads, scores)[rows])
+    return RowMoves(linear.ellipsoid(moves, rows), tuple(part for parts in beyond for part in parts), plain, saturation)
 
 
 def _apart(heads: LocalHeads, scores: list[ScoreMoves]) -> Tensor:
@@ -372,15 +372,15 @@ def _number(values: Tensor) -> Tensor:
     return torch.nan_to_num(values, nan=math.inf, posinf=math.inf)
 
 
-def _tilted(heads: LocalHeads, scores: list[ScoreMoves]) -> Tensor:
+def _tilted(heads: LocalHeads, scores: list[ScoreMoves], rows: slice) -> Tensor:
     """E'[Vᵀd] + ∫ Cov_t(z, ζ) dt of all heads together."""
     moves, parts = scores[0].moves, []
     for shape, score in zip(head_shapes(heads), scores, strict=True):
         times = [station / STATIONS for station in range(1, STATIONS + 1)]
         found = [(score.at(time).high, score.spread_at(time) / STATIONS, *_spreads(shape.folded, score, time)) for time in times]
-        parts += [shape.move(score.most(moves)), shape.within(torch.zeros_like(moves), [Covariances(*one) for one in found])]
+        parts += [shape.move(score.most(moves)[rows]), shape.within(torch.zeros_like(moves), [Covariances(*one) for one in found], rows)]
     if heads.residual:
-        parts.append(ball(moves, heads.d))
+        parts.append(ball(moves[rows], heads.d))
     return _number(gathered(parts))
 
 

@@ -32,8 +32,8 @@ def _second(heads: LocalHeads, token: int) -> Tensor:
     kept = heads.__dict__.setdefault("_second", {})
     if token not in kept:
         chosen = heads.subject.separate if heads.subject.folded is None else heads.subject.folded
-        parts = [_second_of(heads, h, token, head.matrix(heads.d)) for h, head in enumerate(chosen)]
-        kept[token] = torch.cat(parts) if heads.subject.folded is None else torch.stack(parts).sum(0)
+        parts = (_second_of(heads, h, token, head.matrix(heads.d)) for h, head in enumerate(chosen))
+        kept[token] = torch.cat(list(parts)) if heads.subject.folded is None else sum(parts)
     return kept[token]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.certify.near.heads import MARGIN, LocalHeads, LocalValues, largest_root, matrix_norms
+from regard.certify.near.heads import MARGIN, LocalHeads, LocalValues, matrix_norms
 
 CELLS = 160
 CURVE = 1 / (12 * math.sqrt(3))
@@ -126,55 +126,55 @@ def rest_moves(heads: LocalHeads, token: int, radius: float) -> RestMoves:
 
 def _interval(heads: LocalHeads, moves: list[TokenMove], token: int, radius: float) -> float:
     """r (|M| + what is left): the numbers of p(t) I + σ(t) Δ vᵀ in the middle of their ranges, heads together, and half the ranges."""
-    rows = [i for i in range(heads.n) if i != token]
-    position = {row: index for index, row in enumerate(rows)}
-    middle = torch.zeros(len(rows), heads.jacobian.shape[-2], heads.d, dtype=torch.float64)
-    squares, offset = 0.0, 0
+    heads_of = range(len(moves))
+    outputs = torch.stack([_padded(heads, h) for h in heads_of])  # (heads, d, e)
+    weight = torch.zeros(heads.n, len(moves), dtype=torch.float64)
+    turn = torch.zeros(heads.n, len(moves), outputs.shape[-1], dtype=torch.float64)
+    slope = torch.zeros(heads.n, len(moves), heads.d, dtype=torch.float64)
+    squares = 0.0
     for h, move in enumerate(moves):
         (p_mid, p_half), (s_mid, s_half) = move.ranges()
-        out = _output(heads, h)
-        index = torch.tensor([position[int(row)] for row in move.rows], dtype=torch.long)
-        part = p_mid[:, None, None] * out.mT + s_mid[:, None, None] * (move.away @ out).unsqueeze(-1) * move.v.unsqueeze(-2)
-        wide = out.shape[-1]
-        at = slice(offset, offset + wide) if heads.subject.folded is None else slice(None)
-        middle[index, at] += part
-        offset += wide
+        weight[move.rows, h], slope[move.rows, h] = p_mid, move.v
+        turn[move.rows, h] = s_mid.unsqueeze(-1) * (move.away @ outputs[h])
         turned = (s_half * move.gap).unsqueeze(-1) * move.v
-        left = (
-            move.values.w * float(p_half.norm()) + float(matrix_norms(turned)) + float((s_half * move.gap).norm()) * move.values.local.tilt
-        )
+        tilt = move.values.local.tilt
+        left = move.values.w * float(p_half.norm()) + float(matrix_norms(turned)) + float((s_half * move.gap).norm()) * tilt
         squares += left * left
+    middle = (weight @ outputs.mT.flatten(1)).unflatten(1, outputs.mT.shape[1:]) + turn.mT @ slope  # (n, e, d)
     rounding = 1e-12 * float(middle.norm())
     return radius * (float(matrix_norms(middle.flatten(0, 1))) + rounding + heads.subject.mixing * math.sqrt(squares)) * MARGIN
 
 
-def _output(heads: LocalHeads, head: int) -> Tensor:
+def _padded(heads: LocalHeads, head: int) -> Tensor:
+    """The matrix of a head to the whole output: heads that are not mixed are side by side."""
     chosen = heads.subject.separate if heads.subject.folded is None else heads.subject.folded
-    return chosen[head].matrix(heads.d)
+    matrix = chosen[head].matrix(heads.d)
+    if heads.subject.folded is not None:
+        return matrix
+    before = sum(other.matrix(heads.d).shape[-1] for other in chosen[:head])
+    return torch.nn.functional.pad(matrix, (before, heads.width - before - matrix.shape[-1]))
 
 
 def _root(moves: list[TokenMove], radius: float, whole: bool) -> float:
     """√(Σ a + r² λ_max(Σ c v vᵀ)) over heads and rows, which all see the same δ."""
-    total = 0.0
-    gram = None
+    total, extra = 0.0, 0.0
+    scaled: list[Tensor] = []
     for move in moves:
         a, c = move.saturated() if whole else (torch.zeros_like(move.theta), move.curved())
         total += float(a.sum())
         tilt = move.values.local.tilt
-        scaled = (move.v * c.sqrt().unsqueeze(-1)).mT @ (move.v * c.sqrt().unsqueeze(-1))
-        extra = float((c * (2 * tilt * move.v.norm(dim=-1) + tilt * tilt)).sum())
-        scaled = scaled + extra * torch.eye(len(scaled), dtype=torch.float64)
-        gram = scaled if gram is None else gram + scaled
-    assert gram is not None
-    if not math.isfinite(total) or not bool(torch.isfinite(gram).all()):
+        scaled.append(move.v * c.sqrt().unsqueeze(-1))
+        extra += float((c * (2 * tilt * move.v.norm(dim=-1) + tilt * tilt)).sum())
+    rows = torch.cat(scaled)
+    if not math.isfinite(total + extra) or not bool(torch.isfinite(rows).all()):
         return math.inf
-    return math.sqrt(total + radius**2 * float(largest_root(gram)) ** 2) * MARGIN
+    return math.sqrt(total + radius**2 * (float(matrix_norms(rows)) ** 2 + extra)) * MARGIN
 
 
 def stacked_norm(heads: LocalHeads, token: int, own: bool) -> float:
     """At least the norm of the column of blocks J_ij over the rows i, without the row j unless `own`."""
     rows = [i for i in range(heads.n) if own or i != token]
-    column = heads.jacobian[rows, token].flatten(0, 1)
+    column = heads.columns(torch.tensor([token]))[rows, 0].flatten(0, 1)
     moves = torch.zeros(heads.n, dtype=torch.float64)
     moves[token] = 1.0
     return float(matrix_norms(column)) + float(heads.jacobian_error(moves).norm())

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from regard._round import outward
+from regard.certificate import rounded_up
 from regard.certify.near.facts import local_facts
 from regard.certify.near.steepness import row_constants
 from regard.certify.setting import moves_of
@@ -59,7 +60,7 @@ def frobenius(subject: Any, domain: Near, norm: Frobenius) -> Bound:
     return Bound(
         facts.ball.constant(radius),
         tuple(hypotheses),
-        note=f"|J| at the center ≤ {facts.ball.norm:.5g}",
+        note=f"|J| at the center ≤ {rounded_up(facts.ball.norm)}",
         probability=facts.ball.probability,
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from regard._round import outward, vector_norm_bound
 from regard.certify.certification import smallest
-from regard.certify.near.heads import curvature
+from regard.certify.near.facts import local_facts
 from regard.certify.setting import moves_of
 from regard.certify.subject import MultiHead
 from regard.certify.theorem import Bound, Refusal, Theorem
@@ -45,8 +45,11 @@ def mean_value(subject: Any, domain: Near, norm: Norm) -> Bound:
 
 def near_theorems(subject: MultiHead, domain: Near) -> bool:
     """Whether heads have theorems of their own near a sequence, which are better."""
-    width = domain.measure.points.shape[-1]
-    return all(head.softmax and curvature.one(head.potential, width) is not None for head in subject.separate)
+    try:
+        local_facts(subject, domain)
+    except Refusal:
+        return False
+    return True
 
 
 def radius_in(domain: Near, norm: Norm) -> float:

@@ -53,9 +53,9 @@ def one_token(subject: Any, domain: Radii, norm: Frobenius) -> Bound:
     facts = local_facts(subject, domain)
     moves = torch.zeros(facts.heads.n, dtype=torch.float64)
     moves[token] = radius
-    rows = facts.rows(moves)
-    own = min(float(rows.remainder[token]), own_remainder(facts.heads, token, radius))
-    own_whole = min(float(rows.best[token]), float(rows.linear[token]) + own)
+    row = facts.row(token, moves)
+    own = float(row.remainder) if facts.large else min(float(row.remainder), own_remainder(facts.heads, token, radius))
+    own_whole = min(float(row.best), float(row.linear) + own)
     rest = rest_moves(facts.heads, token, radius)
     linear_rest, linear = (stacked_norm(facts.heads, token, whole) * radius for whole in (False, True))
     beyond = linear + math.hypot(rest.remainder, own)

@@ -11,10 +11,10 @@ from regard._round import outward
 from regard.certify.near.facts import local_facts
 from regard.certify.setting import moves_of
 from regard.certify.subject import MultiHead
-from regard.certify.theorem import Bound, Theorem, checked
+from regard.certify.theorem import Bound, Refusal, Theorem, checked
 from regard.certify.theorems.ball_constant import _arithmetic
 from regard.domains import Near
-from regard.norms import SequenceNorm
+from regard.norms import Frobenius, SequenceNorm
 
 THEOREM = Theorem(
     name="remainder",
@@ -54,9 +54,16 @@ and by at most $e^{\zeta_k/(1-P_k)}$ (Jensen).
 @THEOREM.deviation(MultiHead, Near, SequenceNorm)
 def remainder(subject: Any, domain: Near, norm: SequenceNorm) -> Bound:
     """The norm of the bounds of all rows."""
+    if alone(subject, domain, norm):
+        raise Refusal("where tokens are wide and one moves, the theorem for one moving token stands in")
     rows = row_deviations(subject, domain)
     value = float(norm.of(rows.unsqueeze(-1)))
     return Bound(outward(value), (checked("softmax rows"), checked("scores bilinear in pairs of tokens"), _arithmetic()))
+
+
+def alone(subject: Any, domain: Near, norm: SequenceNorm) -> bool:
+    """Whether one token of many wide ones moves: then bounds of all rows cost much, and those of `one_token` are made for it."""
+    return isinstance(norm, Frobenius) and int((moves_of(domain) > 0).sum()) == 1 and local_facts(subject, domain).large
 
 
 def row_deviations(subject: Any, domain: Near) -> Tensor:
