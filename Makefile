@@ -29,7 +29,7 @@ $(VENV)/.audit: pyproject.toml constraints.txt | $(VENV)/.torch
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.torch
-	$(PIP) -e ".[dev,transport,audit,demo]"
+	$(PIP) -e ".[dev,audit,demo]"
 	@touch $@
 
 $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/.torch
@@ -50,6 +50,7 @@ lint: $(VENV)/.dev
 bench: $(VENV)/.bench
 	$(RUN) -m benchmarks $(if $(QUICK),--quick)
 	$(RUN) -m benchmarks.tightness $(if $(QUICK),--quick,--model)
+	$(RUN) -m benchmarks.audit $(if $(QUICK),--quick)
 
 SECONDS_ ?= 300
 falsify: $(VENV)/.dev

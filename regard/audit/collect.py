@@ -170,5 +170,7 @@ def _model(run: Measured) -> dict[str, Any]:
 
 
 def _arithmetic(run: Measured) -> str:
-    """Declarations and certificates are in float64; the modules run in this."""
+    """Declarations and certificates are in float64; the modules run in this, where there are inputs."""
+    if not run.inputs:
+        return "float64"
     return str(next(run.model.parameters()).dtype).removeprefix("torch.")

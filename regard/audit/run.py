@@ -23,7 +23,7 @@ from regard.audit.inputs import Input, inputs_of
 from regard.audit.report import Report
 from regard.audit.site import TOLERANCE, Site
 from regard.audit.store import Store
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, MissingExtraError
 
 Progress = Callable[[str, int, int], None]
 """Called with what is done now, how much is done, and how much there is."""
@@ -216,7 +216,7 @@ def answer(measure: Any, *arguments: Any) -> dict[str, Any]:
     """A result for the store, or the reason why there is none."""
     try:
         result: Result = measure(*arguments)
-    except (NotCovered, ArgumentError) as reason:
+    except (NotCovered, ArgumentError, MissingExtraError) as reason:
         return {"reason": str(reason)}
     return {"numbers": result.numbers, "table": result.table}
 

