@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from regard.audit.report import Report, Row
+from regard.audit.report import Report, Row, said
 
 ALARMING, NOTABLE, NOTE = "alarming", "notable", "note"
 
@@ -57,7 +57,7 @@ def _above(report: Report, column: str, limit: float) -> list[Row]:
 def _logits(report: Report) -> Iterator[Finding]:
     for row in _above(report, "largest_logit", LARGE_LOGIT)[:5]:
         yield _at(
-            row, "largest_logit", ALARMING, f"Head {row.label} has a logit of {row.values['largest_logit']:.3g}.",
+            row, "largest_logit", ALARMING, f"Head {row.label} has a logit of {said(row.values['largest_logit'])}.",
             "Rows of such a head are one-hot: gradients vanish, and in half precision scores overflow or tie.",
             "Normalize queries and keys, cap the scores, or decay W_Q and W_K of this head.",
         )  # fmt: skip
@@ -71,7 +71,7 @@ def _outliers(report: Report) -> Iterator[Finding]:
     for row in _above(report, "qk_norm", OUTLIER * typical)[:3]:
         yield _at(
             row, "qk_norm", NOTABLE,
-            f"Head {row.label} compares with norm {row.values['qk_norm']:.3g}, {row.values['qk_norm'] / typical:.1f} times the median.",
+            f"Head {row.label} compares with norm {said(row.values['qk_norm'])}, {row.values['qk_norm'] / typical:.1f} times the median.",
             "The QK norm bounds how fast scores grow with the tokens; an outlier is the head that saturates first in further training.",
             "Watch it over checkpoints (regard audit A B …), and decay or normalize its queries and keys if it grows.",
         )  # fmt: skip
@@ -93,13 +93,13 @@ def _branches(report: Report) -> Iterator[Finding]:
         if mlp > HEAVY_BRANCH and not mlp < 4 * attention:
             yield _at(
                 row, "mlp_branch_constant", ALARMING,
-                f"The MLP of layer {row.layer} amplifies by {mlp:.3g}, its attention by {attention:.3g}.",
+                f"The MLP of layer {row.layer} amplifies by {said(mlp)}, its attention by {said(attention)}.",
                 "The irregularity of this block is not in its attention; a massive activation of one token is the usual cause.",
                 "Look at the token norms of the next layer, and at the down projection of this MLP.",
             )  # fmt: skip
         elif attention > HEAVY_BRANCH:
             yield _at(
-                row, "attention_branch_constant", ALARMING, f"Attention of layer {row.layer} amplifies by {attention:.3g}.",
+                row, "attention_branch_constant", ALARMING, f"Attention of layer {row.layer} amplifies by {said(attention)}.",
                 "A small change of its input is amplified that much at a real input, exactly.",
                 "See which heads have the largest constants, and their logits.",
             )  # fmt: skip
@@ -109,7 +109,7 @@ def _massive(report: Report) -> Iterator[Finding]:
     for row in _above(report, "token_ratio", MASSIVE_TOKEN)[:2]:
         yield _at(
             row, "token_ratio", NOTABLE,
-            f"A token that enters layer {row.layer} is {row.values['token_ratio']:.3g} times as long as the median.",
+            f"A token that enters layer {row.layer} is {said(row.values['token_ratio'])} times as long as the median.",
             "Massive activations act as biases and sinks; they dominate ranks, radii and bounds of that layer, and break low precision.",
             "Read the columns without sinks; keep this layer in high precision.",
         )  # fmt: skip
@@ -128,7 +128,7 @@ def _collapse(report: Report) -> Iterator[Finding]:
 def _network(report: Report) -> Iterator[Finding]:
     for row in _above(report, "network_constant", LARGE_NETWORK):
         yield _at(
-            row, "network_constant", ALARMING, f"End to end, {row.label} amplifies by {row.values['network_constant']:.3g}.",
+            row, "network_constant", ALARMING, f"End to end, {row.label} amplifies by {said(row.values['network_constant'])}.",
             "There is a direction in which a change of the input tokens comes out a thousand times as large.",
             "See the depth plot: the layer where the curve jumps is the one to look at.",
         )  # fmt: skip

@@ -164,6 +164,13 @@ class Report:
         )
 
 
+def said(value: float) -> str:
+    """A number in a sentence: three digits, and no exponent where people would not write one."""
+    if math.isnan(value):
+        return "a number that was not measured"
+    return f"{float(f'{value:.3g}'):,.0f}" if 1000 <= value < 1e9 else f"{value:.3g}"
+
+
 def _row(data: dict[str, Any]) -> Row:
     values = {name: number(value) for name, value in data["values"].items()}
     inputs = {name: [number(value) for value in numbers] for name, numbers in data["inputs"].items()}

@@ -103,11 +103,11 @@ class Audit:
     def _weights(self, place: Place) -> None:
         asked = [check for check in self.checks if check.of_weights is not None]
         try:
-            matrices = place.adapter.matrices(self.model, place.path, self.model.get_submodule(place.path)) if asked else None
+            weights = Weights.of(place.adapter, self.model, place.path, place.layer) if asked else None
         except NotCovered as reason:
             self.store.put(weights_key(place), {"reason": str(reason)})
             return
-        results = {c.name: answer(c.of_weights, Weights(place.path, place.layer, matrices)) for c in asked}  # type: ignore[arg-type]
+        results = {c.name: answer(c.of_weights, weights) for c in asked}
         self.store.put(weights_key(place), {"results": results})
 
     def _scene(self, item: Input) -> Scene:

@@ -7,7 +7,7 @@ import statistics
 from typing import Any
 
 from regard.audit.findings import ALARMING, findings
-from regard.audit.report import Report, Row
+from regard.audit.report import Report, Row, said
 
 
 def summary(report: Report) -> list[str]:
@@ -35,7 +35,7 @@ def _coverage(report: Report) -> str:
 
 
 def _named(rows: list[Row], column: str) -> str:
-    return ", ".join(f"{row.label} {row.values[column]:.3g}" for row in rows)
+    return ", ".join(f"{row.label} {said(row.values[column])}" for row in rows)
 
 
 def _heads(report: Report) -> str:
@@ -44,7 +44,7 @@ def _heads(report: Report) -> str:
         ranked = report.ranked(column)
         if ranked:
             typical = statistics.median(row.values[column] for row in ranked)
-            return f"{words}: {_named(ranked[:4], column)}; the median head has {typical:.3g}."
+            return f"{words}: {_named(ranked[:4], column)}; the median head has {said(typical)}."
     return ""
 
 
@@ -53,17 +53,17 @@ def _layers(report: Report) -> str:
     if not ranked:
         return ""
     first = ranked[0]
-    text = f"Least regular attention: {first.label}, which amplifies by {first.values['layer_constant']:.3g}"
+    text = f"Least regular attention: {first.label}, which amplifies by {said(first.values['layer_constant'])}"
     blocks = report.ranked("block_constant")
-    return text + (f"; largest block: {blocks[0].label}, {blocks[0].values['block_constant']:.3g}." if blocks else ".")
+    return text + (f"; largest block: {blocks[0].label}, {said(blocks[0].values['block_constant'])}." if blocks else ".")
 
 
 def _network(report: Report) -> str:
     texts = []
     for row in report.ranked("network_constant"):
         product = row.values.get("product", math.nan)
-        beside = "" if math.isnan(product) else f", where the product of its blocks is {product:.3g}"
-        texts.append(f"End to end, {row.label} amplifies by {row.values['network_constant']:.3g}{beside}.")
+        beside = "" if math.isnan(product) else f", where the product of its blocks is {said(product)}"
+        texts.append(f"End to end, {row.label} amplifies by {said(row.values['network_constant'])}{beside}.")
     return " ".join(texts)
 
 
@@ -71,10 +71,9 @@ def _proved(report: Report) -> str:
     ratios = {name: _ratios(report, name) for name in ("ball_bound", "point_bound")}
     if not all(ratios.values()):
         return ""
-    return (
-        f"Proved, per head: at the inputs {statistics.median(ratios['point_bound']):.3g} times the exact constant, "
-        f"on the whole ball that the tokens fill {statistics.median(ratios['ball_bound']):.3g} times (medians)."
-    )
+    here, everywhere = (statistics.median(ratios[name]) for name in ("point_bound", "ball_bound"))
+    close = f"{100 * (here - 1):.2g} % above the exact constant" if here < 1.1 else f"{said(here)} times the exact constant"
+    return f"Proved, per head: at the input {close}, on the whole ball that its tokens fill {said(everywhere)} times it (medians)."
 
 
 def _ratios(report: Report, name: str) -> list[float]:

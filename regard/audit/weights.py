@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.audit.adapters.base import NotCovered
+from regard.audit.adapters.projections import parameter_names
 from regard.audit.checks import Check
 from regard.audit.checks import checks as all_checks
 from regard.audit.checks.base import Weights
@@ -62,16 +63,18 @@ class WeightAudit:
         return collected(self, partial)
 
     def _names(self, place: Place) -> tuple[str, ...]:
+        module = self.original.get_submodule(place.path)
         try:
-            return place.adapter.parameters(self.original, place.path, self.original.get_submodule(place.path))
+            norm = place.adapter.entering(self.original, place.path, module)
+            before = () if norm is None else parameter_names("", self.original, norm)
+            return place.adapter.parameters(self.original, place.path, module) + before
         except NotCovered:
             return ()  # measuring it says why
 
     def _measured(self, place: Place) -> dict[str, Any]:
         try:
             with materialized(self.model, self._read(place)):
-                matrices = place.adapter.matrices(self.model, place.path, self.model.get_submodule(place.path))
-                weights = Weights(place.path, place.layer, matrices)
+                weights = Weights.of(place.adapter, self.model, place.path, place.layer)
                 return {"results": {check.name: answer(check.of_weights, weights) for check in self.checks}}
         except NotCovered as reason:
             return {"reason": str(reason)}

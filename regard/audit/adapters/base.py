@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.attention import Attention
+from regard.audit.adapters.norms import normalize_of
 
 _adapters: dict[str, Adapter] = {}
 _packages: dict[str, str] = {}
@@ -97,6 +98,17 @@ class Adapter(ABC):
     def parameters(self, model: nn.Module, path: str, module: nn.Module) -> tuple[str, ...]:
         """The names, as in the model's state_dict, of the tensors that `matrices` reads."""
 
+    def entering(self, model: nn.Module, path: str, module: nn.Module) -> str | None:
+        """The norm whose output is all that the module reads, for every input; None where no norm is known to be that.
+
+        Here it is the one in front of the module in its block; a second attention of a block reads another sequence too.
+        """
+        block = self.block(model, path, module)
+        if block is None or block.attention[1:2] != (path,) or _attentions(model, block)[0] != path:
+            return None
+        norm = block.attention[0]
+        return norm if published(model, block.path, path) and normalize_of(model.get_submodule(norm)) is not None else None
+
 
 def register(*class_names: str, adapter: Adapter, package: str = "") -> None:
     """Make an adapter known for attention modules with these class names; of one package, where others use the same names."""
@@ -116,6 +128,19 @@ def adapter_of(module: nn.Module) -> Adapter | None:
 def adapters() -> dict[str, Adapter]:
     """All adapters by class name."""
     return dict(_adapters)
+
+
+def published(model: nn.Module, above: str, path: str) -> bool:
+    """Whether all from one module down to another are as torch or transformers wrote them: others may change what passes between."""
+    names = path[len(above) :].strip(".").split(".")
+    inside = [".".join([above, *names[:count]]) for count in range(len(names) + 1)]
+    return all(type(model.get_submodule(inner.strip("."))).__module__.startswith(("torch.nn.", "transformers.")) for inner in inside)
+
+
+def _attentions(model: nn.Module, block: Block) -> list[str]:
+    """The attention modules of a block, in its order."""
+    inside = model.get_submodule(block.path).named_modules(prefix=block.path)
+    return [path for path, module in inside if adapter_of(module) is not None]
 
 
 def refuse_unknown(options: dict[str, Any], known: set[str]) -> None:

@@ -13,7 +13,7 @@ from regard.audit.adapters.declaration import declared, declared_rotary, potenti
 from regard.audit.adapters.masks import masked_pairs
 from regard.audit.adapters.projections import affine, joined, named, parameter_names, split
 from regard.audit.adapters.rotary import Turning, folded, turning_of
-from regard.audit.adapters.surroundings import ancestor, block_at
+from regard.audit.adapters.surroundings import ancestor, block_at, exists, norm_before
 
 KNOWN = {"hidden_states", "attention_mask", "is_causal", "past_key_values"}
 
@@ -39,6 +39,11 @@ class Bert(Adapter):
     def parameters(self, model: nn.Module, path: str, module: nn.Module) -> tuple[str, ...]:
         return separate_names(model, path, module)
 
+    def entering(self, model: nn.Module, path: str, module: nn.Module) -> str | None:
+        block = ancestor(path, 2)
+        norm = norm_before(model, path, block, "output.LayerNorm", "embeddings.LayerNorm")
+        return None if norm is None or path != f"{block}.attention.self" or _changed_after(model, norm) else norm
+
 
 class BertCross(Adapter):
     """Queries from the decoder, keys and values from the encoder."""
@@ -60,6 +65,9 @@ class BertCross(Adapter):
 
     def parameters(self, model: nn.Module, path: str, module: nn.Module) -> tuple[str, ...]:
         return separate_names(model, path, module)
+
+    def entering(self, model: nn.Module, path: str, module: nn.Module) -> str | None:
+        return None
 
 
 class Esm(Adapter):
@@ -114,6 +122,15 @@ def _dense(path: str) -> str:
     if above is None:
         raise NotCovered("the output projection lives outside the module; audit the model that contains it")
     return named(above, "output.dense")
+
+
+def _changed_after(model: nn.Module, norm: str) -> bool:
+    """Whether a norm of embeddings is not their end: ELECTRA may project them, RoCBert may add to them."""
+    embeddings = ancestor(norm, 1) or ""
+    kind = type(model.get_submodule(embeddings)).__name__
+    return kind == "RoCBertEmbeddings" or (
+        kind == "ElectraEmbeddings" and exists(model, named(ancestor(embeddings, 1) or "", "embeddings_project"))
+    )
 
 
 RELATIVES = ("Bert", "Roberta", "Camembert", "XLMRoberta", "Electra", "Ernie", "Data2VecText", "RoCBert", "BertGeneration")

@@ -11,7 +11,7 @@ from regard.audit.adapters.calls import first_output, hidden_states, options_of
 from regard.audit.adapters.declaration import declared, potential_of, sizes_of
 from regard.audit.adapters.masks import masked_pairs
 from regard.audit.adapters.projections import affine, joined, parameter_names, split
-from regard.audit.adapters.surroundings import ancestor, block_at
+from regard.audit.adapters.surroundings import ancestor, block_at, norm_before
 
 
 class DistilBert(Adapter):
@@ -35,6 +35,9 @@ class DistilBert(Adapter):
 
     def parameters(self, model: nn.Module, path: str, module: nn.Module) -> tuple[str, ...]:
         return parameter_names(path, module, "q_lin", "k_lin", "v_lin", "out_lin")
+
+    def entering(self, model: nn.Module, path: str, module: nn.Module) -> str | None:
+        return norm_before(model, path, ancestor(path, 1), "output_layer_norm", "embeddings.LayerNorm")
 
 
 register("DistilBertSelfAttention", adapter=DistilBert(), package="transformers.")

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from regard.audit.adapters.base import Block
+from regard.audit.adapters.base import Block, published
+from regard.audit.adapters.norms import normalize_of
 from regard.audit.adapters.projections import named
 
 
@@ -42,3 +43,24 @@ def block_at(model: nn.Module, path: str | None, attention: tuple[str, ...], mlp
     stack = ancestor(path, 2)
     norm = None if final is None or stack is None else named(stack, final)
     return Block(path, branches[0], branches[1], norm if norm is not None and exists(model, norm) else None)
+
+
+def norm_before(model: nn.Module, path: str, block: str | None, ending: str, embedding: str) -> str | None:
+    """The norm whose output enters the block around a module: the one that ends the block before it, or the one that ends the embeddings.
+
+    ending is named from a block, embedding from what holds the embeddings and the stack of blocks; None where there is no such norm.
+    """
+    blocks, number = (ancestor(block, 1), block.rpartition(".")[2]) if block else (None, "")
+    levels = 2 if number == "0" else 1
+    holder = ancestor(blocks, levels) if blocks else None
+    if blocks is None or holder is None or not number.isdigit() or not published(model, holder, path):
+        return None
+    norm = named(holder, embedding) if number == "0" else f"{blocks}.{int(number) - 1}.{ending}"
+    known = exists(model, norm) and published(model, holder, norm)
+    return norm if known and normalize_of(model.get_submodule(norm)) is not None else None
+
+
+def turned(model: nn.Module, path: str) -> bool:
+    """Whether rotary positions may turn the queries and keys of a module: something above it holds their frequencies."""
+    children = (child for above in ancestors(path) for child in model.get_submodule(above).children())
+    return any(name.endswith("inv_freq") for child in children for name, _ in child.named_buffers(recurse=False))

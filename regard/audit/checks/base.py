@@ -10,9 +10,12 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from regard.audit.adapters.base import Block, Call, Matrices
+from regard.audit.adapters.base import Adapter, Block, Call, Matrices
+from regard.audit.adapters.norms import normalize_of
+from regard.audit.adapters.surroundings import turned
 from regard.audit.inputs import Word
 from regard.audit.site import Site
+from regard.maps import Normalize
 
 EXACT, ESTIMATED, PROVED = "exact", "estimated", "proved"
 """What sort of number a column holds: exact up to rounding; estimated, with a side it errs on; proved, with a certificate."""
@@ -45,11 +48,25 @@ class Result:
 
 @dataclass(frozen=True)
 class Weights:
-    """What the weights of one attention layer say, without an input."""
+    """What the weights of one attention layer say, without an input.
+
+    entering: the norm whose output is all that the layer reads, where one is known; turned: whether rotary positions may turn its
+    queries and keys.
+    """
 
     path: str
     layer: int
     matrices: Matrices
+    entering: Normalize | None = None
+    turned: bool = True
+
+    @classmethod
+    def of(cls, adapter: Adapter, model: nn.Module, path: str, layer: int) -> Weights:
+        """The weights of the attention module at a path."""
+        module = model.get_submodule(path)
+        norm = adapter.entering(model, path, module)
+        entering = None if norm is None else normalize_of(model.get_submodule(norm))
+        return cls(path, layer, adapter.matrices(model, path, module), entering, turned(model, path))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,19 +1,75 @@
-"""The two matrices of a head: QK decides where it looks, OV what it moves."""
+"""The two matrices of a head: QK decides where it looks, OV what it moves; and what both allow for any input."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
-from regard.audit.checks.base import EXACT, HEAD, Check, Column, Result, Weights, listed, register
+from regard.attention import Attention
+from regard.audit.adapters.base import Matrices
+from regard.audit.adapters.declaration import potential_of
+from regard.audit.adapters.rotary import Turning
+from regard.audit.checks.base import EXACT, HEAD, PROVED, Check, Column, Result, Weights, listed, register
+from regard.audit.checks.ladder import narrowed
+from regard.audit.site import in_double
+from regard.certify import certify
+from regard.certify.imaging import image
+from regard.certify.subject import single_heads
+from regard.domains import Ball, Whole
+from regard.lookups import Linear
+from regard.maps import Normalize
+from regard.norms import TokenMax
+
+ANY = Turning(torch.zeros(1), 1.0)
+"""Rotary positions: bounds use that they turn queries and keys, and never by how much."""
+MARGIN = 1 + 1e-6
+"""More than the rounding of a basis can change in a bound, where the center of the ball is within NEAR radii of zero."""
+NEAR = 10
 
 
 def spectra(weights: Weights) -> Result:
-    """|scale · W_Q W_Kᵀ|₂ and |W_V W_O|₂ for each head."""
+    """|scale · W_Q W_Kᵀ|₂ and |W_V W_O|₂ for each head, and the bound of its constant that needs no input."""
     own = weights.matrices
     heads = len(own.w_o)
     qk = abs(own.scale) * product_norm(_spread(own.w_q, heads), _spread(own.w_k, heads).mT)
-    return Result({"qk_norm": listed(qk), "ov_norm": listed(product_norm(_spread(own.w_v, heads), own.w_o))})
+    ov = product_norm(_spread(own.w_v, heads), own.w_o)
+    return Result({"qk_norm": listed(qk), "ov_norm": listed(ov), "any_input_bound": any_input_bounds(weights)})
+
+
+def any_input_bounds(weights: Weights) -> list[float]:
+    """The constant of each head in TokenMax norm on the ball that holds every output of the norm it reads; NaN where it reads no norm.
+
+    Masks and biases by position are left out: no bound in this norm depends on them.
+    """
+    if weights.entering is None:
+        return [math.nan] * len(weights.matrices.w_o)
+    ball = _filled(in_double(weights.entering))
+    return [_on_ball(head, ball) for head in single_heads(_declared(weights.matrices, weights.turned))]
+
+
+def _declared(own: Matrices, turned: bool) -> Attention:
+    """The heads of a layer as far as weights say them."""
+    attention: Attention = in_double(Attention(potential_of(own, ANY if turned else None), Linear(own.w_v, own.b_v)))
+    return attention
+
+
+def _filled(norm: Normalize) -> Ball:
+    """A ball that holds every output of a norm layer."""
+    found = image(norm, Whole())
+    assert isinstance(found, Ball) and norm.weight is not None
+    return found if found.center is not None else Ball(found.radius, torch.zeros_like(norm.weight))
+
+
+def _on_ball(head: Attention, ball: Ball) -> float:
+    """A bound on a ball, in the coordinates the head reads: the projected ball is not larger."""
+    assert ball.center is not None
+    if float(ball.center.norm()) > NEAR * ball.radius:
+        return certify(head, ball, TokenMax()).value
+    narrow, center = narrowed(head, ball.center)
+    assert isinstance(center, Tensor)
+    return MARGIN * certify(narrow, Ball(ball.radius, center), TokenMax()).value
 
 
 def product_norm(left: Tensor, right: Tensor) -> Tensor:
@@ -50,6 +106,18 @@ register(
                 EXACT,
                 HEAD,
                 True,
+                "only",
+            ),
+            Column(
+                "any_input_bound",
+                "proved for any input",
+                "A certificate in TokenMax norm (the token that moves most, before and after, in exact arithmetic): whatever the input of "
+                "the model, its number of tokens and its mask, the head before its output projection amplifies no change of what it reads "
+                "by more, because the norm layer it reads keeps every token in one ball. It is very loose. Empty where the head reads no "
+                "norm layer that is known.",
+                PROVED,
+                HEAD,
+                None,
                 "only",
             ),
         ),
