@@ -10,7 +10,7 @@ PIP    := $(RUN) -m pip install --quiet --disable-pip-version-check -c constrain
 
 help:
 	@echo "make audit   audit all-MiniLM-L6-v2 on the included sentences -> audit-report/report.html"
-	@echo "make test    run every test"
+	@echo "make test    run every test (JOBS=4 for four processes)"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   ratios to the fused kernel and to peers, certificates over attacks (QUICK=1: the short form)"
 	@echo "make falsify attack every certificate (SECONDS_=3600 for an hour)"
@@ -39,8 +39,9 @@ $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/.torch
 audit: $(VENV)/.audit
 	$(RUN) -m regard audit --out audit-report
 
+JOBS ?= 2
 test: $(VENV)/.dev
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n $(JOBS) --dist loadfile
 
 lint: $(VENV)/.dev
 	$(RUN) -m ruff check .
