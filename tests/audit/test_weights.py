@@ -1,6 +1,7 @@
 """The audit of weights alone gives the numbers of the loaded model, from any form of a checkpoint, and never holds it whole."""
 
 import json
+import math
 import subprocess
 import sys
 
@@ -109,13 +110,51 @@ def test_prefixes():
         _prefix(["a.layer.0.q", "a.layer.1.q", "b.layer.0.q", "b.layer.1.q"], wanted)
 
 
-def test_nothing_is_read_but_attention(tmp_path, monkeypatch):
+def test_nothing_is_read_but_attention_and_the_norms_it_reads(tmp_path, monkeypatch):
     asked = []
     original = Tensors.read
     monkeypatch.setattr(Tensors, "read", lambda self, keys: (asked.extend(keys), original(self, keys))[1])
     by_weights(save(tmp_path))
-    assert asked
-    assert all(".attention." in key for key in asked)
+    norms = {key for key in asked if ".attention." not in key}
+    assert len(asked) > len(norms)
+    assert norms == {f"bert.{name}.LayerNorm.{part}" for name in ("embeddings", "encoder.layer.0.output") for part in ("weight", "bias")}
+
+
+def test_a_bound_where_attention_reads_a_norm(tmp_path):
+    """Proved for every head of self-attention; cross-attention has none, and says so as nothing."""
+    report = by_weights(save(tmp_path, "t5"))
+    found = {row.site: row.values["any_input_bound"] for row in report.heads}
+    crossing = {site for site in found if site.endswith("EncDecAttention")}
+    assert len(crossing) == 2
+    assert {site for site, bound in found.items() if math.isnan(bound)} == crossing
+    assert all(row.values["any_input_bound"] > 0 for row in report.heads if row.site not in crossing)
+    written = {row["site"]: row["values"]["any_input_bound"] for row in report.to_dict()["rows"] if row["scope"] == "head"}
+    assert {site for site, bound in written.items() if bound is None} == crossing
+
+
+def test_the_bound_is_that_of_the_norm_of_the_checkpoint(tmp_path):
+    """A norm layer twice as large gives a larger ball, so a larger bound, and only for the layer that reads it."""
+    from safetensors.torch import load_file, save_file
+
+    before = by_weights(save(tmp_path)).heads
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["bert.encoder.layer.0.output.LayerNorm.weight"] *= 2
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    for old, new in zip(before, by_weights(tmp_path).heads, strict=True):
+        ratio = new.values["any_input_bound"] / old.values["any_input_bound"]
+        assert ratio == 1 if old.layer == 0 else 2 < ratio < 4
+
+
+def test_a_norm_that_the_checkpoint_lacks_is_a_reason(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    save(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["bert.encoder.layer.0.output.LayerNorm.bias"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (entry,) = by_weights(tmp_path).missing
+    assert entry.layer == 1
+    assert "has no tensor encoder.layer.0.output.LayerNorm.bias" in entry.reason
 
 
 MEASURE = """

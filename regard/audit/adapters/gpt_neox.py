@@ -7,25 +7,17 @@ from typing import Any
 from torch import nn
 
 from regard.audit.adapters.base import Adapter, Block, Call, Declared, Matrices, register
-from regard.audit.adapters.calls import hidden_states, options_of, refuse_cache
-from regard.audit.adapters.declaration import declared_rotary, sizes_of
-from regard.audit.adapters.masks import masked_pairs
+from regard.audit.adapters.decoding import declared_decoder
 from regard.audit.adapters.projections import affine, joined, parameter_names, parts, split
 from regard.audit.adapters.rotary import folded, turning_of
 from regard.audit.adapters.surroundings import ancestor, block_at
-
-KNOWN = {"hidden_states", "attention_mask", "layer_past", "position_embeddings", "position_ids", "is_causal"}
 
 
 class GptNeoX(Adapter):
     """Each head's columns are its query, its key and its value; attention and mlp may both read the block's input."""
 
     def declare(self, model: nn.Module, path: str, module: nn.Module, call: Call) -> Declared:
-        options = options_of(module, call, KNOWN)
-        points = hidden_states(options)
-        refuse_cache(module, options.get("layer_past"), points.shape[1])
-        pairs = masked_pairs(module, options, sizes_of(points))
-        return declared_rotary(self.matrices(model, path, module), turning_of(model, path), options, pairs, call)
+        return declared_decoder(self, model, path, module, call, "layer_past")
 
     def matrices(self, model: nn.Module, path: str, module: nn.Module) -> Matrices:
         width: Any = module.head_size

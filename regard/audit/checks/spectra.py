@@ -58,7 +58,8 @@ def _declared(own: Matrices, turned: bool) -> Attention:
 def _filled(norm: Normalize) -> Ball:
     """A ball that holds every output of a norm layer."""
     found = image(norm, Whole())
-    assert isinstance(found, Ball) and norm.weight is not None
+    assert isinstance(found, Ball)
+    assert norm.weight is not None
     return found if found.center is not None else Ball(found.radius, torch.zeros_like(norm.weight))
 
 
