@@ -7,7 +7,7 @@ import io
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from regard.audit.checks import Check
     from regard.audit.load import Checkpoint
     from regard.audit.run import Audit
+    from regard.audit.streaming import StreamedAudit
     from regard.audit.weights import WeightAudit
+
+    _Audit = Audit | StreamedAudit | WeightAudit
 
 try:
     import typer
@@ -55,6 +58,7 @@ Examples
   regard audit ./my-model --text "A text." --text "More." texts given here
   regard audit ./my-model --checks weights,rows           some questions only (regard checks lists them)
   regard audit ./llama-7b --weights-only                  norms of heads; reads one layer at a time
+  regard audit ./llama-7b --low-memory                    texts too, with one block in memory at a time
   regard audit ./big-model --out big --resume             go on after Ctrl-C, a crash or a reboot
   regard audit ./step-1000 ./step-2000 ./step-3000        how each head moves over training
 
@@ -115,6 +119,14 @@ def audit(
     device: Annotated[str, typer.Option(help="Where the model runs.")] = "cpu",
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted audit stopped.")] = False,
     weights_only: Annotated[bool, typer.Option("--weights-only", help="Read the weights of one layer at a time; no texts.")] = False,
+    low_memory: Annotated[
+        bool | None,
+        typer.Option(
+            "--low-memory/--no-low-memory",
+            help="Hold one block of the model at a time; checks that need all of them at once are not made.",
+            show_default="where the model would fill the memory",
+        ),
+    ] = None,
 ) -> None:
     """Check every argument before the work begins, then do it."""
     from regard.audit.load import device_of
@@ -125,9 +137,11 @@ def audit(
     texts, asked = _texts(text or [], alone), _asked(checks, alone)
     if several and resume:
         raise ArgumentError("--resume", "is given for a series, which takes seconds", "leave it out")
+    if alone and low_memory is not None:
+        raise ArgumentError("--low-memory", "is given, and --weights-only and a series read one layer at a time anyway", "leave it out")
     if importlib.util.find_spec("jinja2") is None:
         raise MissingExtraError("jinja2", "report")
-    way = _Way(out, device_of(device), resume, weights_only)
+    way = _Way(out, device_of(device), resume, weights_only, low_memory)
     check_writable(out)
     if several:
         _series(models or [], asked, way)
@@ -137,12 +151,13 @@ def audit(
 
 @dataclass(frozen=True)
 class _Way:
-    """How an audit is done, and where its report goes."""
+    """How an audit is done, and where its report goes. low_memory: None where that is to be found out."""
 
     out: Path
     device: str
     resume: bool
     weights_only: bool
+    low_memory: bool | None
 
 
 def _texts(values: list[str], alone: bool) -> list[str]:
@@ -186,7 +201,7 @@ def _single(model: str | None, texts: list[str], asked: list[Check], way: _Way) 
         raise typer.Exit(1)
 
 
-def _run(model: str | None, texts: list[str], asked: list[Check], way: _Way) -> tuple[Audit | WeightAudit, dict[str, str]]:
+def _run(model: str | None, texts: list[str], asked: list[Check], way: _Way) -> tuple[_Audit, dict[str, str]]:
     """An audit that is ready to measure, and what it is of."""
     from regard.audit.load import find
     from regard.audit.weights import WeightAudit
@@ -195,16 +210,35 @@ def _run(model: str | None, texts: list[str], asked: list[Check], way: _Way) -> 
         checkpoint = find(model)
         if way.weights_only:
             return WeightAudit(checkpoint, checks=asked, device=way.device), _subject(checkpoint, texts, asked, way)
-        return _loaded(checkpoint, texts, asked, way.device), _subject(checkpoint, texts, asked, way)
+        way = replace(way, low_memory=_low_memory(checkpoint, way))
+        return _on_texts(checkpoint, texts, asked, way), _subject(checkpoint, texts, asked, way)
 
 
-def _loaded(checkpoint: Checkpoint, texts: list[str], asked: list[Check], device: str) -> Audit:
+def _low_memory(checkpoint: Checkpoint, way: _Way) -> bool:
+    """Whether to hold one block at a time: what was asked for, or what the machine has room for, which is said."""
+    from regard.audit import terminal
+    from regard.audit.streaming import exceeds_memory
+
+    if way.low_memory is not None:
+        return way.low_memory
+    large = exceeds_memory(checkpoint)
+    if large:
+        terminal.say(terminal.messages(), terminal.BLOCKWISE)
+    return large
+
+
+def _on_texts(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: _Way) -> Audit | StreamedAudit:
     from regard.audit import terminal
     from regard.audit.load import loaded, tokenizer_of
     from regard.audit.run import Audit
+    from regard.audit.streaming import StreamedAudit
 
+    run: Audit | StreamedAudit
     tokenizer = tokenizer_of(checkpoint)
-    run = Audit(loaded(checkpoint, device), texts, tokenizer=tokenizer, checks=asked, name=checkpoint.name)
+    if way.low_memory:
+        run = StreamedAudit(checkpoint, texts, tokenizer=tokenizer, checks=asked, device=way.device)
+    else:
+        run = Audit(loaded(checkpoint, way.device), texts, tokenizer=tokenizer, checks=asked, name=checkpoint.name)
     for item in run.inputs:
         if item.cut:
             terminal.say(terminal.messages(), f"text {item.index + 1} is longer than the model takes: cut to {len(item.tokens)} tokens")
@@ -225,11 +259,12 @@ def _subject(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: 
         "--checks": ",".join(check.name for check in asked),
         "--device": way.device,
         "--weights-only": str(way.weights_only),
+        "--low-memory": str(way.low_memory),
         "versions": f"regard {__version__}, torch {torch.__version__}, transformers {transformers.__version__}",
     }
 
 
-def _measured(run: Audit | WeightAudit, way: _Way) -> str:
+def _measured(run: _Audit, way: _Way) -> str:
     """Measure all there is; says why where that was interrupted. A model that turns out to be broken leaves no files."""
     from regard.audit import terminal
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,12 +20,13 @@ class _Enough(Exception):
 
 
 def capture(model: nn.Module, options: dict[str, Any], paths: Sequence[str]) -> dict[str, Call]:
-    """The call and the output of each of these modules while the model runs, without dropout and without a graph."""
+    """The first call and its output of each of these modules while the model runs, and how often it was called."""
     calls: dict[str, Call] = {}
 
     def recorder(path: str) -> Callable[..., None]:
         def record(module: nn.Module, arguments: Any, options: Any, output: Any) -> None:
-            calls.setdefault(path, Call(arguments, options, output))
+            known = calls.get(path)
+            calls[path] = Call(arguments, options, output) if known is None else replace(known, times=known.times + 1)
 
         return record
 
@@ -37,20 +39,26 @@ def capture(model: nn.Module, options: dict[str, Any], paths: Sequence[str]) -> 
 @contextmanager
 def quiet(model: nn.Module) -> Iterator[None]:
     """Without dropout, caches of keys, and fused paths that pass hooks by."""
-    training, fast = model.training, torch.backends.mha.get_fastpath_enabled()
-    config = getattr(model, "config", None)
-    caching = getattr(config, "use_cache", None)
+    modes, fast = [(module, module.training) for module in model.modules()], torch.backends.mha.get_fastpath_enabled()
+    caching = _caching(model)
     model.eval()
     torch.backends.mha.set_fastpath_enabled(False)
-    if caching:
-        config.use_cache = False  # type: ignore[union-attr]
+    for config in caching:
+        config.use_cache = False
     try:
         yield
     finally:
-        model.train(training)
+        for module, training in modes:
+            module.training = training
         torch.backends.mha.set_fastpath_enabled(fast)
-        if caching:
-            config.use_cache = caching  # type: ignore[union-attr]
+        for config in caching:
+            config.use_cache = True
+
+
+def _caching(model: nn.Module) -> list[Any]:
+    """The configurations that ask for a cache: a decoder inside a model may have its own."""
+    found = {id(config): config for module in model.modules() if (config := getattr(module, "config", None)) is not None}
+    return [config for config in found.values() if getattr(config, "use_cache", None)]
 
 
 @contextmanager

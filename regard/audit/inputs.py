@@ -115,12 +115,21 @@ def _options(model: nn.Module, item: Any, tokenizer: Any, position: int) -> list
     if not isinstance(item, dict):
         raise ArgumentError("inputs", f"have a {type(item).__name__} at {position}", "give texts, or dictionaries of tensors")
     _one_sequence(model, item)
-    return [(options, None) for options in _separate(dict(item), next(model.parameters()))]
+    return [(options, None) for options in _separate(dict(item), _device(model), _time_first(model))]
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def _time_first(model: nn.Module) -> bool:
+    """Whether tokens come before batches."""
+    return any(isinstance(module, nn.MultiheadAttention) and not module.batch_first for module in model.modules())
 
 
 def _one_sequence(model: nn.Module, item: dict[str, Any]) -> None:
     """Modules of torch may have tokens before batches, where a batch cannot be told from a sequence."""
-    time_first = any(isinstance(module, nn.MultiheadAttention) and not module.batch_first for module in model.modules())
+    time_first = _time_first(model)
     wide = [name for name, value in item.items() if isinstance(value, Tensor) and value.ndim == 3 and value.shape[1] > 1]
     if time_first and wide:
         found = f"has {item[wide[0]].shape[1]} sequences in {wide[0]}, tokens first"
@@ -131,7 +140,7 @@ def _encoded(model: nn.Module, tokenizer: Any, text: str) -> dict[str, Any]:
     """A single text needs no padding and so no mask; an encoder-decoder model is given the text on both sides, shifted by one."""
     longest = _longest(model, tokenizer)
     numbers = tokenizer(text, truncation=longest is not None, max_length=longest)["input_ids"]
-    ids = torch.tensor([_known(model, text, numbers)], device=next(model.parameters()).device)
+    ids = torch.tensor([_known(model, text, numbers)], device=_device(model))
     config = getattr(model, "config", None)
     if not getattr(config, "is_encoder_decoder", False):
         return {"input_ids": ids}
@@ -159,19 +168,23 @@ def _known(model: nn.Module, text: str, numbers: list[int]) -> list[int]:
     return numbers
 
 
-def _separate(options: dict[str, Any], like: Tensor) -> list[dict[str, Any]]:
+PAIRS = ("mask", "attn_mask", "src_mask", "tgt_mask", "memory_mask")
+"""Masks of modules of torch that are of pairs of tokens: (n, n) is for the whole batch."""
+
+
+def _separate(options: dict[str, Any], device: torch.device, time_first: bool) -> list[dict[str, Any]]:
     tensors = {name: value for name, value in options.items() if isinstance(value, Tensor)}
     if not tensors:
         raise ArgumentError("inputs", f"has no tensor ({', '.join(options) or 'it is empty'})", "give the keyword arguments of the model")
     first = next(iter(tensors.values()))
-    batch = 1 if first.ndim == 3 and first.shape[1] == 1 else len(first)
+    batch = 1 if time_first else len(first)
     shared = {name: value for name, value in options.items() if name not in tensors}
 
-    def one(value: Tensor, element: int) -> Tensor:
-        value = value[element : element + 1] if value.ndim > 1 and len(value) == batch else value
-        return value.to(like.device)
+    def one(name: str, value: Tensor, element: int) -> Tensor:
+        whole = time_first or value.ndim < 2 or len(value) != batch or (name in PAIRS and value.ndim == 2)
+        return (value if whole else value[element : element + 1]).to(device)
 
-    return [{**shared, **{name: one(value, b) for name, value in tensors.items()}} for b in range(batch)]
+    return [{**shared, **{name: one(name, value, b) for name, value in tensors.items()}} for b in range(batch)]
 
 
 def _tokens(options: dict[str, Any], tokenizer: Any) -> list[str]:

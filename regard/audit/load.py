@@ -8,12 +8,14 @@ import pickle
 import re
 import zipfile
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from regard.errors import ArgumentError, MissingExtraError
 
@@ -206,13 +208,38 @@ def config_of(checkpoint: Checkpoint) -> Any:
 
 def architecture(config: Any) -> nn.Module:
     """The model of a config without its weights."""
+    return _built(config, torch.device("meta"))
+
+
+def skeleton(config: Any) -> nn.Module:
+    """The model of a config without its weights, and with the buffers that it computes itself, such as rotary frequencies."""
+    return _built(config, _parameters_left_out())
+
+
+def _built(config: Any, where: AbstractContextManager[Any]) -> nn.Module:
     transformers = _silenced()
     try:
-        with torch.device("meta"):
+        with where:
             return transformers.AutoModel.from_config(config, trust_remote_code=False).eval()
     except Exception as error:
         found = f"transformers builds no model from its config ({_first_line(error)})"
         raise ArgumentError("MODEL", found, "load the model yourself and call regard.audit(model, inputs)") from error
+
+
+@contextmanager
+def _parameters_left_out() -> Iterator[None]:
+    """Parameters lose their memory as soon as a module has them, before anything is written there; buffers keep theirs."""
+    handle = register_module_parameter_registration_hook(_left_out)  # type: ignore[arg-type] # may return one, as its docstring says
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _left_out(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+    if parameter is None or parameter.is_meta:  # a new one would untie what several modules share
+        return parameter
+    return nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
 
 
 def loaded(checkpoint: Checkpoint, device: str = "cpu") -> nn.Module:

@@ -55,7 +55,8 @@ class Row:
     @property
     def label(self) -> str:
         """How a reader finds it: (layer, head), layer, or the name of the stack."""
-        return {HEAD: f"({self.layer}, {self.head})", LAYER: f"layer {self.layer}"}.get(self.scope, self.site or "the model")
+        stack = f"the stack {self.site}" if self.site else "the model"
+        return {HEAD: f"({self.layer}, {self.head})", LAYER: f"layer {self.layer}"}.get(self.scope, stack)
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,8 @@ class Report:
     def from_dict(data: dict[str, Any]) -> Report:
         """A report from its JSON."""
         if data.get("schema") != SCHEMA:
-            raise ArgumentError("report", f"has schema {data.get('schema')!r}", f"this version of regard reads schema {SCHEMA}")
+            raise ArgumentError("report", f"has schema {data.get('schema')!r}", f"this version of regard reads schema {SCHEMA}, a number")
+        _consistent(data)
         return Report(
             model=data["model"],
             settings=data["settings"],
@@ -162,6 +164,18 @@ class Report:
             tables=data["tables"],
             skipped=[Skipped(**entry) for entry in data["skipped"]],
         )
+
+
+def _consistent(data: dict[str, Any]) -> None:
+    """A report that was changed by hand must not be taken for one without changes."""
+    known, sites = {column["name"] for column in data["columns"]}, {entry["site"] for entry in data["coverage"]}
+    seen = [(row["scope"], row["site"], row["head"]) for row in data["rows"]]
+    strange = sorted({name for row in data["rows"] for name in row["values"]} - known)
+    lost = sorted({site for scope, site, _ in seen if scope != STACK} - sites)
+    typed = isinstance(data["model"], dict) and all(isinstance(row["layer"], int) for row in data["rows"])
+    if strange or lost or len(set(seen)) != len(seen) or not typed:
+        what = f"the column {strange[0]}" if strange else f"the module {lost[0]}" if lost else "rows"
+        raise ArgumentError("report", f"does not agree with itself ({what})", "run the audit again")
 
 
 def said(value: float) -> str:

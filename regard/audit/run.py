@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,23 @@ Progress = Callable[[str, int, int], None]
 Step = tuple[str, str, Callable[[], None]]
 """What is done at a time: a name, the key of its result, and the work."""
 SEED = 20200706
+BLOCKWISE = "the model is read block by block: this needs all of its blocks in memory at once"
+
+
+class OnDisk(Protocol):
+    """A model whose blocks are read when they are needed.
+
+    original: the model as it is stored, without weights; model: the same in the arithmetic of the audit, with what is not in blocks.
+    """
+
+    original: nn.Module
+    model: nn.Module
+
+    def running(self) -> AbstractContextManager[None]:
+        """While the model runs: each block is there when it is called."""
+
+    def held(self, path: str) -> AbstractContextManager[None]:
+        """While something of a module is measured: the block around it is there."""
 
 
 def audit(
@@ -54,21 +72,24 @@ class Audit:
     """An audit while it runs: places to measure, and the results so far."""
 
     def __init__(
-        self, model: nn.Module, inputs: Sequence[Any], *, tokenizer: Any = None, checks: Sequence[Check] | None = None,
+        self, model: nn.Module | OnDisk, inputs: Sequence[Any], *, tokenizer: Any = None, checks: Sequence[Check] | None = None,
         name: str = "model", store: Store | None = None,
     ) -> None:  # fmt: skip
-        self.checks = all_checks() if checks is None else tuple(checks)
-        self.name, self.store, self.original = name, Store() if store is None else store, model
-        self.inputs: list[Input] = inputs_of(model, inputs, tokenizer)
+        self.checks = _asked(checks)
+        self.name, self.store = name, Store() if store is None else store
+        self.disk: OnDisk | None = None if isinstance(model, nn.Module) else model
+        self.original: nn.Module = model if isinstance(model, nn.Module) else model.original
+        if self.disk is None:  # what is on disk is checked when it is read
+            _finite(self.original)
+        self.inputs: list[Input] = inputs_of(model if isinstance(model, nn.Module) else model.model, inputs, tokenizer)
         if not self.inputs and any(check.of_site or check.of_input for check in self.checks):
             raise ArgumentError("inputs", "are empty", "give at least one text")
-        _finite(model)
-        self.places = list(places(model))
+        self.places = list(places(self.original))
 
     @cached_property
     def model(self) -> nn.Module:
         """The model in the arithmetic of the audit."""
-        return working(self.original)
+        return working(self.original) if self.disk is None else self.disk.model
 
     def measure(self, progress: Progress | None = None) -> None:
         """Measure every place that is not in the store yet."""
@@ -114,11 +135,16 @@ class Audit:
         blocks = [block for place in self.places if (block := place.block(self.model)) is not None]
         paths = {place.path for place in self.places} | {path for block in blocks for path in block_paths(block)}
         options = _cast(item.options, next(self.model.parameters()).dtype)
-        trace = capture(self.model, options, sorted(paths))
-        return Scene(self.model, options, trace, item.tokens, blocks, item.index, item.text, item.words, item.encode)
+        trace = _run(self.model, options, sorted(paths), item.index)
+        return Scene(self.model, options, trace, item.tokens, _followed(blocks, trace), item.index, item.text, item.words, item.encode)
 
     def _site(self, item: Input, place: Place, lazy: _Lazy) -> None:
-        scene = lazy()
+        with nullcontext() if self.disk is None else self.disk.running():
+            scene = lazy()
+        with nullcontext() if self.disk is None else self.disk.held(place.path):
+            self._measured(item, place, scene)
+
+    def _measured(self, item: Input, place: Place, scene: Scene) -> None:
         try:
             site = place.site(self.model, scene.trace.get(place.path))
             gap = site.disagreement()
@@ -133,7 +159,10 @@ class Audit:
 
     def _whole(self, item: Input, scene: _Lazy) -> None:
         asked = [check for check in self.checks if check.of_input is not None]
-        results = {check.name: answer(check.of_input, scene()) for check in asked}
+        if self.disk is None:
+            results = {check.name: answer(check.of_input, scene()) for check in asked}
+        else:
+            results = {check.name: {"reason": BLOCKWISE} for check in asked}
         self.store.put(input_key(item), {"results": results})
         scene.forget()
 
@@ -155,6 +184,8 @@ class Place:
         """The declaration for one call."""
         if call is None:
             raise NotCovered("the module was not called on this input")
+        if call.times > 1:
+            raise NotCovered(f"the module was called {call.times} times on one input, and an audit is of one call")
         with quiet(model):
             declared = self.adapter.declare(model, self.path, model.get_submodule(self.path), call)
         return Site(self.path, self.layer, self.kind, declared, self.block(model))
@@ -218,6 +249,8 @@ def answer(measure: Any, *arguments: Any) -> dict[str, Any]:
         result: Result = measure(*arguments)
     except (NotCovered, ArgumentError, MissingExtraError) as reason:
         return {"reason": str(reason)}
+    except Exception as error:  # a strange module must not take the other checks with it: what went wrong is in the report
+        return {"reason": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
     return {"numbers": result.numbers, "table": result.table}
 
 
@@ -232,6 +265,32 @@ def working(model: nn.Module) -> nn.Module:
     return other.to(torch.float32)
 
 
+def _asked(checks: Sequence[Check] | None) -> tuple[Check, ...]:
+    found = all_checks() if checks is None else tuple(checks)
+    for check in found:
+        if not isinstance(check, Check):
+            raise ArgumentError("checks", f"has a {type(check).__name__}, {check!r}", "give values from regard.audit.checks.checks()")
+    return found
+
+
+def _run(model: nn.Module, options: dict[str, Any], paths: list[str], index: int) -> dict[str, Call]:
+    """What modules did on an input; errors of the model name the input."""
+    try:
+        return capture(model, options, paths)
+    except ArgumentError:
+        raise
+    except (TypeError, ValueError, IndexError, KeyError, RuntimeError) as error:
+        found = f"{index + 1} cannot be run ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})"
+        remedy = "give what the model itself takes: its keyword arguments, or texts with its tokenizer"
+        raise ArgumentError("inputs", found, remedy) from error
+
+
+def _followed(blocks: list[Block], trace: dict[str, Call]) -> list[Block]:
+    """The blocks of stacks that were called one after the other, each once: others are no chain of maps."""
+    bad = {block.path.rpartition(".")[0] for block in blocks if block.path not in trace or trace[block.path].times > 1}
+    return [block for block in blocks if block.path.rpartition(".")[0] not in bad]
+
+
 def _cast(options: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     """Keyword arguments in the arithmetic of the model."""
     real = {name for name, value in options.items() if isinstance(value, Tensor) and value.dtype.is_floating_point}
@@ -240,6 +299,8 @@ def _cast(options: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
 
 def _finite(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise ArgumentError("model", f"has no numbers in {name} (it is on the meta device)", "load its weights first")
         if not bool(parameter.detach().isfinite().all()):
             raise ArgumentError("model", f"has NaN or infinity in {name}", "repair or retrain it: nothing can be said about such a layer")
 

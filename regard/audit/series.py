@@ -95,7 +95,10 @@ def series(reports: Sequence[Report], names: Sequence[str]) -> Series:
 
 def _tracks(reports: Sequence[Report], column: str) -> list[Track]:
     """A track for each head that every report has a number for."""
-    numbers = [{(row.site, row.head): row.values[column] for row in report.heads if not math.isnan(row.values.get(column, math.nan))} for report in reports]
+    numbers = [
+        {(row.site, row.head): value for row in report.heads if not math.isnan(value := row.values.get(column, math.nan))}
+        for report in reports
+    ]
     return [
         Track(column, row.site, row.layer, row.head, tuple(known[row.site, row.head] for known in numbers))
         for row in reports[0].heads

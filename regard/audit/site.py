@@ -86,6 +86,17 @@ class Site:
             return ToContext(self.attention, self.context)
         return Heads(self.attention, self.w_o, b_o)
 
+    def joined(self, points: Tensor) -> Tensor:
+        """The layer at its own positions and context: heads, joined and mixed, (n, d)."""
+        source = points if isinstance(self.source, Tensor) else self.source.replace(points=points)
+        found = apply(self.attention, source, self.context)
+        return ((found.points if isinstance(found, Measure) else found) @ self.w_o).sum(-3)
+
+    @property
+    def blind(self) -> bool:
+        """Whether a token sees no key, as padding on the left does: theorems about rows do not hold for it."""
+        return not bool(self.allowed.any(-1).all())
+
     @cached_property
     def singles(self) -> list[Attention]:
         """Each head alone, before its output projection."""

@@ -15,6 +15,8 @@ from regard.errors import ArgumentError
 
 SUBJECT = "subject"
 """The file that says what the results beside it are of."""
+OWNER = "owner"
+"""The file with the process that writes them."""
 
 
 class Store:
@@ -26,11 +28,13 @@ class Store:
             return
         if resume:
             _refuse_other(directory, subject or {})
+        _refuse_shared(directory)
         with writing(directory):
             if not resume:
                 shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir(parents=True, exist_ok=True)
             write_atomically(directory / SUBJECT, json.dumps(subject or {}))
+            write_atomically(directory / OWNER, str(os.getpid()))
         self._found = {path.stem: unit for path in directory.glob("*.json") if (unit := _read(path)) is not None}
 
     def __contains__(self, key: str) -> bool:
@@ -60,6 +64,24 @@ class Store:
 def fingerprint(*parts: Any) -> str:
     """A short name of something: equal parts, equal name."""
     return hashlib.sha256(json.dumps(plain(parts), sort_keys=True).encode()).hexdigest()
+
+
+def _refuse_shared(directory: Path) -> None:
+    """Two audits at once would take each other's results for their own; a process that is gone does not count."""
+    owner = _read(directory / OWNER)
+    if isinstance(owner, int) and owner != os.getpid() and _alive(owner):
+        found = f"{directory.parent} is in use by another audit (process {owner})"
+        raise ArgumentError("--out", found, "wait for it, or give another directory")
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _refuse_other(directory: Path, subject: dict[str, str]) -> None:

@@ -29,7 +29,7 @@ def _coverage(report: Report) -> str:
     size = "exactly" if worst == 0 else f"to {worst:.0e} or better"
     proof = "" if math.isnan(worst) else f"; each declaration equals the module's own output {size}"
     cut = sum(entry.cut for entry in report.inputs)
-    proof += f"; {cut} of the texts were cut to what the model takes" if cut else ""
+    proof += f"; {cut} of the texts {'was' if cut == 1 else 'were'} cut to what the model takes" if cut else ""
     missing = "".join(f" Not covered: {entry.site} ({entry.kind}): {entry.reason}." for entry in report.missing)
     return f"{len(report.covered)} of {total} attention layers are covered: {heads} heads{where}{proof}.{missing}"
 
@@ -72,7 +72,8 @@ def _proved(report: Report) -> str:
     if not all(ratios.values()):
         return ""
     here, everywhere = (statistics.median(ratios[name]) for name in ("point_bound", "ball_bound"))
-    close = f"{100 * (here - 1):.2g} % above the exact constant" if here < 1.1 else f"{said(here)} times the exact constant"
+    above = "less than 0.01" if here < 1.0001 else f"{100 * (here - 1):.2g}"
+    close = f"{above} % above the exact constant" if here < 1.1 else f"{said(here)} times the exact constant"
     return f"Proved, per head: at the input {close}, on the whole ball that its tokens fill {said(everywhere)} times it (medians)."
 
 
@@ -90,7 +91,7 @@ def _words(report: Report) -> str:
     worst = max(changes(report), key=lambda entry: entry["moved"], default=None)
     if worst is None:
         return ""
-    return f"The change of one word that moved the output most: {worst['kind']} of “{worst['word']}” in “{worst['text']}”."
+    return f"The change of one word that moved the output most: {worst['kind']} of “{worst['word']}”, which made “{worst['text']}”."
 
 
 def changes(report: Report) -> list[dict[str, Any]]:
@@ -100,7 +101,7 @@ def changes(report: Report) -> list[dict[str, Any]]:
 
 def _alarm(report: Report) -> str:
     alarming = [finding.what for finding in findings(report) if finding.level == ALARMING]
-    return f"Alarming: {' '.join(alarming)}" if alarming else "Nothing is alarming by the limits of this report." if report.covered else ""
+    return f"Alarming: {' '.join(alarming)}" if alarming else "Nothing is alarming by the limits of this report." if report.rows else ""
 
 
 def _skipped(report: Report) -> str:

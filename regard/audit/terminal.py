@@ -29,6 +29,11 @@ CELL = 21
 """How wide a cell with a median and a head is."""
 WIDTH = 120
 """How wide lines are where there is no terminal."""
+BLOCKWISE = (
+    "the model would fill the memory of this machine, so it is read block by block, and checks that need all blocks at once are not made "
+    "(--no-low-memory loads it whole)"
+)
+"""Said where that is decided for the user."""
 STYLES = {ALARMING: "bold red", NOTABLE: "yellow", NOTE: "dim"}
 
 

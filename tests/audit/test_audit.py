@@ -1,5 +1,6 @@
 """The audit of loaded models: numbers equal dense oracles, certificates are above and attacks below, nothing is skipped in silence."""
 
+import dataclasses
 import json
 import math
 import statistics
@@ -11,7 +12,7 @@ import regard as r
 from regard.audit import Audit, Report, included_sentences
 from regard.audit.adapters import adapter_of
 from regard.audit.adapters.base import Declared
-from regard.audit.capture import capture, passage, recalled, tokens_in
+from regard.audit.capture import capture, output_tensor, passage, recalled, tokens_in
 from regard.audit.checks import checks
 from regard.audit.checks.geometry import effective_rank, mean_cosine
 from regard.audit.checks.misspecification import CHANGES, correlation
@@ -364,3 +365,124 @@ def test_influence_predicts_what_words_do(minilm):
     assert found["typo"] > 0.5
     assert found["replacement"] > 0.5
     assert found["deletion"] > 0.75
+
+
+# What a reviewer broke
+
+
+def test_a_decoder_inside_a_model_keeps_no_cache():
+    """Its configuration is its own: with a cache on, each replay of a block would see more keys than the one before."""
+    model, call = model_of("t5"), FAMILIES["t5"].calls["one"]
+    run = Audit(model, [call], checks=named("constants"))
+    run.measure()
+    scene = run._scene(run.inputs[0])
+    for row in run.report().layers:
+        block = next(place.block(model) for place in run.places if place.path == row.site)
+        exact = dense_norm(recalled(model, scene.trace, (block.path,)), tokens_in(scene.trace[block.path]))
+        assert row.values["block_constant"] == pytest.approx(exact, rel=1e-3)
+    for block in scene.blocks:
+        same = recalled(model, scene.trace, (block.path,))(tokens_in(scene.trace[block.path]))
+        assert torch.allclose(same, output_tensor(scene.trace[block.path].output), rtol=1e-10)
+
+
+@pytest.mark.parametrize("positions", [[0, 3, 7, 20, 31], [9, 7, 5, 3, 1]])
+def test_positions_are_part_of_the_layer(positions):
+    model = model_of("llama")
+    call = {
+        "input_ids": torch.arange(3, 8).unsqueeze(0),
+        "position_ids": torch.tensor([positions]),
+        "attention_mask": torch.ones(1, 5, dtype=torch.long),
+    }
+    run = Audit(model, [call], checks=named("constants"))
+    run.measure()
+    scene = run._scene(run.inputs[0])
+    for row in run.report().layers:
+        exact = dense_norm(recalled(model, scene.trace, (row.site,)), tokens_in(scene.trace[row.site]))
+        assert row.values["layer_constant"] == pytest.approx(exact, rel=1e-3)
+
+
+def test_cross_attention_is_mixed():
+    layer = torch.nn.TransformerDecoderLayer(8, 2, 16, batch_first=True).double()
+    x, memory = torch.randn(1, 4, 8, dtype=torch.float64), torch.randn(1, 3, 8, dtype=torch.float64)
+    report = r.audit(layer, [{"tgt": x, "memory": memory}], checks=named("constants"))
+    assert not report.missing
+    row = next(row for row in report.layers if row.site == "multihead_attn")
+    inner = layer.eval().multihead_attn
+    point = layer.norm1(x + layer.self_attn(x, x, x)[0]).detach()[0]
+    exact = dense_norm(lambda y: inner(y[None], memory, memory)[0][0], point)
+    assert row.values["layer_constant"] == pytest.approx(exact, rel=1e-3)
+
+
+class Twice(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).double()
+
+    def forward(self, x):
+        return self.attention(x, x, x)[0] + self.attention(5 * x, 5 * x, 5 * x)[0]
+
+
+def test_a_module_that_is_called_twice_is_not_covered():
+    report = r.audit(Twice(), [{"x": torch.randn(1, 4, 8, dtype=torch.float64)}], checks=named("rows", "depth"))
+    assert "called 2 times" in report.missing[0].reason
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).double()
+    shared = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    shared.layers = torch.nn.ModuleList([shared.layers[0]] * 3)
+    report = r.audit(shared, [{"src": torch.randn(1, 4, 8, dtype=torch.float64)}], checks=named("rows", "depth"))
+    assert not report.covered
+    assert not report.stacks
+
+
+def test_an_error_in_one_check_leaves_the_others():
+    model, call = model_of("bert"), call_of("bert")
+    rows = named("rows")[0]
+
+    def out_of_memory(scene, site):
+        raise MemoryError("too much")
+
+    report = r.audit(model, [call], checks=[*named("geometry"), dataclasses.replace(rows, of_site=out_of_memory)])
+    assert {entry.reason for entry in report.skipped} == {"MemoryError: too much"}
+    assert all("radius" in row.values for row in report.layers)
+
+
+def test_each_module_keeps_its_mode():
+    model = FAMILIES["bert"].make("sdpa").train()
+    model.encoder.layer[0].eval()
+    before = [module.training for module in model.modules()]
+    r.audit(model, [call_of("bert")], checks=named("rows"))
+    assert [module.training for module in model.modules()] == before
+
+
+def test_tokens_that_see_nothing_have_no_bound_and_say_so():
+    model = model_of("llama")
+    call = {"input_ids": torch.arange(3, 8).unsqueeze(0), "attention_mask": torch.tensor([[0, 0, 1, 1, 1]])}
+    report = r.audit(model, [call], checks=named("bounds", "deviation", "rows"))
+    assert not report.missing
+    assert {entry.check for entry in report.skipped} == {"bounds", "deviation"}
+    assert all("see no key" in entry.reason for entry in report.skipped)
+
+
+def test_a_batch_of_short_sequences_is_a_batch():
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).double()
+    assert len(r.audit(layer, [{"src": torch.randn(4, 1, 8, dtype=torch.float64)}], checks=named("rows")).inputs) == 4
+    both = {"src": torch.randn(3, 3, 8, dtype=torch.float64), "src_mask": ~torch.ones(3, 3, dtype=torch.bool).tril()}
+    report = r.audit(layer, [both], checks=named("rows"))
+    assert len(report.inputs) == 3
+    assert not report.missing
+
+
+def test_errors_of_models_name_the_input():
+    model = model_of("bert")
+    with pytest.raises(r.ArgumentError, match="inputs: 1 cannot be run"):
+        r.audit(model, [{"strange": torch.ones(1, 3)}])
+    with pytest.raises(r.ArgumentError, match=r"checks\(\)"):
+        r.audit(model, [call_of("bert")], checks=["rows"])
+    with pytest.raises(r.ArgumentError, match="meta device"):
+        r.audit(model.to("meta"), [call_of("bert")])
+
+
+def test_a_report_that_was_changed_by_hand_is_refused():
+    report = r.audit(model_of("bert"), [call_of("bert")], checks=named("rows"))
+    for change in ({"columns": []}, {"rows": report.to_dict()["rows"] * 2}, {"coverage": []}):
+        with pytest.raises(r.ArgumentError, match="does not agree with itself"):
+            Report.from_dict({**report.to_dict(), **change})

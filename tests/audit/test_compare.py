@@ -71,7 +71,8 @@ def test_coverage_and_remarks(report, capsys):
     found = compare(report, less)
     assert (found.lost, found.gained) == ((site,), ())
     assert compare(less, report).gained == (site,)
-    for words in ("second report is partial: stopped", "names differ: model, then other", "Only the first report has any_input_bound, ov_norm"):
+    only = "Only the first report has any_input_bound, ov_norm"
+    for words in ("second report is partial: stopped", "names differ: model, then other", only):
         assert any(words in remark for remark in found.remarks), words
     show_comparison(found, output())
     assert f"No longer covered: {site}" in capsys.readouterr().out

@@ -26,6 +26,7 @@ class Call:
     arguments: tuple[Any, ...]
     options: dict[str, Any]
     output: Any
+    times: int = 1  # how often it was called in one pass of the model
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.audit.capture import passage, recalled, tokens_in
 from regard.audit.checks.base import EXACT, STACK, Check, Column, Result, Scene, register
-from regard.audit.checks.constants import TOLERANCE
+from regard.audit.checks.constants import largest
 from regard.derive import linearize
 from regard.derive.jacobian import Jacobian
 
@@ -39,12 +39,16 @@ def _stack(scene: Scene, stack: str) -> dict[str, object]:
     singles = [linearize(recalled(scene.model, scene.trace, (block.path,)), tokens_in(scene.trace[block.path])) for block in blocks]
     alone = [_norm(scene, jacobian) for jacobian in singles]
     so_far = [_norm(scene, Chain(singles[: k + 1])) for k in range(len(singles))]
-    product = math.prod(alone)
-    return {"network_constant": whole, "product": product, "curve": {"blocks": alone, "so_far": so_far, "end": whole}}
+    final = 1.0
+    if scene.end(stack) != blocks[-1].path:
+        last = (scene.end(stack),)
+        final = _norm(scene, linearize(recalled(scene.model, scene.trace, last), tokens_in(scene.trace[last[0]])))
+    curve = {"blocks": alone, "so_far": so_far, "final": final, "end": whole}
+    return {"network_constant": whole, "product": math.prod(alone) * final, "curve": curve}
 
 
 def _norm(scene: Scene, jacobian: Jacobian) -> float:
-    return float(jacobian.norm(tolerance=TOLERANCE, generator=scene.generator()))
+    return largest(jacobian, scene.generator())[0]
 
 
 class Chain(Jacobian):
@@ -98,7 +102,8 @@ register(
             Column(
                 "product",
                 "product of the blocks",
-                "The product of the local constants of all blocks. It is how bounds of layers compose, and shows how loose that is.",
+                "The product of the local constants of all blocks, and of the norm after the last. It is how bounds of layers compose, "
+                "and shows how loose that is.",
                 EXACT,
                 STACK,
                 None,

@@ -26,6 +26,8 @@ def moved_word(scene: Scene, site: Site) -> Result:
         return Result()
     if site.context is not None:
         raise ArgumentError("site", "is cross-attention", "its constants are in the column of the layer")
+    if site.blind:
+        raise ArgumentError("inputs", f"{scene.index + 1} has tokens that see no key", "give the text without padding")
     if len(site.points) > LONGEST:
         found = f"{scene.index + 1} has {len(site.points)} tokens"
         raise ArgumentError("inputs", found, f"give a text of at most {LONGEST} tokens: memory grows as n²d")
@@ -43,7 +45,7 @@ def moved_word(scene: Scene, site: Site) -> Result:
 
 def _strongest(scene: Scene, site: Site) -> int:
     """The token whose moves the layer hears most, from a few random directions of the output."""
-    jacobian = linearize(site.map, site.points)
+    jacobian = linearize(site.joined, site.points)
     generator = scene.generator(site.layer)
     pulled = [jacobian.rmv(torch.randn(jacobian.shape_out, generator=generator, dtype=torch.float64)) for _ in range(8)]
     return int(torch.stack(pulled).square().sum((0, 2)).argmax())

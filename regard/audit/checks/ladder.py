@@ -33,6 +33,8 @@ def ladder(scene: Scene, site: Site) -> Result:
         return Result()
     if site.context is not None:
         raise ArgumentError("site", "is cross-attention", "its constants are in the column of the layer")
+    if site.blind:
+        raise ArgumentError("inputs", f"{scene.index + 1} has tokens that see no key", "give the text without padding")
     everywhere, here, radii = [], [], []
     for head in site.singles:
         attention, points = narrowed(head, site.source)
