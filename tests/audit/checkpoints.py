@@ -63,4 +63,4 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "NO_
 def regard(*arguments: Any, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command line in a process of its own."""
     command = [sys.executable, "-m", "regard", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=170, env={**ENVIRONMENT, **environment})
+    return subprocess.run(command, capture_output=True, text=True, timeout=170, env={**ENVIRONMENT, "COLUMNS": "120", **environment})
