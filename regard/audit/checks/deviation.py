@@ -37,7 +37,7 @@ def moved_word(scene: Scene, site: Site) -> Result:
     for share in SHARES:
         near = one_token(site.source, token, share * norm)
         proved = deviation(site.map, near, Frobenius())
-        seen = falsify_deviation(site.map, near, Frobenius(), restarts=1, steps=20, generator=scene.generator(site.layer))
+        seen = falsify_deviation(site.map, near, Frobenius(), restarts=1, steps=15, generator=scene.generator(site.layer))
         entries.append({"share": share, "proved": proved.value, "found": seen.value, "theorem": proved.theorem})
     numbers = {"word_deviation": entries[1]["proved"], "word_attack": entries[1]["found"]}
     return Result(numbers, {"token": token, "norm": norm, "moves": entries})
