@@ -53,9 +53,10 @@ def one_token(subject: Any, domain: Radii, norm: Frobenius) -> Bound:
     facts = local_facts(subject, domain)
     moves = torch.zeros(facts.heads.n, dtype=torch.float64)
     moves[token] = radius
-    row = facts.row(token, moves)
-    own = float(row.remainder) if facts.large else min(float(row.remainder), own_remainder(facts.heads, token, radius))
-    own_whole = min(float(row.best), float(row.linear) + own)
+    rows, at = (facts.row(token, moves), 0) if facts.large else (facts.rows(moves), token)
+    own = float(rows.remainder[at])
+    own = own if facts.large else min(own, own_remainder(facts.heads, token, radius))
+    own_whole = min(float(rows.best[at]), float(rows.linear[at]) + own)
     rest = rest_moves(facts.heads, token, radius)
     linear_rest, linear = (stacked_norm(facts.heads, token, whole) * radius for whole in (False, True))
     beyond = linear + math.hypot(rest.remainder, own)
