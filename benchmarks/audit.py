@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from regard.audit import Audit, included_sentences
+from regard.audit import Audit, included_sentences, sites
 from regard.audit.checks import checks
 from regard.audit.load import load
 from regard.derive import linearize
@@ -50,8 +50,7 @@ def times(sentences: int) -> list[tuple[str, float, float, float | None]]:
         forward = statistics.median(seconds(lambda: [run.model(**item.options) for item in run.inputs]) for _ in range(5))
     whole = seconds(run.measure)
     weights = Audit(model, [], checks=[check for check in checks() if check.name == "weights"])
-    scene, place = run._scene(run.inputs[0]), run.places[0]
-    site = place.site(run.model, scene.trace[place.path])
+    site = sites(run.model, run.inputs[0].options)[0]
     points = site.points.expand(site.heads, -1, -1)
     heads = statistics.median(seconds(lambda: linearize(site.attention, points).norm(tolerance=1e-2)) for _ in range(5))
     rows: list[tuple[str, float, float, float | None]] = [("forward passes of all sentences", forward, 1.0, None)]

@@ -119,36 +119,24 @@ def time_table() -> int:
     return missed
 
 
-def model_table() -> None:
+def model_table(layers: tuple[int, ...] = (0, 2, 5), radii: tuple[float, ...] = (0.001, 0.01, 0.1, 1.0)) -> list[list[float]]:
     """The same for attention layers of all-MiniLM-L6-v2 on one sentence."""
-    from regard.audit.adapters.base import adapter_of
+    from regard.audit import sites
     from regard.audit.load import load
 
     model, tokenizer, name = load(None)
-    model = model.double()
     ids = tokenizer("Attention is a composition of Markov kernels.", return_tensors="pt")["input_ids"]
     table = Table(title=f"{name}, one sentence of {ids.shape[-1]} tokens: certified / best attack", title_justify="left")
-    radii = (0.001, 0.01, 0.1, 1.0)
     for column in ("layer", "what", *(f"r = {radius:g}" for radius in radii)):
         table.add_column(column, justify="right")
-    for path, module in model.named_modules():
-        adapter = adapter_of(module)
-        if adapter is None or not any(f".{layer}." in path for layer in (0, 2, 5)):
-            continue
-        calls: list[Tensor] = []
-        handle = module.register_forward_hook(
-            lambda m, arguments, options, out, calls=calls: calls.append((arguments, options)), with_kwargs=True
-        )
-        with torch.no_grad():
-            model(input_ids=ids)
-        handle.remove()
-        attention, points = adapter.declare(module, *calls[0])
-        map = r.Heads(r.Attention(attention.potential, attention.lookup), adapter.output_projection(model, path, module))
-        x = points[0, 0]
-        size = float(x.norm(dim=-1).mean())
+    found = []
+    for site in (site for site in sites(model, {"input_ids": ids}) if site.layer in layers):
+        size = float(site.points.norm(dim=-1).mean())
         for what in ("one token", "token-max ball"):
-            table.add_row(path.split(".")[2], what, *(f"{ratios(what, map, x, radius * size, 4):.2f}" for radius in radii))
+            found.append([ratios(what, site.map, site.points, radius * size, 4) for radius in radii])
+            table.add_row(str(site.layer), what, *(f"{ratio:.2f}" for ratio in found[-1]))
     console.print(table)
+    return found
 
 
 def main() -> int:

@@ -8,31 +8,14 @@ from __future__ import annotations
 import argparse
 import html
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import regard
-from regard.audit.adapters import adapter_of
+from regard.audit import sites
 from regard.audit.load import load
 
 CELL, LABEL, GAP = 26, 92, 40
-
-
-def declared(model: Any, batch: dict[str, torch.Tensor], layer: int) -> tuple[regard.Attention, torch.Tensor]:
-    """The attention of one layer, as a declaration, with the tokens that reach it."""
-    module = model.encoder.layer[layer].attention.self
-    found: list[tuple[regard.Attention, torch.Tensor]] = []
-
-    def look(module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        found.append(adapter_of(module).declare(module, arguments, options))
-
-    handle = module.register_forward_pre_hook(look, with_kwargs=True)
-    with torch.no_grad():
-        model(**batch)
-    handle.remove()
-    attention, tokens = found[0]
-    return attention, tokens.squeeze(0)  # (1, n, d): one text, heads are broadcast
 
 
 def heatmap(values: torch.Tensor, names: list[str], title: str, left: int) -> list[str]:
@@ -58,14 +41,15 @@ def heatmap(values: torch.Tensor, names: list[str], title: str, left: int) -> li
 def main() -> None:
     """Draw weights and influence side by side."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a directory with a BERT model; the demonstration model if not given")
+    parser.add_argument("--model", help="a model directory; the demonstration model if not given")
     parser.add_argument("--layer", type=int, default=3)
     parser.add_argument("--text", default="The bank raised its rates after the river flooded.")
     parser.add_argument("--out", type=Path, default=Path("docs/pictures/influence.svg"))
     options = parser.parse_args()
     model, tokenizer, name = load(options.model)
     batch = dict(tokenizer(options.text, return_tensors="pt"))
-    attention, tokens = declared(model, batch, options.layer)
+    site = sites(model, batch)[options.layer]
+    attention, tokens = site.attention, site.points.unsqueeze(0)  # (1, n, d): heads are broadcast
     names = tokenizer.convert_ids_to_tokens(batch["input_ids"][0])
     jacobian = regard.linearize(attention, tokens)
     influence = jacobian.influence().square().sum(-3).sqrt()  # all heads together: an upper bound of the norm of the stacked block
@@ -77,7 +61,7 @@ def main() -> None:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     frame = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="12">'
     options.out.write_text("\n".join([frame, '<rect width="100%" height="100%" fill="white"/>', *parts, "</svg>"]), encoding="utf-8")
-    print(f"{name}, layer {options.layer}, {len(names)} tokens, {attention.potential.w_q.shape[-3]} heads")
+    print(f"{name}, layer {options.layer}, {len(names)} tokens, {site.heads} heads")
     print(f"largest weight, mean over heads: {float(weights.max()):.3f}")
     print(f"norm of the Jacobian: {jacobian.norm(generator=torch.Generator().manual_seed(0))}")
     print(f"token-max norm: {jacobian.norm(regard.TokenMax())}")

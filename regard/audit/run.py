@@ -214,6 +214,13 @@ def places(model: nn.Module) -> Iterator[Place]:
         yield Place(path, layer, type(module).__name__, adapter)
 
 
+def sites(model: nn.Module, options: dict[str, Any]) -> list[Site]:
+    """Every attention layer of a model, as a declaration, on the input with these keyword arguments; NotCovered where one is not."""
+    found = list(places(model))
+    trace = capture(model, options, [place.path for place in found])
+    return [place.site(model, trace.get(place.path)) for place in found]
+
+
 def unknown(model: nn.Module) -> Iterator[tuple[str, str]]:
     """Modules that call themselves attention, and are neither known nor wrap or sit inside what is known."""
     known = [place.path for place in places(model)]
