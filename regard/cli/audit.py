@@ -1,17 +1,17 @@
-"""The command line: parse, call, print."""
+"""regard audit: how regular is the attention of a trained model?"""
 
 from __future__ import annotations
 
 import importlib.util
-import io
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from regard.errors import ArgumentError, MissingExtraError, RegardError
+import typer
+
+from regard.errors import ArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
     from regard.audit.checks import Check
@@ -22,27 +22,10 @@ if TYPE_CHECKING:
 
     _Audit = Audit | StreamedAudit | WeightAudit
 
-try:
-    import typer
-except ImportError:  # pragma: no cover - without the extra there is no command line
-    typer = None  # type: ignore[assignment]
-
 STOPPED = 130
 """The exit status of a process that was interrupted."""
 
-HELP = """The mathematics of attention as working software.
-
-\b
-  regard audit                          audit a small real model (extra: demo)
-  regard audit ./my-model               audit a model you have, on included sentences
-  regard audit ./step-1000 ./step-2000  how each head moved over training
-  regard compare old-report new-report  what changed between two audits
-  regard checks                         what an audit can ask
-
-Each command explains itself: regard audit --help.
-"""
-
-AUDIT_HELP = """How regular is the attention of a trained model?
+HELP = """How regular is the attention of a trained model?
 
 MODEL is a local directory (config.json with safetensors, or a pickle of tensors) or a hub id; nothing means all-MiniLM-L6-v2.
 Everything that is not an option is a model. One model is audited on texts. Two or more are checkpoints of one training run, in
@@ -66,46 +49,6 @@ Examples
 Exit status
   0 done   1 nothing could be measured   2 wrong arguments or files   130 stopped by Ctrl-C, with a partial report
 """
-
-
-def main() -> None:
-    """The entry point: errors that regard raises become one line and exit status 2."""
-    if typer is None:
-        sys.exit(str(MissingExtraError("typer", "cli")))
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without these letters gets others, not an error
-    try:
-        application()()
-    except RegardError as error:
-        print(f"regard: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
-
-
-def application() -> typer.Typer:
-    """All commands."""
-    found = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
-    found.callback(help=HELP)(_root)
-    found.command("audit", help=AUDIT_HELP)(audit)
-    found.command("compare")(compare)
-    found.command("checks")(checks)
-    return found
-
-
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=lambda asked: _version(asked))
-    ] = False,
-) -> None:
-    return None
-
-
-def _version(asked: bool) -> None:
-    if asked:
-        from regard import __version__
-
-        print(__version__)
-        raise typer.Exit
 
 
 def audit(
@@ -320,23 +263,3 @@ def _status(what: str) -> Iterator[None]:
         return
     with console.status(what):
         yield
-
-
-def compare(
-    before: Annotated[Path, typer.Argument(metavar="REPORT_A", help="A report.json, or the directory it is in.")],
-    after: Annotated[Path, typer.Argument(metavar="REPORT_B", help="Another, of the same architecture.")],
-) -> None:
-    """What changed between two audits: numbers by column, the heads that moved most, and coverage."""
-    from regard.audit import terminal
-    from regard.audit.compare import compare as compared
-    from regard.audit.compare import read
-
-    terminal.show_comparison(compared(read(before), read(after)), terminal.output())
-
-
-def checks() -> None:
-    """What an audit can ask: the names for --checks, what each needs, and its question."""
-    from regard.audit import terminal
-    from regard.audit.checks import checks as known
-
-    terminal.show_checks(known(), terminal.output())

@@ -1,0 +1,50 @@
+"""All commands, and what `regard --help` says of them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from regard.cli.audit import HELP as AUDIT_HELP
+from regard.cli.audit import audit
+from regard.cli.checks import checks
+from regard.cli.compare import compare
+
+HELP = """The mathematics of attention as working software.
+
+\b
+  regard audit                          audit a small real model (extra: demo)
+  regard audit ./my-model               audit a model you have, on included sentences
+  regard audit ./step-1000 ./step-2000  how each head moved over training
+  regard compare old-report new-report  what changed between two audits
+  regard checks                         what an audit can ask
+
+Each command explains itself: regard audit --help.
+"""
+
+
+def application() -> typer.Typer:
+    """All commands."""
+    found = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+    found.callback(help=HELP)(_root)
+    found.command("audit", help=AUDIT_HELP)(audit)
+    found.command("compare")(compare)
+    found.command("checks")(checks)
+    return found
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=lambda asked: _version(asked))
+    ] = False,
+) -> None:
+    return None
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from regard import __version__
+
+        print(__version__)
+        raise typer.Exit

@@ -1,0 +1,20 @@
+"""regard compare: what changed between two audits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def compare(
+    before: Annotated[Path, typer.Argument(metavar="REPORT_A", help="A report.json, or the directory it is in.")],
+    after: Annotated[Path, typer.Argument(metavar="REPORT_B", help="Another, of the same architecture.")],
+) -> None:
+    """What changed between two audits: numbers by column, the heads that moved most, and coverage."""
+    from regard.audit import terminal
+    from regard.audit.compare import compare as compared
+    from regard.audit.compare import read
+
+    terminal.show_comparison(compared(read(before), read(after)), terminal.output())
