@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from regard._object import Object, rebuild
 from regard.errors import ArgumentError
@@ -20,7 +21,10 @@ def write_object(value: Any) -> Any:
         fields = {field.name: write_object(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"type": type(value).__name__, **fields}
     if isinstance(value, Tensor):
-        return {"type": "Tensor", "dtype": str(value.dtype).removeprefix("torch."), "values": _finite(value.tolist())}
+        kind = "Parameter" if isinstance(value, Parameter) else "Tensor"
+        return {"type": kind, "dtype": str(value.dtype).removeprefix("torch."), "values": _finite(value.tolist())}
+    if isinstance(value, tuple):
+        return {"type": "tuple", "items": [write_object(part) for part in value]}
     if isinstance(value, float) and value in (float("inf"), -float("inf")):
         return {"type": "float", "value": str(value)}
     return value
@@ -45,8 +49,11 @@ def read_object(written: Any, rooms: tuple[ModuleType, ...]) -> Any:
         return written
     fields = dict(written)
     name = fields.pop("type", None)
-    if name == "Tensor":
-        return torch.tensor(_numbers(fields["values"]), dtype=getattr(torch, fields["dtype"]))
+    if name in ("Tensor", "Parameter"):
+        tensor = torch.tensor(_numbers(fields["values"]), dtype=getattr(torch, fields["dtype"]))
+        return Parameter(tensor) if name == "Parameter" else tensor
+    if name == "tuple":
+        return tuple(read_object(part, rooms) for part in fields["items"])
     if name == "float":
         return float(fields["value"])
     for room in rooms:
@@ -54,4 +61,4 @@ def read_object(written: Any, rooms: tuple[ModuleType, ...]) -> Any:
         if isinstance(kind, type) and issubclass(kind, Object):
             kind(**(made := {key: read_object(value, rooms) for key, value in fields.items()}))  # checked as if it were new
             return rebuild(kind, tuple(made), tuple(made.values()))  # but nothing is normalized again
-    raise ArgumentError("written", f"has type {name!r}", "read a certificate that regard wrote")
+    raise ArgumentError("written", f"has type {name!r}", "read what this version of regard wrote")

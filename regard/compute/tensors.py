@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from regard import _check
+from regard.attention import Attention
 from regard.compute.application import select
 from regard.compute.engine import Engine
 from regard.compute.problem import Problem, Tokens, pose
@@ -31,15 +34,31 @@ def attend(
     Shapes broadcast as in F.scaled_dot_product_attention; fewer heads of k and v than of q (a divisor) are grouped queries.
     log_weights (..., n) says how often each key counts. Shapes are checked, values are not: NaN propagates, as in torch.
     """
-    if isinstance(q, Tensor) and torch.is_autocast_enabled(q.device.type):
-        # Cast once, as autocast asks of the fused kernel; inside, biases and sums keep their precision.
-        low = torch.get_autocast_dtype(q.device.type)
-        q, k, v = (t.to(low) if isinstance(t, Tensor) and t.dtype == torch.float32 else t for t in (q, k, v))
-        problem = pose_tensors(q, k, v, potential, normalizer, support, log_weights)
-        with torch.autocast(q.device.type, enabled=False):
-            return select(problem, engine).run(problem)
-    problem = pose_tensors(q, k, v, potential, normalizer, support, log_weights)
-    return select(problem, engine).run(problem)
+    q, k, v = lowered(q, k, v)
+    return _solved(pose_tensors(q, k, v, potential, normalizer, support, log_weights), engine)
+
+
+def attend_tokens(attention: Attention, queries: Tokens, keys: Tokens, values: Tensor) -> Tensor:
+    """The same at given marks: potential, normalizer and support of an attention on tokens that are projected already."""
+    q, k, values = lowered(queries.points, keys.points, values)
+    queries, keys = queries.replace(points=q), keys.replace(points=k)
+    return _solved(pose(attention.potential, attention.normalizer, attention.support, queries, keys, values), None)
+
+
+def lowered(*tensors: Any) -> tuple[Any, ...]:
+    """Cast once, as autocast asks of the fused kernel; inside, biases and sums keep their precision."""
+    if not (isinstance(tensors[0], Tensor) and torch.is_autocast_enabled(tensors[0].device.type)):
+        return tensors
+    low = torch.get_autocast_dtype(tensors[0].device.type)
+    return tuple(t.to(low) if isinstance(t, Tensor) and t.dtype == torch.float32 else t for t in tensors)
+
+
+def _solved(problem: Problem, engine: Engine | None) -> Tensor:
+    kind = problem.device.type
+    if not torch.is_autocast_enabled(kind):
+        return select(problem, engine).run(problem)
+    with torch.autocast(kind, enabled=False):
+        return select(problem, engine).run(problem)
 
 
 def pose_tensors(

@@ -1,0 +1,146 @@
+"""Multi-head attention with any potential, normalizer and support."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention import Attention
+from regard.compute.problem import Tokens
+from regard.compute.tensors import attend_tokens
+from regard.errors import ArgumentError
+from regard.maps import Map
+from regard.nn.cache import ContextCache, LayerCache, marks_after
+from regard.nn.declaration import cross_heads, self_heads
+from regard.nn.mechanism import Mechanism
+from regard.nn.shaping import centered
+from regard.potentials import Dot
+from regard.supports import Full, Support
+
+
+class MultiHeadAttention(nn.Module):
+    """x ↦ Σ_h attention_h(x, context) W_o[h] + b_o: heads of one mechanism on projected tokens (vaswani2017, 3.2.2).
+
+    `mechanism` is an Attention without projections; its tensors are learned where they are an nn.Parameter. `kv_heads` fewer than
+    `heads` share keys and values in groups (ainslie2023). shaped=True is the attention I + P - uniform of regard.nn.shaped.
+    State: projection (queries, then keys, then values), output, and the tensors of the mechanism.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        mechanism: Attention = Attention(Dot()),
+        bias: bool = True,
+        shaped: bool = False,
+    ) -> None:
+        super().__init__()
+        self.width, self.heads, self.kv_heads, self.shaped = width, heads, heads if kv_heads is None else kv_heads, shaped
+        check_heads(width, heads, self.kv_heads)
+        self.head_width = width // heads
+        self.projection = nn.Linear(width, (heads + 2 * self.kv_heads) * self.head_width, bias)
+        self.output = nn.Linear(width, width, bias)
+        self.mechanism = Mechanism(mechanism)
+        nn.init.xavier_uniform_(self.projection.weight)
+        for layer in (self.projection, self.output):
+            if bias:
+                nn.init.zeros_(layer.bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        support: Support = Full(),
+        cache: LayerCache | ContextCache | None = None,
+    ) -> Tensor:
+        """Tokens (..., n, width) of x attend to themselves, or to a context (..., m, width).
+
+        `support` says what they may see beyond the mechanism's own support: Padding(lengths.unsqueeze(-1)), Where(real[:, None, None]).
+        """
+        check_tokens("x", x, self.width)
+        mechanism = self.mechanism.value()
+        allowed = joined(mechanism.support, support)
+        if context is None:
+            queries, keys, values, past = self._own(x, allowed, cache)
+        else:
+            queries, keys, values, past = *self._crossing(x, context, cache), 0
+        marks = None if past == 0 else marks_after(past, x.shape[-2], x.device)
+        mixed = attend_tokens(mechanism.replace(support=allowed), Tokens(queries, marks=marks), Tokens(keys), values)
+        if self.shaped:
+            mixed = centered(mixed, values, allowed, past)
+        return self.output(mixed.transpose(-3, -2).flatten(-2))
+
+    def declare(self, context: Tensor | None = None) -> Map:
+        """The layer as a map of its tokens, to a given context (m, width) where there is one; in float64, cut off from its parameters."""
+        return self_heads(self) if context is None else cross_heads(self, context)
+
+    def _own(self, x: Tensor, allowed: Support, cache: LayerCache | ContextCache | None) -> tuple[Tensor, Tensor, Tensor, int]:
+        queries, keys, values = self._split(self.projection(x), self.heads, self.kv_heads, self.kv_heads)
+        if cache is None:
+            return queries, keys, values, 0
+        if not isinstance(cache, LayerCache):
+            raise ArgumentError("cache", f"is a {type(cache).__name__}", "self-attention takes an entry of Cache.tokens")
+        if allowed.span(0, 0)[1] > 0:
+            raise ArgumentError("cache", "is given to attention that sees later tokens", "use a mechanism with support=Causal()")
+        past = cache.length
+        return queries, *cache.extend(keys, values), past
+
+    def _crossing(self, x: Tensor, context: Tensor, cache: LayerCache | ContextCache | None) -> tuple[Tensor, Tensor, Tensor]:
+        check_tokens("context", context, self.width)
+        if cache is not None and not isinstance(cache, ContextCache):
+            raise ArgumentError("cache", f"is a {type(cache).__name__}", "cross-attention takes an entry of Cache.contexts")
+        weight, bias = self.projection.weight, self.projection.bias
+        (queries,) = self._split(nn.functional.linear(x, weight[: self.width], _part(bias, slice(None, self.width))), self.heads)
+        known = None if cache is None else cache.known(context)
+        if known is None:
+            both = nn.functional.linear(context, weight[self.width :], _part(bias, slice(self.width, None)))
+            keys, values = self._split(both, self.kv_heads, self.kv_heads)
+            if cache is not None:
+                cache.keep(context, keys, values)
+            return queries, keys, values
+        return queries, *known
+
+    def _split(self, projected: Tensor, *heads: int) -> tuple[Tensor, ...]:
+        """(..., n, (h + …) c) as tensors (..., h, n, c)."""
+        parts = projected.unflatten(-1, (-1, self.head_width)).transpose(-3, -2).split(heads, -3)
+        return tuple(parts)
+
+    def extra_repr(self) -> str:
+        shared = "" if self.kv_heads == self.heads else f", kv_heads={self.kv_heads}"
+        return f"{self.width}, heads={self.heads}{shared}{', shaped=True' if self.shaped else ''}"
+
+
+def joined(first: Support, second: Support) -> Support:
+    """What both allow; Full where that is everything."""
+    if isinstance(second, Full):
+        return first
+    return second if isinstance(first, Full) else first & second
+
+
+def check_heads(width: int, heads: int, kv_heads: int) -> None:
+    """Heads share the width, and groups of heads share keys."""
+    for name, value in (("width", width), ("heads", heads), ("kv_heads", kv_heads)):
+        if not isinstance(value, int) or value < 1:
+            raise ArgumentError(name, f"is {value!r}", "give a positive integer")
+    if width % heads:
+        near = [count for count in range(1, width + 1) if width % count == 0]
+        best = min(near, key=lambda count: abs(count - heads))
+        raise ArgumentError("heads", f"is {heads}, which does not divide the width {width}", f"use {best}, or another width")
+    if heads % kv_heads:
+        raise ArgumentError("kv_heads", f"is {kv_heads}, which does not divide the {heads} heads", "each group needs as many heads")
+
+
+def check_tokens(name: str, x: Tensor, width: int) -> None:
+    """Tokens (..., n, width)."""
+    if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[-1] != width:
+        found = f"has shape {list(x.shape)}" if isinstance(x, Tensor) else f"is a {type(x).__name__}"
+        raise ArgumentError(name, found, f"give tokens (..., n, {width})")
+    if not x.dtype.is_floating_point:
+        raise ArgumentError(name, f"has dtype {x.dtype}", "give points; ids of tokens go through an Embedding or a LanguageModel")
+
+
+def _part(bias: torch.Tensor | None, rows: slice) -> Tensor | None:
+    return None if bias is None else bias[rows]

@@ -1,0 +1,91 @@
+"""Keys and values of tokens that were seen already, so that generating a token costs one token."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError
+
+
+class LayerCache:
+    """Keys and values (batch, heads, n, c) of one self-attention, in buffers that grow by doubling."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values, with these at the end."""
+        self._check(keys)
+        count = keys.shape[-2]
+        if self._keys is None or self._values is None or self.length + count > self._keys.shape[-2]:
+            room = max(2 * self.length, self.length + count, 16)
+            self._keys, self._values = self._grown(self._keys, keys, room), self._grown(self._values, values, room)
+        here = slice(self.length, self.length + count)
+        self._keys[..., here, :], self._values[..., here, :] = keys, values
+        self.length += count
+        return self._keys[..., : self.length, :], self._values[..., : self.length, :]
+
+    def _grown(self, old: Tensor | None, new: Tensor, room: int) -> Tensor:
+        made = new.new_empty(*new.shape[:-2], room, new.shape[-1])
+        if old is not None:
+            made[..., : self.length, :] = old[..., : self.length, :]
+        return made
+
+    def _check(self, keys: Tensor) -> None:
+        if keys.requires_grad:
+            raise ArgumentError("cache", "is used while gradients are recorded", "a cache is for inference: call under torch.no_grad()")
+        old = self._keys
+        if old is not None and (old.shape[:-2] != keys.shape[:-2] or old.shape[-1] != keys.shape[-1]):
+            found = f"holds {_sizes(old)} and the layer gives {_sizes(keys)}"
+            raise ArgumentError("cache", found, "use one cache for one model and one batch; make a new one with model.cache()")
+
+
+class ContextCache:
+    """Keys and values of a context that does not grow: what cross-attention reads at every step."""
+
+    def __init__(self) -> None:
+        self.context: Tensor | None = None
+        self._projected: tuple[Tensor, Tensor] | None = None
+
+    def known(self, context: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Keys and values of this context, where they were kept; another context than before is an error."""
+        if self.context is not None and self.context is not context:
+            raise ArgumentError("context", "is another one than the cache was filled with", "make a new cache for a new context")
+        return self._projected
+
+    def keep(self, context: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Remember what was projected."""
+        if keys.requires_grad:
+            raise ArgumentError("cache", "is used while gradients are recorded", "a cache is for inference: call under torch.no_grad()")
+        self.context, self._projected = context, (keys, values)
+
+
+class Cache:
+    """What a stack of layers has seen: one entry a layer. `length` tokens are in it."""
+
+    def __init__(self, layers: int) -> None:
+        self.tokens = [LayerCache() for _ in range(layers)]
+        self.contexts = [ContextCache() for _ in range(layers)]
+
+    @property
+    def length(self) -> int:
+        """How many tokens were seen."""
+        return self.tokens[0].length if self.tokens else 0
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __repr__(self) -> str:
+        return f"Cache({len(self)} layers, {self.length} tokens)"
+
+
+def marks_after(length: int, count: int, device: torch.device) -> Tensor:
+    """The positions of `count` tokens that follow `length` others."""
+    return torch.arange(length, length + count, device=device)
+
+
+def _sizes(keys: Tensor) -> str:
+    return f"{list(keys.shape[:-2])} of width {keys.shape[-1]}"

@@ -1,0 +1,105 @@
+"""Design: what all layers of a Transformer have in common, as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from regard._object import Object
+from regard.attention import Attention
+from regard.errors import ArgumentError
+from regard.maps import Activation, Gelu, Normalize
+from regard.nn.attention import MultiHeadAttention, check_heads, joined
+from regard.nn.feed_forward import FeedForward
+from regard.nn.initialization import Initialization, ScaledNormal
+from regard.nn.mechanism import check_mechanism
+from regard.nn.positions import NoPositions, Positions
+from regard.nn.shaping import Shaping
+from regard.potentials import Dot
+from regard.supports import Full, Support
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Design(Object):
+    """width, heads, kv_heads: of the attention; hidden: of the feed-forward layer, 4 · width where it is None.
+
+    mechanism: any Attention without projections; positions: how order is known; norm: Normalize() is LayerNorm, Normalize(centered=False)
+    RMSNorm; norm_first: before each branch (pre-norm) or after each residual connection (post-norm); shaping: see regard.nn.shaped.
+    """
+
+    width: int
+    heads: int
+    kv_heads: int | None = None
+    hidden: int | None = None
+    mechanism: Attention = Attention(Dot())
+    positions: Positions = NoPositions()
+    activation: Activation = Gelu()
+    gated: bool = False
+    norm: Normalize = Normalize()
+    norm_first: bool = True
+    bias: bool = True
+    dropout: float = 0.0
+    initialization: Initialization = ScaledNormal()
+    shaping: Shaping | None = None
+
+    def __post_init__(self) -> None:
+        check_heads(self.width, self.heads, self.heads if self.kv_heads is None else self.kv_heads)
+        check_mechanism(self.mechanism)
+        if self.hidden is not None and self.hidden < 1:
+            raise ArgumentError("hidden", f"is {self.hidden}", "give the width of the feed-forward layer, one or more")
+        if not 0 <= self.dropout < 1:
+            raise ArgumentError("dropout", f"is {self.dropout}", "give the share that is dropped, from 0 up to below 1")
+        for name, kind in (("positions", Positions), ("activation", Activation), ("norm", Normalize), ("initialization", Initialization)):
+            if not isinstance(value := getattr(self, name), kind):
+                raise ArgumentError(name, f"is {value!r}", f"give a {kind.__name__} value")
+        if self.norm.weight is not None or self.norm.bias is not None:
+            raise ArgumentError("norm", "has weights of its own", "leave them out: the layers learn them")
+
+    @property
+    def inner_width(self) -> int:
+        """The width of the feed-forward layer."""
+        return 4 * self.width if self.hidden is None else self.hidden
+
+    def self_attention(self, support: Support = Full()) -> MultiHeadAttention:
+        """Attention of a sequence to itself, at its positions."""
+        mechanism = self.mechanism.replace(support=joined(self.mechanism.support, support))
+        if self.shaping is not None:
+            mechanism = mechanism.replace(potential=self._scaled())
+        return self._attention(self.positions.placed(mechanism, self.heads), self.shaping is not None)
+
+    def cross_attention(self) -> MultiHeadAttention:
+        """Attention to another sequence, whose positions are not compared with one's own."""
+        return self._attention(self.mechanism.replace(support=Full()), False)
+
+    def _attention(self, mechanism: Attention, shaped: bool) -> MultiHeadAttention:
+        return MultiHeadAttention(self.width, self.heads, kv_heads=self.kv_heads, mechanism=mechanism, bias=self.bias, shaped=shaped)
+
+    def _scaled(self) -> Dot:
+        if not isinstance(self.mechanism.potential, Dot):
+            name = type(self.mechanism.potential).__name__
+            raise ArgumentError("shaping", f"is for dot products and the potential is {name}", "use Attention(Dot()), or no shaping")
+        assert self.shaping is not None
+        return self.mechanism.potential.replace(scale=self.shaping.scale(self.width, self.width // self.heads))
+
+    def feed_forward(self) -> FeedForward:
+        """The layer between attentions."""
+        return FeedForward(self.width, self.inner_width, activation=self.activation, gated=self.gated, bias=self.bias, dropout=self.dropout)
+
+    def normalization(self) -> nn.Module:
+        """A norm layer with weights to learn."""
+        if self.norm.centered:
+            return nn.LayerNorm(self.width, self.norm.eps, bias=self.bias)
+        return nn.RMSNorm(self.width, self.norm.eps)
+
+
+def shaped(design: Design, temperature: float = 1.0, branch: float | None = None) -> Design:
+    """A design with attention I + P - uniform, residual branches λx + γf(x) and weights of variance 1/width (noci2023, 3).
+
+    Covariances of tokens then follow a stochastic differential equation in layer/width and do not collapse as the network gets deep.
+    """
+    from regard.nn.initialization import UnitVariance
+
+    options: dict[str, Any] = {} if branch is None else {"branch": branch}
+    return design.replace(shaping=Shaping(temperature, **options), initialization=UnitVariance())

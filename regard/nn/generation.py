@@ -1,0 +1,95 @@
+"""Generating tokens, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard._object import Object
+from regard.errors import ArgumentError
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Sampling(Object):
+    """How the next token is drawn: from softmax(logits / temperature), temperature 0 takes the largest.
+
+    top_k keeps the k most likely tokens; top_p the fewest of them whose probabilities add up to p (holtzman2020, 3.1).
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise ArgumentError("temperature", f"is {self.temperature}", "give zero (greedy) or a positive number")
+        if self.top_k is not None and self.top_k < 1:
+            raise ArgumentError("top_k", f"is {self.top_k}", "keep one token or more")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ArgumentError("top_p", f"is {self.top_p}", "give a probability above 0, at most 1")
+
+    def draw(self, logits: Tensor, generator: torch.Generator) -> Tensor:
+        """A token (batch,) for logits (batch, vocabulary)."""
+        if self.temperature == 0:
+            return logits.argmax(-1)
+        law = self.law(logits)
+        return torch.multinomial(law, 1, generator=generator).squeeze(-1)
+
+    def law(self, logits: Tensor) -> Tensor:
+        """The probabilities (batch, vocabulary) tokens are drawn from."""
+        logits = logits.double() / self.temperature
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            kept = logits.topk(self.top_k, -1)
+            logits = torch.full_like(logits, -torch.inf).scatter(-1, kept.indices, kept.values)
+        law = logits.softmax(-1)
+        if self.top_p is None or self.top_p == 1:
+            return law
+        ordered, places = law.sort(-1, descending=True)
+        before = ordered.cumsum(-1) - ordered  # the most likely token has nothing before it and always stays
+        ordered = ordered.masked_fill(before >= self.top_p, 0.0)
+        return torch.zeros_like(law).scatter(-1, places, ordered / ordered.sum(-1, keepdim=True))
+
+
+def steps(
+    logits: Callable[[Tensor], Tensor], ids: Tensor, tokens: int, *, sampling: Sampling, seed: int | None, end: int | None
+) -> Iterator[Tensor]:
+    """New tokens (batch,), one step at a time; a sequence that came to its `end` goes on with it. Without a seed each run differs."""
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or not ids.shape[-1]:
+        found = f"has shape {list(ids.shape)}" if isinstance(ids, Tensor) else f"is a {type(ids).__name__}"
+        raise ArgumentError("ids", found, "give sequences (batch, n) with one token or more")
+    if tokens < 0:
+        raise ArgumentError("tokens", f"is {tokens}", "ask for zero tokens or more")
+    return _steps(logits, ids, tokens, sampling, _generator(seed, ids.device), end)
+
+
+def _generator(seed: int | None, device: torch.device) -> torch.Generator:
+    generator = torch.Generator(device)
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    return generator
+
+
+def _steps(
+    logits: Callable[[Tensor], Tensor], new: Tensor, tokens: int, sampling: Sampling, generator: torch.Generator, end: int | None
+) -> Iterator[Tensor]:
+    done = torch.zeros(len(new), dtype=torch.bool, device=new.device)
+    for _ in range(tokens):
+        with torch.no_grad():
+            drawn = sampling.draw(logits(new)[:, -1], generator)
+        if end is not None:
+            drawn = drawn.masked_fill(done, end)
+            done = done | (drawn == end)
+        yield drawn
+        if bool(done.all()):
+            return
+        new = drawn.unsqueeze(-1)
+
+
+def finished(ids: Tensor, found: Iterator[Tensor]) -> Tensor:
+    """Given and new tokens side by side."""
+    return torch.cat([ids, *(token.unsqueeze(-1) for token in found)], -1)

@@ -1,0 +1,110 @@
+"""One layer of an encoder or a decoder: attention and feed-forward, each with its residual connection and its norm."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError
+from regard.maps import Affine, Compose, Map, Residual
+from regard.nn.cache import ContextCache, LayerCache
+from regard.nn.declaration import norm_map
+from regard.nn.design import Design
+from regard.nn.shaping import Shaping
+from regard.supports import Causal, Full, Support
+
+
+class Branch(nn.Module):
+    """A residual connection: norm(λx + γ f(x)), or λx + γ f(norm(x)) with norm_first; λ = γ = 1 without shaping."""
+
+    def __init__(self, design: Design) -> None:
+        super().__init__()
+        self.norm = design.normalization()
+        self.dropout = nn.Dropout(design.dropout)
+        self.norm_first, self.shaping = design.norm_first, design.shaping
+
+    def before(self, x: Tensor) -> Tensor:
+        """What the branch reads."""
+        return self.norm(x) if self.norm_first else x
+
+    def after(self, x: Tensor, found: Tensor) -> Tensor:
+        """What leaves the residual connection, given what the branch found."""
+        found = self.dropout(found)
+        x = x + found if self.shaping is None else torch.add(self.shaping.kept * x, found, alpha=self.shaping.branch)
+        return x if self.norm_first else self.norm(x)
+
+    def around(self, inner: Map) -> tuple[Map, ...]:
+        """The same as maps, one after the other."""
+        norm = norm_map(self.norm)
+        read = Compose((norm, inner)) if self.norm_first else inner
+        steps = (Residual(read),) if self.shaping is None else _weighted(read, self.shaping, norm.weight.shape[-1])
+        return steps if self.norm_first else (*steps, norm)
+
+
+def _weighted(inner: Map, shaping: Shaping, width: int) -> tuple[Map, ...]:
+    """λx + γf(x) as λ(x + (γ/λ) f(x))."""
+    unit = torch.eye(width, dtype=torch.float64)
+    return Residual(Compose((inner, Affine(unit * (shaping.branch / shaping.kept))))), Affine(unit * shaping.kept)
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then feed-forward (vaswani2017, 3.1)."""
+
+    def __init__(self, design: Design) -> None:
+        super().__init__()
+        self.design = design
+        self.attention, self.feed_forward = design.self_attention(), design.feed_forward()
+        self.attention_branch, self.hidden_branch = Branch(design), Branch(design)
+
+    def forward(self, x: Tensor, *, support: Support = Full()) -> Tensor:
+        """Tokens (..., n, width); support: what they may see beyond the mechanism's own support, e.g. Padding."""
+        x = self.attention_branch.after(x, self.attention(self.attention_branch.before(x), support=support))
+        return self.hidden_branch.after(x, self.feed_forward(self.hidden_branch.before(x)))
+
+    def declare(self) -> Compose:
+        """The layer as a map of sequences, in float64 and cut off from its parameters."""
+        attention, hidden = self.attention.declare(), self.feed_forward.declare()
+        return Compose((*self.attention_branch.around(attention), *self.hidden_branch.around(hidden)))
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention to the past, attention to a context unless cross=False, then feed-forward (vaswani2017, 3.1)."""
+
+    def __init__(self, design: Design, *, cross: bool = True) -> None:
+        super().__init__()
+        self.design = design
+        self.attention, self.feed_forward = design.self_attention(Causal()), design.feed_forward()
+        self.attention_branch, self.hidden_branch = Branch(design), Branch(design)
+        self.cross_attention = design.cross_attention() if cross else None
+        self.cross_branch = Branch(design) if cross else None
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        support: Support = Full(),
+        context_support: Support = Full(),
+        cache: tuple[LayerCache, ContextCache] | None = None,
+    ) -> Tensor:
+        """Tokens (..., n, width) and the context (..., m, width) they may look at; supports: what both may see beyond their own."""
+        past, known = (None, None) if cache is None else cache
+        x = self.attention_branch.after(x, self.attention(self.attention_branch.before(x), support=support, cache=past))
+        if self.cross_attention is not None and self.cross_branch is not None:
+            found = self.cross_attention(self.cross_branch.before(x), given(context), support=context_support, cache=known)
+            x = self.cross_branch.after(x, found)
+        return self.hidden_branch.after(x, self.feed_forward(self.hidden_branch.before(x)))
+
+    def declare(self, context: Tensor | None = None) -> Compose:
+        """The layer as a map of its tokens, for one context (m, width), in float64 and cut off from its parameters."""
+        steps = self.attention_branch.around(self.attention.declare())
+        if self.cross_attention is not None and self.cross_branch is not None:
+            steps += self.cross_branch.around(self.cross_attention.declare(given(context)))
+        return Compose((*steps, *self.hidden_branch.around(self.feed_forward.declare())))
+
+
+def given(context: Tensor | None) -> Tensor:
+    """Cross-attention needs something to look at."""
+    if context is None:
+        raise ArgumentError("context", "is missing", "give the tokens that cross-attention looks at, or build with cross=False")
+    return context

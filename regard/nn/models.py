@@ -1,0 +1,131 @@
+"""Models of token sequences: a decoder alone, and an encoder with a decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError
+from regard.maps import Compose
+from regard.nn.cache import Cache
+from regard.nn.design import Design
+from regard.nn.embedding import Embedding
+from regard.nn.generation import Sampling, finished, steps
+from regard.nn.initialization import initialize
+from regard.nn.positions import LearnedPositions
+from regard.nn.stacks import Decoder, Encoder
+from regard.supports import Full, Support
+
+
+class LanguageModel(nn.Module):
+    """ids (batch, n) ↦ logits (batch, n, vocabulary) of what comes next at each place: a decoder alone.
+
+    tied: the output uses the table of the embedding.
+    """
+
+    def __init__(self, design: Design, vocabulary: int, layers: int, *, tied: bool = True) -> None:
+        super().__init__()
+        self.design, self.vocabulary, self.tied = design, vocabulary, tied
+        self.embedding = Embedding(vocabulary, design)
+        self.decoder = Decoder(design, layers, cross=False)
+        self.output = None if tied else nn.Linear(design.width, vocabulary, bias=False)
+        if self.output is not None:
+            initialize(self.output, design.initialization, layers)
+
+    def forward(self, ids: Tensor, *, support: Support = Full(), cache: Cache | None = None) -> Tensor:
+        """Logits of the next token at each place; with a cache, ids follow those it has seen."""
+        x = self.embedding(ids, 0 if cache is None else cache.length)
+        x = self.decoder(x, support=support, cache=cache)
+        return self.embedding.logits(x) if self.output is None else self.output(x)
+
+    def cache(self) -> Cache:
+        """A new cache for one batch of sequences."""
+        return Cache(len(self.decoder.layers))
+
+    def declare(self) -> Compose:
+        """From embedded tokens to what the output reads, as one map, in float64 and cut off from the parameters."""
+        return self.decoder.declare()
+
+    def generate(
+        self, ids: Tensor, tokens: int, *, sampling: Sampling = Sampling(), seed: int | None = None, end: int | None = None
+    ) -> Tensor:
+        """ids (batch, n) continued by `tokens` tokens: (batch, n + tokens), or fewer where every sequence came to its `end`."""
+        return finished(ids, self.stream(ids, tokens, sampling=sampling, seed=seed, end=end))
+
+    def stream(
+        self, ids: Tensor, tokens: int, *, sampling: Sampling = Sampling(), seed: int | None = None, end: int | None = None
+    ) -> Iterator[Tensor]:
+        """The same, one token (batch,) at a time."""
+        check_room(self.design, ids, tokens)
+        cache = self.cache()
+        return steps(lambda new: self(new, cache=cache), ids, tokens, sampling=sampling, seed=seed, end=end)
+
+
+class SequenceToSequence(nn.Module):
+    """source (batch, m) and target (batch, n) ↦ logits (batch, n, vocabulary) of what follows each target token."""
+
+    def __init__(self, design: Design, source: int, target: int, layers: int) -> None:
+        super().__init__()
+        self.design, self.source, self.target = design, source, target
+        self.source_embedding, self.embedding = Embedding(source, design), Embedding(target, design)
+        self.encoder, self.decoder = Encoder(design, layers), Decoder(design, layers)
+
+    def forward(self, source: Tensor, target: Tensor, *, source_support: Support = Full()) -> Tensor:
+        """Logits of the next target token at each place; source_support: what may be seen of the source, e.g. Padding."""
+        encoded = self.encode(source, source_support=source_support)
+        return self.embedding.logits(self.decoder(self.embedding(target), encoded, context_support=source_support))
+
+    def encode(self, source: Tensor, *, source_support: Support = Full()) -> Tensor:
+        """The source as points (batch, m, width)."""
+        return self.encoder(self.source_embedding(source), support=source_support)
+
+    def generate(
+        self,
+        source: Tensor,
+        start: Tensor,
+        tokens: int,
+        *,
+        sampling: Sampling = Sampling(temperature=0.0),
+        seed: int | None = None,
+        end: int | None = None,
+        source_support: Support = Full(),
+    ) -> Tensor:
+        """Targets that begin with start (batch, n), continued by `tokens` tokens; greedy unless a sampling is given."""
+        return finished(start, self.stream(source, start, tokens, sampling=sampling, seed=seed, end=end, source_support=source_support))
+
+    def stream(
+        self,
+        source: Tensor,
+        start: Tensor,
+        tokens: int,
+        *,
+        sampling: Sampling = Sampling(temperature=0.0),
+        seed: int | None = None,
+        end: int | None = None,
+        source_support: Support = Full(),
+    ) -> Iterator[Tensor]:
+        """The same, one token (batch,) at a time."""
+        check_room(self.design, start, tokens)
+        if len(source) != len(start):
+            raise ArgumentError("start", f"has {len(start)} sequences for {len(source)} sources", "give one start for each source")
+        cache, encoded = Cache(len(self.decoder.layers)), None
+
+        def logits(new: Tensor) -> Tensor:
+            nonlocal encoded
+            encoded = self.encode(source, source_support=source_support) if encoded is None else encoded
+            points = self.embedding(new, cache.length)
+            return self.embedding.logits(self.decoder(points, encoded, context_support=source_support, cache=cache))
+
+        return steps(logits, start, tokens, sampling=sampling, seed=seed, end=end)
+
+
+def check_room(design: Design, ids: Tensor, tokens: int) -> None:
+    """Learned positions end somewhere: say so before the work begins."""
+    longest = design.positions.longest if isinstance(design.positions, LearnedPositions) else None
+    if longest is not None and ids.shape[-1] + tokens - 1 > longest:
+        raise ArgumentError(
+            "tokens",
+            f"is {tokens} after {ids.shape[-1]} given ones, and {longest} positions are learned",
+            f"ask for at most {max(longest - ids.shape[-1] + 1, 0)}",
+        )

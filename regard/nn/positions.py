@@ -1,0 +1,142 @@
+"""Where a token stands: added to its embedding, or part of the score of a pair."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from regard._object import Object
+from regard.attention import Attention
+from regard.errors import ArgumentError
+from regard.potentials import Alibi, Logarithmic, RelativeBias, Rotary
+
+
+class Positions(Object):
+    """How a model knows the order of its tokens. Abstract."""
+
+    @abstractmethod
+    def added(self, width: int) -> nn.Module | None:
+        """A module that gives points (n, width) for positions (n,), added to embeddings; None where nothing is added."""
+
+    @abstractmethod
+    def placed(self, mechanism: Attention, heads: int) -> Attention:
+        """The mechanism of self-attention with these positions in its scores."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class NoPositions(Positions):
+    """Order does not count: an encoder is then equivariant under permutations."""
+
+    def added(self, width: int) -> None:
+        return None
+
+    def placed(self, mechanism: Attention, heads: int) -> Attention:
+        return mechanism
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Sinusoidal(Positions):
+    """sin and cos of position · base^(-2i/width) are added to embeddings (vaswani2017, 3.5)."""
+
+    base: float = 10000.0
+
+    def added(self, width: int) -> nn.Module:
+        return Waves(width, self.base)
+
+    def placed(self, mechanism: Attention, heads: int) -> Attention:
+        return mechanism
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LearnedPositions(Positions):
+    """One learned point for each of `longest` positions is added to embeddings."""
+
+    longest: int
+
+    def __post_init__(self) -> None:
+        if self.longest < 1:
+            raise ArgumentError("longest", f"is {self.longest}", "give the number of positions, one or more")
+
+    def added(self, width: int) -> nn.Module:
+        return LearnedTable(self.longest, width)
+
+    def placed(self, mechanism: Attention, heads: int) -> Attention:
+        return mechanism
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RotaryPositions(Positions):
+    """Queries and keys turn with their positions, so that scores see differences (su2024)."""
+
+    base: float = 10000.0
+    interleaved: bool = False
+
+    def added(self, width: int) -> None:
+        return None
+
+    def placed(self, mechanism: Attention, heads: int) -> Attention:
+        return mechanism.replace(potential=Rotary(mechanism.potential, self.base, interleaved=self.interleaved))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AlibiPositions(Positions):
+    """Scores fall with distance, at a slope that is fixed for each head (press2022)."""
+
+    def added(self, width: int) -> None:
+        return None
+
+    def placed(self, mechanism: Attention, heads: int) -> Attention:
+        return mechanism.replace(potential=mechanism.potential + Alibi.heads(heads))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RelativePositions(Positions):
+    """A learned bias for each head and each bucket of differences (raffel2020, 2.1). Every layer has a table of its own."""
+
+    buckets: int = 32
+    farthest: int = 128
+
+    def added(self, width: int) -> None:
+        return None
+
+    def placed(self, mechanism: Attention, heads: int) -> Attention:
+        later = mechanism.support.span(0, 0)[1] > 0
+        table = nn.Parameter(torch.zeros(heads, self.buckets))
+        bias = RelativeBias(table, Logarithmic(self.buckets, self.farthest, bidirectional=later))
+        return mechanism.replace(potential=mechanism.potential + bias)
+
+
+class Waves(nn.Module):
+    """sin and cos of positions, side by side in each pair of coordinates."""
+
+    def __init__(self, width: int, base: float) -> None:
+        super().__init__()
+        if width % 2:
+            raise ArgumentError("width", f"is {width}", "sinusoidal positions come in pairs: use an even width")
+        self.width, self.base = width, base
+
+    def forward(self, positions: Tensor) -> Tensor:
+        pairs = torch.arange(0, self.width, 2, device=positions.device, dtype=torch.float64)
+        angle = positions.unsqueeze(-1) * self.base ** (-pairs / self.width)
+        return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2).to(torch.get_default_dtype())
+
+
+class LearnedTable(nn.Module):
+    """Points (longest, width) that are looked up."""
+
+    def __init__(self, longest: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(longest, width))
+        nn.init.normal_(self.weight, std=1.0)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        longest = len(self.weight)
+        last = positions.shape[-1] and int(positions[-1])
+        if last >= longest:
+            raise ArgumentError(
+                "ids", f"reach position {last} and {longest} positions are learned", f"give at most {longest} tokens, or other positions"
+            )
+        return self.weight[positions]

@@ -1,0 +1,114 @@
+"""Stacks of layers: encoder, decoder, and both together."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError
+from regard.maps import Compose
+from regard.nn.attention import check_tokens
+from regard.nn.cache import Cache
+from regard.nn.declaration import norm_map
+from regard.nn.design import Design
+from regard.nn.initialization import initialize
+from regard.nn.layers import DecoderLayer, EncoderLayer, given
+from regard.supports import Full, Support
+
+
+class Encoder(nn.Module):
+    """Encoder layers one after the other; a last norm where norms come first, or where it is asked for."""
+
+    def __init__(self, design: Design, layers: int, *, final_norm: bool | None = None) -> None:
+        super().__init__()
+        check_layers(layers)
+        self.design = design
+        self.final_norm = design.norm_first if final_norm is None else final_norm
+        self.layers = nn.ModuleList(EncoderLayer(design) for _ in range(layers))
+        self.norm = design.normalization() if self.final_norm else nn.Identity()
+        initialize(self, design.initialization, layers)
+
+    def forward(self, x: Tensor, *, support: Support = Full()) -> Tensor:
+        """Tokens (..., n, width) in, as many out."""
+        for layer in self.layers:
+            x = layer(x, support=support)
+        return self.norm(x)
+
+    def declare(self) -> Compose:
+        """All layers as one map, in float64 and cut off from the parameters."""
+        return _composed([layer.declare() for layer in self.layers], self.norm)  # type: ignore[operator]
+
+
+class Decoder(nn.Module):
+    """Decoder layers one after the other: masked self-attention, and attention to a context unless cross=False."""
+
+    def __init__(self, design: Design, layers: int, *, cross: bool = True, final_norm: bool | None = None) -> None:
+        super().__init__()
+        check_layers(layers)
+        self.design, self.cross = design, cross
+        self.final_norm = design.norm_first if final_norm is None else final_norm
+        self.layers = nn.ModuleList(DecoderLayer(design, cross=cross) for _ in range(layers))
+        self.norm = design.normalization() if self.final_norm else nn.Identity()
+        initialize(self, design.initialization, layers)
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        support: Support = Full(),
+        context_support: Support = Full(),
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Tokens (..., n, width) that see their past, and the context (..., m, width) where there is one."""
+        self._check(context, cache)
+        for number, layer in enumerate(self.layers):
+            entry = None if cache is None else (cache.tokens[number], cache.contexts[number])
+            x = layer(x, context, support=support, context_support=context_support, cache=entry)
+        return self.norm(x)
+
+    def _check(self, context: Tensor | None, cache: Cache | None) -> None:
+        if self.cross:
+            given(context)
+        elif context is not None:
+            raise ArgumentError("context", "is given to a decoder without cross-attention", "leave it out, or build with cross=True")
+        if cache is not None and len(cache) != len(self.layers):
+            raise ArgumentError("cache", f"is for {len(cache)} layers and there are {len(self.layers)}", "make one with Cache(layers)")
+
+    def declare(self, context: Tensor | None = None) -> Compose:
+        """All layers as one map of the tokens, for one context, in float64 and cut off from the parameters."""
+        self._check(context, None)
+        return _composed([layer.declare(context) for layer in self.layers], self.norm)  # type: ignore[operator]
+
+
+class Transformer(nn.Module):
+    """Encoder and decoder on points, without embeddings: the counterpart of torch.nn.Transformer (vaswani2017, 3)."""
+
+    def __init__(self, design: Design, encoder_layers: int, decoder_layers: int, *, final_norm: bool = True) -> None:
+        super().__init__()
+        self.encoder = Encoder(design, encoder_layers, final_norm=final_norm)
+        self.decoder = Decoder(design, decoder_layers, final_norm=final_norm)
+        self.design, self.final_norm = design, final_norm
+
+    def forward(self, source: Tensor, target: Tensor, *, source_support: Support = Full(), target_support: Support = Full()) -> Tensor:
+        """Source (..., m, width) is encoded; target (..., n, width) sees its past and all of the encoded source.
+
+        source_support is what anyone may see of the source: one that looks at keys alone, as Padding or Where with one row do.
+        """
+        check_tokens("source", source, self.design.width)
+        encoded = self.encoder(source, support=source_support)
+        return self.decoder(target, encoded, support=target_support, context_support=source_support)
+
+    def declare(self, source: Tensor) -> Compose:
+        """The decoder as a map of the target, for one source (m, width)."""
+        return self.decoder.declare(self.encoder(source.unsqueeze(0)).squeeze(0))
+
+
+def check_layers(layers: int) -> None:
+    """A stack has layers."""
+    if not isinstance(layers, int) or layers < 1:
+        raise ArgumentError("layers", f"is {layers!r}", "give the number of layers, one or more")
+
+
+def _composed(layers: list[Compose], norm: nn.Module) -> Compose:
+    steps = [step for layer in layers for step in layer.maps]
+    return Compose(tuple(steps) if isinstance(norm, nn.Identity) else (*steps, norm_map(norm)))
