@@ -13,6 +13,7 @@ from torch import Tensor
 
 import regard
 from benchmarks.derivatives import double_backward, forward_mode, head_norm, layer_influence
+from benchmarks.layers import layer, training
 from benchmarks.measure import Contender
 
 SHAPES = {
@@ -21,6 +22,7 @@ SHAPES = {
     "1x1x128x64": (1, 1, 128, 64),
     "1x1x128x384": (1, 1, 128, 384),
     "1x1x20x384": (1, 1, 20, 384),
+    "8x8x256x64": (8, 8, 256, 64),
 }
 LARGE = ("1x8x2048x64", "1x1x8192x64")
 
@@ -263,6 +265,8 @@ CASES = (
             Limit("linearize().norm() of each head", "1x1x20x384", seconds=0.1),
         ),
     ),
+    Case("layer of a Transformer", layer, (Target("regard layer", "torch layer", 1.0),), ("8x8x256x64",), 10),
+    Case("training a Transformer", training, (Target("regard training step", "torch training step", 1.0),), ("8x8x256x64",), 20),
 )
 
 
