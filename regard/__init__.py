@@ -40,6 +40,7 @@ from regard.certify import (
     score_perturbation,
 )
 from regard.compute import Engine, Explanation, Flex, LinearEngine, ReferenceEngine, Sdpa, Tiled, apply, attend, engines, explain
+from regard.cost import Architecture, Cost, Sizes, cost, register_flop_formulas
 from regard.derive import (
     Estimate,
     Jacobian,
@@ -68,6 +69,7 @@ from regard.lipschitz_norm import LipschitzNorm
 from regard.lookups import Factored, FunctionLookup, Identity, Linear, Lookup, Table
 from regard.maps import (
     Activation,
+    Added,
     Affine,
     Compose,
     FromQueries,
@@ -130,11 +132,13 @@ __version__ = "0.1.0"
 __all__ = [
     "THEOREMS",
     "Activation",
+    "Added",
     "Additive",
     "Affine",
     "Alibi",
     "AmbiguousRuleError",
     "ArgumentError",
+    "Architecture",
     "Attention",
     "Ball",
     "Bilinear",
@@ -146,6 +150,7 @@ __all__ = [
     "Compose",
     "ConvergenceWarning",
     "Cosine",
+    "Cost",
     "Document",
     "Domain",
     "Dot",
@@ -220,6 +225,7 @@ __all__ = [
     "Silu",
     "SinkSoftmax",
     "Sinkhorn",
+    "Sizes",
     "SoftCap",
     "Softmatch",
     "Softmax",
@@ -252,6 +258,7 @@ __all__ = [
     "collapse_after",
     "consensus",
     "contraction",
+    "cost",
     "declare",
     "deviation",
     "dirac",
@@ -271,6 +278,7 @@ __all__ = [
     "post_norm",
     "pre_norm",
     "rank_collapse",
+    "register_flop_formulas",
     "replaced",
     "reversed_attention",
     "row_errors",

@@ -10,6 +10,8 @@ from regard.cli.audit import HELP as AUDIT_HELP
 from regard.cli.audit import audit
 from regard.cli.checks import checks
 from regard.cli.compare import compare
+from regard.cli.cost import HELP as COST_HELP
+from regard.cli.cost import cost
 
 HELP = """The mathematics of attention as working software.
 
@@ -19,6 +21,7 @@ HELP = """The mathematics of attention as working software.
   regard audit ./step-1000 ./step-2000  how each head moved over training
   regard compare old-report new-report  what changed between two audits
   regard checks                         what an audit can ask
+  regard cost ./my-model --tokens 4096  flops, bytes and parameters, part by part
 
 Each command explains itself: regard audit --help.
 """
@@ -31,6 +34,7 @@ def application() -> typer.Typer:
     found.command("audit", help=AUDIT_HELP)(audit)
     found.command("compare")(compare)
     found.command("checks")(checks)
+    found.command("cost", help=COST_HELP)(cost)
     return found
 
 

@@ -1,0 +1,206 @@
+"""regard cost: what does a model take to run and to train?"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from regard.errors import ArgumentError, MissingExtraError
+
+if TYPE_CHECKING:
+    from regard.cost import Cost, Sizes
+
+REMEDY = "give a config.json, the directory of a model, a hub id that has been downloaded, or nothing"
+
+HELP = """What does a model take to run and to train: flops, bytes and parameters, part by part?
+
+MODEL is a config.json, a local directory with one, or a hub id in the local cache; nothing means all-MiniLM-L6-v2. Weights are not read,
+nothing is computed and nothing is downloaded: widths are enough.
+
+Beside the exact count stand the approximation 2 N and 6 N tokens, and T*, the length at which pairs of tokens cost as much as weights.
+
+\b
+Examples
+  regard cost --tokens 512                                the demonstration model
+  regard cost ./my-model --tokens 8192 --batch 4          a model you have
+  regard cost config.json --tokens 4096 --full            every token sees every token
+  regard cost config.json --tokens 4096 --out cost.svg    the picture of attention against weights (or .html, with the table)
+
+\b
+Exit status
+  0 done   2 wrong arguments or files
+"""
+
+
+def cost(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="A config.json, a directory or a hub id.", show_default=False)
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 4096,
+    batch: Annotated[int, typer.Option(help="How many sequences.")] = 1,
+    causal: Annotated[
+        bool | None, typer.Option("--causal/--full", help="Whether a token sees its past only.", show_default="what the config says")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the picture to this .svg, or table and picture to this .html.", show_default=False),
+    ] = None,
+) -> None:
+    """Check the arguments, count, print."""
+    from regard.cost import Sizes
+    from regard.cost.picture import drawing
+
+    sizes = _checked(Sizes, tokens, batch, causal)
+    if out is not None and out.suffix.lower() not in (".svg", ".html"):
+        raise ArgumentError("--out", f"is {out}", "give a file that ends in .svg or .html")
+    config, name = _config(model)
+    found = _counted(config, sizes)
+    _print(found, name)
+    if out is not None:
+        _write(out, drawing(found, f"{name}: cost of {batch} × {tokens:,} tokens", out))
+
+
+def _checked(sizes: type[Sizes], tokens: int, batch: int, causal: bool | None) -> Sizes:
+    for option, value in (("--tokens", tokens), ("--batch", batch)):
+        if value < 1:
+            raise ArgumentError(option, f"is {value}", "give a whole number, one or more")
+    return sizes(tokens, batch, causal=causal)
+
+
+def _config(model: str | None) -> tuple[dict[str, Any], str]:
+    """The config of that name, and how it is called."""
+    path, name = _path(model)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArgumentError("MODEL", f"{path} cannot be read as JSON ({type(error).__name__})", REMEDY) from error
+    if not isinstance(found, dict):
+        raise ArgumentError("MODEL", f"{path} holds no names and values", REMEDY)
+    return found, name
+
+
+def _path(model: str | None) -> tuple[Path, str]:
+    from regard.audit.load import demo_directory
+
+    if model is None:
+        return demo_directory() / "config.json", "all-MiniLM-L6-v2"
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ArgumentError("MODEL", f"{model} is a directory without a config.json", REMEDY)
+        return path / "config.json", path.resolve().name
+    if path.is_file():
+        return path, path.resolve().parent.name if path.name == "config.json" else path.stem
+    return _cached(model), model
+
+
+def _cached(name: str) -> Path:
+    """The config of a hub id in the local cache."""
+    nothing = ArgumentError("MODEL", f"there is nothing at {name}, and no downloaded model of that name", REMEDY)
+    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
+        raise ArgumentError("MODEL", f"there is nothing at {name}", REMEDY)
+    try:
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+    except ImportError:
+        raise nothing from None
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        raise nothing from None
+    if not isinstance(found, str):
+        raise nothing
+    return Path(found)
+
+
+def _counted(config: dict[str, Any], sizes: Sizes) -> Cost:
+    """By closed form where the family has one, else by a run of its model without memory."""
+    from regard.cost import cost as counted
+    from regard.cost.families import known
+
+    if known(config) or "model_type" not in config:
+        return _about(lambda: counted(config, sizes))
+    with _quiet():
+        return _about(lambda: counted(_built(config), sizes))
+
+
+def _about(count: Any) -> Cost:
+    """Errors name what the user gave."""
+    try:
+        found: Cost = count()
+    except ArgumentError as error:
+        if error.argument == "config":
+            raise ArgumentError("MODEL", f"its config {error.found}", error.remedy) from error
+        if error.argument == "inputs":
+            raise ArgumentError("MODEL", error.found, "load it yourself and call regard.cost(model, sizes, inputs=...)") from error
+        raise
+    return found
+
+
+def _built(config: dict[str, Any]) -> Any:
+    """The model of a config on a device without memory; code that the config names is never run."""
+    try:
+        import torch
+        import transformers
+    except ImportError:
+        raise MissingExtraError("transformers", "hf") from None
+    plain = {key: value for key, value in config.items() if key != "auto_map" and "attn_implementation" not in key}
+    kind = plain.pop("model_type")
+    try:
+        with torch.device("meta"):
+            made = transformers.AutoConfig.for_model(kind, **plain)
+            named = next(iter(config.get("architectures") or ()), "")
+            maker = getattr(transformers, named, None) if re.fullmatch(r"\w+", str(named)) else None
+            return (maker(made) if maker is not None else transformers.AutoModel.from_config(made, trust_remote_code=False)).eval()
+    except Exception as error:  # a config is any JSON, and what is wrong with it decides who complains
+        said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ArgumentError("MODEL", f"transformers builds no model of the type {kind!r} from its config ({said})", REMEDY) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers and torch otherwise print about models that have no weights."""
+    import logging
+    import warnings
+
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _print(found: Cost, name: str) -> None:
+    """The table, what it does not say, and bars over length."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from regard.audit import terminal
+    from regard.cost.picture import bars
+    from regard.cost.wording import COLUMNS, remarks, rows
+
+    console = terminal.output()
+    table = Table(title=Text(f"{name}: {found.sizes.batch} × {found.sizes.tokens:,} tokens, in flops"), title_justify="left")
+    for number, column in enumerate(COLUMNS):
+        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
+    for row in (body := rows(found)):
+        table.add_row(*map(Text, row), end_section=row in body[-2:-1])
+    console.print(table)
+    for sentence in (*remarks(found), "", *bars(found)):
+        terminal.say(console, sentence)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError("--out", f"{path} cannot be written ({error.strerror})", "give a file in a directory that is there") from error
+    typer.echo(f"written: {path}", err=True)

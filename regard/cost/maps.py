@@ -1,0 +1,279 @@
+"""What the maps of regard take: one rule each, from shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from regard._heads import grouped, grouped_features, head_count
+from regard._object import Object
+from regard.attention import Attention
+from regard.cost.account import (
+    FEED_FORWARD,
+    MIXING,
+    NORMALIZATION,
+    OTHER,
+    OUTPUT,
+    PROJECTIONS,
+    SCORES,
+    SOFTMAX,
+    Cost,
+    Ledger,
+    Part,
+    causal_pairs,
+    size,
+)
+from regard.cost.costing import assess, charge
+from regard.cost.sizes import Sizes
+from regard.cost.trace import Trace, without_memory
+from regard.errors import ArgumentError
+from regard.lookups import Factored, Linear
+from regard.maps import Affine, Compose, FromQueries, Gated, Heads, Joint, Map, Normalize, Pointwise, Residual, ToContext
+from regard.measure import Measure
+from regard.normalizers import LinearKernel
+from regard.potentials import Bilinear, Potential
+from regard.potentials.reductions import Reduction, reduce
+from regard.supports import Causal, Support, Window
+from regard.supports.base import conjuncts
+
+BLOCK = 1 << 24
+"""Pairs of a support that are looked at together."""
+
+
+@assess.rule(Map)
+@assess.rule(Attention)
+def _assess(map: Any, sizes: Sizes, inputs: Any) -> Cost:
+    """Charge the map for one sequence without memory; a batch takes as much for each."""
+    if inputs is not None:
+        raise ArgumentError("inputs", "are given for a map of regard", "leave them out: a map takes one sequence, whose sizes are enough")
+    ledger = Ledger(sizes, square=sizes.context is None)
+    width = sizes.width or _width(map)
+    if width is None:
+        raise ArgumentError("sizes", f"say no width, and {type(map).__name__} takes any", "give Sizes(tokens, width=...)")
+    with without_memory():
+        charge.one(map, torch.empty(sizes.tokens, width, dtype=_dtype(map)), ledger)
+    return ledger.cost()
+
+
+def _dtype(map: Object) -> torch.dtype:
+    kinds = [leaf.dtype for leaf in pytree.tree_leaves(map) if isinstance(leaf, Tensor) and leaf.dtype.is_floating_point]
+    return kinds[0] if kinds else torch.get_default_dtype()
+
+
+def _width(map: Any) -> int | None:
+    """The width of the tokens that a map takes, where its parameters say it."""
+    if isinstance(map, Compose):
+        return next((found for inner in map.maps if (found := _width(inner)) is not None), None)
+    if isinstance(map, Residual):
+        return _width(map.map)
+    if isinstance(map, Normalize):
+        return next((len(t) for t in (map.weight, map.bias) if t is not None), None)
+    if isinstance(map, (Affine, Gated)):
+        return map.w.shape[0]
+    if isinstance(map, (Heads, ToContext, Joint)):
+        return _width(map.attention)
+    if isinstance(map, FromQueries):
+        return _key_width(map.attention)
+    return _query_width(map.potential) if isinstance(map, Attention) else None
+
+
+def _query_width(potential: Potential) -> int | None:
+    return _first_dimension(potential, ("w_q",)) or (potential.a.shape[-2] if isinstance(potential, Bilinear) else None)
+
+
+def _key_width(attention: Attention) -> int | None:
+    lookup = attention.lookup
+    values = lookup.w_v if isinstance(lookup, Linear) else lookup.w if isinstance(lookup, Factored) else None
+    found = _first_dimension(attention.potential, ("w_k",)) or (None if values is None else values.shape[-2])
+    return found or (attention.potential.a.shape[-1] if isinstance(attention.potential, Bilinear) else None)
+
+
+def _first_dimension(potential: Any, names: tuple[str, ...]) -> int | None:
+    """The width that the projection of this name takes, in a potential or in the potentials that it is made of."""
+    for name, value in vars(potential).items():
+        if name in names and isinstance(value, Tensor):
+            return value.shape[-2]
+        inner = value if isinstance(value, tuple) else (value,)
+        found = next((w for p in inner if isinstance(p, Potential) and (w := _first_dimension(p, names)) is not None), None)
+        if found is not None:
+            return found
+    return None
+
+
+@charge.rule(Map)
+def _map(map: Map, x: Tensor, ledger: Ledger) -> Tensor:
+    """A map without a rule of its own: what it runs is counted."""
+    value = _traced(OTHER, lambda: map(x), x, ledger)
+    ledger.own(OTHER, *_floating(map))
+    ledger.keep(x)
+    return value
+
+
+@charge.rule(Compose)
+def _compose(map: Compose, x: Tensor, ledger: Ledger) -> Tensor:
+    for inner in map.maps:
+        x = charge.one(inner, x, ledger)
+    return x
+
+
+@charge.rule(Residual)
+def _residual(map: Residual, x: Tensor, ledger: Ledger) -> Tensor:
+    value: Tensor = x + charge.one(map.map, x, ledger)
+    return value
+
+
+@charge.rule(Affine)
+def _affine(map: Affine, x: Tensor, ledger: Ledger) -> Tensor:
+    ledger.own(FEED_FORWARD, map.b)
+    return ledger.product(FEED_FORWARD, x, map.w)
+
+
+@charge.rule(Gated)
+def _gated(map: Gated, x: Tensor, ledger: Ledger) -> Tensor:
+    ledger.own(FEED_FORWARD, map.b, map.b_gate)
+    inner, gate = ledger.product(FEED_FORWARD, x, map.w), ledger.product(FEED_FORWARD, x, map.w_gate)
+    active = map.activation(inner)
+    ledger.keep(inner, gate, active)
+    return ledger.product(FEED_FORWARD, active * gate, map.w_out)
+
+
+@charge.rule(Pointwise)
+def _pointwise(map: Pointwise, x: Tensor, ledger: Ledger) -> Tensor:
+    ledger.keep(x)
+    return map(x)
+
+
+@charge.rule(Normalize)
+def _normalize(map: Normalize, x: Tensor, ledger: Ledger) -> Tensor:
+    ledger.own(NORMALIZATION, map.weight, map.bias)
+    ledger.keep(x, *(x.new_empty(*x.shape[:-1], 1) for _ in range(2 if map.centered else 1)))
+    return map(x)
+
+
+@charge.rule(Heads)
+def _heads(map: Heads, x: Tensor, ledger: Ledger) -> Tensor:
+    ledger.own(OUTPUT, map.b_o)
+    return ledger.product(OUTPUT, charge.one(map.attention, x, ledger), map.w_o).sum(-3)
+
+
+@charge.rule(Attention)
+def _attention(attention: Attention, x: Tensor, ledger: Ledger) -> Tensor:
+    if ledger.sizes.context is None:
+        return _attend(attention, x, x, ledger)
+    return _attend(attention, x, x.new_empty(ledger.sizes.context, _key_width(attention) or x.shape[-1]), ledger)
+
+
+@charge.rule(ToContext)
+def _to_context(map: ToContext, x: Tensor, ledger: Ledger) -> Tensor:
+    points = map.context.points if isinstance(map.context, Measure) else map.context
+    ledger.square = False
+    return _attend(map.attention, x, torch.empty(points.shape, dtype=points.dtype), ledger)
+
+
+@charge.rule(FromQueries)
+def _from_queries(map: FromQueries, x: Tensor, ledger: Ledger) -> Tensor:
+    ledger.square = False
+    return _attend(map.attention, torch.empty(map.queries.shape, dtype=map.queries.dtype), x, ledger)
+
+
+@charge.rule(Joint)
+def _joint(map: Joint, x: Tensor, ledger: Ledger) -> Tensor:
+    ledger.square = False
+    return _attend(map.attention, x[..., : map.queries, :], x[..., map.queries :, :], ledger)
+
+
+def _attend(attention: Attention, x: Tensor, y: Tensor, ledger: Ledger) -> Tensor:
+    """Projections are what the potential and the lookup do with tokens; then come pairs, or sums where the kernel allows them."""
+    potential, _ = attention.normalizer.acting(attention.potential)
+    marks = torch.arange(x.shape[-2]), torch.arange(y.shape[-2])
+    queries, keys = _traced(PROJECTIONS, lambda: potential.features(x, y, *marks), (x, y), ledger)
+    values = _traced(PROJECTIONS, lambda: attention.lookup.values(y, None), y, ledger)
+    ledger.own(PROJECTIONS, *_floating((attention.potential, attention.lookup, attention.normalizer)))
+    ledger.keep(x, y, *(t for t in pytree.tree_leaves((queries, keys)) if isinstance(t, Tensor)), values)
+    if isinstance(attention.normalizer, LinearKernel):
+        return _summed(attention, x, y, ledger)
+    heads = max(head_count(queries), x.shape[-3] if x.ndim > 2 else 1)
+    return _pairs(attention, potential, (queries, grouped_features(queries, keys, heads)), grouped("values", values, heads), ledger)
+
+
+def _pairs(attention: Attention, potential: Potential, features: tuple[Any, Any], values: Tensor, ledger: Ledger) -> Tensor:
+    """Scores, normalizing and mixing, as a fused kernel does them: matrices of pairs are not written."""
+    with Trace(features) as trace:
+        scores = potential.pair(*features)
+    out = scores.to(values.dtype) @ values  # scores may have more digits than values
+    batch, seen = ledger.sizes.batch, _share(attention.support, ledger.sizes.causal, scores.shape[-2], scores.shape[-1])
+    pairs = batch * out.shape[:-2].numel() * scores.shape[-2] * scores.shape[-1]
+    flops = batch * (out.shape[:-2].numel() // scores.shape[:-2].numel()) * _score_flops(potential, features, scores, trace)
+    inputs = sum(size(t) for t in pytree.tree_leaves(features) if isinstance(t, Tensor))
+    ledger.book(Part(SCORES, flops, int(flops * seen), SOFTMAX * pairs, moved=batch * inputs))
+    mixing = 2 * pairs * values.shape[-1]
+    ledger.book(Part(MIXING, mixing, int(mixing * seen), moved=batch * (size(values) + size(out))))
+    ledger.keep(out, out.new_empty(out.shape[:-1]))
+    return out
+
+
+def _score_flops(potential: Potential, features: tuple[Any, Any], scores: Tensor, trace: Trace) -> int:
+    """Scores that are dot products run as such; others take the products that their potential takes."""
+    reduction = reduce.one(potential, *features, False)
+    return 2 * scores.numel() * reduction.queries.shape[-1] if isinstance(reduction, Reduction) else trace.flops
+
+
+def _summed(attention: Attention, x: Tensor, y: Tensor, ledger: Ledger) -> Tensor:
+    """A feature kernel: sums over keys in the order that its engine takes; what tokens need has been booked."""
+    with Trace((x, y)) as trace:
+        out: Tensor = attention(x) if y is x else attention(x, y)
+    with Trace((x, y)) as features:
+        potential, _ = attention.normalizer.acting(attention.potential)
+        potential.features(x, y, torch.arange(x.shape[-2]), torch.arange(y.shape[-2]))
+        attention.lookup.values(y, None)
+    flops = ledger.sizes.batch * (trace.flops - features.flops)
+    ledger.book(Part(MIXING, flops, flops, moved=ledger.sizes.batch * size(out)))
+    ledger.square = False
+    return out
+
+
+def _traced(name: str, run: Callable[[], Any], inputs: Any, ledger: Ledger) -> Any:
+    """Run something on shapes and book its products."""
+    with Trace(inputs) as trace:
+        value = run()
+    flops, batch = trace.flops * ledger.sizes.batch, ledger.sizes.batch
+    moved = sum(event.fixed + batch * event.moved for event in trace.events if event.flops)
+    ledger.book(Part(name, flops, flops, moved=moved))
+    return value
+
+
+def _floating(value: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor) and leaf.dtype.is_floating_point]
+
+
+def _share(support: Support, causal: bool | None, queries: int, keys: int) -> Fraction:
+    """The share of pairs that are visible; `causal` overrules the support."""
+    if causal is not None:
+        return Fraction(causal_pairs(queries, keys), queries * keys) if causal else Fraction(1)
+    if all(isinstance(part, Causal) for part in conjuncts(support)):  # or none, which is everything
+        return Fraction(causal_pairs(queries, keys) if conjuncts(support) else queries * keys, queries * keys)
+    if all(isinstance(part, (Causal, Window)) for part in conjuncts(support)):
+        spans = (support.span(row, row) for row in range(queries))
+        seen = (math.floor(min(high, keys - 1)) - math.ceil(max(low, 0)) + 1 for low, high in spans)
+        return Fraction(sum(max(0, one) for one in seen), queries * keys)
+    return _counted(support, queries, keys)
+
+
+def _counted(support: Support, queries: int, keys: int) -> Fraction:
+    """Look at every pair, some rows at a time, with entries."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    seen = looked = 0
+    with unset_fake_temporarily():
+        columns = torch.arange(keys)
+        for rows in torch.arange(queries).split(max(1, BLOCK // keys)):
+            allowed = support.allows(rows, columns)
+            allowed = allowed.expand(*allowed.shape[:-2], len(rows), keys)
+            seen, looked = seen + int(allowed.sum()), looked + allowed.numel()
+    return Fraction(seen, looked)
