@@ -52,6 +52,7 @@ bench: $(VENV)/.bench
 	$(RUN) -m benchmarks $(if $(QUICK),--quick)
 	$(RUN) -m benchmarks.tightness $(if $(QUICK),--quick,--model)
 	$(RUN) -m benchmarks.audit $(if $(QUICK),--quick)
+	$(RUN) -m benchmarks.plug $(if $(QUICK),--quick)
 
 SECONDS_ ?= 300
 falsify: $(VENV)/.dev
