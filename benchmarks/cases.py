@@ -14,7 +14,7 @@ import regard as r
 from benchmarks.drawing import Draw
 from regard.attention import log_counts
 from regard.domains import Ball, Domain, Near, Neighborhood, Radii, Shell, Whole
-from regard.maps import Compose, FromQueries, Heads, Joint, Normalize, Residual, ToContext
+from regard.maps import Added, Compose, FromQueries, Heads, Joint, Normalize, Residual, ToContext
 from regard.measure import Measure
 from regard.normalizers import Reference
 from regard.norms import Norm, TokenMax
@@ -68,6 +68,8 @@ def _value(map: Any, x: Tensor, measure: Measure | None) -> Tensor:
         return _attention(map, Measure(x) if measure is None else measure.replace(points=x))
     if isinstance(map, Residual):
         return x + _value(map.map, x, measure)
+    if isinstance(map, Added):
+        return torch.stack([_value(inner, x, measure) for inner in map.maps]).sum(0)
     if isinstance(map, Compose):
         for inner in map.maps:
             x = _value(inner, x, measure)

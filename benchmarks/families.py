@@ -16,6 +16,7 @@ from benchmarks.drawing import Draw, attentions, domains, first_valid, lookups, 
 from regard.domains import Ball, Domain, Near, Shell, Whole
 from regard.lipschitz_norm import LipschitzNorm
 from regard.maps import (
+    Added,
     Affine,
     Compose,
     FromQueries,
@@ -226,6 +227,66 @@ def _stack(draw: Draw, d: int) -> Compose:
     return Compose((*_block(draw, d).maps, *_block(draw, d).maps))
 
 
+# Sums
+
+
+def sums(seed: int) -> Case:
+    """Heads, attention to a context, affine maps and layers added up, alone or in a block."""
+    draw = Draw(seed)
+    n, d = draw.count(1, 4), draw.count(2, 4)
+    map = first_valid(lambda: _around_a_sum(draw, _sum(draw, n, d), d))
+    choices = [domains(draw, n, d, plain=True) for _ in range(6)]
+    domain = draw.pick([Whole(n), *choices])
+    return Case(seed, map, domain, norms(draw, domain), n, d, "sums")
+
+
+def _sum(draw: Draw, n: int, d: int) -> Added:
+    """Often parts of one kind, and parts that nearly cancel."""
+    makers = draw.pick([[_term], [_affine], [_single], [_to_context], [_term, _affine, _single, _to_context, _hidden, _norm_layer]])
+    parts = [draw.pick(makers)(draw, d) for _ in range(draw.count(1, 4))]
+    first = parts[0]
+    if isinstance(first, Affine) and draw.chance(0.5):
+        parts.append(Affine(-first.w * (1 + draw.pick([0.0, 1e-12, 1e-3])), first.b))
+    if isinstance(first, r.Attention) and isinstance(first.lookup, r.Linear) and draw.chance(0.5):
+        parts.append(first.replace(lookup=r.Linear(-first.lookup.w_v, first.lookup.b_v)))
+    made = Added(tuple(parts))
+    made(draw.normal(n, d))  # a mask or a table that does not fit is drawn again
+    return draw.pick([made, made, Added((made, _affine(draw, d)))])
+
+
+def _around_a_sum(draw: Draw, map: Added, d: int) -> Any:
+    norm, after = _norm_layer(draw, d), _norm_layer(draw, d)
+    behind = Compose((norm, map))
+    block = pre_norm(map, _hidden(draw, d), norm, after)
+    return draw.pick(
+        [map, map, Residual(map), behind, Residual(behind), Compose((norm, map, after)), block, Compose((map, _sum(draw, 1, d)))]
+    )
+
+
+def _affine(draw: Draw, d: int) -> Affine:
+    return Affine(draw.size(0.1, 3.0) * draw.normal(d, d), draw.maybe(draw.normal(d)))
+
+
+def _single(draw: Draw, d: int) -> r.Attention:
+    """A head that stacks with its like."""
+    potential = r.Dot(draw.normal(d, 2), draw.normal(d, 2), draw.maybe(draw.size(0.1, 1.0)), draw.maybe(draw.normal(2)))
+    return r.Attention(potential, r.Linear(draw.size(0.1, 2.0) * draw.normal(d, d), draw.maybe(draw.normal(d))))
+
+
+def _term(draw: Draw, d: int) -> Any:
+    """Heads, or a head and what mixes it."""
+    return draw.pick([_mixed(draw, d), _single(draw, d), Compose((_single(draw, d), _affine(draw, d)))])
+
+
+def _to_context(draw: Draw, d: int) -> Any:
+    attention, c = _single(draw, d), draw.count(1, 3)
+    if draw.chance(0.3):
+        attention = attention.replace(support=r.Causal())
+    narrow = attention.replace(lookup=r.Linear(draw.normal(d, c)))
+    context = _context(draw, draw.count(1, 4), d, draw.size(0.1, 3.0))
+    return draw.pick([ToContext(attention, context), Compose((ToContext(narrow, context), Affine(draw.normal(c, d))))])
+
+
 # Modules of torch
 
 
@@ -291,6 +352,7 @@ FAMILIES: dict[str, Callable[[int], Case]] = {
     "cross": cross,
     "rows": rows,
     "layers": layers,
+    "sums": sums,
     "modules": modules,
     "laws": laws,
 }

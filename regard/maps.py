@@ -35,15 +35,30 @@ class Compose(Map):
     maps: tuple[Mapping, ...]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.maps, tuple) or not self.maps:
-            raise ArgumentError("maps", f"is {self.maps!r}", "give a tuple of one or more maps")
-        for inner in self.maps:
-            _mapping("maps", inner)
+        _mappings("maps", self.maps)
 
     def __call__(self, x: Tensor) -> Tensor:
         for inner in self.maps:
             x = inner(x)
         return x
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Added(Map):
+    """x ↦ Σ_k f_k(x): every one of `maps` acts on the same sequence."""
+
+    maps: tuple[Mapping, ...]
+
+    def __post_init__(self) -> None:
+        _mappings("maps", self.maps)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        first, *rest = (inner(x) for inner in self.maps)
+        for value in rest:
+            if value.shape != first.shape:
+                found = f"take {list(x.shape)} to {list(first.shape)} and to {list(value.shape)}"
+                raise ArgumentError("maps", found, "a sum needs maps that give values of one shape")
+        return sum(rest, first)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -155,7 +170,7 @@ class Silu(Activation):
     slope: float = 1.0
 
     def __call__(self, x: Tensor) -> Tensor:
-        return x * torch.sigmoid(self.slope * x)
+        return torch.nn.functional.silu(x) if self.slope == 1.0 else x * torch.sigmoid(self.slope * x)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -262,6 +277,13 @@ def _exactly(name: str, value: Tensor | None, rank: int, shape: str, width: int 
     if value is not None and (value.ndim != rank or (width is not None and value.shape[-1] != width)):
         wanted = shape if width is None else f"{shape} with {width} at the end"
         raise ArgumentError(name, f"has shape {list(value.shape)}", f"give a tensor of shape {wanted}")
+
+
+def _mappings(name: str, value: object) -> None:
+    if not isinstance(value, tuple) or not value:
+        raise ArgumentError(name, f"is {value!r}", "give a tuple of one or more maps")
+    for inner in value:
+        _mapping(name, inner)
 
 
 def _mapping(name: str, value: object) -> None:

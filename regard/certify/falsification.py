@@ -19,7 +19,7 @@ from regard.certify.subject import width_of_attention
 from regard.compute import ReferenceEngine, apply
 from regard.domains import Ball, Domain, Near, Radii, Shell, TokenSet, Whole
 from regard.errors import ArgumentError
-from regard.maps import Affine, Compose, FromQueries, Heads, Joint, Residual, ToContext
+from regard.maps import Added, Affine, Compose, FromQueries, Heads, Joint, Residual, ToContext
 from regard.measure import Measure
 from regard.norms import EntryMax, Frobenius, Norm, TokenMax, TokenSum, Wasserstein
 
@@ -315,7 +315,7 @@ def _width_of(map: Any) -> int | None:
         return width_of_attention(map.attention)
     if isinstance(map, Affine):
         return int(map.w.shape[0])
-    if isinstance(map, Compose):
+    if isinstance(map, (Compose, Added)):
         return next((found for inner in map.maps if (found := _width_of(inner)) is not None), None)
     return _width_of(map.map) if isinstance(map, Residual) else None
 

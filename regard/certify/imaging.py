@@ -14,7 +14,7 @@ from regard._round import EPS, gamma, outward, product_norm_bound, vector_norm_b
 from regard._verb import Verb
 from regard.attention import Attention
 from regard.certify.certification import declare, deviation
-from regard.certify.locating import enclosing, located, one_sequence, passed, tokenwise
+from regard.certify.locating import enclosing, located, one_sequence, passed, summands, tokenwise
 from regard.certify.setting import moves_of, width_of
 from regard.certify.subject import Head, MultiHead, subject_of
 from regard.certify.theorem import Refusal
@@ -50,6 +50,8 @@ def outputs(map: Any, tokens: int | None) -> int | None:
     """How many tokens come out when so many go in."""
     if isinstance(map, maps.FromQueries):
         return len(map.queries)
+    for inner in map.maps if isinstance(map, maps.Compose) else ():
+        tokens = outputs(inner, tokens)
     return map.queries if isinstance(map, maps.Joint) else tokens
 
 
@@ -125,12 +127,25 @@ def _gated(map: maps.Gated, domain: TokenSet) -> TokenSet:
 def _residual(map: maps.Residual, domain: TokenSet) -> TokenSet:
     """The sum of two sets: centers and radii add."""
     one_sequence(map.map)
-    moved = imaging.one(map.map, domain)
-    if not isinstance(domain, Ball) or not isinstance(moved, Ball):
-        return Whole(domain.tokens)
-    centers = [ball.center.detach().double() for ball in (domain, moved) if ball.center is not None]
-    rounding = 2 * EPS * sum(vector_norm_bound(center) for center in centers)
-    return Ball(outward(domain.radius + moved.radius + rounding), sum(centers[1:], centers[0]) if centers else None, domain.tokens)
+    return _sum_of([domain, imaging.one(map.map, domain)], domain.tokens)
+
+
+@imaging.rule(maps.Added, TokenSet)
+def _added(map: maps.Added, domain: TokenSet) -> TokenSet:
+    """The sum of the images: centers and radii add."""
+    return _sum_of([imaging.one(part, domain) for part in summands(map)], domain.tokens)
+
+
+def _sum_of(sets: Sequence[Domain], tokens: int | None) -> TokenSet:
+    """The ball that holds sums of one token of each set."""
+    balls = [found for found in sets if isinstance(found, Ball)]
+    if len(balls) < len(sets):
+        return Whole(tokens)
+    centers = [ball.center.detach().double() for ball in balls if ball.center is not None]
+    if len({len(center) for center in centers}) > 1:
+        raise Refusal("the terms of the sum have tokens of different widths; give them one width")
+    rounding = len(balls) * EPS * sum(vector_norm_bound(center) for center in centers)
+    return Ball(outward(sum(ball.radius for ball in balls) + rounding), sum(centers[1:], centers[0]) if centers else None, tokens)
 
 
 @imaging.rule(maps.Compose, Near)
@@ -249,6 +264,11 @@ def carried(map: Any, domain: Near) -> Tensor:
     """How far each token of the value can move, (n,)."""
     if isinstance(map, maps.Residual):
         return moves_of(domain) + carried(map.map, domain)
+    if isinstance(map, maps.Added):
+        apart = torch.stack([carried(part, domain) for part in summands(map)]).sum(0)
+        return apart.clamp(max=deviation(map, domain, TokenMax()).value)
+    if isinstance(map, maps.ToContext) and map.attention.normalizer.rowwise:  # a query that stays gives what it gave
+        return torch.where(moves_of(domain) > 0, deviation(map, domain, TokenMax()).value, 0.0)
     if isinstance(map, maps.Compose):
         last, margin = along(map.maps, domain)
         if isinstance(last, Near):

@@ -34,6 +34,23 @@ def one_sequence(map: Any) -> None:
     attention = map if isinstance(map, Attention) else getattr(map, "attention", None)
     if isinstance(attention, Attention) and not isinstance(map, maps.Heads) and len(single_heads(attention)) > 1:
         raise Refusal("an attention with several heads gives a sequence for each; mix them with Heads(attention, w_o)")
+    for inner in map.maps if isinstance(map, maps.Added) else ():
+        one_sequence(inner)
+
+
+def keeps_tokens(map: Any) -> bool:
+    """Whether as many tokens come out as go in."""
+    if isinstance(map, (maps.Compose, maps.Added)):
+        return all(keeps_tokens(inner) for inner in map.maps)
+    return keeps_tokens(map.map) if isinstance(map, maps.Residual) else not isinstance(map, (maps.FromQueries, maps.Joint))
+
+
+def summands(map: maps.Added) -> list[maps.Mapping]:
+    """The parts of a sum, sums among them taken apart; each gives one sequence of as many tokens as it takes."""
+    one_sequence(map)
+    if not keeps_tokens(map):
+        raise Refusal("a part of the sum gives another number of tokens than it takes; add maps that keep it")
+    return [part for inner in map.maps for part in (summands(inner) if isinstance(inner, maps.Added) else [inner])]
 
 
 def doubled(map: Any) -> Any:
@@ -43,7 +60,7 @@ def doubled(map: Any) -> Any:
 
 def tokenwise(map: Any) -> bool:
     """Whether a map acts on each token alone."""
-    if isinstance(map, maps.Compose):
+    if isinstance(map, (maps.Compose, maps.Added)):
         return all(tokenwise(inner) for inner in map.maps)
     return (
         tokenwise(map.map) if isinstance(map, maps.Residual) else isinstance(map, (maps.Affine, maps.Pointwise, maps.Normalize, maps.Gated))
@@ -141,6 +158,16 @@ def _residual_value(map: maps.Residual, measure: Measure) -> tuple[Measure, floa
     return measure.replace(points=total), outward(margin + 2 * EPS * float(lengths(total).max()))
 
 
+@located.rule(maps.Added)
+def _added_value(map: maps.Added, measure: Measure) -> tuple[Measure, float]:
+    found = [located.one(part, measure) for part in summands(map)]
+    values = [value.points for value, _ in found]
+    if len({value.shape for value in values}) > 1:
+        raise Refusal("the parts of the sum give tokens of different widths; give them one width")
+    rounding = gamma(len(values)) * sum(float(lengths(value).max()) for value in values)
+    return measure.replace(points=torch.stack(values).sum(0)), outward(sum(margin for _, margin in found) + rounding)
+
+
 @located.rule(Attention)
 @located.rule(maps.Heads)
 def _attention_value(map: Any, measure: Measure) -> tuple[Measure, float]:
@@ -153,6 +180,21 @@ def _attention_value(map: Any, measure: Measure) -> tuple[Measure, float]:
         error = outward(sum(size * vector_norm_bound(output) for size, output in zip(sizes, subject.w_o, strict=True)))
         error += 0.0 if subject.b_o is None else gamma(len(sizes) + 8) * vector_norm_bound(subject.b_o)
     return measure.replace(points=_attention_points(doubled(map), measure)), outward(error)
+
+
+@located.rule(maps.ToContext)
+def _context_value(map: maps.ToContext, measure: Measure) -> tuple[Measure, float]:
+    """As for attention of queries and keys together, which are longer, more, and farther from each other than those that meet."""
+    one_sequence(map)
+    given = map.context if isinstance(map.context, Measure) else Measure(map.context)
+    if given.points.ndim != 2 or given.points.shape[-1] != measure.points.shape[-1]:
+        raise Refusal("the rounding is known where queries and one context have the same width")
+    if given.log_weights is not None or measure.log_weights is not None:
+        raise Refusal("the rounding of attention to a context with weights is not known; give the points without them")
+    points, marks = torch.cat([measure.points, given.points.detach().double()]), torch.cat([measure.positions(), given.positions()])
+    error = _head_error(subject_of(map.attention).separate[0], Measure(points, marks=marks))
+    value = doubled(map.attention)(measure, doubled(given)).points
+    return measure.replace(points=value.reshape(value.shape[-2:])), outward(error)
 
 
 def _attention_points(map: Any, measure: Measure) -> Tensor:

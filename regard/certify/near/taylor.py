@@ -20,15 +20,17 @@ from regard import maps
 from regard._round import EPS, product_norm_bound
 from regard._verb import Verb
 from regard.attention import Attention
-from regard.certify.locating import doubled, one_sequence
+from regard.certify.locating import doubled, one_sequence, summands
 from regard.certify.near.heads import MARGIN, LocalHeads, largest_root, matrix_norms
 from regard.certify.near.linear import LinearMove, shares
 from regard.certify.near.moves import row_moves
 from regard.certify.near.steepness import derivative_change
+from regard.certify.setting import balls_of
 from regard.certify.subject import subject_of
 from regard.certify.theorem import Refusal
 from regard.certify.tokenwise import steepness, travel
 from regard.domains import Neighborhood
+from regard.measure import Measure
 from regard.norms import Frobenius, SequenceNorm, TokenMax
 
 NUMBERS = 60_000_000
@@ -47,6 +49,12 @@ class Column:
     def plus(self, other: Column | None) -> Column:
         """The sum with a column of the same origin."""
         return self if other is None else Column(self.blocks + other.blocks, self.radii)
+
+    def size(self) -> Tensor:
+        """Σ_j |B_ij|_F ρ_j for each token i, no less than the reach."""
+        if not bool(torch.isfinite(self.radii).all()):
+            return torch.full((len(self.blocks),), math.inf, dtype=torch.float64)
+        return self.blocks.flatten(-2).norm(dim=-1) @ self.radii
 
     def reach(self, steps: int = 0) -> Tensor:
         """At least |Σ_j B_ij d_j| for each token i: λ_max(Σ_j ρ_j² B_ij B_ijᵀ/λ_j)^{1/2} λ in proportion to the blocks, or better."""
@@ -159,6 +167,8 @@ def _run(map: object, state: State, tangents: Tangents) -> tuple[State, Tangents
     if isinstance(map, maps.Residual):
         after, turned = _run(map.map, state, tangents)
         return _around(state, after), None if tangents is None or turned is None else _joined(tangents, turned)
+    if isinstance(map, maps.Added):
+        return _added([_run(part, state, tangents) for part in summands(map)])
     moves = state.moves()
     if bool(torch.isinf(moves).any()):
         raise Refusal("the moves before a map are not bounded")
@@ -184,6 +194,25 @@ def _around(state: State, after: State) -> State:
     if after.value.shape != state.value.shape:
         raise Refusal("a residual connection around a map that changes the width")
     return State(state.value + after.value, _joined(state.columns, after.columns), state.cap + after.cap)
+
+
+def _added(found: list[tuple[State, Tangents]]) -> tuple[State, Tangents]:
+    """A sum of maps of one state: columns of the same origin add with their directions."""
+    values, columns, caps = zip(*((state.value, state.columns, state.cap) for state, _ in found), strict=True)
+    if len({value.shape for value in values}) > 1:
+        raise Refusal("a sum of maps that give tokens of different widths")
+    turned = [tangents for _, tangents in found if tangents is not None]
+    return State(sum(values[1:], values[0]), _total(list(columns)), sum(caps[1:], caps[0])), _total(turned) if turned else None
+
+
+def _total(parts: list[tuple[Column, ...]]) -> tuple[Column, ...]:
+    """The sum, with a column for its rounding: what cancels leaves the rounding of what it was."""
+    n, _, d, _ = parts[0][0].blocks.shape
+    joined = parts[0]
+    for part in parts[1:]:
+        joined = _joined(joined, part)
+    lost = sum((column.size() for part in parts for column in part), torch.zeros(n, dtype=torch.float64))
+    return _merged((*joined, fresh(n, d, ROUNDING * lost)))
 
 
 def _joined(before: tuple[Column, ...], after: tuple[Column, ...]) -> tuple[Column, ...]:
@@ -252,6 +281,35 @@ def _attention(map: Attention | maps.Heads, value: Tensor, moves: Tensor) -> Sta
         return moved.unflatten(-1, (m, c)).permute(0, 2, 1, 3)
 
     return Stage(doubled(map)(value), push, found.remainder, found.best, lambda tangents: derivative_change(heads, moves, tangents))
+
+
+@stage.rule(maps.ToContext)
+def _context(map: maps.ToContext, value: Tensor, moves: Tensor) -> Stage:
+    """|D²f[t, e]| = |E[(v - Ev)(z·t - Ez·t)(z·e - Ez·e)]| ≤ 2wRκ²|t||e| for keys in a ball of radius R, κ = |A|R, whatever the queries.
+
+    Each query is on its own, so one tangent for all of them gives a column of every derivative.
+    """
+    spread, kappa = _context_sizes(map)
+    run, (n, d) = doubled(map), value.shape
+    axes = torch.eye(d, dtype=torch.float64)
+    columns = [torch.func.jvp(run, (value,), (axis.expand(n, d).clone(),))[1] for axis in axes]
+    gains = torch.stack(columns, -1).unsqueeze(1)
+    bend = 2 * spread * kappa**2 * moves * MARGIN
+    cap = torch.clamp(spread * kappa * moves, max=2 * spread) * MARGIN
+    return Stage(run(value), lambda blocks: gains @ blocks, bend * moves / 2, cap, lambda tangents: bend * tangents)
+
+
+def _context_sizes(map: maps.ToContext) -> tuple[float, float]:
+    """wR and |A|R: at least how far values, and slopes of scores, are from a center."""
+    one_sequence(map)
+    head = subject_of(map.attention).separate[0]
+    given = map.context if isinstance(map.context, Measure) else Measure(map.context)
+    width = given.points.shape[-1]
+    form = head.form(width) if head.softmax and given.points.ndim == 2 else None
+    if form is None:
+        raise Refusal("attention to a context has a Taylor model for softmax rows of bilinear scores and one context")
+    ball = min(balls_of(Neighborhood(given.points.detach(), 0.0, TokenMax()), width), key=lambda ball: ball.radius)
+    return head.w * ball.radius, form.norm * ball.radius
 
 
 @stage.rule(maps.Affine)

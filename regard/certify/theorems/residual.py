@@ -33,8 +33,8 @@ at most $L\,\|X - Y\|_{L^p}$ for this coupling.
 """,
 )
 
-COUPLED = ("wasserstein", "heads", "affine", "pointwise", "normalize", "gated", "composition", "residual")
-"""Theorems whose constants hold for every coupling when their parts do (`wasserstein` for p = 2 and ∞)."""
+COUPLED = ("wasserstein", "heads", "affine", "pointwise", "normalize", "gated", "composition", "residual", "addition", "cross")
+"""Theorems whose constants hold for every coupling when their parts do (`wasserstein` for p = 2 and ∞; `cross` of queries, each alone)."""
 
 
 @THEOREM.constant(Residual, Domain, Norm)
@@ -46,7 +46,7 @@ def residual(map: Residual, domain: Domain, norm: Norm) -> Bound:
     part = certify(map.map, domain, norm)
     hypotheses: tuple[Hypothesis, ...] = ()
     if isinstance(norm, Wasserstein):
-        part, hypotheses = _coupled(map.map, part, norm), (checked("the constant holds coupling by coupling"),)
+        part, hypotheses = coupled(map.map, part, norm), (checked("the constant holds coupling by coupling"),)
     _finite(part)
     return Bound(outward(1 + part.value), hypotheses, (part,))
 
@@ -89,7 +89,7 @@ def _finite(part: Certificate) -> Certificate:
     return part
 
 
-def _coupled(map: Any, part: Certificate, norm: Wasserstein) -> Certificate:
+def coupled(map: Any, part: Certificate, norm: Wasserstein) -> Certificate:
     """The smallest bound that holds for every coupling."""
     if tokenwise(map):
         return part

@@ -25,14 +25,16 @@ Along $f = f_k\circ\dots\circ f_1$ with token $j$ of the input within $\rho_j$: 
 $$ x'_i - x_i = \sum_j (J_l\cdots J_1)_{ij}\,d_j + \sum_{a \le l}\sum_j (J_l\cdots J_{a+1})_{ij}\,e_j^{(a)},\qquad |e_j^{(a)}| \le
 \mathrm{new}_j(a), $$
 $J_l$ the exact derivative of $f_l$ at the given input and $\mathrm{new}(a)$ the remainder of $f_a$ over the moves that reach it:
-`remainder` for attention,
+`remainder` for attention, $wR\kappa^2|t|^2$ with $\kappa = \|A\|R$ for attention to a context with keys in a ball of radius $R$,
 $\max|\gamma|\,|t|^2/\sqrt d\,(1/(sm) + s/m^3)$ with $s = \sqrt{|x|^2/d + \epsilon}$, $m = s - |t|/\sqrt d$ for norm layers,
 $\tfrac{|t|^2}2\lambda_{\max}(W_2^\top D[(w_k\cdot w_l)^2]DW_2)^{1/2} + \tfrac{|t|^3}6\sup|\varphi'''|\dots$ for feed-forward layers.
 The same holds for a tangent, with $|(Df_a(x') - Df_a(x))e|$ in place of remainders, so that the constant is the norm of the derivative at
 the given input
 and what it can change.
 """,
-    hypotheses=("a remainder for every map: attention with bilinear scores, norm layers, feed-forward layers, affine maps, activations",),
+    hypotheses=(
+        "a remainder for every map: attention with bilinear scores, also to a context, norm layers, feed-forward and affine layers, activations, sums",
+    ),
     proof=r"""
 Taylor's formula for each map about the value it has for the given input, and the chain rule. Norms are never multiplied across layers: a
 remainder goes on through the exact derivatives. A
