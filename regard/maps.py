@@ -122,6 +122,8 @@ class Normalize(Map):
     centered: bool = True
 
     def __post_init__(self) -> None:
+        if not isinstance(self.eps, (int, float)):
+            raise ArgumentError("eps", f"is a {type(self.eps).__name__}", "give a number; scale and shift are weight= and bias=")
         if not self.eps >= 0:
             raise ArgumentError("eps", f"is {self.eps}", "give a number that is not negative")
         _exactly("weight", self.weight, 1, "(d,)")

@@ -14,7 +14,7 @@ from tests import nouns
 PACKAGE = Path(r.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 VERBS = ("compute", "derive", "certify", "cost", "dynamics")
-TOP = ("audit", "nn", "cli", "testing", "__main__", "__init__", "hf")
+TOP = ("audit", "nn", "training", "cli", "testing", "__main__", "__init__", "hf")
 BOTTOM = ("errors",)
 
 

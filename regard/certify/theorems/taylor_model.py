@@ -33,7 +33,7 @@ the given input
 and what it can change.
 """,
     hypotheses=(
-        "a remainder for every map: attention with bilinear scores, also to a context, norm layers, feed-forward and affine layers, activations, sums",
+        "a remainder for every map: attention with bilinear scores, also to a context, norm and feed-forward layers, affine maps, activations, sums",
     ),
     proof=r"""
 Taylor's formula for each map about the value it has for the given input, and the chain rule. Norms are never multiplied across layers: a
