@@ -8,6 +8,9 @@ regard.certify(a, regard.Ball(1.0, tokens=8), regard.TokenMax())  # how much it 
 regard.attend(q, k, v, potential=regard.Gaussian(bandwidth=2.0))   # the tensor door
 """
 
+import importlib
+from typing import Any
+
 from regard.attention import Attention, Softmatch
 from regard.audit import audit
 from regard.certificate import Certificate, Hypothesis
@@ -129,6 +132,14 @@ from regard.transport import entropic_wasserstein, transport_plan, wasserstein
 
 __version__ = "0.1.0"
 
+
+def __getattr__(name: str) -> Any:
+    """regard.nn and regard.hf are there when they are asked for, and cost nothing before."""
+    if name in ("nn", "hf"):
+        return importlib.import_module(f"regard.{name}")
+    raise AttributeError(f"module 'regard' has no attribute {name!r}")
+
+
 __all__ = [
     "THEOREMS",
     "Activation",
@@ -137,8 +148,8 @@ __all__ = [
     "Affine",
     "Alibi",
     "AmbiguousRuleError",
-    "ArgumentError",
     "Architecture",
+    "ArgumentError",
     "Attention",
     "Ball",
     "Bilinear",

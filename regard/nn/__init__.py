@@ -5,6 +5,7 @@ logits = model(ids)
 regard.linearize(model.decoder.layers[0].declare(), x).norm()
 """
 
+from regard.nn import rules as _rules  # noqa: F401 (modules become known to regard.declare)
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.cache import Cache, ContextCache, LayerCache
 from regard.nn.declaration import Projections, projected
@@ -17,6 +18,7 @@ from regard.nn.interchange import from_torch, to_torch
 from regard.nn.layers import Branch, DecoderLayer, EncoderLayer
 from regard.nn.mechanism import Mechanism
 from regard.nn.models import LanguageModel, SequenceToSequence
+from regard.nn.monitor import Monitor, RegularityWarning, monitor
 from regard.nn.positions import (
     AlibiPositions,
     LearnedPositions,
@@ -47,10 +49,12 @@ __all__ = [
     "LayerCache",
     "LearnedPositions",
     "Mechanism",
+    "Monitor",
     "MultiHeadAttention",
     "NoPositions",
     "Positions",
     "Projections",
+    "RegularityWarning",
     "RelativePositions",
     "RotaryPositions",
     "Sampling",
@@ -64,6 +68,7 @@ __all__ = [
     "from_torch",
     "initialize",
     "load",
+    "monitor",
     "projected",
     "save",
     "shaped",

@@ -32,9 +32,7 @@ The same holds for a tangent, with $|(Df_a(x') - Df_a(x))e|$ in place of remaind
 the given input
 and what it can change.
 """,
-    hypotheses=(
-        "a remainder for every map: attention with bilinear scores, also to a context, norm and feed-forward layers, affine maps, activations, sums",
-    ),
+    hypotheses=("a remainder for every map: attention with bilinear scores, norm and feed-forward layers, affine maps, activations, sums",),
     proof=r"""
 Taylor's formula for each map about the value it has for the given input, and the chain rule. Norms are never multiplied across layers: a
 remainder goes on through the exact derivatives. A
