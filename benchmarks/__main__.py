@@ -26,7 +26,7 @@ COMPILED = ("FlexAttention Gaussian",)
 def main() -> int:
     """Measure, print, save; exit status 1 if a target is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="first shape, short lengths, no memory of peers; ends within three minutes")
+    parser.add_argument("--quick", action="store_true", help="the short form: first shape, short lengths, no memory of peers")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (one gives the steadiest ratios)")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/latest.json"), help="where the JSON goes")
     parser.add_argument("--only", help="cases whose name contains this")

@@ -1,6 +1,6 @@
 """The ladder of one attention head: every bound of its constant around a given input, over the radius, with what a search finds below.
 
-python examples/ladder.py [--tokens 12] [--width 8] [--seed 0] [--out docs/pictures/ladder.svg]
+python examples/ladder.py [--tokens 12] [--width 8] [--radii 17] [--seed 0] [--out docs/pictures/ladder.svg]
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script,
 import regard
 from examples.plot import Line, chart
 
-RADII = [10 ** (power / 4) for power in range(-12, 5)]
-"""From 0.001 to 10."""
+
+def radii_of(count: int) -> list[float]:
+    """From 0.001 to 10, evenly on a logarithmic axis."""
+    return [10 ** ((16 * step / (count - 1) - 12) / 4) for step in range(count)]
 
 
 def example(tokens: int, width: int, seed: int) -> tuple[regard.Attention, torch.Tensor]:
@@ -46,18 +48,18 @@ def line(name: str, points: list[tuple[float, float]]) -> Line:
     return Line(f"{name} {source}".strip(), points, "published" if source else "ours")
 
 
-def curves(attention: regard.Attention, x: torch.Tensor) -> list[Line]:
+def curves(attention: regard.Attention, x: torch.Tensor, radii: list[float]) -> list[Line]:
     """A line for each theorem; those about one sequence alone are dots at the smallest radius."""
-    found = [(radius, rungs(attention, x, radius)) for radius in RADII]
+    found = [(radius, rungs(attention, x, radius)) for radius in radii]
     names = list(found[0][1])
     lines = [line(name, [(radius, values[name]) for radius, values in found]) for name in names]
-    return lines + [line(name, [(RADII[0], value)]) for name, value in rungs(attention, x, 0.0).items() if name not in names]
+    return lines + [line(name, [(radii[0], value)]) for name, value in rungs(attention, x, 0.0).items() if name not in names]
 
 
-def seen(attention: regard.Attention, x: torch.Tensor) -> Line:
+def seen(attention: regard.Attention, x: torch.Tensor, radii: list[float]) -> Line:
     """What a search finds, from below; a pair seen in a small neighborhood is in every larger one."""
     best, points = 0.0, []
-    for radius in RADII:
+    for radius in radii:
         near = regard.Neighborhood(x, radius)
         best = max(best, regard.falsify(attention, near, regard.Frobenius(), steps=20, restarts=2).value)
         points.append((radius, best))
@@ -69,11 +71,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=12)
     parser.add_argument("--width", type=int, default=8)
+    parser.add_argument("--radii", type=int, default=17, help="how many, two or more")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("docs/pictures/ladder.svg"))
     options = parser.parse_args()
+    if options.radii < 2:
+        parser.error(f"--radii: is {options.radii}; give two or more, the ends of the ladder")
     attention, x = example(options.tokens, options.width, options.seed)
-    lines = [*curves(attention, x), seen(attention, x)]
+    radii = radii_of(options.radii)
+    lines = [*curves(attention, x, radii), seen(attention, x, radii)]
     title = f"Bounds of the constant of one head, {options.tokens} tokens of width {options.width}"
     options.out.parent.mkdir(parents=True, exist_ok=True)
     drawn = chart(title, "how far the input may move (Frobenius radius)", lines, above="constant in Frobenius norm")

@@ -39,6 +39,10 @@ class Verb:
         """Run the most specific rule."""
         return self.choose(*(type(argument) for argument in arguments))(*arguments)
 
+    def __call__(self, *arguments: Any) -> Any:
+        """The same: declare(module)."""
+        return self.one(*arguments)
+
     def all(self, *types: type) -> list[Callable[..., Any]]:
         """Every rule that matches these types."""
         return [function for signature, function in self._rules.items() if _matches(types, signature)]

@@ -21,8 +21,12 @@ def write_object(value: Any) -> Any:
         fields = {field.name: write_object(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"type": type(value).__name__, **fields}
     if isinstance(value, Tensor):
-        kind = "Parameter" if isinstance(value, Parameter) else "Tensor"
-        return {"type": kind, "dtype": str(value.dtype).removeprefix("torch."), "values": _finite(value.tolist())}
+        numbers = {"dtype": str(value.dtype).removeprefix("torch."), "values": _finite(value.tolist())}
+        return (
+            {"type": "Parameter", "learned": value.requires_grad, **numbers}
+            if isinstance(value, Parameter)
+            else {"type": "Tensor", **numbers}
+        )
     if isinstance(value, tuple):
         return {"type": "tuple", "items": [write_object(part) for part in value]}
     if isinstance(value, float) and value in (float("inf"), -float("inf")):
@@ -51,7 +55,7 @@ def read_object(written: Any, rooms: tuple[ModuleType, ...]) -> Any:
     name = fields.pop("type", None)
     if name in ("Tensor", "Parameter"):
         tensor = torch.tensor(_numbers(fields["values"]), dtype=getattr(torch, fields["dtype"]))
-        return Parameter(tensor) if name == "Parameter" else tensor
+        return Parameter(tensor, bool(fields["learned"])) if name == "Parameter" else tensor
     if name == "tuple":
         return tuple(read_object(part, rooms) for part in fields["items"])
     if name == "float":

@@ -251,14 +251,15 @@ def input_key(item: Input) -> str:
 
 
 def answer(measure: Any, *arguments: Any) -> dict[str, Any]:
-    """A result for the store, or the reason why there is none."""
+    """A result for the store, and the reason where there is none or something of it is missing."""
     try:
         result: Result = measure(*arguments)
     except (NotCovered, ArgumentError, MissingExtraError) as reason:
         return {"reason": str(reason)}
     except Exception as error:  # a strange module must not take the other checks with it: what went wrong is in the report
         return {"reason": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
-    return {"numbers": result.numbers, "table": result.table}
+    found = {"numbers": result.numbers, "table": result.table}
+    return {**found, "reason": result.reason} if result.reason else found
 
 
 def working(model: nn.Module) -> nn.Module:

@@ -71,15 +71,19 @@ def _refuse_shared(directory: Path) -> None:
     owner = _read(directory / OWNER)
     if isinstance(owner, int) and owner != os.getpid() and _alive(owner):
         found = f"{directory.parent} is in use by another audit (process {owner})"
-        raise ArgumentError("--out", found, "wait for it, or give another directory")
+        stale = f"if no audit runs, the number is that of another program by now: delete {directory}"
+        raise ArgumentError("--out", found, f"wait for it, or give another directory; {stale}")
 
 
 def _alive(process: int) -> bool:
+    """Whether there is such a process: numbers below one are groups of processes, and far too large ones are nobody's."""
+    if process < 1:
+        return False
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
-    except OSError:
+    except OSError:  # it belongs to somebody else
         return True
     return True
 

@@ -190,8 +190,9 @@ def _on_texts(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way:
 
 def _subject(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: _Way) -> dict[str, str]:
     """What results are of: they may be continued only where all of this is the same."""
+    from importlib.metadata import version
+
     import torch
-    import transformers
 
     from regard import __version__
     from regard.audit.store import fingerprint
@@ -203,7 +204,7 @@ def _subject(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: 
         "--device": way.device,
         "--weights-only": str(way.weights_only),
         "--low-memory": str(way.low_memory),
-        "versions": f"regard {__version__}, torch {torch.__version__}, transformers {transformers.__version__}",
+        "versions": f"regard {__version__}, torch {torch.__version__}, transformers {version('transformers')}",
     }
 
 

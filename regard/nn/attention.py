@@ -90,6 +90,8 @@ class MultiHeadAttention(nn.Module):
 
     def _crossing(self, x: Tensor, context: Tensor, cache: LayerCache | ContextCache | None) -> tuple[Tensor, Tensor, Tensor]:
         check_tokens("context", context, self.width)
+        if self.shaped:
+            raise ArgumentError("context", "is given to shaped attention, where I + P - uniform acts on one sequence", "leave it out")
         if cache is not None and not isinstance(cache, ContextCache):
             raise ArgumentError("cache", f"is a {type(cache).__name__}", "cross-attention takes an entry of Cache.contexts")
         weight, bias = self.projection.weight, self.projection.bias

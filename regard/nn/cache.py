@@ -38,7 +38,7 @@ class LayerCache:
         if keys.requires_grad:
             raise ArgumentError("cache", "is used while gradients are recorded", "a cache is for inference: call under torch.no_grad()")
         old = self._keys
-        if old is not None and (old.shape[:-2] != keys.shape[:-2] or old.shape[-1] != keys.shape[-1]):
+        if old is not None and _sizes(old) != _sizes(keys):
             found = f"holds {_sizes(old)} and the layer gives {_sizes(keys)}"
             raise ArgumentError("cache", found, "use one cache for one model and one batch; make a new one with model.cache()")
 
@@ -88,4 +88,4 @@ def marks_after(length: int, count: int, device: torch.device) -> Tensor:
 
 
 def _sizes(keys: Tensor) -> str:
-    return f"{list(keys.shape[:-2])} of width {keys.shape[-1]}"
+    return f"{list(keys.shape[:-2])} of width {keys.shape[-1]} in {keys.dtype}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -104,11 +105,16 @@ def exact(value: Any) -> Any:
     return pytree.tree_map(copy, value)
 
 
-def attention_of(module: MultiHeadAttention) -> Attention:
-    """All heads of a module on tokens, before they are joined: (h, n, c)."""
-    mechanism = exact(module.mechanism.value())
-    w_q, w_k, w_v = _parts(module, exact(module.projection.weight).mT)
-    b_q, b_k, b_v = (None, None, None) if module.projection.bias is None else _parts(module, exact(module.projection.bias))
+def detached(value: Any) -> Any:
+    """The numbers as they are, cut off from what they came from."""
+    return pytree.tree_map(lambda part: part.detach() if isinstance(part, Tensor) else part, value)
+
+
+def attention_of(module: MultiHeadAttention, read: Callable[[Any], Any] = exact) -> Attention:
+    """All heads of a module on tokens, before they are joined: (h, n, c); read: how its numbers are taken, `exact` or `detached`."""
+    mechanism = read(module.mechanism.value())
+    w_q, w_k, w_v = _parts(module, read(module.projection.weight).mT)
+    b_q, b_k, b_v = (None, None, None) if module.projection.bias is None else _parts(module, read(module.projection.bias))
     potential = projected.one(mechanism.potential, Projections(w_q, w_k, b_q, b_k))
     made: Attention = mechanism.replace(potential=potential, lookup=Linear(w_v, b_v))
     return made
@@ -121,17 +127,17 @@ def _parts(module: MultiHeadAttention, packed: Tensor) -> tuple[Tensor, ...]:
     return heads.split((module.heads, module.kv_heads, module.kv_heads), 0)
 
 
-def mixing(module: MultiHeadAttention) -> tuple[Tensor, Tensor | None]:
+def mixing(module: MultiHeadAttention, read: Callable[[Any], Any] = exact) -> tuple[Tensor, Tensor | None]:
     """w_o (h, c, d) and b_o (d,)."""
-    w_o = exact(module.output.weight).mT.unflatten(0, (module.heads, -1)).contiguous()
-    return w_o, None if module.output.bias is None else exact(module.output.bias)
+    w_o = read(module.output.weight).mT.unflatten(0, (module.heads, -1)).contiguous()
+    return w_o, None if module.output.bias is None else read(module.output.bias)
 
 
 def self_heads(module: MultiHeadAttention) -> Map:
     """Σ_h attention_h(x) w_o[h] + b_o, and for shaped attention what stands beside it."""
     (w_o, b_o), attention = mixing(module), attention_of(module)
     heads = Heads(attention, w_o, b_o)
-    return heads if not module.shaped else Added((heads, _identity(module, attention, w_o), Heads(_uniform(attention), -w_o)))
+    return heads if not module.shaped else Added((heads, _identity(module, attention, w_o), Heads(_uniform(attention, module.heads), -w_o)))
 
 
 def _identity(module: MultiHeadAttention, attention: Attention, w_o: Tensor) -> Affine:
@@ -143,12 +149,12 @@ def _identity(module: MultiHeadAttention, attention: Attention, w_o: Tensor) -> 
     return Affine(w, None if lookup.b_v is None else (lookup.b_v.repeat_interleave(repeats, 0).unsqueeze(-2) @ w_o).sum((0, -2)))
 
 
-def _uniform(attention: Attention) -> Attention:
+def _uniform(attention: Attention, heads: int) -> Attention:
     """The same values under laws that are uniform on what is seen."""
     lookup = attention.lookup
     assert isinstance(lookup, Linear)
-    blank = lookup.w_v.new_zeros(len(lookup.w_v), lookup.w_v.shape[-2], 1)
-    return attention.replace(potential=Dot(blank, blank, 1.0))
+    queries, keys = (lookup.w_v.new_zeros(count, lookup.w_v.shape[-2], 1) for count in (heads, len(lookup.w_v)))
+    return attention.replace(potential=Dot(queries, keys, 1.0))
 
 
 def cross_heads(module: MultiHeadAttention, context: Tensor) -> Map:

@@ -47,8 +47,8 @@ class Design(Object):
     def __post_init__(self) -> None:
         check_heads(self.width, self.heads, self.heads if self.kv_heads is None else self.kv_heads)
         check_mechanism(self.mechanism)
-        if self.hidden is not None and self.hidden < 1:
-            raise ArgumentError("hidden", f"is {self.hidden}", "give the width of the feed-forward layer, one or more")
+        if self.hidden is not None and (not isinstance(self.hidden, int) or self.hidden < 1):
+            raise ArgumentError("hidden", f"is {self.hidden!r}", "give the width of the feed-forward layer, one or more")
         if not 0 <= self.dropout < 1:
             raise ArgumentError("dropout", f"is {self.dropout}", "give the share that is dropped, from 0 up to below 1")
         for name, kind in (("positions", Positions), ("activation", Activation), ("norm", Normalize), ("initialization", Initialization)):

@@ -40,7 +40,10 @@ class Sampling(Object):
 
     def law(self, logits: Tensor) -> Tensor:
         """The probabilities (batch, vocabulary) tokens are drawn from."""
-        logits = logits.double() / self.temperature
+        if self.temperature == 0:
+            return torch.zeros_like(logits, dtype=torch.float64).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
+        logits = logits.double()
+        logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature  # no temperature is too small for numbers below zero
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             kept = logits.topk(self.top_k, -1)
             logits = torch.full_like(logits, -torch.inf).scatter(-1, kept.indices, kept.values)
@@ -57,12 +60,17 @@ def steps(
     logits: Callable[[Tensor], Tensor], ids: Tensor, tokens: int, *, sampling: Sampling, seed: int | None, end: int | None
 ) -> Iterator[Tensor]:
     """New tokens (batch,), one step at a time; a sequence that came to its `end` goes on with it. Without a seed each run differs."""
+    check_request(ids, tokens)
+    return _steps(logits, ids, tokens, sampling, _generator(seed, ids.device), end)
+
+
+def check_request(ids: Tensor, tokens: int) -> None:
+    """Sequences to go on from, and a number of tokens."""
     if not isinstance(ids, Tensor) or ids.ndim != 2 or not ids.shape[-1]:
         found = f"has shape {list(ids.shape)}" if isinstance(ids, Tensor) else f"is a {type(ids).__name__}"
         raise ArgumentError("ids", found, "give sequences (batch, n) with one token or more")
-    if tokens < 0:
-        raise ArgumentError("tokens", f"is {tokens}", "ask for zero tokens or more")
-    return _steps(logits, ids, tokens, sampling, _generator(seed, ids.device), end)
+    if not isinstance(tokens, int) or tokens < 0:
+        raise ArgumentError("tokens", f"is {tokens!r}", "ask for zero tokens or more")
 
 
 def _generator(seed: int | None, device: torch.device) -> torch.Generator:

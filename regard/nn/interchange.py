@@ -33,8 +33,10 @@ def from_torch(module: nn.Module) -> Any:
     """A module of regard.nn with the weights of one of torch: nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.Transformer, ...
 
     Tokens are (batch, n, width) whatever batch_first said. Dropout is applied to branches and hidden layers, as torch does, and not to
-    attention weights: outside of training nothing differs.
+    attention weights: outside of training nothing differs. Decoders see their past alone, as torch's do with a causal tgt_mask.
     """
+    if isinstance(module, nn.Module):
+        _untouched(module)
     made = reading.one(module)
     made.train(module.training)
     return made
@@ -45,6 +47,15 @@ def to_torch(module: nn.Module) -> Any:
     made = writing.one(module)
     made.train(module.training)
     return made
+
+
+def _untouched(module: nn.Module) -> None:
+    """A class that is derived from torch's may compute something else, unless somebody said what."""
+    name = type(module).__name__
+    known: Any = next(kind for kind in type(module).__mro__ if kind.__module__.startswith("torch.nn."))
+    derived = known is not nn.Module and type(module).forward is not known.forward
+    if derived and reading.choose(type(module)) is reading.choose(known):
+        raise ArgumentError("module", f"is a {name} with a forward of its own", f"say what it becomes with @reading.rule({name})")
 
 
 @reading.rule(object)
@@ -256,7 +267,7 @@ def _write_encoder(module: Encoder) -> nn.TransformerEncoder:
 @writing.rule(Decoder)
 def _write_decoder(module: Decoder) -> nn.TransformerDecoder:
     if not module.cross:
-        raise ArgumentError("module", "has no cross-attention", "torch's decoder always has it; use an Encoder with support=Causal()")
+        raise ArgumentError("module", "has no cross-attention", "torch's decoder always has it; use an Encoder and a mask")
     layer = nn.TransformerDecoderLayer(**_layer_options(module.design))
     made = nn.TransformerDecoder(layer, len(module.layers), _last(module))
     _give_stack(module, made)
@@ -275,6 +286,8 @@ def _write_transformer(module: Transformer) -> nn.Transformer:
 @writing.rule(EncoderLayer)
 @writing.rule(DecoderLayer)
 def _write_layer(module: EncoderLayer | DecoderLayer) -> nn.Module:
+    if isinstance(module, DecoderLayer) and module.cross_attention is None:
+        raise ArgumentError("module", "has no cross-attention", "torch's decoder layer always has it; use an EncoderLayer and a mask")
     kind = nn.TransformerEncoderLayer if isinstance(module, EncoderLayer) else nn.TransformerDecoderLayer
     made = kind(**_layer_options(module.design))
     _give_layer(module, made)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
@@ -22,8 +23,10 @@ class Mechanism(nn.Module):
     def __init__(self, attention: Attention) -> None:
         super().__init__()
         check_mechanism(attention)
-        leaves, self._structure = pytree.tree_flatten(attention)
-        self._names = list(leaf_names(attention))
+        leaves = pytree.tree_leaves(attention)
+        self._form: Attention = pytree.tree_map(lambda leaf: torch.empty(0) if isinstance(leaf, Tensor) else leaf, attention)
+        first: dict[int, str] = {}  # a tensor in two places stays one tensor, under its first name
+        self._names = [first.setdefault(id(leaf), name) for name, leaf in zip(leaf_names(attention), leaves, strict=True)]
         self._fixed = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         for name, leaf in zip(self._names, leaves, strict=True):
             if isinstance(leaf, nn.Parameter):
@@ -36,7 +39,8 @@ class Mechanism(nn.Module):
         """The declaration with the tensors as they are now."""
         if self._plain is not None:
             return self._plain
-        found: Attention = pytree.tree_unflatten([self._leaf(number) for number in range(len(self._names))], self._structure)
+        structure = pytree.tree_structure(self._form)  # not kept: torch does not copy structures in silence
+        found: Attention = pytree.tree_unflatten([self._leaf(number) for number in range(len(self._names))], structure)
         return found
 
     def _leaf(self, number: int) -> Any:

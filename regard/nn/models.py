@@ -11,7 +11,7 @@ from regard.maps import Compose
 from regard.nn.cache import Cache
 from regard.nn.design import Design
 from regard.nn.embedding import Embedding
-from regard.nn.generation import Sampling, finished, steps
+from regard.nn.generation import Sampling, check_request, finished, steps
 from regard.nn.initialization import initialize
 from regard.nn.positions import LearnedPositions
 from regard.nn.stacks import Decoder, Encoder
@@ -121,7 +121,8 @@ class SequenceToSequence(nn.Module):
 
 
 def check_room(design: Design, ids: Tensor, tokens: int) -> None:
-    """Learned positions end somewhere: say so before the work begins."""
+    """A request that can be met: learned positions end somewhere, which is said before the work begins."""
+    check_request(ids, tokens)
     longest = design.positions.longest if isinstance(design.positions, LearnedPositions) else None
     if longest is not None and ids.shape[-1] + tokens - 1 > longest:
         raise ArgumentError(

@@ -57,8 +57,8 @@ class LearnedPositions(Positions):
     longest: int
 
     def __post_init__(self) -> None:
-        if self.longest < 1:
-            raise ArgumentError("longest", f"is {self.longest}", "give the number of positions, one or more")
+        if not isinstance(self.longest, int) or self.longest < 1:
+            raise ArgumentError("longest", f"is {self.longest!r}", "give the number of positions, one or more")
 
     def added(self, width: int) -> nn.Module:
         return LearnedTable(self.longest, width)
@@ -110,7 +110,7 @@ class RelativePositions(Positions):
 
 
 class Waves(nn.Module):
-    """sin and cos of positions, side by side in each pair of coordinates."""
+    """sin and cos of positions, side by side in each pair of coordinates, in float64."""
 
     def __init__(self, width: int, base: float) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Waves(nn.Module):
     def forward(self, positions: Tensor) -> Tensor:
         pairs = torch.arange(0, self.width, 2, device=positions.device, dtype=torch.float64)
         angle = positions.unsqueeze(-1) * self.base ** (-pairs / self.width)
-        return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2).to(torch.get_default_dtype())
+        return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)
 
 
 class LearnedTable(nn.Module):

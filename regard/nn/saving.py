@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import regard
 from regard._written import read_object, write_object
@@ -28,13 +31,13 @@ ROOMS = (regard, design, positions, initialization, shaping, potentials, support
 
 
 def save(model: nn.Module, directory: str | Path) -> Path:
-    """Write model.safetensors and config.json into a directory, each whole or not at all; what was there stays if that fails."""
+    """Write model.safetensors and config.json into a directory, both or neither; what was there stays if that fails."""
     directory = Path(directory)
     described = json.dumps(configuration(model), indent=2, allow_nan=False)
-    state = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+    _check_description(model, json.loads(described))
+    tensors = tensor_bytes(model.state_dict(), {"regard": described})
     directory.mkdir(parents=True, exist_ok=True)
-    write_tensors(directory / "model.safetensors", state, {"regard": described})
-    write_whole(directory / "config.json", described.encode())
+    write_together({directory / "model.safetensors": tensors, directory / "config.json": described.encode()})
     return directory
 
 
@@ -43,12 +46,11 @@ def load(directory: str | Path) -> Any:
     directory = Path(directory)
     state, notes = read_tensors(directory / "model.safetensors")
     described = _described(directory, notes)
-    model = build(described)
-    _check_state(directory / "model.safetensors", model.state_dict(), state)
-    kinds = {name: tensor.dtype for name, tensor in state.items()}
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        tensor.data = tensor.data.to(kinds.get(name, tensor.dtype))
-    model.load_state_dict(state)
+    model = blank(described)
+    wrong = differences(model.state_dict(), state)
+    if wrong:
+        raise ArgumentError(str(directory / "model.safetensors"), wrong[0], "restore it from where it was saved")
+    model.load_state_dict(state, assign=True)
     return model.eval()
 
 
@@ -77,6 +79,37 @@ def _arguments(model: Any) -> dict[str, Any]:
     return shared if isinstance(model, Encoder) else {**shared, "cross": model.cross}
 
 
+def _check_description(model: nn.Module, described: dict[str, Any]) -> None:
+    """A model that was changed after it was built is not what its design says, and would not be read back."""
+    made = blank(described)
+    wrong = differences(made.state_dict(), model.state_dict()) or _other_norms(made, model)
+    if wrong:
+        remedy = "build it from a design that says so, or save its state_dict"
+        raise ArgumentError("model", f"{wrong[0]}; it was changed after it was built", remedy)
+
+
+def _other_norms(made: nn.Module, model: nn.Module) -> list[str]:
+    """Norm layers whose eps is another than the design's: no tensor shows it."""
+    found = {name: part.eps for name, part in model.named_modules() if isinstance(part, (nn.LayerNorm, nn.RMSNorm))}
+    own = {name: part.eps for name, part in made.named_modules() if isinstance(part, (nn.LayerNorm, nn.RMSNorm))}
+    return [f"has eps={eps} in {name}, not {own.get(name)}" for name, eps in found.items() if own.get(name) != eps]
+
+
+def blank(described: dict[str, Any]) -> nn.Module:
+    """A model as a configuration describes it, without numbers: nothing is drawn and nothing takes memory."""
+    with torch.device("meta"), _Undrawn():
+        return build(described)
+
+
+class _Undrawn(TorchFunctionMode):
+    """Normal numbers for a tensor that holds none would only load torch's compiler, which takes a second."""
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        if function is nn.init.normal_:
+            return options["tensor"]
+        return function(*arguments, **(options or {}))
+
+
 def build(described: dict[str, Any]) -> nn.Module:
     """A new model, as a configuration describes it."""
     if described.get("format") != FORMAT:
@@ -85,7 +118,8 @@ def build(described: dict[str, Any]) -> nn.Module:
     if kind is None:
         raise ArgumentError("config.json", f"names the model {described.get('model')!r}", f"it must be one of {', '.join(KINDS)}")
     try:
-        arguments = {name: read_object(value, ROOMS) for name, value in described["arguments"].items()}
+        with torch.device("cpu"):  # the numbers of a design are real
+            arguments = {name: read_object(value, ROOMS) for name, value in described["arguments"].items()}
         return kind(**arguments)
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         if isinstance(error, RegardError):
@@ -109,25 +143,35 @@ def _described(directory: Path, notes: dict[str, str]) -> dict[str, Any]:
     return found
 
 
-def _check_state(path: Path, wanted: dict[str, Tensor], found: dict[str, Tensor]) -> None:
-    missing, surplus = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
-    if missing or surplus:
-        what = f"lacks {missing[0]}" if missing else f"holds {surplus[0]}, which the model does not have"
-        raise ArgumentError(str(path), what, "restore it from where it was saved")
-    for name, tensor in found.items():
-        if tensor.shape != wanted[name].shape:
-            raise ArgumentError(
-                str(path), f"holds {name} as {list(tensor.shape)}, not {list(wanted[name].shape)}", "restore it from where it was saved"
-            )
+def differences(wanted: dict[str, Tensor], found: dict[str, Tensor]) -> list[str]:
+    """What is missing, what is too much, and what has another shape or another kind of numbers."""
+    wrong = [f"lacks {name}" for name in sorted(wanted.keys() - found.keys())]
+    wrong += [f"holds {name}, which the model does not have" for name in sorted(found.keys() - wanted.keys())]
+    for name in sorted(found.keys() & wanted.keys()):
+        own, other = wanted[name], found[name]
+        if other.shape != own.shape:
+            wrong.append(f"holds {name} as {list(other.shape)}, not {list(own.shape)}")
+        elif other.dtype.is_floating_point != own.dtype.is_floating_point:
+            wrong.append(f"holds {name} in {other.dtype}, not {own.dtype}")
+    return wrong
 
 
 # Files
 
 
+def tensor_bytes(tensors: dict[str, Tensor], notes: dict[str, str]) -> bytes:
+    """The content of a safetensors file."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    places = [tensor.data_ptr() for tensor in plain.values() if tensor.numel()]
+    if len(set(places)) < len(places):
+        raise ArgumentError("model", "uses one tensor under two names, which a file cannot say", "save its state_dict with torch.save")
+    found: bytes = _safetensors().save(plain, metadata=notes)
+    return found
+
+
 def write_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, str]) -> None:
     """A safetensors file, whole or not at all."""
-    safetensors = _safetensors()
-    write_whole(path, safetensors.save({name: tensor.cpu() for name, tensor in tensors.items()}, metadata=notes))
+    write_whole(path, tensor_bytes(tensors, notes))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -146,6 +190,26 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write beside, flush to the disk, then rename: a reader sees the old file or the new one, also after a crash or on a full disk."""
+    write_together({path: content})
+
+
+def write_together(contents: dict[Path, bytes]) -> None:
+    """Files that belong together: all are on the disk before the first is renamed, and what was there comes back where a rename fails."""
+    staged: dict[Path, Path] = {}
+    kept: dict[Path, Path | None] = {}
+    try:
+        for path, content in contents.items():
+            staged[path] = _staged(path, content)
+            kept[path] = _kept(path)
+        _renamed(staged, kept)
+    finally:
+        for name in (*staged.values(), *kept.values()):
+            if name is not None:
+                name.unlink(missing_ok=True)
+
+
+def _staged(path: Path, content: bytes) -> Path:
+    """A file beside the one that is to be written, whole and on the disk."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -153,10 +217,42 @@ def write_whole(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o666 & ~_umask())  # a temporary file is its owner's alone; what is saved is as other files are
-        os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+    return Path(name)
+
+
+def _kept(path: Path) -> Path | None:
+    """A second name for what is there; None where nothing is, or where the file system has no second names."""
+    name = path.with_name(f".{path.name}.{os.getpid()}.old")
+    try:
+        os.link(path, name)
+    except OSError:
+        return None
+    return name
+
+
+def _renamed(staged: dict[Path, Path], kept: dict[Path, Path | None]) -> None:
+    done: list[Path] = []
+    new = {path for path in staged if not path.exists()}
+    try:
+        for path, name in staged.items():
+            os.replace(name, path)
+            done.append(path)
+    except BaseException:
+        for path in done:
+            _restore(path, kept[path], path in new)
+        raise
+
+
+def _restore(path: Path, kept: Path | None, new: bool) -> None:
+    """What was there before: nothing, where the file is new."""
+    with contextlib.suppress(OSError):
+        if kept is not None:
+            os.rename(kept, path)
+        elif new:
+            path.unlink()
 
 
 def _umask() -> int:

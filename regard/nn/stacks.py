@@ -73,6 +73,9 @@ class Decoder(nn.Module):
             raise ArgumentError("context", "is given to a decoder without cross-attention", "leave it out, or build with cross=True")
         if cache is not None and len(cache) != len(self.layers):
             raise ArgumentError("cache", f"is for {len(cache)} layers and there are {len(self.layers)}", "make one with Cache(layers)")
+        if cache is not None and context is not None:
+            for entry in cache.contexts:
+                entry.known(context)  # before anything is written into the cache
 
     def declare(self, context: Tensor | None = None) -> Compose:
         """All layers as one map of the tokens, for one context, in float64 and cut off from the parameters."""

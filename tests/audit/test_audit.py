@@ -14,6 +14,7 @@ from regard.audit.adapters import adapter_of
 from regard.audit.adapters.base import Declared
 from regard.audit.capture import capture, output_tensor, passage, recalled, tokens_in
 from regard.audit.checks import checks
+from regard.audit.checks.deviation import _strongest, attacked
 from regard.audit.checks.geometry import effective_rank, mean_cosine
 from regard.audit.checks.misspecification import CHANGES, correlation
 from regard.audit.checks.rows import stiffness
@@ -486,3 +487,54 @@ def test_a_report_that_was_changed_by_hand_is_refused():
     for change in ({"columns": []}, {"rows": report.to_dict()["rows"] * 2}, {"coverage": []}):
         with pytest.raises(r.ArgumentError, match="does not agree with itself"):
             Report.from_dict({**report.to_dict(), **change})
+
+
+def test_what_a_long_input_lacks_is_said():
+    """Beyond 64 tokens nothing is proved at the point, beyond 128 there is no curve of depth: both beside the numbers that there are."""
+    model, length = model_of("gpt2"), 130
+    model.wpe = torch.nn.Embedding(length, model.wpe.embedding_dim).double()
+    model.config.n_positions = length
+    call = {"input_ids": torch.arange(length).remainder(7).unsqueeze(0)}
+    report = r.audit(model, [call], checks=named("bounds", "deviation", "depth"))
+    reasons = {entry.check: entry.reason for entry in report.skipped}
+    assert set(reasons) == {"bounds", "deviation", "depth"}
+    assert all("of 130 tokens; give a text of at most" in reason for reason in reasons.values())
+    assert all(math.isfinite(row.values["ball_bound"]) and "point_bound" not in row.values for row in report.heads)
+    assert math.isfinite(report.stacks[0].values["network_constant"])
+    assert math.isnan(report.stacks[0].values["product"])
+    assert "depth" not in report.tables
+    assert "Not measured everywhere: bounds, depth, deviation" in " ".join(summary(report))
+    assert Report.from_dict(json.loads(json.dumps(report.to_dict()))).to_dict() == report.to_dict()
+
+
+def test_the_curve_of_depth_is_of_the_first_blocks_together():
+    model, call = model_of("llama"), call_of("llama")
+    run = Audit(model, [call], checks=named("depth"))
+    run.measure()
+    scene = run._scene(run.inputs[0])
+    ((stack, blocks),) = scene.stacks.items()
+    paths = [block.path for block in blocks]
+    point = tokens_in(scene.trace[paths[0]])
+    curve = run.report().tables["depth"][0]["stacks"][stack]
+    for count, found in enumerate(curve["so_far"], 1):
+        assert found == pytest.approx(dense_norm(recalled(model, scene.trace, paths[:count]), point), rel=1e-3)
+    assert len(curve["so_far"]) == len(paths)
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_an_attack_is_a_move_of_one_word(family):
+    """For every radius at least what the linear part promises near the point, and for small radii nearly the norm of the token's column."""
+    model, call = model_of(family), call_of(family)
+    run = Audit(model, [call])
+    scene = run._scene(run.inputs[0])
+    site = run.places[0].site(model, scene.trace[run.places[0].path])
+    token, direction = _strongest(scene, site)
+
+    def moved(delta):
+        return site.joined(torch.cat([site.points[:token], (site.points[token] + delta)[None], site.points[token + 1 :]]))
+
+    radii = torch.tensor([1e-4, 0.5], dtype=torch.float64)
+    small, large = attacked(site, token, direction, radii)
+    exact = dense_norm(moved, torch.zeros_like(direction))
+    assert small / 1e-4 == pytest.approx(exact, rel=0.02)
+    assert large > small

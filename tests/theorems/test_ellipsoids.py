@@ -5,8 +5,9 @@ import torch
 import regard as r
 from regard.certify.near.ball import BallScores
 from regard.certify.near.ellipsoids import Ellipsoid, gathered
-from regard.certify.near.heads import LocalHeads, half_diameter
+from regard.certify.near.heads import LocalHeads
 from regard.certify.near.linear import LinearMove
+from regard.certify.near.matrix_norms import half_diameter
 from regard.certify.near.moves import ScoreMoves, _apart, _paired, row_moves
 from regard.certify.near.own_row import _second, own_remainder
 from regard.certify.subject import subject_of

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.attention import Attention
-from regard.audit.adapters.norms import normalize_of
+from regard.audit.adapters.norms import is_norm
 
 _adapters: dict[str, Adapter] = {}
 _packages: dict[str, str] = {}
@@ -108,7 +108,7 @@ class Adapter(ABC):
         if block is None or block.attention[1:2] != (path,) or _attentions(model, block)[0] != path:
             return None
         norm = block.attention[0]
-        return norm if published(model, block.path, path) and normalize_of(model.get_submodule(norm)) is not None else None
+        return norm if published(model, block.path, path) and is_norm(model.get_submodule(norm)) else None
 
 
 def register(*class_names: str, adapter: Adapter, package: str = "") -> None:

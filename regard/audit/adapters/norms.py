@@ -15,21 +15,27 @@ SHIFTED = ("GemmaRMSNorm", "Gemma2RMSNorm")
 """Classes of transformers that are x · (1 + weight) / √(mean x² + eps)."""
 
 
-def normalize_of(module: nn.Module) -> Normalize | None:
-    """The norm layer as a value in float64; None for everything else. Subclasses may compute something else, so they are not known."""
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module is a norm layer that is known here, whatever its numbers. Subclasses may compute something else, so they are not."""
     if type(module) in (nn.LayerNorm, nn.RMSNorm):
-        return _of_torch(module)
-    own: Any = module
-    name = type(module).__name__ if type(module).__module__.startswith("transformers.") else ""
-    if name in SCALED:
-        return Normalize(float(own.variance_epsilon), own.weight.detach().double(), centered=False)
-    return Normalize(float(own.eps), 1.0 + own.weight.detach().double(), centered=False) if name in SHIFTED else None
+        return len(module.normalized_shape) == 1  # type: ignore[arg-type]
+    return type(module).__module__.startswith("transformers.") and type(module).__name__ in SCALED + SHIFTED
 
 
-def _of_torch(module: Any) -> Normalize | None:
-    """torch's own norms of one dimension; without parameters the weight is one, which says the width."""
-    if len(module.normalized_shape) != 1:
+def normalize_of(module: nn.Module) -> Normalize | None:
+    """The norm layer as a value in float64; None for everything else."""
+    if not is_norm(module):
         return None
+    own: Any = module
+    if type(module).__name__ in SCALED:
+        return Normalize(float(own.variance_epsilon), own.weight.detach().double(), centered=False)
+    if type(module).__name__ in SHIFTED:
+        return Normalize(float(own.eps), 1.0 + own.weight.detach().double(), centered=False)
+    return _of_torch(module)
+
+
+def _of_torch(module: Any) -> Normalize:
+    """torch's own norms of one dimension; without parameters the weight is one, which says the width."""
     weight = torch.ones(module.normalized_shape) if module.weight is None else module.weight.detach()
     if type(module) is nn.RMSNorm:
         eps = torch.finfo(weight.dtype).eps if module.eps is None else module.eps

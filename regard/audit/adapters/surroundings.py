@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from regard.audit.adapters.base import Block, published
-from regard.audit.adapters.norms import normalize_of
+from regard.audit.adapters.norms import is_norm
 from regard.audit.adapters.projections import named
 
 
@@ -57,7 +57,7 @@ def norm_before(model: nn.Module, path: str, block: str | None, ending: str, emb
         return None
     norm = named(holder, embedding) if number == "0" else f"{blocks}.{int(number) - 1}.{ending}"
     known = exists(model, norm) and published(model, holder, norm)
-    return norm if known and normalize_of(model.get_submodule(norm)) is not None else None
+    return norm if known and is_norm(model.get_submodule(norm)) else None
 
 
 def turned(model: nn.Module, path: str) -> bool:

@@ -15,6 +15,7 @@ from regard.audit.adapters.norms import normalize_of
 from regard.audit.adapters.surroundings import turned
 from regard.audit.inputs import Word
 from regard.audit.site import Site
+from regard.errors import ArgumentError
 from regard.maps import Normalize
 
 EXACT, ESTIMATED, PROVED = "exact", "estimated", "proved"
@@ -40,10 +41,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Result:
-    """What a check found in one place: numbers by column (a list of one for each head, or one number), and a table of its own."""
+    """What a check found in one place: numbers by column (a list of one for each head, or one number), and a table of its own.
+
+    reason: why something of it is missing, where something is.
+    """
 
     numbers: dict[str, Any] = field(default_factory=dict)
     table: Any = None
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,22 @@ def register(check: Check) -> Check:
 def checks() -> tuple[Check, ...]:
     """All checks, in the order of the report."""
     return tuple(sorted(_checks.values(), key=lambda check: (check.order, check.name)))
+
+
+def provable(scene: Scene, site: Site, inputs: int) -> bool:
+    """Whether theorems about rows are asked here: on the first inputs alone, and an error where they do not hold."""
+    if scene.index >= inputs:
+        return False
+    if site.context is not None:
+        raise ArgumentError("site", "is cross-attention", "its constants are in the column of the layer")
+    if site.blind:
+        raise ArgumentError("inputs", f"{scene.index + 1} has tokens that see no key", "give the text without padding")
+    return True
+
+
+def too_long(scene: Scene, tokens: int, longest: int, what: str) -> str:
+    """Why something is missing on a long input, or nothing where it is not too long."""
+    return "" if tokens <= longest else f"{what} for input {scene.index + 1}, of {tokens} tokens; give a text of at most {longest} tokens"
 
 
 def listed(values: Tensor) -> list[float]:

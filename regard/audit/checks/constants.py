@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import zlib
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Generator, Tensor
 
@@ -23,16 +25,30 @@ def constants(scene: Scene, site: Site) -> Result:
     """The largest singular value of the derivative of each head, of the layer, of both branches with their norms, and of the block."""
     found = {"layer_constant": _norm(scene, site, site.joined, site.points)}
     if site.block is not None:
-        for name, paths in (("attention_branch", site.block.attention), ("mlp_branch", site.block.mlp), ("block", (site.block.path,))):
+        for name, paths in (("attention_branch", site.block.attention), ("mlp_branch", site.block.mlp)):
             if paths and paths[0] == site.path and site.context is None:  # nothing stands before attention: it is the layer itself
                 found[f"{name}_constant"] = found["layer_constant"]
             elif paths and all(path in scene.trace for path in paths):
                 point = tokens_in(scene.trace[paths[0]])
                 found[f"{name}_constant"] = _norm(scene, site, recalled(scene.model, scene.trace, paths), point)
+        if site.block.path in scene.trace:
+            found["block_constant"] = block_constant(scene, site.block.path)
     heads = _heads(scene, site)
     worst = max(residual for _, residual in (*heads, *found.values()))
     numbers: dict[str, Any] = {name: value for name, (value, _) in found.items()}
     return Result({**numbers, "head_constant": [value for value, _ in heads], "residual": worst})
+
+
+def block_constant(scene: Scene, path: str) -> tuple[float, float]:
+    """The constant and the residual of a block, computed once for an input."""
+    known = _blocks.setdefault(scene, {})
+    if path not in known:
+        jacobian = linearize(recalled(scene.model, scene.trace, (path,)), tokens_in(scene.trace[path]))
+        known[path] = largest(jacobian, scene.generator(zlib.crc32(path.encode())))  # whoever asks first, the same start
+    return known[path]
+
+
+_blocks: WeakKeyDictionary[Scene, dict[str, tuple[float, float]]] = WeakKeyDictionary()
 
 
 def _heads(scene: Scene, site: Site) -> list[tuple[float, float]]:

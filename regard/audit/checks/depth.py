@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from regard.audit.capture import passage, recalled, tokens_in
-from regard.audit.checks.base import EXACT, STACK, Check, Column, Result, Scene, register
-from regard.audit.checks.constants import largest
+from regard.audit.capture import Function, passage, recalled, tokens_in
+from regard.audit.checks.base import EXACT, STACK, Check, Column, Result, Scene, register, too_long
+from regard.audit.checks.constants import block_constant, largest
 from regard.derive import linearize
-from regard.derive.jacobian import Jacobian
 
 CURVES = 2
 """For how many inputs the constants after every layer are measured, and not the last alone."""
 LONGEST = 128
-"""Up to how many tokens: the graphs of all blocks are kept for it."""
+"""Up to how many tokens: the graph of each part of a stack is kept for it."""
 
 
 def depth(scene: Scene) -> Result:
@@ -27,61 +25,33 @@ def depth(scene: Scene) -> Result:
         return Result()
     numbers = {name: {stack: values[name] for stack, values in found.items()} for name in ("network_constant", "product")}
     curves = {stack: values["curve"] for stack, values in found.items() if values["curve"]}
-    return Result(numbers, {"stacks": curves} if curves else None)
+    reason = next((values["reason"] for values in found.values() if values["reason"]), "")
+    return Result(numbers, {"stacks": curves} if curves else None, reason)
 
 
-def _stack(scene: Scene, stack: str) -> dict[str, object]:
-    blocks = scene.stacks[stack]
-    point = tokens_in(scene.trace[blocks[0].path])
-    whole = _norm(scene, linearize(passage(scene.model, scene.options, blocks[0].path, scene.end(stack)), point))
-    if scene.index >= CURVES or len(point) > LONGEST:
-        return {"network_constant": whole, "product": math.nan, "curve": None}
-    singles = [linearize(recalled(scene.model, scene.trace, (block.path,)), tokens_in(scene.trace[block.path])) for block in blocks]
-    alone = [_norm(scene, jacobian) for jacobian in singles]
-    so_far = [_norm(scene, Chain(singles[: k + 1])) for k in range(len(singles))]
-    final = 1.0
-    if scene.end(stack) != blocks[-1].path:
-        last = (scene.end(stack),)
-        final = _norm(scene, linearize(recalled(scene.model, scene.trace, last), tokens_in(scene.trace[last[0]])))
-    curve = {"blocks": alone, "so_far": so_far, "final": final, "end": whole}
-    return {"network_constant": whole, "product": math.prod(alone) * final, "curve": curve}
+def _stack(scene: Scene, stack: str) -> dict[str, Any]:
+    first = scene.stacks[stack][0].path
+    point = tokens_in(scene.trace[first])
+    whole = _norm(scene, passage(scene.model, scene.options, first, scene.end(stack)), point)
+    found = {"network_constant": whole, "product": math.nan, "curve": None, "reason": ""}
+    if scene.index >= CURVES:
+        return found
+    reason = too_long(scene, len(point), LONGEST, "no constants after every layer, and no product of them,")
+    return {**found, "reason": reason} if reason else {**found, **_curve(scene, stack, point, whole)}
 
 
-def _norm(scene: Scene, jacobian: Jacobian) -> float:
-    return largest(jacobian, scene.generator())[0]
+def _curve(scene: Scene, stack: str, point: Tensor, whole: float) -> dict[str, Any]:
+    """The constants of blocks alone, of the first ones together, and of the norm after the last."""
+    paths, end = [block.path for block in scene.stacks[stack]], scene.end(stack)
+    alone = [block_constant(scene, path)[0] for path in paths]
+    parts = (paths[: k + 1] for k in range(1, len(paths)))
+    so_far = alone[:1] + [whole if part[-1] == end else _norm(scene, recalled(scene.model, scene.trace, part), point) for part in parts]
+    final = 1.0 if paths[-1] == end else _norm(scene, recalled(scene.model, scene.trace, (end,)), tokens_in(scene.trace[end]))
+    return {"product": math.prod(alone) * final, "curve": {"blocks": alone, "so_far": so_far, "final": final, "end": whole}}
 
 
-class Chain(Jacobian):
-    """The derivative of maps one after the other, from their derivatives."""
-
-    def __init__(self, jacobians: list[Jacobian]) -> None:
-        self._jacobians = jacobians
-        self.point, self.value, self.batch_shape = jacobians[0].point, jacobians[-1].value, torch.Size()
-
-    def mv(self, tangent: Tensor) -> Tensor:
-        for jacobian in self._jacobians:
-            tangent = jacobian.mv(tangent)
-        return tangent
-
-    def rmv(self, cotangent: Tensor) -> Tensor:
-        for jacobian in reversed(self._jacobians):
-            cotangent = jacobian.rmv(cotangent)
-        return cotangent
-
-    def second(self, tangent: Tensor) -> Tensor:
-        raise NotImplementedError("a chain of derivatives has no second derivative")
-
-    def rows(self) -> Iterator[tuple[slice, Tensor]]:
-        raise NotImplementedError("a chain of derivatives has products only")
-
-    def block(self, i: int, j: int) -> Tensor:
-        raise NotImplementedError("a chain of derivatives has products only")
-
-    def in_double(self) -> Jacobian:
-        return Chain([jacobian.in_double() for jacobian in self._jacobians])
-
-    def nudged(self, relative: float, generator: torch.Generator) -> Jacobian:
-        return Chain([jacobian.nudged(relative, generator) for jacobian in self._jacobians])
+def _norm(scene: Scene, function: Function, point: Tensor) -> float:
+    return largest(linearize(function, point), scene.generator())[0]
 
 
 register(
@@ -103,7 +73,7 @@ register(
                 "product",
                 "product of the blocks",
                 "The product of the local constants of all blocks, and of the norm after the last. It is how bounds of layers compose, "
-                "and shows how loose that is.",
+                f"and shows how loose that is. From the first {CURVES} inputs, where they have at most {LONGEST} tokens.",
                 EXACT,
                 STACK,
                 None,

@@ -13,6 +13,8 @@ from regard.audit.checks.base import ESTIMATED, EXACT, STACK, Check, Column, Res
 from regard.derive.graph import twice_differentiable
 from regard.derive.jacobian import spectral_norms
 
+INPUTS = 4
+"""On how many inputs: the derivative of the whole network by every token is the dearest of all measurements."""
 ENTRIES = 10_000_000
 """How many numbers the pulled-back coordinates may be together; where all would be more, random directions stand for them."""
 TOGETHER = 96
@@ -23,7 +25,7 @@ PAIRS = 400_000
 
 def influence(scene: Scene) -> Result:
     """|∂ output / ∂ token j|₂ for each token of the first stack; the output is the mean of its tokens."""
-    if not scene.stacks:
+    if not scene.stacks or scene.index >= INPUTS:
         return Result()
     values = token_influence(scene)
     share = float(values.max() / values.sum()) if float(values.sum()) > 0 else math.nan
@@ -84,7 +86,7 @@ register(
                 "share of the most influential token",
                 "The influence of a token is the norm of the derivative of the mean output token by it. This is the largest, "
                 "over the sum of all: near one, the output hangs on one token. For long or wide inputs the norms are from below, by "
-                "random directions of the output.",
+                f"random directions of the output. Measured on the first {INPUTS} inputs.",
                 ESTIMATED,
                 STACK,
                 True,

@@ -2,104 +2,55 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from regard._object import Object
-from regard.attention import Attention
-from regard.audit.checks.base import HEAD, PROVED, Check, Column, Result, Scene, register
+from regard._round import EPS
+from regard.audit.checks.base import HEAD, PROVED, Check, Column, Result, Scene, provable, register, too_long
+from regard.audit.narrowing import Narrowed, narrowed
 from regard.audit.site import Site
-from regard.certificate import Certificate
 from regard.certify import certify
-from regard.domains import Ball, Neighborhood
-from regard.errors import ArgumentError
-from regard.measure import Measure
+from regard.domains import Ball, Domain, Neighborhood
 from regard.norms import Frobenius
 
 AT_INPUTS = 1
 """At how many inputs all theorems are asked."""
 
-PROJECTIONS = ("w_q", "w_k", "w_v")
 LONGEST = 64
 """Up to how many tokens: bounds at a point are sums over pairs of tokens in the width of a token."""
 
 
 def ladder(scene: Scene, site: Site) -> Result:
     """The smallest bound of each head on the ball its tokens fill, and at this input; and all rungs below them."""
-    if scene.index >= AT_INPUTS:
+    if not provable(scene, site, AT_INPUTS):
         return Result()
-    if site.context is not None:
-        raise ArgumentError("site", "is cross-attention", "its constants are in the column of the layer")
-    if site.blind:
-        raise ArgumentError("inputs", f"{scene.index + 1} has tokens that see no key", "give the text without padding")
-    everywhere, here, radii = [], [], []
-    for head in site.singles:
-        attention, points = narrowed(head, site.source)
-        ball = observed_ball(points)
-        radii.append(ball.radius)
-        everywhere.append(certify(attention, ball, Frobenius()))
-        if len(site.points) <= LONGEST:
-            here.append(certify(attention, Neighborhood(points, 0.0), Frobenius()))
-    numbers = {"ball_bound": [c.value for c in everywhere]}
-    if not here:
-        return Result(numbers)
-    rungs = [{"radius": r, "ball": _rungs(a), "point": _rungs(b)} for r, a, b in zip(radii, everywhere, here, strict=True)]
-    return Result({**numbers, "point_bound": [c.value for c in here]}, {"heads": rungs})
+    heads = [narrowed(head, site.source) for head in site.singles]
+    balls = [observed_ball(head.points) for head in heads]
+    everywhere = [_rungs(head, ball) for head, ball in zip(heads, balls, strict=True)]
+    numbers = {"ball_bound": [rungs[0][1] for rungs in everywhere]}
+    reason = too_long(scene, len(site.points), LONGEST, "nothing is proved at the point")
+    if reason:
+        return Result(numbers, reason=reason)
+    here = [_rungs(head, Neighborhood(head.source, 0.0)) for head in heads]
+    trios = zip(balls, everywhere, here, strict=True)
+    table = {"heads": [{"radius": ball.radius, "ball": wide, "point": near} for ball, wide, near in trios]}
+    return Result({**numbers, "point_bound": [rungs[0][1] for rungs in here]}, table)
 
 
-def narrowed(head: Attention, source: Measure | Tensor) -> tuple[Attention, Measure | Tensor]:
-    """The same head on tokens in an orthonormal basis of what its projections read: as many coordinates as these have columns.
-
-    Nothing else of a token reaches the head, so constants are the same, and balls are those of what it sees.
-    """
-    matrices = [leaf for leaf in _projections(head) if leaf.ndim == 2]
-    points = source.points if isinstance(source, Measure) else source
-    if not matrices or sum(m.shape[-1] for m in matrices) >= points.shape[-1] or any(len(m) != points.shape[-1] for m in matrices):
-        return head, source
-    basis = torch.linalg.qr(torch.cat(matrices, -1))[0]
-    seen = points @ basis
-    return _in_basis(head, basis), source.replace(points=seen) if isinstance(source, Measure) else seen
-
-
-def _projections(value: Any) -> list[Tensor]:
-    """Every w_q, w_k and w_v of a declaration."""
-    own = [getattr(value, f.name) for f in dataclasses.fields(value) if f.name in PROJECTIONS]
-    inner = [part for f in dataclasses.fields(value) for part in _parts(getattr(value, f.name))]
-    return [tensor for tensor in own if tensor is not None] + [tensor for part in inner for tensor in _projections(part)]
-
-
-def _parts(value: Any) -> list[Object]:
-    return [part for part in (value if isinstance(value, tuple) else (value,)) if isinstance(part, Object)]
-
-
-def _in_basis(value: Any, basis: Tensor) -> Any:
-    """A declaration whose projections read coordinates in a basis."""
-
-    def turned(name: str, part: Any) -> Any:
-        if isinstance(part, tuple):
-            return tuple(turned(name, item) for item in part)
-        if isinstance(part, Object):
-            return _in_basis(part, basis)
-        return basis.mT @ part if name in PROJECTIONS and part is not None else part
-
-    return value.replace(**{f.name: turned(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)})
-
-
-def observed_ball(source: Measure | Tensor) -> Ball:
-    """The ball about the mean of the tokens that holds them, for as many tokens."""
-    points = source.points if isinstance(source, Measure) else source
+def observed_ball(points: Tensor) -> Ball:
+    """The ball about the mean of the tokens that holds them, and what rounding moves them by, for as many tokens."""
     center = points.mean(0)
-    radius = float((points - center).norm(dim=-1).max()) * (1 + 1e-12)
+    rounding = 16 * points.shape[-1] * EPS * float(points.abs().max())
+    radius = (float((points - center).norm(dim=-1).max()) + rounding) * (1 + 1e-12)
     return Ball(radius, center, len(points))
 
 
-def _rungs(certificate: Certificate) -> list[list[Any]]:
-    """Theorem, value, and the probability that it holds over the randomness of its own proof."""
-    every = sorted((certificate, *certificate.others), key=lambda rung: rung.value)
-    return [[rung.theorem, rung.value, rung.probability] for rung in every]
+def _rungs(head: Narrowed, domain: Domain) -> list[list[Any]]:
+    """Theorem, value, and the probability that it holds over the randomness of its own proof; the smallest first."""
+    smallest = certify(head.head, domain, Frobenius())
+    every = sorted((smallest, *smallest.others), key=lambda rung: rung.value)
+    return [[rung.theorem, head.margin * rung.value, rung.probability] for rung in every]
 
 
 register(
@@ -120,7 +71,10 @@ register(
             Column(
                 "point_bound",
                 "proved at the input",
-                "A certificate of the local constant of the head at the first input, beside the exact value: the smallest of all theorems.",
+                "A certificate of the local constant of the head at the first input, beside the exact value: the smallest of all theorems. "
+                "Where tokens times width, as the head reads them, are more than 1536, its proof may have a random start: it then holds "
+                "with probability 1 - 1e-6 for each head, and the ladder of the head says so. "
+                f"For inputs of at most {LONGEST} tokens.",
                 PROVED,
                 HEAD,
                 None,

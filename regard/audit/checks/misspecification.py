@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.audit.capture import capture, output_tensor, tokens_in
 from regard.audit.checks.base import EXACT, STACK, Check, Column, Result, Scene, register
-from regard.audit.checks.influence import token_influence
+from regard.audit.checks.influence import INPUTS, token_influence
 from regard.audit.inputs import Word
 from regard.errors import ArgumentError
 from regard.transport import wasserstein
@@ -66,6 +66,8 @@ def misspecification(scene: Scene) -> Result:
         raise ArgumentError("inputs", "are not texts", "give texts and a tokenizer to see what a typo does")
     if not scene.words or not scene.stacks:
         raise ArgumentError("tokenizer", "does not say which token is from which word", "use a fast tokenizer")
+    if scene.index >= INPUTS:
+        return Result()
     here, predicted = _through(scene, scene.options), token_influence(scene)
     entries = [entry for kind in CHANGES for entry in _changed(scene, kind, here, predicted)]
     if not entries:
@@ -128,7 +130,8 @@ def _correlation_column(kind: str) -> Column:
     return Column(
         f"{kind}_correlation",
         f"influence predicts a {kind}",
-        f"Spearman's rank correlation, over the words of a text, of a word's influence and how far its {kind} moved the mean output.",
+        f"Spearman's rank correlation, over the words of a text, of a word's influence and how far its {kind} moved the mean output. "
+        f"Measured on the first {INPUTS} inputs.",
         EXACT,
         STACK,
         None,
@@ -144,7 +147,8 @@ register(
             Column(
                 "expansion",
                 "largest expansion of a changed word",
-                "W1 distance of the output tokens over that of the input tokens, for the worst of all typos, replacements and deletions.",
+                "W1 distance of the output tokens over that of the input tokens, for the worst of all typos, replacements and deletions "
+                f"of the words of the first {INPUTS} inputs.",
                 EXACT,
                 STACK,
                 True,

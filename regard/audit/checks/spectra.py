@@ -12,7 +12,7 @@ from regard.audit.adapters.base import Matrices
 from regard.audit.adapters.declaration import potential_of
 from regard.audit.adapters.rotary import Turning
 from regard.audit.checks.base import EXACT, HEAD, PROVED, Check, Column, Result, Weights, listed, register
-from regard.audit.checks.ladder import narrowed
+from regard.audit.narrowing import MARGIN, narrowed
 from regard.audit.site import in_double
 from regard.certify import certify
 from regard.certify.imaging import image
@@ -24,9 +24,11 @@ from regard.norms import TokenMax
 
 ANY = Turning(torch.zeros(1), 1.0)
 """Rotary positions: bounds use that they turn queries and keys, and never by how much."""
-MARGIN = 1 + 1e-6
-"""More than the rounding of a basis can change in a bound, where the center of the ball is within NEAR radii of zero."""
 NEAR = 10
+"""Within how many radii of zero the center of a ball must be for the rounding of a basis to be small beside its radius."""
+PROBES = 8
+"""At how many places of a ball scores are compared before the basis is changed."""
+__all__ = ["MARGIN", "NEAR", "any_input_bounds", "product_norm", "spectra"]
 
 
 def spectra(weights: Weights) -> Result:
@@ -68,9 +70,14 @@ def _on_ball(head: Attention, ball: Ball) -> float:
     assert ball.center is not None
     if float(ball.center.norm()) > NEAR * ball.radius:
         return certify(head, ball, TokenMax()).value
-    narrow, center = narrowed(head, ball.center)
-    assert isinstance(center, Tensor)
-    return MARGIN * certify(narrow, Ball(ball.radius, center), TokenMax()).value
+    narrow = narrowed(head, _probes(ball.center, float(ball.radius)))
+    return narrow.margin * certify(narrow.head, Ball(ball.radius, narrow.points[0]), TokenMax()).value
+
+
+def _probes(center: Tensor, radius: float) -> Tensor:
+    """The center of a ball and points on its boundary."""
+    drawn = torch.randn(PROBES, len(center), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return torch.cat([center.unsqueeze(0), center + radius * drawn / drawn.norm(dim=-1, keepdim=True)])
 
 
 def product_norm(left: Tensor, right: Tensor) -> Tensor:

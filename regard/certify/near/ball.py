@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from regard._round import spectral_norm_bound
-from regard.certify.near.heads import MARGIN, LocalHead, LocalHeads, LocalValues, largest_root, row_norms
+from regard.certify.near.heads import LocalHead, LocalHeads, LocalValues
+from regard.certify.near.matrix_norms import MARGIN, largest_root, row_norms
 from regard.certify.near.moves import ScoreMoves, quotient
 
 STATIONS = 6

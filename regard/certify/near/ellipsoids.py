@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from regard._round import EPS
-from regard.certify.near.heads import MARGIN, LocalHeads, LocalValues, largest_root
+from regard.certify.near.heads import LocalHeads, LocalValues
+from regard.certify.near.matrix_norms import MARGIN, largest_root
 
 STEPS = 3
 LEAST = 1e-4

@@ -15,65 +15,19 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from regard._round import EPS, gamma, outward, product_norm_bound, vector_norm_bound
-from regard._verb import Verb
+from regard._round import EPS, gamma, outward, vector_norm_bound
+from regard.certify.near.curvature import curvature
+from regard.certify.near.matrix_norms import (
+    MARGIN,
+    half_diameter,
+    row_norms,
+)
 from regard.certify.scores import bilinear
 from regard.certify.setting import pair_bias, positions_of
 from regard.certify.subject import Head, MultiHead
 from regard.certify.theorem import Refusal
 from regard.domains import Near
-from regard.potentials import Bilinear, Dot, Potential, Rotary
-from regard.potentials.base import Scaled, Sum
-from regard.potentials.positions import PositionPotential
-
-MARGIN = 1 + 1e-10
-"""What sums of positive terms and eigenvalues in float64 are multiplied by; their rounding is far smaller at sizes that fit in memory."""
-
-curvature = Verb("curvature")
-"""curvature.one(potential, width) -> at least max |A_ij|₂ where scores are x_iᵀ A_ij x_j + β_ij·x_j + γ_ij·x_i + B_ij; else None."""
-
-
-@curvature.rule(Potential)
-def _curved(potential: Potential, width: int) -> None:
-    return None
-
-
-@curvature.rule(PositionPotential)
-def _fixed(potential: PositionPotential, width: int) -> float:
-    return 0.0
-
-
-@curvature.rule(Dot)
-@curvature.rule(Bilinear)
-def _form(potential: Dot | Bilinear, width: int) -> float:
-    return float(bilinear.one(potential, width).norm)
-
-
-@curvature.rule(Rotary)
-def _rotary(potential: Rotary, width: int) -> float | None:
-    inner = potential.potential
-    if isinstance(inner, Scaled):
-        found = _rotary(Rotary(inner.potential, potential.base, potential.frequencies, potential.interleaved), width)
-        return None if found is None else outward(abs(float(inner.factor)) * found)
-    if not isinstance(inner, Dot):
-        return None
-    scale = abs(float(inner.factor(width if inner.w_q is None else inner.w_q.shape[-1])))
-    return outward(scale * product_norm_bound(inner.w_q) * product_norm_bound(inner.w_k))
-
-
-@curvature.rule(Sum)
-def _sum(potential: Sum, width: int) -> float | None:
-    form = bilinear.one(potential, width)
-    if form is not None:
-        return float(form.norm)
-    found = [curvature.one(term, width) for term in potential.terms]
-    return None if any(value is None for value in found) else outward(sum(found))
-
-
-@curvature.rule(Scaled)
-def _scaled(potential: Scaled, width: int) -> float | None:
-    found = curvature.one(potential.potential, width)
-    return None if found is None else outward(abs(float(potential.factor)) * found)
+from regard.potentials import Potential
 
 
 class LocalHead:
@@ -358,39 +312,6 @@ def _narrow(matrix: Tensor) -> Tensor:
     u, s, _ = torch.linalg.svd(matrix, full_matrices=False)
     keep = int((s > 1e-14 * s[0]).sum()) if len(s) else 0
     return u[:, : max(keep, 1)] * s[: max(keep, 1)]
-
-
-def row_norms(p: Tensor, vectors: Tensor) -> Tensor:
-    """At least |[√p_k u_k]_k|₂ for each row of vectors (rows, n, e)."""
-    scaled = vectors * p.clamp_min(0).sqrt().unsqueeze(-1)
-    return matrix_norms(scaled)
-
-
-def half_diameter(points: Tensor, seen: Tensor) -> Tensor:
-    """At least half of the largest distance of points (1 or rows, n, e) among those that each row sees (Popoviciu's inequality)."""
-    apart = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
-    both = seen.unsqueeze(-1) & seen.unsqueeze(-2)
-    return torch.where(both, apart, torch.zeros_like(apart)).flatten(1).amax(-1) / 2 * MARGIN
-
-
-def matrix_norms(matrices: Tensor) -> Tensor:
-    """At least the spectral norm of each matrix (..., a, b), from the smaller Gram matrix with a margin."""
-    a, b = matrices.shape[-2:]
-    if b == 1 or a == 1:
-        return matrices.flatten(-2).norm(dim=-1) * MARGIN
-    gram = matrices @ matrices.mT if a <= b else matrices.mT @ matrices
-    return largest_root(gram)
-
-
-def largest_root(gram: Tensor) -> Tensor:
-    """At least √λ_max of symmetric positive matrices (..., a, a); a backward stable eigenvalue with a margin above its error."""
-    if not gram.shape[-1]:
-        return gram.new_zeros(gram.shape[:-2])
-    finite = torch.isfinite(gram).flatten(-2).all(-1)
-    gram = torch.where(finite[..., None, None], gram, torch.zeros_like(gram))
-    scale = gram.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0)
-    top = torch.linalg.eigvalsh(gram)[..., -1].clamp_min(0)
-    return ((top + 8 * gram.shape[-1] * EPS * scale) * MARGIN).sqrt().masked_fill(~finite, math.inf)
 
 
 def _slopes(potential: Potential, x: Tensor, marks: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from regard.certify.near.ellipsoids import Ellipsoid, shaped
-from regard.certify.near.heads import MARGIN, LocalHeads, largest_root
+from regard.certify.near.heads import LocalHeads
+from regard.certify.near.matrix_norms import MARGIN, largest_root
 
 
 class LinearMove:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor
 
 from regard.certify.near.ellipsoids import Covariances, Ellipsoid, HeadShape, ball, gathered, head_shapes, spanned
-from regard.certify.near.heads import MARGIN, LocalHead, LocalHeads, LocalValues, largest_root, row_norms
+from regard.certify.near.heads import LocalHead, LocalHeads, LocalValues
 from regard.certify.near.linear import LinearMove
+from regard.certify.near.matrix_norms import MARGIN, largest_root, row_norms
 
 
 def exponential_tail(x: Tensor, order: int) -> Tensor:
@@ -39,38 +41,32 @@ class ScoreMoves:
     """How far scores and weights of one head can move: `reach` ≥ |ζ_ik|, P between `low` and `high`."""
 
     def __init__(self, local: LocalHead, moves: Tensor) -> None:
-        self.local, self.moves = local, moves
-        p, n = local.p, local.n
-        self.alpha = local.alpha.expand(n, n)
-        index = torch.arange(n)
+        self.local, self.moves, queries = local, moves, queries_of(local)
+        p = local.p
+        self.alpha = local.alpha.expand_as(p)
+        self.diagonal = queries.unsqueeze(-1) == torch.arange(local.n)  # where a row meets its own token
+        self.turn = moves[queries]
         self.mean_move = p @ moves
         drift = (1 - 2 * p) * moves + self.mean_move.unsqueeze(-1)  # at least |d_k - E d|
         self.drift = torch.where(local.seen, drift, torch.zeros_like(drift))
-        pull = p * self.alpha * moves
-        pull[index, index] = 0.0
-        step = self.alpha * moves
-        step = step.expand(n, n).clone()
-        step[index, index] = 0.0
-        self.others = pull.sum(-1, keepdim=True) + (1 - 2 * p) * step
-        self.by_own = moves.unsqueeze(-1) * local.own_size
-        mixed = local.a * moves.unsqueeze(-1) * self.drift
+        self.step = (self.alpha * moves).masked_fill(self.diagonal, 0.0)
+        self.others = (p * self.step).sum(-1, keepdim=True) + (1 - 2 * p) * self.step
+        self.by_own = self.turn.unsqueeze(-1) * local.own_size
+        mixed = local.a * self.turn.unsqueeze(-1) * self.drift
         self.reach = (self.by_own + self.others + mixed) * MARGIN + 4 * local.eta
         self.reach = torch.where(local.seen, self.reach, torch.zeros_like(self.reach))
         self.top = self.reach.amax(-1)
-        second = torch.where(torch.eye(n, dtype=torch.bool), torch.zeros_like(p), p * (self.alpha * moves).square()).sum(-1).sqrt()
-        cross = local.a * moves * (p @ moves.square()).sqrt()
-        self.variance = ((moves * local.own_spread + second + cross + 4 * local.eta) * MARGIN).square()
+        second = (p * self.step.square()).sum(-1).sqrt()
+        cross = local.a * self.turn * (p @ moves.square()).sqrt()
+        self.variance = ((self.turn * local.own_spread + second + cross + 4 * local.eta) * MARGIN).square()
         self._range()
         self._weights()
 
     def _range(self) -> None:
         """`climb` ≥ max_l ζ_k - ζ_l for each key, and `half` ≥ half of the largest difference in a row."""
-        local, moves, n = self.local, self.moves, self.local.n
-        each = self.alpha * moves
-        each = each.expand(n, n).clone()
-        each[torch.arange(n), torch.arange(n)] = 0.0
-        each = each + local.a * moves.unsqueeze(-1) * moves
-        ranged = moves[:, None, None] * local.own_apart + each.unsqueeze(-1) + each.unsqueeze(-2)
+        local = self.local
+        each = self.step + local.a * self.turn.unsqueeze(-1) * self.moves
+        ranged = self.turn[:, None, None] * local.own_apart + each.unsqueeze(-1) + each.unsqueeze(-2)
         ranged = ranged.masked_fill(~(local.seen.unsqueeze(-1) & local.seen.unsqueeze(-2)), 0.0)
         ranged.diagonal(dim1=-2, dim2=-1).zero_()
         self.climb = ranged.amax(-1) * MARGIN + 8 * local.eta
@@ -109,17 +105,34 @@ class ScoreMoves:
         made._weights()
         return made
 
-    def spread_at(self, time: float) -> Tensor:
-        """At least the standard deviation of ζ under the laws P e^{sζ}/Z with s ≤ t: half its range, or its parts."""
-        kept = self.__dict__.setdefault("_spreads", {})
-        if time not in kept:
-            local, moves, tilted, n = self.local, self.moves, self.at(time), self.local.n
-            narrow, left = local.own_narrow
-            own = row_norms(tilted.high, narrow) + left + local.a * local.shift + 4 * local.tilt
-            steps = (self.alpha * moves).expand(n, n).masked_fill(torch.eye(n, dtype=torch.bool), 0.0)
-            parts = moves * own + tilted.most(steps.square()).sqrt() + local.a * moves * tilted.most(moves.square()).sqrt()
-            kept[time] = torch.minimum(self.half, (parts + 4 * local.eta) * MARGIN)
-        return kept[time]
+    @cached_property
+    def stations(self) -> ScoreMoves:
+        """`at` for all stations of a path, which come first: (stations, n, n)."""
+        times = torch.arange(1, STATIONS + 1, dtype=torch.float64)[:, None, None] / STATIONS
+        return ScoreMoves.boxed(self.local, times * self.reach, times * self.climb, times[..., 0] * self.half)
+
+    def everywhere(self, bound: Callable[[ScoreMoves], Tensor]) -> Tensor:
+        """A bound at all stations, (stations, n): together where rows are few, which saves calls, or one by one, which saves memory."""
+        if len(self.half) <= FEW:
+            return bound(self.stations)
+        return torch.stack([bound(self.at(station / STATIONS)) for station in range(1, STATIONS + 1)])
+
+    @cached_property
+    def highs(self) -> Tensor:
+        """The weights' upper bounds at all stations."""
+        return self.everywhere(lambda tilted: tilted.high)
+
+    @cached_property
+    def spreads(self) -> Tensor:
+        """At least the standard deviation of ζ under the laws P e^{sζ}/Z, s ≤ t, at all stations t: half its range, or its parts."""
+        return torch.minimum(self.half, self.everywhere(self._spread))
+
+    def _spread(self, tilted: ScoreMoves) -> Tensor:
+        local, moves = self.local, self.moves
+        narrow, left = local.own_narrow
+        own = row_norms(tilted.high, narrow) + left + local.a * local.shift + 4 * local.tilt
+        parts = self.turn * own + tilted.most(self.step.square()).sqrt() + local.a * self.turn * tilted.most(moves.square()).sqrt()
+        return (parts + 4 * local.eta) * MARGIN
 
     @cached_property
     def excess(self) -> Tensor:
@@ -149,7 +162,7 @@ class ScoreMoves:
 
     def shifted(self, values: Tensor) -> Tensor:
         """At least Σ_k |P'_k - P_k| f_k for f ≥ 0 (n,)."""
-        wide = values.expand(self.local.n, self.local.n)
+        wide = values.expand_as(self.high)
         wide = torch.where(self.local.seen, wide, torch.zeros_like(wide))
         by_size = self.swap * wide.amax(-1)
         by_square = self.relative * (self.local.p * wide.square()).sum(-1).sqrt()
@@ -157,7 +170,7 @@ class ScoreMoves:
 
     def most(self, values: Tensor) -> Tensor:
         """max Σ P'_k f_k over laws between `low` and `high`, for f ≥ 0 (n, n) or (n,)."""
-        values = values.expand(self.local.n, self.local.n)
+        values = values.expand_as(self.high)
         room = self.high - self.low
         order = values.argsort(-1, descending=True)
         sorted_room, sorted_values = room.gather(-1, order), values.gather(-1, order)
@@ -183,7 +196,7 @@ def _filled(values: Tensor, room: Tensor, mass: Tensor) -> Tensor:
 def _curved(values: LocalValues, scores: ScoreMoves) -> tuple[Tensor, Tensor]:
     """At least |Cov(z, q)|: key by key, and by deviations."""
     local, p = values.local, values.local.p
-    factor = local.a * scores.moves
+    factor = local.a * scores.turn
     return factor * (p * values.size * scores.drift).sum(-1), factor * values.spread * _drift(scores)
 
 
@@ -191,29 +204,25 @@ def _drift(scores: ScoreMoves) -> Tensor:
     return (scores.local.p * scores.drift.square()).sum(-1).sqrt()
 
 
-def _beyond(shape: HeadShape, scores: ScoreMoves, rows: slice) -> list[Ellipsoid]:
-    """The remainder of one head as ellipsoids, for some rows."""
+def _beyond(shape: HeadShape, scores: ScoreMoves) -> list[Ellipsoid]:
+    """The remainder of one head as ellipsoids."""
     values, none = shape.folded, torch.zeros_like(scores.half)
     each, spread = _curved(values, scores)
     tail, third = _exponential_part(values, scores), _third(values, scores)
     short, light = each < spread, tail < third
     known = torch.where(short, each, none) + torch.where(light, tail, none)
-    curved = torch.where(short, none, scores.local.a * scores.moves * _drift(scores))
+    curved = torch.where(short, none, scores.local.a * scores.turn * _drift(scores))
     parts = [Covariances(scores.local.p, curved, values.spread, torch.ones_like(short))]
-    for end, weight, bent in _bends(scores):
-        wide, boxed = _spreads(values, scores, end)
-        parts.append(Covariances(scores.at(end).high, torch.where(light, none, weight * bent), wide, boxed))
-    return [shape.move(scores.shifted(scores.moves)[rows]), shape.within(known, parts, rows)]
+    size = torch.where(light, none, _bends(scores))
+    parts += [Covariances(*one) for one in zip(scores.highs, size, *_spreads(values, scores), strict=True)]
+    return [shape.move(scores.shifted(scores.moves)), shape.within(known, parts, slice(None))]
 
 
-def _bends(scores: ScoreMoves) -> list[tuple[float, float, Tensor]]:
-    """Ends of pieces of [0, 1], their weights in ∫ (1 - t) dt, and at least sd((ζ - E_tζ)²) there."""
-    found = []
-    for station in range(1, STATIONS + 1):
-        start, end = (station - 1) / STATIONS, station / STATIONS
-        bent = torch.minimum(scores.half.square(), 2 * scores.half * scores.spread_at(end))  # E x⁴ ≤ (2M)² E x²
-        found.append((end, (end - start) * (1 - (start + end) / 2), bent * MARGIN))
-    return found
+def _bends(scores: ScoreMoves) -> Tensor:
+    """At least sd((ζ - E_tζ)²) at the stations t, times their weights in ∫ (1 - t) dt, (stations, n)."""
+    middles = (torch.arange(STATIONS, dtype=torch.float64).unsqueeze(-1) + 0.5) / STATIONS
+    bent = torch.minimum(scores.half.square(), 2 * scores.half * scores.spreads)  # E x⁴ ≤ (2M)² E x²
+    return (1 - middles) / STATIONS * bent * MARGIN
 
 
 def _third(values: LocalValues, scores: ScoreMoves) -> Tensor:
@@ -222,25 +231,22 @@ def _third(values: LocalValues, scores: ScoreMoves) -> Tensor:
     For a centered variable on [-A, B] with A + B = 2M and r = (A - B)/2, (x + A)(x - B)(x - r)² ≤ 0 bounds E x⁴, and then
     Var(x²) ≤ (2r² + M²)σ² + (M² - r²)r² - σ⁴ ≤ M⁴.
     """
-    pieces = (weight * spread_at(values, scores, end) * bent for end, weight, bent in _bends(scores))
-    return sum(pieces, torch.zeros_like(scores.half)) * MARGIN
+    return (_spreads(values, scores)[0] * _bends(scores)).sum(0) * MARGIN
 
 
 def spread_at(values: LocalValues, scores: ScoreMoves, time: float) -> Tensor:
-    """At least the standard deviation of Vᵀx in any direction under every law P e^{tζ}/Z."""
-    return _spreads(values, scores, time)[0]
+    """At least the standard deviation of Vᵀx in any direction under every law P e^{tζ}/Z, at a station t."""
+    return _spreads(values, scores)[0][round(time * STATIONS) - 1]
 
 
-def _spreads(values: LocalValues, scores: ScoreMoves, time: float) -> tuple[Tensor, Tensor]:
-    """The same, and where it is |[√high z]|."""
+def _spreads(values: LocalValues, scores: ScoreMoves) -> tuple[Tensor, Tensor]:
+    """The same at all stations, and where it is |[√high z]|."""
     kept = scores.__dict__.setdefault("_value_spreads", {})
-    key = (id(values), time)
-    if key not in kept:
-        tilted = scores.at(time)
-        boxed = row_norms(tilted.high, values.z) + values.w * values.local.shift
-        others = torch.minimum(tilted.most(values.size.square()).sqrt(), values.half)
-        kept[key] = torch.minimum(boxed, others) * MARGIN, boxed <= others
-    return kept[key]
+    if id(values) not in kept:
+        boxed = scores.everywhere(lambda tilted: row_norms(tilted.high, values.z) + values.w * values.local.shift)
+        others = torch.minimum(scores.everywhere(lambda tilted: tilted.most(values.size.square()).sqrt()), values.half)
+        kept[id(values)] = torch.minimum(boxed, others) * MARGIN, boxed <= others
+    return kept[id(values)]
 
 
 def _exponential_part(values: LocalValues, scores: ScoreMoves) -> Tensor:
@@ -266,9 +272,9 @@ def _quadratic(values: LocalValues, scores: ScoreMoves) -> Tensor:
     p, own = values.local.p, scores.by_own
     rest = (scores.reach - own).clamp_min(0.0)
     mixed = (p * values.size * (2 * own * rest + rest.square())).sum(-1) / 2
-    if not bool((scores.moves > 0).any()):
+    if not bool((scores.turn > 0).any()):
         return mixed
-    return scores.moves.square() / 2 * _own_curvature(values) + mixed
+    return scores.turn.square() / 2 * _own_curvature(values) + mixed
 
 
 def _own_curvature(values: LocalValues) -> Tensor:
@@ -292,20 +298,14 @@ def saturated(values: LocalValues, scores: ScoreMoves) -> Tensor:
     sizes = values.size
     carried = torch.minimum(scores.most(sizes), scores.carried(sizes))
     by_square = values.spread * scores.relative
-    total = torch.zeros_like(scores.half)
-    for station in range(1, STATIONS + 1):
-        time = station / STATIONS
-        total = total + spread_at(values, scores, time) * scores.spread_at(time) / STATIONS
-    tilted = total  # ∫ Cov_t(z, ζ) dt
+    tilted = (_spreads(values, scores)[0] * scores.spreads).sum(0) / STATIONS * MARGIN  # ∫ Cov_t(z, ζ) dt
     apart = values.w * scores.most(scores.moves) + torch.minimum(torch.minimum(carried, by_square), tilted)
     return torch.minimum(apart, scores.most(pushed(values, scores.moves))) * MARGIN  # u' - u = E'[z + Vᵀd]
 
 
 def pushed(values: LocalValues, moves: Tensor) -> Tensor:
     """At least |z_ik + Vᵀd| over |d| ≤ ρ_k: √(μρ² + Σ_c z_c² μ/(μ - s_c²)) for any μ > s_max², z in the singular basis of V."""
-    _, singular, basis = torch.linalg.svd(values.matrix, full_matrices=False)
-    squares = (values.z @ basis.mT).square()
-    outside = (values.z.square().sum(-1) - squares.sum(-1)).clamp_min(0.0)
+    singular, squares, outside = _in_singular_basis(values)
     best = values.size + values.w * moves
     for factor in (1.003, 1.01, 1.03, 1.1, 1.2, 1.5, 2.0, 4.0, 16.0):
         level = factor * values.w**2
@@ -314,8 +314,21 @@ def pushed(values: LocalValues, moves: Tensor) -> Tensor:
     return best
 
 
+def _in_singular_basis(values: LocalValues) -> tuple[Tensor, Tensor, Tensor]:
+    """Singular values of V, squares of z in their basis, and of what is outside of it; the same for every move."""
+    found = values.__dict__.get("_basis")
+    if found is None:
+        _, singular, basis = torch.linalg.svd(values.matrix, full_matrices=False)
+        squares = (values.z @ basis.mT).square()
+        outside = (values.z.square().sum(-1) - squares.sum(-1)).clamp_min(0.0)
+        found = values.__dict__["_basis"] = singular, squares, outside
+    return found
+
+
 STATIONS = 6
 """How many points of a path are looked at; the integrand grows along it, so each piece is bounded by its far end."""
+FEW = 4
+"""Up to how many rows all of them are looked at together."""
 
 
 @dataclass(frozen=True)
@@ -346,20 +359,68 @@ class RowMoves:
 
 def row_moves(heads: LocalHeads, linear: LinearMove, moves: Tensor, rows: slice = slice(None)) -> RowMoves:
     """All bounds, with the heads together, for all rows or some."""
+    straight, heads = linear.ellipsoid(moves, rows), rows_of(heads, rows)
     scores = [ScoreMoves(local, moves) for local in heads.heads]
-    beyond = [_beyond(shape, score, rows) for shape, score in zip(head_shapes(heads), scores, strict=True)]
-    plain = _added(heads, [sum((part.size + part.slack for part in parts), torch.zeros_like(moves[rows])) for parts in beyond])
-    saturation = torch.minimum(_apart(heads, scores)[rows], _tilted(heads, scores, rows))
-    if max(float(score.half[rows].max()) for score in scores) > 1:  # before, laws are far from saturated
-        saturation = torch.minimum(saturation, _paired(heads, scores)[rows])
-    return RowMoves(linear.ellipsoid(moves, rows), tuple(part for parts in beyond for part in parts), plain, saturation)
+    beyond = [_beyond(shape, score) for shape, score in zip(head_shapes(heads), scores, strict=True)]
+    plain = _added(heads, [sum((part.size + part.slack for part in parts), torch.zeros_like(scores[0].half)) for parts in beyond])
+    saturation = torch.minimum(_apart(heads, scores), _tilted(heads, scores))
+    if max(float(score.half.max()) for score in scores) > 1:  # before, laws are far from saturated
+        saturation = torch.minimum(saturation, _paired(heads, scores))
+    return RowMoves(straight, tuple(part for parts in beyond for part in parts), plain, saturation)
+
+
+def queries_of(local: LocalHead) -> Tensor:
+    """The tokens whose rows a head has: all, or those of `rows_of`."""
+    found = local.__dict__.get("_queries")
+    return torch.arange(local.n) if found is None else found
+
+
+def rows_of(heads: LocalHeads, rows: slice) -> LocalHeads:
+    """The same heads with some of their rows; made once, for every radius."""
+    queries = torch.arange(heads.n)[rows]
+    if len(queries) == heads.n:
+        return heads
+    kept = heads.__dict__.setdefault("_row_parts", {})
+    key = tuple(queries.tolist())
+    if key not in kept:
+        kept.clear()
+        kept[key] = _with_rows(heads, queries)
+    return kept[key]
+
+
+def _with_rows(heads: LocalHeads, queries: Tensor) -> LocalHeads:
+    part = copy.copy(heads)
+    part.heads = [_head_with_rows(local, queries) for local in heads.heads]
+    part.separate = _values_with_rows(heads.separate, part.heads)
+    part.folded = None if heads.folded is None else _values_with_rows(heads.folded, part.heads)
+    part.__dict__["_shapes"] = shapes = [copy.copy(shape) for shape in head_shapes(heads)]
+    for shape, separate, folded in zip(shapes, part.separate, part.separate if part.folded is None else part.folded, strict=True):
+        shape.separate, shape.folded = separate, folded
+    return part
+
+
+def _values_with_rows(values: list[LocalValues], heads: list[LocalHead]) -> list[LocalValues]:
+    return [LocalValues(local, value.matrix, value.w) for local, value in zip(heads, values, strict=True)]
+
+
+BY_ROW = ("p", "log_p", "seen", "log_rest", "odds", "y", "alpha", "own", "own_size", "own_spread", "own_apart")
+"""What a head has for each row, that bounds of rows read."""
+
+
+def _head_with_rows(local: LocalHead, queries: Tensor) -> LocalHead:
+    """Facts of some rows. Directions of these few are few themselves, and need no other coordinates."""
+    part = copy.copy(local)
+    part.__dict__.pop("own_pairs", None)
+    part.__dict__.update({name: getattr(local, name)[queries] for name in BY_ROW})
+    part.__dict__.update(own_narrow=(part.own, 0.0), _queries=queries)
+    return part
 
 
 def _apart(heads: LocalHeads, scores: list[ScoreMoves]) -> Tensor:
     """Saturation of each head on its own; what rows themselves move by is added."""
     values = heads.separate if heads.folded is None else heads.folded
     each = [saturated(v, s) for v, s in zip(values, scores, strict=True)]
-    return _added(heads, each) + (scores[0].moves if heads.residual else 0.0)
+    return _added(heads, each) + (scores[0].turn if heads.residual else 0.0)
 
 
 def _added(heads: LocalHeads, each: list[Tensor]) -> Tensor:
@@ -372,15 +433,15 @@ def _number(values: Tensor) -> Tensor:
     return torch.nan_to_num(values, nan=math.inf, posinf=math.inf)
 
 
-def _tilted(heads: LocalHeads, scores: list[ScoreMoves], rows: slice) -> Tensor:
+def _tilted(heads: LocalHeads, scores: list[ScoreMoves]) -> Tensor:
     """E'[Vᵀd] + ∫ Cov_t(z, ζ) dt of all heads together."""
     moves, parts = scores[0].moves, []
     for shape, score in zip(head_shapes(heads), scores, strict=True):
-        times = [station / STATIONS for station in range(1, STATIONS + 1)]
-        found = [(score.at(time).high, score.spread_at(time) / STATIONS, *_spreads(shape.folded, score, time)) for time in times]
-        parts += [shape.move(score.most(moves)[rows]), shape.within(torch.zeros_like(moves), [Covariances(*one) for one in found], rows)]
+        found = zip(score.highs, score.spreads / STATIONS, *_spreads(shape.folded, score), strict=True)
+        covariances = [Covariances(*one) for one in found]
+        parts += [shape.move(score.most(moves)), shape.within(torch.zeros_like(score.half), covariances, slice(None))]
     if heads.residual:
-        parts.append(ball(moves[rows], heads.d))
+        parts.append(ball(scores[0].turn, heads.d))
     return _number(gathered(parts))
 
 
@@ -393,12 +454,13 @@ def _paired(heads: LocalHeads, scores: list[ScoreMoves]) -> Tensor:
     spread = spanned(parts)
     raw = sum(shape.stretch * (2 * shape.folded.local.radius + float(largest)) for shape in shapes) + float(largest)
     lost = sum(shape.folded.w * shape.folded.local.shift for shape in shapes)
-    best = torch.full_like(moves, math.inf)
+    best = torch.full_like(scores[0].half, math.inf)
     if not math.isfinite(reach) or reach <= 0:
         return best
     still = torch.eye(len(spread), dtype=torch.float64)
     ahead = float(_quadratic_form(shapes, scores, still).sqrt().median()) / reach  # the best level for y along the largest move
-    for part in (1.1, 0.7) if math.isfinite(ahead) else ():
+    parts_of_it = (0.6, 0.45) if len(best) <= FEW else (1.1, 0.7)  # any level certifies; a median over many rows is below most of them
+    for part in parts_of_it if math.isfinite(ahead) else ():
         level = (1.02 + part * ahead) * reach**2
         inverse = torch.linalg.inv(still - spread / level)
         square = level + _quadratic_form(shapes, scores, inverse) + 1e-11 * raw**2

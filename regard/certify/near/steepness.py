@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.certify.near.heads import MARGIN, LocalHeads, LocalValues, row_norms
+from regard.certify.near.heads import LocalHeads, LocalValues
 from regard.certify.near.linear import LinearMove
+from regard.certify.near.matrix_norms import MARGIN, row_norms
 from regard.certify.near.moves import STATIONS, ScoreMoves, spread_at, together
 
 

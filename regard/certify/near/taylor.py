@@ -21,8 +21,9 @@ from regard._round import EPS, product_norm_bound
 from regard._verb import Verb
 from regard.attention import Attention
 from regard.certify.locating import doubled, one_sequence, summands
-from regard.certify.near.heads import MARGIN, LocalHeads, largest_root, matrix_norms
+from regard.certify.near.heads import LocalHeads
 from regard.certify.near.linear import LinearMove, shares
+from regard.certify.near.matrix_norms import MARGIN, largest_root, matrix_norms
 from regard.certify.near.moves import row_moves
 from regard.certify.near.steepness import derivative_change
 from regard.certify.setting import balls_of

@@ -1,0 +1,197 @@
+"""Decoding in pieces gives what one pass gives, and a cache is refused where it would give something else."""
+
+import pytest
+import torch
+from torch import nn
+
+import regard as r
+from regard.nn import (
+    AlibiPositions,
+    Cache,
+    ContextCache,
+    Decoder,
+    Design,
+    LanguageModel,
+    LayerCache,
+    LearnedPositions,
+    MultiHeadAttention,
+    NoPositions,
+    RelativePositions,
+    RotaryPositions,
+    SequenceToSequence,
+    Sinusoidal,
+    UnitVariance,
+    shaped,
+)
+
+D = torch.float64
+WIDTH, HEADS, N, WORDS = 8, 4, 21, 11
+POSITIONS = [NoPositions(), Sinusoidal(), LearnedPositions(N), RotaryPositions(), AlibiPositions(), RelativePositions(8, 16)]
+DESIGNS = {
+    **{repr(positions): Design(WIDTH, HEADS, positions=positions, initialization=UnitVariance()) for positions in POSITIONS},
+    "groups": Design(WIDTH, HEADS, kv_heads=2, positions=RotaryPositions(), initialization=UnitVariance()),
+    "one key": Design(WIDTH, HEADS, kv_heads=1, initialization=UnitVariance()),
+    "window": Design(WIDTH, HEADS, mechanism=r.Attention(r.Dot(), support=r.Window(3, 0)), initialization=UnitVariance()),
+    "gaussian": Design(WIDTH, HEADS, mechanism=r.Attention(r.Gaussian(bandwidth=2.0)), initialization=UnitVariance()),
+    "entmax": Design(WIDTH, HEADS, mechanism=r.Attention(r.Dot(), normalizer=r.Entmax(1.5)), initialization=UnitVariance()),
+    "post norm": Design(WIDTH, HEADS, norm_first=False, initialization=UnitVariance()),
+    "shaped": shaped(Design(WIDTH, HEADS)),
+    "shaped groups": shaped(Design(WIDTH, HEADS, kv_heads=2, positions=RotaryPositions())),
+}
+PIECES = [(1,) * N, (5, 1, 1, 11, 3), (17, 4), (N,)]
+
+
+def alive(module):
+    module = module.double().eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return module
+
+
+def assert_pieces(step, whole, ids, pieces):
+    """One pass, and the same in pieces that share a cache."""
+    found = torch.cat([step(piece) for piece in ids.split(pieces, 1)], 1)
+    assert found.shape == whole.shape
+    assert float((found - whole).abs().max()) < 1e-10
+    assert float(whole.std()) > 1e-2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", DESIGNS)
+@pytest.mark.parametrize("pieces", PIECES[:3], ids=str)
+def test_a_language_model_in_pieces(name, pieces):
+    model, ids = alive(LanguageModel(DESIGNS[name], WORDS, 2)), torch.randint(WORDS, (2, N))
+    cache = model.cache()
+    assert_pieces(lambda piece: model(piece, cache=cache), model(ids), ids, pieces)
+    assert cache.length == N
+    assert repr(cache) == f"Cache(2 layers, {N} tokens)"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["NoPositions()", "RotaryPositions()", "groups", "shaped"])
+@pytest.mark.parametrize("pieces", PIECES, ids=str)
+def test_a_decoder_with_a_context_in_pieces(name, pieces):
+    model = alive(SequenceToSequence(DESIGNS[name], WORDS, WORDS, 2))
+    source, target, lengths = torch.randint(WORDS, (2, 6)), torch.randint(WORDS, (2, N)), r.Padding(torch.tensor([[6], [3]]))
+    encoded, cache = model.encode(source, source_support=lengths), Cache(2)
+
+    def step(piece):
+        points = model.embedding(piece, cache.length)
+        return model.embedding.logits(model.decoder(points, encoded, context_support=lengths, cache=cache))
+
+    assert_pieces(step, model(source, target, source_support=lengths), target, pieces)
+
+
+@torch.no_grad()
+def test_padding_on_the_left_of_a_batch_in_pieces():
+    """Rows of one batch may begin at different places; what is hidden stays hidden in later pieces."""
+    model, ids = alive(LanguageModel(DESIGNS["RotaryPositions()"], WORDS, 2)), torch.randint(WORDS, (2, N))
+    real = torch.ones(2, N, dtype=torch.bool)
+    real[1, :4] = False
+    support, cache = r.Where(real[:, None, None]), model.cache()
+    whole = model(ids, support=support)
+    assert_pieces(lambda piece: model(piece, support=support, cache=cache), whole, ids, (6, 1, 14))
+    changed = ids.clone()
+    changed[1, :4] = (changed[1, :4] + 1) % WORDS
+    again, cache = model(changed, support=support), model.cache()
+    pieces = [model(piece, support=support, cache=cache) for piece in changed.split((6, 1, 14), 1)]
+    assert torch.equal(again[1, 4:], whole[1, 4:])
+    assert torch.equal(again[0], whole[0])
+    assert float((torch.cat(pieces, 1) - whole)[:, 4:].abs().max()) < 1e-10
+
+
+@torch.no_grad()
+def test_rows_of_a_batch_do_not_see_each_other():
+    model = alive(LanguageModel(DESIGNS["groups"], WORDS, 2))
+    ids, caches = torch.randint(WORDS, (3, N)), (model.cache(), model.cache())
+    other = ids.clone()
+    other[1:] = torch.randint(WORDS, (2, N))
+    first, second = (
+        [model(piece, cache=cache) for piece in rows.split((9, 12), 1)] for rows, cache in zip((ids, other), caches, strict=True)
+    )
+    assert torch.equal(torch.cat(first, 1)[0], torch.cat(second, 1)[0])
+    assert not torch.equal(torch.cat(first, 1)[1], torch.cat(second, 1)[1])
+
+
+@torch.no_grad()
+def test_a_token_costs_a_token():
+    """With a cache a step projects the new tokens alone."""
+    model, seen = alive(LanguageModel(DESIGNS["groups"], WORDS, 1)), []
+    model.decoder.layers[0].attention.projection.register_forward_hook(lambda m, given, out: seen.append(given[0].shape[1]))
+    cache = model.cache()
+    for piece in torch.randint(WORDS, (1, 8)).split((5, 1, 2), 1):
+        model(piece, cache=cache)
+    assert seen == [5, 1, 2]
+
+
+@torch.no_grad()
+def test_a_context_is_projected_once(monkeypatch):
+    module, cache = alive(MultiHeadAttention(WIDTH, HEADS)), ContextCache()
+    x, context = torch.randn(2, 3, WIDTH, dtype=D), torch.randn(2, 5, WIDTH, dtype=D)
+    whole = module(x, context)
+    sizes, linear = [], nn.functional.linear
+    monkeypatch.setattr(nn.functional, "linear", lambda given, *rest: sizes.append(given.shape[1]) or linear(given, *rest))
+    found = torch.cat([module(piece, context, cache=cache) for piece in x.split((1, 2), 1)], 1)
+    assert sizes.count(5) == 1
+    torch.testing.assert_close(found, whole)
+
+
+# Misuse
+
+
+def causal(**options):
+    return MultiHeadAttention(WIDTH, HEADS, mechanism=r.Attention(r.Dot(), support=r.Causal()), **options)
+
+
+def refused(message, call):
+    with pytest.raises(r.ArgumentError, match=message):
+        call()
+
+
+@torch.no_grad()
+def test_a_cache_is_of_one_batch_and_one_model():
+    model, cache = LanguageModel(DESIGNS["NoPositions()"], WORDS, 2), Cache(2)
+    model(torch.zeros(2, 3, dtype=torch.long), cache=cache)
+    refused(r"cache: holds \[2, 4\].*gives \[3, 4\]", lambda: model(torch.zeros(3, 1, dtype=torch.long), cache=cache))
+    refused(
+        "use one cache for one model", lambda: LanguageModel(DESIGNS["groups"], WORDS, 2)(torch.zeros(2, 1, dtype=torch.long), cache=cache)
+    )
+    wide = Design(2 * WIDTH, HEADS)
+    refused("of width 2.*of width 4", lambda: LanguageModel(wide, WORDS, 2)(torch.zeros(2, 1, dtype=torch.long), cache=cache))
+    refused("float32.*float64", lambda: model.double()(torch.zeros(2, 1, dtype=torch.long), cache=cache))
+    refused(
+        "is for 2 layers and there are 3",
+        lambda: LanguageModel(DESIGNS["NoPositions()"], WORDS, 3)(torch.zeros(2, 1, dtype=torch.long), cache=cache),
+    )
+    assert [entry.length for entry in cache.tokens] == [3, 3]  # nothing was written
+
+
+@torch.no_grad()
+def test_a_cache_is_of_one_context():
+    decoder, cache = Decoder(Design(WIDTH, HEADS), 2), Cache(2)
+    x, context = torch.randn(1, 2, WIDTH), torch.randn(1, 4, WIDTH)
+    decoder(x, context, cache=cache)
+    refused("context: is another one than the cache was filled with", lambda: decoder(x, context.clone(), cache=cache))
+    assert [entry.length for entry in cache.tokens] == [2, 2]  # nothing was written
+    decoder(x, context, cache=cache)
+
+
+def test_a_cache_is_for_inference():
+    x, context = torch.randn(1, 2, WIDTH), torch.randn(1, 4, WIDTH)
+    refused("call under torch.no_grad", lambda: causal()(x, cache=LayerCache()))
+    refused("call under torch.no_grad", lambda: MultiHeadAttention(WIDTH, HEADS)(x, context, cache=ContextCache()))
+    frozen, cache = causal().requires_grad_(False), LayerCache()
+    frozen(x, cache=cache)
+    assert cache.length == 2
+
+
+@torch.no_grad()
+def test_a_cache_is_of_the_right_kind():
+    x, context = torch.randn(1, 2, WIDTH), torch.randn(1, 4, WIDTH)
+    refused("sees later tokens", lambda: MultiHeadAttention(WIDTH, HEADS)(x, cache=LayerCache()))
+    window = MultiHeadAttention(WIDTH, HEADS, mechanism=r.Attention(r.Dot(), support=r.Window(3, 1)))
+    refused("sees later tokens", lambda: window(x, cache=LayerCache()))
+    MultiHeadAttention(WIDTH, HEADS)(x, support=r.Causal(), cache=LayerCache())
+    refused("self-attention takes an entry of Cache.tokens", lambda: causal()(x, cache=ContextCache()))
+    refused("cross-attention takes an entry of Cache.contexts", lambda: MultiHeadAttention(WIDTH, HEADS)(x, context, cache=LayerCache()))
