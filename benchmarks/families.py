@@ -246,7 +246,7 @@ def _sum(draw: Draw, n: int, d: int) -> Added:
     parts = [draw.pick(makers)(draw, d) for _ in range(draw.count(1, 4))]
     first = parts[0]
     if isinstance(first, Affine) and draw.chance(0.5):
-        parts.append(Affine(-first.w * (1 + draw.pick([0.0, 1e-12, 1e-3])), first.b))
+        parts.append(Affine(-first.w * (1 + draw.pick([0.0, 1e-6, 1e-3])), first.b))
     if isinstance(first, r.Attention) and isinstance(first.lookup, r.Linear) and draw.chance(0.5):
         parts.append(first.replace(lookup=r.Linear(-first.lookup.w_v, first.lookup.b_v)))
     made = Added(tuple(parts))
