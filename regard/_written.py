@@ -66,3 +66,19 @@ def read_object(written: Any, rooms: tuple[ModuleType, ...]) -> Any:
             kind(**(made := {key: read_object(value, rooms) for key, value in fields.items()}))  # checked as if it were new
             return rebuild(kind, tuple(made), tuple(made.values()))  # but nothing is normalized again
     raise ArgumentError("written", f"has type {name!r}", "read what this version of regard wrote")
+
+
+def plain(value: Any) -> Any:
+    """Values for JSON, which has no NaN and no infinity: null is "does not apply", "inf" is an answer."""
+    if isinstance(value, dict):
+        return {str(key): plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value
+
+
+def number(value: Any) -> float:
+    """A number that was written by `plain`."""
+    return math.nan if value is None else float(value)

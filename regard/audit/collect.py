@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from regard._written import number
 from regard.audit.checks.base import HEAD, LAYER, STACK, Column
 from regard.audit.report import Coverage, InputEntry, Report, Row, Skipped
-from regard.audit.store import number
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from regard._files import write_text, writing
+from regard._written import plain
 from regard.audit.card import figures, markdown, shown, spoken
 from regard.audit.checks import checks
 from regard.audit.checks.base import Column
 from regard.audit.findings import ALARMING, NOTABLE, NOTE, Finding, findings
 from regard.audit.report import Report, Row
-from regard.audit.store import plain, write_atomically, writing
 from regard.errors import MissingExtraError
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -73,7 +74,7 @@ def save(report: Report, directory: Path) -> list[Path]:
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            write_atomically(directory / name, text)
+            write_text(directory / name, text)
     return [directory / name for name in texts]
 
 

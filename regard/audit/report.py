@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard._written import number, plain
 from regard.audit.checks.base import HEAD, LAYER, STACK, Column
-from regard.audit.store import number, plain
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:

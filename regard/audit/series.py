@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from regard._files import write_text, writing
+from regard._written import plain
 from regard.audit.checks.base import HEAD, Column
 from regard.audit.report import Coverage, Report
-from regard.audit.store import plain, write_atomically, writing
 from regard.errors import ArgumentError, MissingExtraError
 
 SCHEMA = 1
@@ -146,7 +147,7 @@ def save(found: Series, directory: Path) -> list[Path]:
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         for path, text in zip(paths, texts, strict=True):
-            write_atomically(path, text)
+            write_text(path, text)
     return paths
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from regard._files import write_text, writing
+from regard._written import plain
 from regard.errors import ArgumentError
 
 SUBJECT = "subject"
@@ -33,8 +33,8 @@ class Store:
             if not resume:
                 shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir(parents=True, exist_ok=True)
-            write_atomically(directory / SUBJECT, json.dumps(subject or {}))
-            write_atomically(directory / OWNER, str(os.getpid()))
+            write_text(directory / SUBJECT, json.dumps(subject or {}))
+            write_text(directory / OWNER, str(os.getpid()))
         self._found = {path.stem: unit for path in directory.glob("*.json") if (unit := _read(path)) is not None}
 
     def __contains__(self, key: str) -> bool:
@@ -52,7 +52,7 @@ class Store:
         text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
         if self._directory is not None:
             with writing(self._directory):
-                write_atomically(self._directory / f"{key}.json", text)
+                write_text(self._directory / f"{key}.json", text)
         self._found[key] = json.loads(text)
 
     def remove(self) -> None:
@@ -105,60 +105,3 @@ def _read(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-
-
-def plain(value: Any) -> Any:
-    """Values for JSON, which has no NaN and no infinity: null is "does not apply", "inf" is an answer."""
-    if isinstance(value, dict):
-        return {str(key): plain(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(part) for part in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else str(value)
-    return value
-
-
-def number(value: Any) -> float:
-    """A number that was written by `plain`."""
-    return math.nan if value is None else float(value)
-
-
-class writing:
-    """Errors of the file system as errors that name the option."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, OSError):
-            found = f"{self._directory} cannot be written ({error.strerror})"
-            raise ArgumentError("--out", found, "give a directory you may write to") from error
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """The whole text or the old file: written beside it, then moved."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def check_writable(directory: Path) -> None:
-    """Find out now, and not after the work, whether a directory can be written; leaves nothing behind."""
-    new = [path for path in (directory, *directory.parents) if not path.exists()]
-    with writing(directory):
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=directory).close()
-        finally:
-            for path in new:
-                if path.is_dir():
-                    path.rmdir()

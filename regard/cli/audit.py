@@ -72,8 +72,8 @@ def audit(
     ] = None,
 ) -> None:
     """Check every argument before the work begins, then do it."""
+    from regard._files import check_writable
     from regard.audit.load import device_of
-    from regard.audit.store import check_writable
 
     several = len(models or []) > 1
     alone = several or weights_only

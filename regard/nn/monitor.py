@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard._written import plain
 from regard.audit.adapters import Call, NotCovered
 from regard.audit.adapters.base import Declared
 from regard.audit.capture import quiet
 from regard.audit.run import Place, places, unknown
-from regard.audit.store import plain
 from regard.derive import Estimate
 from regard.errors import ArgumentError
 from regard.nn.monitoring.readings import first_sequences, jacobian_norm, kept, of_call, of_weights

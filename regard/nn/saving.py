@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import regard
+from regard._files import write_together, write_whole
 from regard._written import read_object, write_object
 from regard.errors import ArgumentError, MissingExtraError, RegardError
 from regard.nn import design, initialization, positions, shaping
@@ -186,79 +184,6 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise ArgumentError(str(path), "does not exist", "give a directory that regard wrote") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise ArgumentError(str(path), f"is damaged or no safetensors file ({error})", "restore it from where it was saved") from None
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write beside, flush to the disk, then rename: a reader sees the old file or the new one, also after a crash or on a full disk."""
-    write_together({path: content})
-
-
-def write_together(contents: dict[Path, bytes]) -> None:
-    """Files that belong together: all are on the disk before the first is renamed, and what was there comes back where a rename fails."""
-    staged: dict[Path, Path] = {}
-    kept: dict[Path, Path | None] = {}
-    try:
-        for path, content in contents.items():
-            staged[path] = _staged(path, content)
-            kept[path] = _kept(path)
-        _renamed(staged, kept)
-    finally:
-        for name in (*staged.values(), *kept.values()):
-            if name is not None:
-                name.unlink(missing_ok=True)
-
-
-def _staged(path: Path, content: bytes) -> Path:
-    """A file beside the one that is to be written, whole and on the disk."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())  # a temporary file is its owner's alone; what is saved is as other files are
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    return Path(name)
-
-
-def _kept(path: Path) -> Path | None:
-    """A second name for what is there; None where nothing is, or where the file system has no second names."""
-    name = path.with_name(f".{path.name}.{os.getpid()}.old")
-    try:
-        os.link(path, name)
-    except OSError:
-        return None
-    return name
-
-
-def _renamed(staged: dict[Path, Path], kept: dict[Path, Path | None]) -> None:
-    done: list[Path] = []
-    new = {path for path in staged if not path.exists()}
-    try:
-        for path, name in staged.items():
-            os.replace(name, path)
-            done.append(path)
-    except BaseException:
-        for path in done:
-            _restore(path, kept[path], path in new)
-        raise
-
-
-def _restore(path: Path, kept: Path | None, new: bool) -> None:
-    """What was there before: nothing, where the file is new."""
-    with contextlib.suppress(OSError):
-        if kept is not None:
-            os.rename(kept, path)
-        elif new:
-            path.unlink()
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _safetensors() -> Any:

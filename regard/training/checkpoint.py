@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from regard.audit.store import writing
+from regard._files import writing
 from regard.errors import ArgumentError
 
 fcntl: ModuleType | None

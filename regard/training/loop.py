@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from regard.audit.store import plain, write_atomically, writing
+from regard._files import write_text, writing
+from regard._written import plain
 from regard.errors import ArgumentError, RegardError
 from regard.nn import Design, LanguageModel, RotaryPositions, Sampling, load, save
 from regard.nn.monitor import Monitor, RegularityWarning, monitor
@@ -325,7 +326,7 @@ def _rewind(path: Path, last: dict[str, Any] | None) -> None:
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     kept = [line for line in lines if (step := _step(line)) is not None and step < end]
     whole = [*kept, *([] if last is None else [json.dumps(last, ensure_ascii=False)])]
-    write_atomically(path, "".join(f"{line}\n" for line in whole))
+    write_text(path, "".join(f"{line}\n" for line in whole))
 
 
 def _step(line: str) -> int | None:

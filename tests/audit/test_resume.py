@@ -9,7 +9,8 @@ import time
 import pytest
 
 import regard as r
-from regard.audit.store import Store, check_writable, fingerprint
+from regard._files import check_writable
+from regard.audit.store import Store, fingerprint
 from tests.audit.checkpoints import ENVIRONMENT, regard, save
 
 CHECKS = "weights,rows,constants,depth"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from regard.audit.store import number
+from regard._written import number
 
 QUANTITIES = {"max_logit": "largest logit", "qk_norm": "QK norm"}
 """What is watched, by its name in the history."""

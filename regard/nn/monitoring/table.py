@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from regard.audit.store import number
+from regard._written import number
 
 COLUMNS: tuple[tuple[str, str, Callable[..., float]], ...] = (
     ("qk_norm", "QK norm", max),
