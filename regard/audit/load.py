@@ -124,7 +124,11 @@ def _trusted(directory: Path) -> None:
     path = directory / "config.json"
     if not path.is_file():
         raise ArgumentError("MODEL", f"{directory} is not a directory with a config.json", REMEDY)
-    named = next(_code_in(_json(path)), None)
+    config = _json(path)
+    if "regard" in config and "model_type" not in config:
+        found = f"{directory} is a model of regard.nn, which says nothing of texts"
+        raise ArgumentError("MODEL", found, "audit it from Python: regard.audit(regard.nn.load(directory), [{'ids': ids}])")
+    named = next(_code_in(config), None)
     if named is not None:
         found = f"{directory} wants to run code of its own ({named} in config.json), which regard never does"
         raise ArgumentError("MODEL", found, "load it yourself and call regard.audit(model, inputs)")
