@@ -7,4 +7,6 @@ from regard.cost.costing import assess, charge, cost
 from regard.cost.formulas import register_flop_formulas
 from regard.cost.sizes import Sizes
 
+register_flop_formulas()
+
 __all__ = ["Architecture", "Cost", "Part", "Sizes", "assess", "charge", "cost", "register_flop_formulas"]

@@ -210,6 +210,19 @@ def test_windows():
     assert cost(a, Sizes(10, causal=False)).visible == found.forward
 
 
+def test_importing_regard_is_enough():
+    """In a process of its own: torch counts nothing before, and what its kernel takes after."""
+    code = (
+        "import torch; from torch.utils.flop_counter import FlopCounterMode; q = torch.randn(1, 2, 5, 16)\n"
+        "def count():\n"
+        "    with FlopCounterMode(display=False) as counter: torch.nn.functional.scaled_dot_product_attention(q, q, q)\n"
+        "    return counter.get_total_flops()\n"
+        "before = count(); import regard; print(before, count())"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert found == ["0", str(4 * 2 * 5 * 5 * 16)]
+
+
 def test_formulas_are_registered_once():
     register_flop_formulas()
     before = dict(flop_registry)
