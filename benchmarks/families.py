@@ -259,8 +259,9 @@ def _around_a_sum(draw: Draw, map: Added, d: int) -> Any:
     behind = Compose((norm, map))
     block = pre_norm(map, _hidden(draw, d), norm, after)
     return draw.pick(
-        [map, map, Residual(map), behind, Residual(behind), Compose((norm, map, after)), block, Compose((map, _sum(draw, 1, d)))]
-    )
+        [map, map, Residual(map), behind, Residual(behind), Compose((norm, map, after)), block, Compose((map, _sum(draw, 1, d))),
+         Compose((norm, map, _gated(draw, d)))]
+    )  # fmt: skip
 
 
 def _affine(draw: Draw, d: int) -> Affine:

@@ -12,6 +12,8 @@ from torch import Tensor
 from regard._object import Object
 from regard.attention import Attention
 from regard.measure import Measure
+from regard.potentials import Potential
+from regard.potentials.positions import PositionPotential
 
 PROJECTIONS = ("w_q", "w_k", "w_v")
 MARGIN = 1 + 1e-6
@@ -44,7 +46,7 @@ def narrowed(head: Attention, source: Measure | Tensor) -> Narrowed:
     """
     points, read = points_of(source), _projections(head)
     matrices = [tensor for _, tensor in read if tensor.ndim == 2 and len(tensor) == points.shape[-1]]
-    whole = {name for name, _ in read} != set(PROJECTIONS) or len(matrices) < len(read)  # something else of a token is read
+    whole = {name for name, _ in read} != set(PROJECTIONS) or len(matrices) < len(read) or not _projects(head.potential)
     if whole or sum(matrix.shape[-1] for matrix in matrices) >= points.shape[-1]:
         return Narrowed(head, source, 1.0)
     basis = torch.linalg.qr(torch.cat(matrices, -1))[0]
@@ -73,6 +75,16 @@ def _projections(value: Any) -> list[tuple[str, Tensor]]:
     own = [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value) if f.name in PROJECTIONS]
     inner = [part for f in dataclasses.fields(value) for part in _parts(getattr(value, f.name))]
     return [(name, tensor) for name, tensor in own if tensor is not None] + [pair for part in inner for pair in _projections(part)]
+
+
+def _projects(potential: Any) -> bool:
+    """Whether every term that reads tokens reads them through projections; biases of positions read none."""
+    if isinstance(potential, PositionPotential):
+        return True
+    inner = [part for f in dataclasses.fields(potential) for part in _parts(getattr(potential, f.name)) if isinstance(part, Potential)]
+    if inner:
+        return all(_projects(part) for part in inner)
+    return getattr(potential, "w_q", None) is not None and getattr(potential, "w_k", None) is not None
 
 
 def _parts(value: Any) -> list[Object]:

@@ -34,8 +34,10 @@ def one_sequence(map: Any) -> None:
     attention = map if isinstance(map, Attention) else getattr(map, "attention", None)
     if isinstance(attention, Attention) and not isinstance(map, maps.Heads) and len(single_heads(attention)) > 1:
         raise Refusal("an attention with several heads gives a sequence for each; mix them with Heads(attention, w_o)")
-    for inner in map.maps if isinstance(map, maps.Added) else ():
+    for inner in map.maps if isinstance(map, (maps.Added, maps.Compose)) else ():
         one_sequence(inner)
+    if isinstance(map, maps.Residual):
+        one_sequence(map.map)
 
 
 def keeps_tokens(map: Any) -> bool:

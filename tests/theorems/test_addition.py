@@ -1,6 +1,7 @@
 """Sums of maps."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -13,7 +14,21 @@ from regard.derive import linearize
 from regard.domains import Ball, Neighborhood, Radii, Whole, one_token
 from regard.errors import ArgumentError
 from regard.lookups import Linear
-from regard.maps import Added, Affine, Compose, FromQueries, Joint, Normalize, Residual, Silu, Tanh, ToContext, feed_forward
+from regard.maps import (
+    Added,
+    Affine,
+    Compose,
+    FromQueries,
+    Gated,
+    Heads,
+    Joint,
+    Normalize,
+    Residual,
+    Silu,
+    Tanh,
+    ToContext,
+    feed_forward,
+)
 from regard.measure import Measure
 from regard.norms import EntryMax, Frobenius, TokenMax, TokenSum, Wasserstein
 from regard.potentials import Dot
@@ -220,3 +235,56 @@ def test_silu_is_that_of_torch():
     x = _t(100, seed=3) * 10
     assert torch.equal(Silu()(x), torch.nn.functional.silu(x))
     assert torch.allclose(Silu(2.0)(x), torch.nn.functional.silu(2 * x) / 2)
+
+
+def test_maps_after_a_sum_see_its_bias():
+    """Heads as one attention are the sum up to a constant, and what comes after is steep where that constant leads."""
+    eye = torch.eye(2, dtype=D)
+    head, bias = Attention(Dot(eye, eye), Linear(eye)), torch.tensor([50.0, 0.0], dtype=D)
+    behind = (Compose((head, Affine(eye, bias))), Heads(head.replace(lookup=Linear(eye[None])), eye[None], bias))
+    x = torch.tensor([[0.1, 0.0], [0.1, 0.0]], dtype=D)
+    for part in behind:
+        map = Compose((Normalize(1.0, centered=False), Added((part, head)), Gated(Silu(), eye, eye, eye)))
+        seen = float(linearize(map, x).norm())
+        assert seen > 190
+        for rung in (found := certify(map, Ball(1.0, torch.zeros(2, dtype=D), tokens=2), Frobenius()), *found.others):
+            assert rung.value >= seen
+
+
+def test_heads_hidden_in_a_composition_are_refused():
+    """Two heads after which an affine map stands are two sequences, not their sum."""
+    value = _t(3, 3)
+    heads = Attention(Dot(_t(2, 3, 2), _t(2, 3, 2, seed=1)), Linear(torch.stack([value, -value])))
+    map = Added((Compose((heads, Affine(torch.eye(3, dtype=D)))),) * 2)
+    for domain in (Ball(1.0, tokens=3), Neighborhood(_t(3, 3), 1e-3, TokenMax()), one_token(_t(3, 3), 0, 1e-3)):
+        assert math.isinf(certify(map, domain, Frobenius()).value)
+
+
+def test_what_cancels_leaves_its_rounding():
+    """x - QPx with Q the rounded inverse of P: what is left is rounding, and no less is claimed."""
+    p = _t(3, 3)
+    map = Residual(Compose((Affine(p), Affine(-torch.linalg.inv(p)))))
+    found = deviation(map, Neighborhood(torch.zeros(1, 3, dtype=D), 1.0, TokenMax()), TokenMax())
+    rows = (
+        [[Fraction(value) for value in row] for row in p.tolist()],
+        [[Fraction(value) for value in row] for row in torch.linalg.inv(p).tolist()],
+    )
+    exact = torch.tensor(
+        [[float((i == j) - sum(rows[0][i][k] * rows[1][k][j] for k in range(3))) for j in range(3)] for i in range(3)], dtype=D
+    )
+    assert all(rung.value >= float(torch.linalg.matrix_norm(exact, 2)) for rung in (found, *found.others))
+    assert found.value < 1e-9
+
+
+@pytest.mark.parametrize("far", [0.0, 1e4, 1e6, 1e8])
+def test_a_context_far_away(far):
+    """Only differences of keys count: the derivative is that of the context moved to the origin, where float64 has its digits."""
+    x, near = _t(2, 3, seed=1), torch.round(_t(5, 3, seed=2) * 1024) / 1024  # moved without rounding
+    shift = torch.round(far * _t(3, seed=3))
+    head = Attention(Dot(_t(3, 2), _t(3, 2, seed=4)), Linear(_t(3, 3, seed=5)))
+    exact = [torch.linalg.matrix_norm(torch.func.jacrev(lambda q: head(q, near))(x)[i, :, i], 2) for i in range(2)]
+    for map in (Compose((ToContext(head, near + shift), Affine(torch.eye(3, dtype=D)))), Added((ToContext(head, near + shift),))):
+        for norm in (TokenMax(), Frobenius()):
+            found = certify(map, Neighborhood(x, 1e-9, norm), norm)
+            assert float(max(exact)) <= found.value * (1 + 1e-12)
+            assert found.value < 1.01 * float(max(exact)) or far > 1e7

@@ -1,6 +1,7 @@
 """Blocks and depth by the Taylor model: attacked, compared with products of constants, and honest where it is vacuous."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -143,3 +144,22 @@ def test_weights_of_the_points_are_refused():
     x = r.Measure(tokens(0), torch.zeros(5, dtype=D))
     certificate = r.deviation(block(0), r.Neighborhood(x, 0.1, r.TokenMax()), r.TokenMax())
     assert any("weights and marks" in why for why in certificate.refused)
+
+
+def test_a_sign_that_is_a_rounding():
+    """ReLU of entries whose exact value is positive and whose computed value is negative: the slope may be either."""
+    found = 0
+    for seed in range(200):
+        draw = torch.Generator().manual_seed(seed)
+        w, x = torch.randn(3, 1, generator=draw, dtype=torch.float64), 1e6 * torch.randn(1, 3, generator=draw, dtype=torch.float64)
+        exact = sum((Fraction(float(a)) * Fraction(float(b)) for a, b in zip(x[0], w[:, 0], strict=True)), Fraction(0))
+        b = torch.nextafter(-(x @ w)[0], torch.full((1,), -math.inf, dtype=torch.float64))
+        true, computed = exact + Fraction(float(b)), float(x @ w + b)
+        if not true > 0 > computed:
+            continue
+        found += 1
+        radius = float(min(true, -Fraction(computed))) / float(w.norm()) / 4
+        map = r.feed_forward(r.Relu(), w, torch.ones(1, 3, dtype=torch.float64), b)
+        claim = r.certify(map, r.Neighborhood(x, radius, r.TokenMax()), r.TokenMax())
+        assert all(rung.value >= float(w.norm()) * math.sqrt(3) * (1 - 1e-9) for rung in (claim, *claim.others))
+    assert found

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from regard import maps
-from regard._round import EPS, product_norm_bound
+from regard._round import EPS, gamma, outward, product_norm_bound
 from regard._verb import Verb
 from regard.attention import Attention
 from regard.certify.locating import doubled, one_sequence, summands
@@ -26,7 +26,7 @@ from regard.certify.near.linear import LinearMove, shares
 from regard.certify.near.matrix_norms import MARGIN, largest_root, matrix_norms
 from regard.certify.near.moves import row_moves
 from regard.certify.near.steepness import derivative_change
-from regard.certify.setting import balls_of
+from regard.certify.setting import balls_of, positions_of
 from regard.certify.subject import subject_of
 from regard.certify.theorem import Refusal
 from regard.certify.tokenwise import steepness, travel
@@ -167,7 +167,7 @@ def _run(map: object, state: State, tangents: Tangents) -> tuple[State, Tangents
         return state, tangents
     if isinstance(map, maps.Residual):
         after, turned = _run(map.map, state, tangents)
-        return _around(state, after), None if tangents is None or turned is None else _joined(tangents, turned)
+        return _around(state, after), None if tangents is None or turned is None else _total([tangents, turned])
     if isinstance(map, maps.Added):
         return _added([_run(part, state, tangents) for part in summands(map)])
     moves = state.moves()
@@ -194,7 +194,7 @@ def _around(state: State, after: State) -> State:
     """A residual connection."""
     if after.value.shape != state.value.shape:
         raise Refusal("a residual connection around a map that changes the width")
-    return State(state.value + after.value, _joined(state.columns, after.columns), state.cap + after.cap)
+    return State(state.value + after.value, _total([state.columns, after.columns]), state.cap + after.cap)
 
 
 def _added(found: list[tuple[State, Tangents]]) -> tuple[State, Tangents]:
@@ -288,29 +288,63 @@ def _attention(map: Attention | maps.Heads, value: Tensor, moves: Tensor) -> Sta
 def _context(map: maps.ToContext, value: Tensor, moves: Tensor) -> Stage:
     """|D²f[t, e]| = |E[(v - Ev)(z·t - Ez·t)(z·e - Ez·e)]| ≤ 2wRκ²|t||e| for keys in a ball of radius R, κ = |A|R, whatever the queries.
 
-    Each query is on its own, so one tangent for all of them gives a column of every derivative.
+    Each query is on its own, and Df = Cov(v, z) for keys that are centered, so that those far away lose no digits.
     """
-    spread, kappa = _context_sizes(map)
-    run, (n, d) = doubled(map), value.shape
-    axes = torch.eye(d, dtype=torch.float64)
-    columns = [torch.func.jvp(run, (value,), (axis.expand(n, d).clone(),))[1] for axis in axes]
-    gains = torch.stack(columns, -1).unsqueeze(1)
-    bend = 2 * spread * kappa**2 * moves * MARGIN
-    cap = torch.clamp(spread * kappa * moves, max=2 * spread) * MARGIN
-    return Stage(run(value), lambda blocks: gains @ blocks, bend * moves / 2, cap, lambda tangents: bend * tangents)
+    local = ContextHead(map, value)
+    steep, lost = local.spread * local.kappa, local.error * local.spread
+    bend = 2 * steep * local.kappa * moves * MARGIN
+    cap = torch.clamp(steep * moves, max=2 * local.spread) * MARGIN
+    remainder = bend * moves / 2 + lost * (1 + local.kappa * moves)
+    turned = bend + lost * local.kappa
+    return Stage(local.value, lambda blocks: local.gains @ blocks, remainder, cap, lambda tangents: turned * tangents)
 
 
-def _context_sizes(map: maps.ToContext) -> tuple[float, float]:
-    """wR and |A|R: at least how far values, and slopes of scores, are from a center."""
-    one_sequence(map)
-    head = subject_of(map.attention).separate[0]
-    given = map.context if isinstance(map.context, Measure) else Measure(map.context)
-    width = given.points.shape[-1]
-    form = head.form(width) if head.softmax and given.points.ndim == 2 else None
-    if form is None:
-        raise Refusal("attention to a context has a Taylor model for softmax rows of bilinear scores and one context")
-    ball = min(balls_of(Neighborhood(given.points.detach(), 0.0, TokenMax()), width), key=lambda ball: ball.radius)
-    return head.w * ball.radius, form.norm * ball.radius
+class ContextHead:
+    """One head at queries x (n, d) with given keys: value (n, e), gains (n, 1, e, d) = Df, and the sizes that bounds need.
+
+    spread ≥ wR and kappa ≥ |A|R: how far values, and slopes of scores, are from a center; error: what rounding may change, relative to
+    spread · kappa in a derivative and to spread in a value.
+    """
+
+    def __init__(self, map: maps.ToContext, x: Tensor) -> None:
+        one_sequence(map)
+        self.head = subject_of(map.attention).separate[0]
+        given = map.context if isinstance(map.context, Measure) else Measure(map.context)
+        width = x.shape[-1]
+        form = self.head.form(width) if self.head.softmax and given.points.ndim == 2 and given.points.shape[-1] == width else None
+        if form is None:
+            raise Refusal("attention to a context has a Taylor model for softmax rows of bilinear scores and one context")
+        ball = min(balls_of(Neighborhood(given.points.detach(), 0.0, TokenMax()), width), key=lambda ball: ball.radius)
+        center = torch.zeros(width, dtype=torch.float64) if ball.center is None else ball.center.detach().double()
+        self.spread, self.kappa = self.head.w * ball.radius, form.norm * ball.radius
+        keys, pull = given.points.detach().double() - center, x @ form.a + form.beta
+        law = self._law(map, given, pull @ keys.mT)
+        self.error = self._rounding(float(x.norm(dim=-1).max()) * form.norm + float(form.beta.norm()), keys)
+        away = keys - (law @ keys).unsqueeze(1)  # (n, keys, d)
+        matrix = self.head.matrix(width)
+        self.gains = ((law.unsqueeze(-1) * (away @ matrix)).mT @ (away @ form.a.mT)).unsqueeze(1)
+        value = doubled(map)(x)
+        self.value = value.reshape(value.shape[-2:])
+
+    def _law(self, map: maps.ToContext, given: Measure, scores: Tensor) -> Tensor:
+        """The rows; zero for a query that sees nothing."""
+        marks, others = torch.arange(len(scores)), given.positions()
+        positional = positions_of(self.head.potential)
+        if positional is not None:
+            points = given.points.detach().double()
+            scores = scores + positional.scores(points.new_zeros(len(scores), points.shape[-1]), points, marks, others)
+        if given.log_weights is not None:
+            scores = scores + given.log_weights.detach().double()
+        scores = scores.masked_fill(~map.attention.support.allows(marks, others).expand_as(scores), -math.inf)
+        return scores.softmax(-1).nan_to_num(0.0)
+
+    def _rounding(self, pull: float, keys: Tensor) -> float:
+        """Scores are right to η, so weights to a factor e^{2η}; covariances are sums of at most (2 + 2) spread · kappa."""
+        count, width = keys.shape
+        eta = 8 * gamma(4 * width + 16) * math.sqrt(width) * pull * float(keys.norm(dim=-1).max())
+        if not eta < 1e-3:
+            raise Refusal("scores of the context are so large that float64 leaves no digits of the weights; center or scale the tokens")
+        return outward(16 * (4 * eta + gamma(4 * (count + width) + 64)) * math.sqrt(width))
 
 
 @stage.rule(maps.Affine)
@@ -371,14 +405,14 @@ def _feed_forward(map: FeedForward, value: Tensor, moves: Tensor) -> Stage:
     # sup |D²f[t, e]| over unit t and e is that over t = e, for each output direction a symmetric form
     first = torch.minimum(second_order * norms[0] ** 2 * norms[1] * torch.ones_like(moves), sharp + moves * third_order * steepest)
     whole = moves.square() / 2 * torch.minimum(first, sharp + moves / 3 * third_order * steepest)
+    blur = gamma(len(w_1) + 2) * (value.abs() @ w_1.abs() + (0.0 if map.first.b is None else map.first.b.detach().double().abs()))
+    reach = moves.unsqueeze(-1) * columns * MARGIN + 2 * blur  # where an entry can be: a sign may be a rounding
     if isinstance(map.activation, maps.Relu):
-        whole = _crossed(hidden, moves.unsqueeze(-1) * columns * MARGIN, w_2)
+        whole = _crossed(hidden, reach, w_2)
     most = norms[0] * steepness.one(map.activation) * norms[1]
     turned = torch.minimum(torch.nan_to_num(first * moves, nan=math.inf), torch.full_like(moves, 2 * most)) * MARGIN
     if isinstance(map.activation, maps.Relu):  # the slope changes only where an entry can cross zero
-        turned = torch.minimum(
-            turned, ((moves.unsqueeze(-1) * columns * MARGIN >= hidden.abs()).double() * columns * rows).sum(-1) * MARGIN
-        )
+        turned = torch.minimum(turned, ((reach >= hidden.abs()).double() * columns * rows).sum(-1) * MARGIN)
     gains = ((w_1.unsqueeze(0) * slope.unsqueeze(1)) @ w_2).mT.unsqueeze(1)
     after = maps.Affine(w_2, None if map.second.b is None else map.second.b.detach().double())(map.activation(hidden))
     return Stage(after, lambda blocks: gains @ blocks, whole * MARGIN, most * moves * MARGIN, lambda tangents: turned * tangents)

@@ -178,8 +178,9 @@ def _after_norms(steps: tuple[Mapping, ...]) -> list[tuple[str, Mapping]]:
     k, layer = pairs[0], steps[pairs[0] - 1]
     parts = summands(steps[k])  # type: ignore[arg-type]
     spread = Added(tuple(Compose((layer, *(part.maps if isinstance(part, Compose) else (part,)))) for part in parts))
+    stacks = _all_stacked(parts) if k + 1 == len(steps) else []  # it is the sum up to a constant, which maps after it would see
     joined = [(f"norm layer before {what}", (*steps[: k - 1], *new, *steps[k + 1 :])) for what, new in (
-        ("each part", (spread,)), *(("heads as one attention", (layer, one)) for one in _all_stacked(parts))
+        ("each part", (spread,)), *(("heads as one attention", (layer, one)) for one in stacks)
     )]  # fmt: skip
     return [(note, maps[0] if len(maps) == 1 else Compose(maps)) for note, maps in joined]
 
