@@ -82,7 +82,7 @@ def _saturated(report: Report) -> Iterator[Finding]:
     for row in flat[:3]:
         yield _at(
             row, "entropy", NOTE, f"Head {row.label} is saturated: its rows have entropy {row.values['entropy']:.2g}.",
-            "It looks at one key whatever happens, so it is locally flat: a small constant here is not robustness but a missing gradient.",
+            "It looks at one key on all of these inputs, so it is flat: a small constant here is not robustness but a missing gradient.",
             "Nothing, if it is a position head; otherwise see its logits.",
         )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -86,7 +87,7 @@ def inputs_of(model: nn.Module, items: Sequence[Any], tokenizer: Any) -> list[In
             names = _tokens(options, tokenizer)
             encode = None if text is None else (lambda other: _encoded(model, tokenizer, other))
             words = () if text is None else _words(tokenizer, text, _longest(model, tokenizer))
-            cut = text is not None and len(tokenizer(text, verbose=False)["input_ids"]) > options["input_ids"].shape[-1]
+            cut = text is not None and len(tokenizer(text, verbose=False)["input_ids"]) > options[ids_name(model)].shape[-1]
             found.append(Input(len(found), text or f"input {len(found) + 1}", options, names, text, words, encode, cut))
     return found
 
@@ -143,10 +144,15 @@ def _encoded(model: nn.Module, tokenizer: Any, text: str) -> dict[str, Any]:
     ids = torch.tensor([_known(model, text, numbers)], device=_device(model))
     config = getattr(model, "config", None)
     if not getattr(config, "is_encoder_decoder", False):
-        return {"input_ids": ids}
+        return {ids_name(model): ids}
     start = getattr(config, "decoder_start_token_id", None)
     first = torch.full_like(ids[:, :1], 0 if start is None else start)
     return {"input_ids": ids, "decoder_input_ids": torch.cat([first, ids[:, :-1]], 1)}
+
+
+def ids_name(model: nn.Module) -> str:
+    """How a model calls its tokens: ids in regard.nn, input_ids elsewhere."""
+    return "ids" if "ids" in inspect.signature(model.forward).parameters else "input_ids"
 
 
 def _longest(model: nn.Module, tokenizer: Any) -> int | None:
@@ -189,7 +195,7 @@ def _separate(options: dict[str, Any], device: torch.device, time_first: bool) -
 
 def _tokens(options: dict[str, Any], tokenizer: Any) -> list[str]:
     """Names of the tokens, where there is a tokenizer."""
-    ids = options.get("input_ids")
+    ids = options.get("input_ids", options.get("ids"))
     if ids is None:
         return []
     numbers = [int(i) for i in ids.flatten()]

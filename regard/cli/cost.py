@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -16,6 +16,7 @@ from regard.errors import ArgumentError, MissingExtraError
 if TYPE_CHECKING:
     from regard.cost import Cost, Sizes
 
+T = TypeVar("T")
 REMEDY = "give a config.json, the directory of a model, a hub id that has been downloaded, or nothing"
 
 HELP = """What does a model take to run and to train: flops, bytes and parameters, part by part?
@@ -124,43 +125,60 @@ def _counted(config: dict[str, Any], sizes: Sizes) -> Cost:
     from regard.cost import cost as counted
     from regard.cost.families import known
 
-    if known(config) or "model_type" not in config:
+    if _about(lambda: known(config)) or not isinstance(config.get("model_type"), str):
         return _about(lambda: counted(config, sizes))
     with _quiet():
         return _about(lambda: counted(_built(config), sizes))
 
 
-def _about(count: Any) -> Cost:
+def _about(read: Callable[[], T]) -> T:
     """Errors name what the user gave."""
     try:
-        found: Cost = count()
+        return read()
     except ArgumentError as error:
         if error.argument == "config":
             raise ArgumentError("MODEL", f"its config {error.found}", error.remedy) from error
         if error.argument == "inputs":
             raise ArgumentError("MODEL", error.found, "load it yourself and call regard.cost(model, sizes, inputs=...)") from error
         raise
-    return found
 
 
 def _built(config: dict[str, Any]) -> Any:
     """The model of a config on a device without memory; code that the config names is never run."""
+    from regard.cost.families import class_name, refuse_cross_attention
+
     try:
         import torch
         import transformers
     except ImportError:
         raise MissingExtraError("transformers", "hf") from None
+    refuse_cross_attention(config)
     plain = {key: value for key, value in config.items() if key != "auto_map" and "attn_implementation" not in key}
-    kind = plain.pop("model_type")
+    kind, maker = plain.pop("model_type"), _maker(class_name(config), transformers)
     try:
         with torch.device("meta"):
             made = transformers.AutoConfig.for_model(kind, **plain)
-            named = next(iter(config.get("architectures") or ()), "")
-            maker = getattr(transformers, named, None) if re.fullmatch(r"\w+", str(named)) else None
-            return (maker(made) if maker is not None else transformers.AutoModel.from_config(made, trust_remote_code=False)).eval()
+            _check_kind(maker, made)
+            return (transformers.AutoModel.from_config(made, trust_remote_code=False) if maker is None else maker(made)).eval()
     except Exception as error:  # a config is any JSON, and what is wrong with it decides who complains
         said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ArgumentError("MODEL", f"transformers builds no model of the type {kind!r} from its config ({said})", REMEDY) from error
+
+
+def _maker(name: str | None, transformers: Any) -> Any:
+    """The class of models of that name; none where the config names none, for another would have another head."""
+    found = None if name is None else getattr(transformers, name, None)
+    if name is not None and not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+        raise ArgumentError(
+            "config", f"is of a {name}, which is no model of transformers", "load it yourself and call regard.cost(model, sizes)"
+        )
+    return found
+
+
+def _check_kind(maker: Any, config: Any) -> None:
+    """A class of another family would read the fields that it knows, and make up the rest."""
+    if maker is not None and maker.config_class is not None and not isinstance(config, maker.config_class):
+        raise TypeError(f"{maker.__name__} takes a {maker.config_class.__name__}")
 
 
 @contextmanager

@@ -62,7 +62,7 @@ class Cost:
 
     @property
     def forward(self) -> int:
-        """Flops of all matrix products, masked pairs included, as torch's FlopCounterMode counts them."""
+        """Flops of all matrix products, masked pairs included; columns of zeros that a kernel wants added to narrow heads are not."""
         return sum(part.matmul for part in self.parts)
 
     @property

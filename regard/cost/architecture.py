@@ -28,17 +28,19 @@ from regard.cost.costing import assess
 from regard.cost.sizes import Sizes
 from regard.errors import ArgumentError
 
-MAY_BE_ZERO = ("vocabulary", "positions", "outputs", "norms", "outer_norms", "hidden")
+MAY_BE_ZERO = ("vocabulary", "positions", "outputs", "norms", "outer_norms", "hidden", "windowed")
 
 
 @dataclass(frozen=True)
 class Architecture:
     """`layers` of attention with `heads` (`groups` of them for keys and values) of `head_width`, and of feed-forward of width `hidden`.
 
-    gated: three matrices a feed-forward and not two (shazeer2020). window: how many tokens of its past a token sees, itself included.
+    gated: three matrices a feed-forward and not two (shazeer2020). window: how many tokens of its past a token sees, itself included, in
+    `windowed` of the layers, in all where that is None.
     vocabulary, positions: rows of tables that are looked up; outputs: the width of the head, no head where it is 0; tied: the head is the
     table of the vocabulary. norms, outer_norms: vectors of a layer's norms, and of those outside; head_norms: one vector for the queries
-    of all heads and one for the keys. pooler, transform: a square matrix on one token of a sequence, and one before the head.
+    of all heads and one for the keys. pooler: a square matrix on one token of a sequence, which is then what the head reads; transform: one
+    on every token before the head.
     """
 
     width: int
@@ -50,6 +52,7 @@ class Architecture:
     gated: bool = False
     causal: bool = True
     window: int | None = None
+    windowed: int | None = None
     vocabulary: int = 0
     positions: int = 0
     outputs: int = 0
@@ -67,13 +70,14 @@ class Architecture:
 
     def __post_init__(self) -> None:
         for one in fields(self):
-            value = getattr(self, one.name)
-            if type(value) is int and value < (0 if one.name in MAY_BE_ZERO else 1):
-                raise ArgumentError(one.name, f"is {value}", "give a positive number")
+            _check(one.name, str(one.type), getattr(self, one.name))
         if self.heads % self.key_heads:
             raise ArgumentError("groups", f"are {self.key_heads} for {self.heads} heads", "give a divisor of the heads")
         if self.head_width is None and self.width % self.heads:
             raise ArgumentError("heads", f"are {self.heads}, which do not divide the width {self.width}", "give head_width")
+        if self.windowed is not None and (self.window is None or self.windowed > self.layers):
+            found = f"is {self.windowed} for {self.layers} layers and the window {self.window}"
+            raise ArgumentError("windowed", found, "give a window, and at most as many as there are layers")
 
     @property
     def key_heads(self) -> int:
@@ -99,6 +103,16 @@ class Architecture:
     def crossover(self) -> float:
         """T* = (D h c + 2 D g c + h c D + m D F) / (2 h c): 2D + mF/2 where queries are not grouped and h c = D."""
         return self.width * (2 * self.inner + 2 * self.key_inner + self.matrices * self.hidden) / (2 * self.inner)
+
+
+def _check(name: str, kind: str, value: Any) -> None:
+    """A field of one of the kinds int, int | None and bool has such a value; sizes are positive, and some may be zero."""
+    if kind == "bool" and not isinstance(value, bool):
+        raise ArgumentError(name, f"is {value!r}", "give True or False")
+    if not kind.startswith("int") or (value is None and kind.endswith("None")):
+        return
+    if type(value) is not int or value < (0 if name in MAY_BE_ZERO else 1):
+        raise ArgumentError(name, f"is {value!r}", "give a positive whole number")
 
 
 @assess.rule(Architecture)
@@ -137,7 +151,7 @@ def _weights(a: Architecture, tokens: int, batch: int) -> Iterator[_Weight]:
     if a.transform:
         yield _Weight(HEAD, a.width, a.width, tokens, biased=True)
     if a.outputs:
-        yield _Weight(HEAD, a.width, a.outputs, tokens, biased=a.head_bias, tied=a.tied)
+        yield _Weight(HEAD, a.width, a.outputs, batch if a.pooler else tokens, biased=a.head_bias, tied=a.tied)
 
 
 def _products(a: Architecture, sizes: Sizes) -> Iterator[Part]:
@@ -150,13 +164,20 @@ def _products(a: Architecture, sizes: Sizes) -> Iterator[Part]:
 
 
 def _pairs(a: Architecture, sizes: Sizes) -> Iterator[Part]:
-    pairs = sizes.tokens**2
-    masked = a.causal if sizes.causal is None else sizes.causal
-    visible = windowed_pairs(sizes.tokens, a.window or sizes.tokens) if masked else pairs
-    each, unit = 2 * a.layers * sizes.batch * a.inner, element(a.dtype)
+    pairs, visible = a.layers * sizes.tokens**2, _visible(a, sizes)
+    each, unit = 2 * sizes.batch * a.inner, element(a.dtype)
     moved = unit * a.layers * sizes.total * (a.inner + a.key_inner)
-    yield Part(SCORES, each * pairs, each * visible, SOFTMAX * a.layers * sizes.batch * a.heads * pairs, moved=moved)
+    yield Part(SCORES, each * pairs, each * visible, SOFTMAX * sizes.batch * a.heads * pairs, moved=moved)
     yield Part(MIXING, each * pairs, each * visible, moved=moved)
+
+
+def _visible(a: Architecture, sizes: Sizes) -> int:
+    """Pairs that are seen, of all layers."""
+    if not (a.causal if sizes.causal is None else sizes.causal):
+        return a.layers * sizes.tokens**2
+    windowed = (a.layers if a.windowed is None else a.windowed) if a.window else 0
+    past = (a.layers - windowed) * windowed_pairs(sizes.tokens, sizes.tokens)
+    return past + windowed * windowed_pairs(sizes.tokens, a.window or sizes.tokens)
 
 
 def _tables(a: Architecture) -> Iterator[Part]:

@@ -22,7 +22,7 @@ Inputs = Sequence[Any] | Mapping[str, Any]
 def cost(subject: Any, sizes: Sizes | int, *, inputs: Inputs | None = None) -> Cost:
     """Flops, bytes and parameters of a forward pass and of training, part by part. Nothing is computed: shapes are enough.
 
-    subject: an Attention, a map of `regard.maps`, a module of torch, an Architecture, or a config of transformers (or its dict).
+    subject: an Attention, a map of `regard.maps`, a module of torch, an Architecture, or the config of a model of transformers as a dict.
     sizes: how long the sequences are; a number means that many tokens of one sequence. inputs: what the module is called on, where that
     is not a sequence of tokens (batch, tokens) or (batch, tokens, width); only shapes are read.
     """

@@ -39,6 +39,8 @@ from regard.errors import ArgumentError
 
 FUSED = "fused"
 """The label of kernels that hold scores and mixing."""
+SOURCES, TARGETS = {"source", "src"}, {"target", "tgt"}
+"""What modules call the sequence that is encoded, and the one that looks at it."""
 _aten: Any = torch.ops.aten
 
 
@@ -135,7 +137,7 @@ def _given(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def _guesses(module: nn.Module, sizes: Sizes) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Token numbers where there are embeddings, then vectors: one sequence, and one more for each argument without a default."""
-    lengths = [sizes.tokens] + [sizes.context or sizes.tokens] * (_needed(module) - 1)
+    lengths = _lengths(module, sizes)
     if "decoder_input_ids" in inspect.signature(module.forward).parameters:
         source, target = (torch.zeros(sizes.batch, length, dtype=torch.long) for length in (sizes.context or sizes.tokens, sizes.tokens))
         yield (), {"input_ids": source, "decoder_input_ids": target}
@@ -168,11 +170,18 @@ def _vectors(module: nn.Module, sizes: Sizes, lengths: Sequence[int]) -> tuple[T
     return tuple(torch.empty(shape, dtype=kind) for shape in shapes)
 
 
-def _needed(module: nn.Module) -> int:
-    """How many arguments have no default, one or more."""
+def _lengths(module: nn.Module, sizes: Sizes) -> list[int]:
+    """Of each argument without a default: tokens of the one that looks, the first or the target of a source; the others are looked at."""
+    names = _needed(module)
+    looking = next((index for index, name in enumerate(names) if name in TARGETS), 0) if SOURCES & {*names} else 0
+    return [sizes.tokens if index == looking else sizes.context or sizes.tokens for index in range(max(1, len(names)))]
+
+
+def _needed(module: nn.Module) -> list[str]:
+    """The arguments that have no default."""
     arguments = inspect.signature(module.forward).parameters.values()
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return max(1, sum(one.kind in positional and one.default is inspect.Parameter.empty for one in arguments))
+    return [one.name for one in arguments if one.kind in positional and one.default is inspect.Parameter.empty]
 
 
 def _width(module: nn.Module) -> int | None:

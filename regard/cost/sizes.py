@@ -28,7 +28,7 @@ class Sizes:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ArgumentError(name, f"is {value!r}", "give a whole number, one or more")
-        if self.causal not in (None, True, False):
+        if self.causal is not None and not isinstance(self.causal, bool):
             raise ArgumentError("causal", f"is {self.causal!r}", "give True, False, or None for what is declared")
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +23,8 @@ KERNELS = {
     _aten._scaled_dot_product_efficient_attention,
 }
 """Fused attention: scores, softmax and mixing in one."""
+COPIES = {_aten.clone, _aten._to_copy}
+"""What leaves the entries of a tensor as they are."""
 SOFTMAXES = {_aten._softmax, _aten._safe_softmax}
 
 
@@ -61,6 +63,7 @@ class Trace(TorchDispatchMode):
         self._registry: dict[Any, Any] = flop_registry
         self._names = names or {}
         self._varying: dict[int, Tensor] = {}  # by storage; the tensor keeps the storage alive, so that no other takes its number
+        self._padded: dict[int, Padded] = {}
         self._vary(inputs)
 
     @property
@@ -71,6 +74,21 @@ class Trace(TorchDispatchMode):
     def varies(self, tensor: Tensor) -> bool:
         """Whether a tensor depends on the inputs."""
         return storage(tensor) in self._varying
+
+    def width(self, tensor: Tensor) -> int:
+        """The last dimension, without the zeros that were added to it."""
+        padded = self._padded.get(storage(tensor))
+        there = padded is not None and tensor.shape[-1] == padded.tensor.shape[-1] and tensor.stride(-1) == 1
+        return padded.width if padded is not None and there else tensor.shape[-1]
+
+    def _follow_padding(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Note which storages hold zeros on the right; what is written to no longer counts as such."""
+        for tensor in _tensors(_written(func, args)):
+            self._padded.pop(storage(tensor), None)
+        packet = func._overloadpacket
+        copied = packet in COPIES and storage(args[0]) in self._padded
+        if copied or (packet is _aten.constant_pad_nd and _on_the_right(*args[1:], **kwargs)):
+            self._padded[storage(out)] = Padded(out, self.width(args[0]))
 
     def _vary(self, tensors: Any) -> None:
         self._varying.update((storage(tensor), tensor) for tensor in _tensors(tensors))
@@ -87,6 +105,7 @@ class Trace(TorchDispatchMode):
         given = [tensor for tensor in _tensors((args, kwargs)) if self.varies(tensor)]
         if given:
             self._vary((out, _written(func, args)))
+        self._follow_padding(func, args, kwargs, out)
         if packet in self._registry or packet in SOFTMAXES or packet is _aten.embedding:
             self.events.append(self._event(packet, args, kwargs, out))
         return out
@@ -106,16 +125,29 @@ class Trace(TorchDispatchMode):
             tuple(self._names[storage(tensor)] for tensor in _tensors(args) if storage(tensor) in self._names),
             *_matrix(first),
         )
-        return _fused(found, args) if packet in KERNELS else found
+        return _fused(found, args, (self.width(args[0]), self.width(args[2]))) if packet in KERNELS else found
 
 
-def _fused(event: Event, args: Any) -> Event:
-    """The same with the scores that a fused kernel makes inside."""
+@dataclass(frozen=True)
+class Padded:
+    """A tensor whose last dimension is zero from `width` on; it keeps its storage alive."""
+
+    tensor: Tensor
+    width: int
+
+
+def _on_the_right(pad: Sequence[int], value: float = 0) -> bool:
+    """Whether a pad adds zeros at the end of the last dimension, and nothing else."""
+    return value == 0 and pad[0] == 0 and pad[1] > 0 and not any(pad[2:])
+
+
+def _fused(event: Event, args: Any, widths: tuple[int, int]) -> Event:
+    """The same with the scores that a fused kernel makes inside; queries and values have these widths, padding apart."""
     query, key = args[:2]
     rows, columns, batch = query.shape[-2], key.shape[-2], query.shape[:-2].numel()
     causal = bool(args[4]) if len(args) > 4 else False
-    scores = 2 * batch * rows * columns * query.shape[-1]
-    return replace(event, rows=rows, columns=columns, batch=batch, scores=scores, causal=causal)
+    scores, mixing = (2 * batch * rows * columns * width for width in widths)
+    return replace(event, flops=scores + mixing, rows=rows, columns=columns, batch=batch, scores=scores, causal=causal)
 
 
 def _matrix(out: Tensor) -> tuple[int, int, int]:

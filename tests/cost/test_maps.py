@@ -227,6 +227,7 @@ def test_table():
         ({"tokens": 3, "batch": -1}, "batch"),
         ({"tokens": 3, "context": 0}, "context"),
         ({"tokens": 3, "causal": "yes"}, "causal"),
+        ({"tokens": 3, "causal": 1.0}, "causal"),
     ],
 )
 def test_wrong_sizes(arguments, argument):
@@ -243,3 +244,27 @@ def test_wrong_arguments():
         cost(attention(), 5, inputs=(random(5, WIDTH),))
     with pytest.raises(r.NoRuleError, match="assess has no rule for object"):
         cost(object(), 5)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_bias_alone_takes_no_product(gated):
+    """A gated layer declares its last bias as an affine map whose matrix is the identity."""
+    from regard import nn as own
+
+    module = own.FeedForward(WIDTH, 40, gated=gated)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(random(*parameter.shape))
+    declared, run = cost(module.declare(), 9), cost(module, 9)
+    assert (declared.forward, declared.parameters) == (run.forward, run.parameters)
+    assert declared.forward == 2 * 9 * (3 if gated else 2) * WIDTH * 40
+
+
+def test_only_the_identity_is_free():
+    eye = torch.eye(WIDTH)
+    product = 2 * 9 * WIDTH**2
+    assert cost(r.Affine(eye), 9).forward == cost(r.Affine(eye), 9).parameters == 0
+    assert cost(r.Affine(eye, random(WIDTH)), 9).parameters == WIDTH
+    for w in (2 * eye, eye.flip(0), eye + 1e-6 * random(WIDTH, WIDTH)):
+        assert cost(r.Affine(w), 9).forward == product
+    assert cost(r.Affine(torch.eye(WIDTH, WIDTH + 1)), 9).forward == 2 * 9 * WIDTH * (WIDTH + 1)

@@ -35,6 +35,19 @@ FAMILIES = {
     "DistilBertForMaskedLM": DISTIL,
     "DistilBertModel": DISTIL,
     "GPTNeoXForCausalLM": COMMON,
+    **{
+        f"{family}For{task}": {**fields, "num_labels": 2 if task == "QuestionAnswering" else 5, "pad_token_id": 1}
+        for task in ("SequenceClassification", "TokenClassification", "QuestionAnswering")
+        for family, fields in {
+            "GPT2": GPT2,
+            "Llama": {**COMMON, "num_key_value_heads": 2},
+            "Qwen2": {**COMMON, "num_key_value_heads": 2, "tie_word_embeddings": True},
+            "GPTNeoX": COMMON,
+            "Bert": {**COMMON, "max_position_embeddings": 30},
+            "Roberta": {**COMMON, "max_position_embeddings": 30},
+            "DistilBert": DISTIL,
+        }.items()
+    },
 }
 
 
@@ -176,6 +189,78 @@ def test_regard_modules_with_a_context():
         assert cost(module, sizes).forward == counted(lambda module=module: module(x, context=context))
 
 
+def both_ways(module):
+    """What the module takes, and what it takes with the lengths exchanged: the same where encoder and decoder have as many layers."""
+    source, target = (torch.randn(BATCH, length, 64) for length in (9, TOKENS))
+    return counted(lambda: module(source, target)), counted(lambda: module(target, source))
+
+
+def test_the_target_looks_at_the_source():
+    """tokens are those of the target, context those of the source, though modules take the source first."""
+    from regard import nn as own
+
+    for module in (own.Transformer(own.Design(width=64, heads=4), 1, 3), nn.Transformer(64, 4, 1, 3, 48, batch_first=True)):
+        right, wrong = both_ways(module)
+        assert cost(module, Sizes(TOKENS, BATCH, context=9)).forward == right != wrong
+
+
+def test_sequence_to_sequence():
+    from regard import nn as own
+
+    module = own.SequenceToSequence(own.Design(width=64, heads=4), source=11, target=VOCABULARY, layers=2)
+    source, target = (torch.zeros(BATCH, length, dtype=torch.long) for length in (9, TOKENS))
+    found = cost(module, Sizes(TOKENS, BATCH, context=9))
+    assert found.forward == counted(lambda: module(source, target)) != counted(lambda: module(target, source))
+    assert found.part("head").matmul == 2 * BATCH * TOKENS * 64 * VOCABULARY
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("head_width", [4, 8, 16])
+def test_narrow_heads(head_width, kv_heads):
+    """The kernel is given columns of zeros up to a width of 16; they are no part of the formula, nor of T*."""
+    from regard import nn as own
+
+    width = 4 * head_width
+    design = own.Design(width=width, heads=4, kv_heads=kv_heads, hidden=40, positions=own.RotaryPositions())
+    module = own.LanguageModel(design, vocabulary=VOCABULARY, layers=2).eval()
+    found, formula = cost(module, Sizes(TOKENS, BATCH)), cost(Architecture(width, 2, 4, 40, groups=kv_heads), Sizes(TOKENS, BATCH))
+    for name in ("projections", "scores", "mixing", "output", "feed-forward"):
+        assert (found.part(name).matmul, found.part(name).visible) == (formula.part(name).matmul, formula.part(name).visible)
+    assert found.crossover == formula.crossover
+    padding = 2 * 2 * 4 * BATCH * TOKENS**2 * 2 * (16 - head_width)
+    assert counted(lambda: module(torch.zeros(BATCH, TOKENS, dtype=torch.long))) == found.forward + padding
+
+
+class Kernel(nn.Module):
+    """The fused kernel on what `change` makes of queries and values."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def forward(self, x):
+        made = self.change(x.unflatten(-1, (2, -1)).transpose(-2, -3))
+        return nn.functional.scaled_dot_product_attention(made, made, made)
+
+
+@pytest.mark.parametrize(
+    ("change", "width"),
+    [
+        (lambda x: nn.functional.pad(x, (0, 12)), 4),
+        (lambda x: nn.functional.pad(nn.functional.pad(x, (0, 4)), (0, 8)), 4),
+        (lambda x: nn.functional.pad(x, (0, 12)).double().contiguous(), 4),
+        (lambda x: nn.functional.pad(x, (0, 12), value=1.0), 16),
+        (lambda x: nn.functional.pad(x, (12, 0)), 16),
+        (lambda x: nn.functional.pad(x, (0, 12)).add_(1), 16),
+        (lambda x: nn.functional.pad(x, (0, 12))[..., :8], 8),
+        (lambda x: nn.functional.pad(x, (0, TOKENS - 4)).mT, TOKENS),
+    ],
+)
+def test_only_zeros_on_the_right_are_padding(change, width):
+    found = cost(Kernel(change), Sizes(TOKENS, BATCH, width=8))
+    assert found.part("scores").matmul == found.part("mixing").matmul == 2 * 2 * BATCH * TOKENS**2 * width
+
+
 def test_models_without_memory():
     """Eight billion parameters, from the config alone and from modules that hold none."""
     widths = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256}
@@ -208,6 +293,30 @@ def test_windows():
     seen = int((torch.ones(10, 10).tril() - torch.ones(10, 10).tril(-3)).sum())
     assert found.part("scores").visible == 2 * 16 * seen
     assert cost(a, Sizes(10, causal=False)).visible == found.forward
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "mistral"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0},
+        {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
+        {"use_sliding_window": True, "sliding_window": 3},
+        {"use_sliding_window": True, "sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]},
+        {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0},
+        {"use_sliding_window": False, "sliding_window": 3, "max_window_layers": 0},
+    ],
+)
+def test_windows_of_configs(kind, fields):
+    """Against what transformers makes of the same fields."""
+    config = {**COMMON, "model_type": kind, "num_key_value_heads": 2, **fields}
+    made = transformers.AutoConfig.for_model(**config)
+    kinds = ["sliding_attention"] * 2 if kind == "mistral" else made.layer_types
+    windows = [made.sliding_window if one == "sliding_attention" else None for one in kinds]
+    tokens, causal = 10, torch.ones(10, 10).tril()
+    seen = sum(int((causal - causal.tril(-(window or tokens))).sum()) for window in windows)
+    found = cost(config, tokens).part("scores")
+    assert found.visible == found.matmul * seen // (2 * tokens**2)
 
 
 def test_importing_regard_is_enough():
@@ -267,11 +376,81 @@ def test_modules_that_read_values():
         ({"hidden_size": None}, "config: has no hidden_size or n_embd or dim or d_model; add it"),
         ({"num_hidden_layers": -1}, "config: has -1 for num_hidden_layers; give a positive whole number"),
         ({"torch_dtype": "nonsense"}, "config: has the dtype 'nonsense'"),
+        ({"torch_dtype": "int64"}, "config: has the dtype 'int64'"),
         ({"num_key_value_heads": 3}, "groups: are 3 for 4 heads; give a divisor of the heads"),
+        ({"model_type": ["llama"]}, "config: has ['llama'] for model_type; give a name"),
+        ({"architectures": 5}, "config: has 5 for architectures; give a list with the name of one class"),
+        ({"architectures": {}}, "config: has {} for architectures; give a list"),
+        ({"architectures": ["LlamaModel", "LlamaForCausalLM"]}, "config: has ['LlamaModel', 'LlamaForCausalLM'] for architectures; give"),
+        ({"architectures": [None]}, "config: has [None] for architectures; give"),
+        ({"architectures": ["LlamaForDreaming"]}, "config: is of a LlamaForDreaming, which has no closed form as a llama; build the model"),
+        ({"architectures": ["MistralModel"]}, "config: is of a MistralModel, which has no closed form as a llama; build the model"),
+        ({"add_cross_attention": True}, "config: has add_cross_attention, and what is looked at has no size here; build the model"),
+        ({"use_bidirectional_attention": True}, "config: has use_bidirectional_attention, which has no closed form here; build"),
+        *(
+            ({name: value}, f"config: has {value!r} for {name}; give true or false")
+            for name in ("attention_bias", "mlp_bias", "tie_word_embeddings", "add_cross_attention")
+            for value in ("false", 1)
+        ),
+        *(({"head_dim": value}, f"config: has {value!r} for head_dim; give a positive") for value in (True, 8.0, "8", 0, -8)),
+        *(
+            ({"model_type": "mistral", "architectures": [], "sliding_window": value}, f"config: has {value!r} for sliding_window; give a")
+            for value in (True, 3.5, "4", 0, -5)
+        ),
+        ({"model_type": "qwen2", "architectures": [], "use_sliding_window": "no"}, "config: has 'no' for use_sliding_window; give true"),
+        (
+            {"model_type": "qwen2", "architectures": [], "use_sliding_window": True, "max_window_layers": -1},
+            "config: has -1 for max_window_layers; give",
+        ),
+        (
+            {"model_type": "qwen2", "architectures": [], "use_sliding_window": True, "layer_types": ["full_attention"]},
+            "config: has ['full_attention'] for layer_types; give one of",
+        ),
+        (
+            {"architectures": ["LlamaForTokenClassification"], "num_labels": 3, "id2label": {0: "a"}},
+            "config: has {0: 'a'} for id2label and 3 for num_labels; give one name for each class",
+        ),
     ],
 )
 def test_wrong_configs(change, message):
-    config = {**COMMON, "model_type": "llama", **change}
+    config = {**COMMON, "model_type": "llama", "architectures": ["LlamaForCausalLM"], **change}
     with pytest.raises(r.ArgumentError) as found:
         cost({key: value for key, value in config.items() if value is not None}, 5)
+    assert str(found.value).startswith(message)
+
+
+@pytest.mark.parametrize("kind", ["GPT2DoubleHeadsModel", "BertLMHeadModel", "BertForPreTraining", "DistilBertForMultipleChoice"])
+def test_heads_without_a_closed_form(kind):
+    made = getattr(transformers, kind).config_class
+    with pytest.raises(r.ArgumentError, match=rf"^config: is of a {kind}, which has no closed form as a \w+; build the model"):
+        cost({**made().to_dict(), "architectures": [kind]}, 5)
+
+
+def test_one_class_may_be_named_without_a_list():
+    config = {**COMMON, "model_type": "llama"}
+    named = [cost({**config, "architectures": name}, 5) for name in ("LlamaForCausalLM", ["LlamaForCausalLM"], "LlamaModel", None)]
+    assert named[0] == named[1] != named[2] == named[3]
+
+
+@pytest.mark.parametrize(("fields", "labels"), [({}, 2), ({"num_labels": 7}, 7), ({"id2label": {"0": "a", "1": "b", "2": "c"}}, 3)])
+def test_labels(fields, labels):
+    config = {**COMMON, "model_type": "llama"}
+    classifier = cost({**config, "architectures": ["LlamaForSequenceClassification"], **fields}, TOKENS)
+    assert classifier.part("head").parameters == 32 * labels
+    assert classifier.forward - cost(config, TOKENS).forward == 2 * TOKENS * 32 * labels
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"width": 32.0}, "width: is 32.0; give a positive whole number"),
+        ({"layers": True}, "layers: is True; give a positive whole number"),
+        ({"gated": "false"}, "gated: is 'false'; give True or False"),
+        ({"windowed": 1}, "windowed: is 1 for 2 layers and the window None; give a window"),
+        ({"window": 4, "windowed": 3}, "windowed: is 3 for 2 layers and the window 4; give a window"),
+    ],
+)
+def test_wrong_architectures(fields, message):
+    with pytest.raises(r.ArgumentError) as found:
+        Architecture(**{"width": 32, "layers": 2, "heads": 4, "hidden": 48, **fields})
     assert str(found.value).startswith(message)

@@ -9,7 +9,6 @@ from torch import nn
 import regard as r
 from regard.audit.adapters import Call, NotCovered, adapter_of
 from regard.audit.checks import checks
-from regard.audit.load import find
 from regard.audit.run import sites
 from regard.nn import (
     AlibiPositions,
@@ -25,8 +24,6 @@ from regard.nn import (
     RotaryPositions,
     Transformer,
     UnitVariance,
-    load,
-    save,
     shaped,
 )
 
@@ -237,12 +234,3 @@ def test_training_is_refused_and_distances_have_no_matrices():
 def test_a_class_of_the_same_name_from_elsewhere_is_not_taken_for_it():
     assert adapter_of(type("MultiHeadAttention", (nn.Module,), {})()) is None
     assert adapter_of(EncoderLayer(PLAIN)) is adapter_of(DecoderLayer(PLAIN)) is None
-
-
-def test_the_command_says_how(tmp_path):
-    """A directory of regard.nn holds no tokenizer: the way is Python, and the remedy is that way."""
-    save(LanguageModel(PLAIN, vocabulary=11, layers=1), tmp_path)
-    with pytest.raises(r.ArgumentError, match=r"is a model of regard.nn.*\{'ids': ids\}"):
-        find(str(tmp_path))
-    report = r.audit(load(tmp_path), [{"ids": torch.arange(6).unsqueeze(0)}], checks=CHEAP)
-    assert report.covered
