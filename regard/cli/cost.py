@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from regard._files import write_text
 from regard.errors import ArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def cost(
     config, name = _config(model)
     found = _counted(config, sizes)
     _print(found, name)
+    for note in _notes(config, tokens):
+        typer.echo(note)
     if out is not None:
         _write(out, drawing(found, f"{name}: cost of {batch} × {tokens:,} tokens", out))
 
@@ -86,16 +89,28 @@ def _config(model: str | None) -> tuple[dict[str, Any], str]:
     return found, name
 
 
+def _notes(config: dict[str, Any], tokens: int) -> list[str]:
+    """What the numbers leave out, and lengths that the model does not take."""
+    notes = []
+    if not config.get("architectures") and "model_type" in config:
+        notes.append("no output head is counted: the config names no architecture")
+    longest = config.get("max_position_embeddings", config.get("n_positions"))
+    if isinstance(longest, int) and longest < tokens:
+        notes.append(f"the model has {longest:,} positions: {tokens:,} tokens are what it would cost, not what it takes")
+    return notes
+
+
 def _path(model: str | None) -> tuple[Path, str]:
     from regard.audit.load import demo_directory
+    from regard.audit.own import inside, name_of
 
     if model is None:
         return demo_directory() / "config.json", "all-MiniLM-L6-v2"
-    path = Path(model).expanduser()
+    path = inside(Path(model).expanduser())
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ArgumentError("MODEL", f"{model} is a directory without a config.json", REMEDY)
-        return path / "config.json", path.resolve().name
+        return path / "config.json", name_of(path)
     if path.is_file():
         return path, path.resolve().parent.name if path.name == "config.json" else path.stem
     return _cached(model), model
@@ -122,9 +137,12 @@ def _cached(name: str) -> Path:
 
 def _counted(config: dict[str, Any], sizes: Sizes) -> Cost:
     """By closed form where the family has one, else by a run of its model without memory."""
+    from regard.audit.own import built, is_own
     from regard.cost import cost as counted
     from regard.cost.families import known
 
+    if is_own(config):
+        return counted(built(config), sizes)
     if _about(lambda: known(config)) or not isinstance(config.get("model_type"), str):
         return _about(lambda: counted(config, sizes))
     with _quiet():
@@ -218,7 +236,7 @@ def _print(found: Cost, name: str) -> None:
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        write_text(path, text)
     except OSError as error:
         raise ArgumentError("--out", f"{path} cannot be written ({error.strerror})", "give a file in a directory that is there") from error
     typer.echo(f"written: {path}", err=True)

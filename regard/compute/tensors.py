@@ -67,9 +67,8 @@ def pose_tensors(
     """The problem that attend poses."""
     for name, value, kind in (("potential", potential, Potential), ("normalizer", normalizer, Normalizer), ("support", support, Support)):
         if not isinstance(value, kind):
-            raise ArgumentError(
-                name, f"is {value!r}", f"give a {kind.__name__} value, e.g. {kind.__name__.lower()}=regard.{_EXAMPLES[kind.__name__]}"
-            )
+            example = "Where(mask)" if name == "support" and isinstance(value, Tensor) else _EXAMPLES[kind.__name__]
+            raise ArgumentError(name, f"is {_check.describe(value)}", f"give a {kind.__name__} value, e.g. {name}=regard.{example}")
     q, k, v = (_check.floating(name, t) for name, t in (("q", q), ("k", k), ("v", v)))
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.ndim < 2:

@@ -68,8 +68,8 @@ def _memory(cost: Cost) -> str:
 def _crossover(cost: Cost) -> str:
     if cost.crossover is None or cost.causal_crossover is None:
         return "crossover: none, attention does not grow with the square of the length here"
-    masked = f"{cost.causal_crossover:,.0f} where kernels skip the masked half"
-    return f"crossover: pairs cost as much as the weights of the layers at T* = {cost.crossover:,.0f} tokens, at {masked}"
+    masked = "" if cost.visible == cost.forward else f", at {cost.causal_crossover:,.0f} where kernels skip the masked half"
+    return f"crossover: pairs cost as much as the weights of the layers at T* = {cost.crossover:,.0f} tokens{masked}"
 
 
 def lines(cost: Cost) -> list[str]:
