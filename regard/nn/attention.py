@@ -11,10 +11,13 @@ from regard.compute.tensors import attend_tokens
 from regard.errors import ArgumentError
 from regard.maps import Map
 from regard.nn.cache import ContextCache, LayerCache, marks_after
-from regard.nn.declaration import cross_heads, self_heads
+from regard.nn.declaration import cross_heads, repeated, self_heads, simple_parts
 from regard.nn.mechanism import Mechanism
 from regard.nn.shaping import centered
+from regard.nn.visibility import check_batch, check_order, check_pieces
+from regard.normalizers import Normalizer
 from regard.potentials import Dot
+from regard.potentials.distance import DistancePotential
 from regard.supports import Full, Support
 
 
@@ -39,10 +42,14 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         self.width, self.heads, self.kv_heads, self.shaped = width, heads, heads if kv_heads is None else kv_heads, shaped
         check_heads(width, heads, self.kv_heads)
+        check_flags(bias=bias, shaped=shaped)
         self.head_width = width // heads
         self.projection = nn.Linear(width, (heads + 2 * self.kv_heads) * self.head_width, bias)
         self.output = nn.Linear(width, width, bias)
         self.mechanism = Mechanism(mechanism)
+        check_order(mechanism.normalizer, mechanism.support)
+        if shaped:
+            check_laws(mechanism.normalizer)
         nn.init.xavier_uniform_(self.projection.weight)
         for layer in (self.projection, self.output):
             if bias:
@@ -61,14 +68,24 @@ class MultiHeadAttention(nn.Module):
         `support` says what they may see beyond the mechanism's own support: Padding(lengths.unsqueeze(-1)), Where(real[:, None, None]).
         """
         check_tokens("x", x, self.width)
+        check_kind("x", x, self.projection)
+        check_batch(support, x)
         mechanism = self.mechanism.value()
         allowed = joined(mechanism.support, support)
+        if context is None:
+            check_order(mechanism.normalizer, allowed)
+        if cache is not None:
+            check_pieces(mechanism.normalizer)
         if context is None:
             queries, keys, values, past = self._own(x, allowed, cache)
         else:
             queries, keys, values, past = *self._crossing(x, context, cache), 0
+            check_batch(support, context)
         marks = None if past == 0 else marks_after(past, x.shape[-2], x.device)
+        if any(isinstance(part, DistancePotential) for part in simple_parts(mechanism.potential)):
+            keys = repeated(keys, self.heads, -3)  # queries and keys are moved to one center, head by head
         mixed = attend_tokens(mechanism.replace(support=allowed), Tokens(queries, marks=marks), Tokens(keys), values)
+        mixed = repeated(mixed, self.heads, -3)  # where scores know of positions alone, groups of heads see the same
         if self.shaped:
             mixed = centered(mixed, values, allowed, past)
         return self.output(mixed.transpose(-3, -2).flatten(-2))
@@ -90,6 +107,7 @@ class MultiHeadAttention(nn.Module):
 
     def _crossing(self, x: Tensor, context: Tensor, cache: LayerCache | ContextCache | None) -> tuple[Tensor, Tensor, Tensor]:
         check_tokens("context", context, self.width)
+        check_kind("context", context, self.projection)
         if self.shaped:
             raise ArgumentError("context", "is given to shaped attention, where I + P - uniform acts on one sequence", "leave it out")
         if cache is not None and not isinstance(cache, ContextCache):
@@ -125,14 +143,33 @@ def joined(first: Support, second: Support) -> Support:
 def check_heads(width: int, heads: int, kv_heads: int) -> None:
     """Heads share the width, and groups of heads share keys."""
     for name, value in (("width", width), ("heads", heads), ("kv_heads", kv_heads)):
-        if not isinstance(value, int) or value < 1:
-            raise ArgumentError(name, f"is {value!r}", "give a positive integer")
+        check_count(name, value)
     if width % heads:
         near = [count for count in range(1, width + 1) if width % count == 0]
         best = min(near, key=lambda count: abs(count - heads))
         raise ArgumentError("heads", f"is {heads}, which does not divide the width {width}", f"use {best}, or another width")
     if heads % kv_heads:
         raise ArgumentError("kv_heads", f"is {kv_heads}, which does not divide the {heads} heads", "each group needs as many heads")
+
+
+def check_count(name: str, value: int) -> None:
+    """How many of something there are; True is not a number here."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ArgumentError(name, f"is {value!r}", "give a positive integer")
+
+
+def check_flags(**flags: bool) -> None:
+    """Choices that are True or False: a word such as "no" would count as True."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise ArgumentError(name, f"is {value!r}", "give True or False")
+
+
+def check_laws(normalizer: Normalizer) -> None:
+    """P - uniform is a difference of laws, which sums to zero in each row."""
+    if not normalizer.laws:
+        found = f"has the normalizer {type(normalizer).__name__}, whose rows are not laws, in shaped attention I + P - uniform"
+        raise ArgumentError("mechanism", found, "use Softmax() or another normalizer of laws, or no shaping")
 
 
 def check_tokens(name: str, x: Tensor, width: int) -> None:
@@ -142,6 +179,15 @@ def check_tokens(name: str, x: Tensor, width: int) -> None:
         raise ArgumentError(name, found, f"give tokens (..., n, {width})")
     if not x.dtype.is_floating_point:
         raise ArgumentError(name, f"has dtype {x.dtype}", "give points; ids of tokens go through an Embedding or a LanguageModel")
+
+
+def check_kind(name: str, x: Tensor, layer: nn.Module) -> None:
+    """Points in the numbers of the layer that reads them; autocast converts by itself."""
+    kinds = {parameter.dtype for parameter in layer.parameters() if parameter.dtype.is_floating_point}
+    if kinds and x.dtype not in kinds and not torch.is_autocast_enabled(x.device.type):
+        own = next(iter(layer.parameters())).dtype
+        remedy = f"convert one of them: {name}.to({own}) or module.to({x.dtype})"
+        raise ArgumentError(name, f"has dtype {x.dtype} and the module {own}", remedy)
 
 
 def _part(bias: torch.Tensor | None, rows: slice) -> Tensor | None:

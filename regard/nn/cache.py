@@ -69,6 +69,18 @@ class Cache:
     def __init__(self, layers: int) -> None:
         self.tokens = [LayerCache() for _ in range(layers)]
         self.contexts = [ContextCache() for _ in range(layers)]
+        self._seen = 0
+
+    def begin(self) -> None:
+        """All layers must hold what whole passes put there; a pass that was interrupted leaves some layers ahead of others."""
+        found = [entry.length for entry in self.tokens]
+        if any(length != self._seen for length in found):
+            remedy = "make a new one with model.cache() and give all tokens again"
+            raise ArgumentError("cache", f"holds {found} tokens in its layers after whole passes over {self._seen}", remedy)
+
+    def end(self) -> None:
+        """A pass through all layers is over."""
+        self._seen = self.length
 
     @property
     def length(self) -> int:

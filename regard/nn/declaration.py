@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from regard.certify.subject import single_heads
 from regard.errors import ArgumentError
 from regard.lookups import Linear
 from regard.maps import Added, Affine, Compose, Heads, Map, ToContext
+from regard.normalizers import Softmax
 from regard.potentials import Additive, Bilinear, Cosine, Dot, Gaussian, Laplace, Potential, Rotary, SoftCap, StudentT
 from regard.potentials.base import Scaled, Sum
 from regard.potentials.positions import PositionPotential
@@ -42,6 +44,11 @@ class Projections(Object):
         (first, offset), (second, shift) = _after(self.w_q, self.b_q, w_q, b_q), _after(self.w_k, self.b_k, w_k, b_k)
         return {"w_q": first, "w_k": second, "b_q": offset, "b_k": shift}
 
+    def ungrouped(self) -> Projections:
+        """The same with one projection of keys for each head."""
+        heads = len(self.w_q)
+        return self.replace(w_k=repeated(self.w_k, heads), b_k=None if self.b_k is None else repeated(self.b_k, heads))
+
 
 def _after(w: Tensor, b: Tensor | None, then: Tensor | None, offset: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """x ↦ (wᵀx + b) followed by y ↦ thenᵀy + offset."""
@@ -61,14 +68,19 @@ def _unknown(potential: Any, projections: Projections) -> Potential:
 
 
 @projected.rule(Dot, Projections)
-@projected.rule(Gaussian, Projections)
-@projected.rule(Laplace, Projections)
-@projected.rule(StudentT, Projections)
 @projected.rule(Cosine, Projections)
 @projected.rule(Additive, Projections)
 def _fields(potential: Any, projections: Projections) -> Potential:
     made: Potential = potential.replace(**projections.then(potential.w_q, potential.w_k, potential.b_q, potential.b_k))
     return made
+
+
+@projected.rule(Gaussian, Projections)
+@projected.rule(Laplace, Projections)
+@projected.rule(StudentT, Projections)
+def _differences(potential: Any, projections: Projections) -> Potential:
+    """Distances subtract what queries and keys make of one center, head by head: groups are written out."""
+    return _fields(potential, projections.ungrouped())
 
 
 @projected.rule(Bilinear, Projections)
@@ -116,8 +128,25 @@ def attention_of(module: MultiHeadAttention, read: Callable[[Any], Any] = exact)
     w_q, w_k, w_v = _parts(module, read(module.projection.weight).mT)
     b_q, b_k, b_v = (None, None, None) if module.projection.bias is None else _parts(module, read(module.projection.bias))
     potential = projected.one(mechanism.potential, Projections(w_q, w_k, b_q, b_k))
+    if all(isinstance(part, PositionPotential) for part in simple_parts(potential)):  # scores that know of no heads
+        w_v, b_v = repeated(w_v, module.heads), None if b_v is None else repeated(b_v, module.heads)
     made: Attention = mechanism.replace(potential=potential, lookup=Linear(w_v, b_v))
     return made
+
+
+def simple_parts(potential: Potential) -> Iterator[Potential]:
+    """The potentials that a sum, a multiple, ... is made of."""
+    fields = [getattr(potential, field.name) for field in dataclasses.fields(potential)]
+    inner = [part for field in fields for part in (field if isinstance(field, tuple) else (field,)) if isinstance(part, Potential)]
+    if not inner:
+        yield potential
+    for part in inner:
+        yield from simple_parts(part)
+
+
+def repeated(groups: Tensor, heads: int, dim: int = 0) -> Tensor:
+    """What groups of heads share, once for each head."""
+    return groups if groups.shape[dim] == heads else groups.repeat_interleave(heads // groups.shape[dim], dim)
 
 
 def _parts(module: MultiHeadAttention, packed: Tensor) -> tuple[Tensor, ...]:
@@ -154,7 +183,7 @@ def _uniform(attention: Attention, heads: int) -> Attention:
     lookup = attention.lookup
     assert isinstance(lookup, Linear)
     queries, keys = (lookup.w_v.new_zeros(count, lookup.w_v.shape[-2], 1) for count in (heads, len(lookup.w_v)))
-    return attention.replace(potential=Dot(queries, keys, 1.0))
+    return attention.replace(potential=Dot(queries, keys, 1.0), normalizer=Softmax())
 
 
 def cross_heads(module: MultiHeadAttention, context: Tensor) -> Map:

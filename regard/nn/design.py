@@ -11,8 +11,8 @@ from regard._object import Object
 from regard.attention import Attention
 from regard.errors import ArgumentError
 from regard.maps import Activation, Gelu, Normalize
-from regard.nn.attention import MultiHeadAttention, check_heads, joined
-from regard.nn.feed_forward import FeedForward
+from regard.nn.attention import MultiHeadAttention, check_flags, check_heads, joined
+from regard.nn.feed_forward import FeedForward, check_feed_forward
 from regard.nn.initialization import Initialization, ScaledNormal
 from regard.nn.mechanism import check_mechanism
 from regard.nn.positions import NoPositions, Positions
@@ -47,13 +47,13 @@ class Design(Object):
     def __post_init__(self) -> None:
         check_heads(self.width, self.heads, self.heads if self.kv_heads is None else self.kv_heads)
         check_mechanism(self.mechanism)
-        if self.hidden is not None and (not isinstance(self.hidden, int) or self.hidden < 1):
-            raise ArgumentError("hidden", f"is {self.hidden!r}", "give the width of the feed-forward layer, one or more")
-        if not 0 <= self.dropout < 1:
-            raise ArgumentError("dropout", f"is {self.dropout}", "give the share that is dropped, from 0 up to below 1")
+        check_feed_forward(self.width, self.inner_width, self.gated, self.dropout)
+        check_flags(norm_first=self.norm_first, bias=self.bias)
         for name, kind in (("positions", Positions), ("activation", Activation), ("norm", Normalize), ("initialization", Initialization)):
             if not isinstance(value := getattr(self, name), kind):
                 raise ArgumentError(name, f"is {value!r}", f"give a {kind.__name__} value")
+        if self.shaping is not None and not isinstance(self.shaping, Shaping):
+            raise ArgumentError("shaping", f"is {self.shaping!r}", "give a Shaping value, or None")
         if self.norm.weight is not None or self.norm.bias is not None:
             raise ArgumentError("norm", "has weights of its own", "leave them out: the layers learn them")
 

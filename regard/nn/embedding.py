@@ -17,7 +17,7 @@ class Embedding(nn.Module):
 
     def __init__(self, vocabulary: int, design: Design) -> None:
         super().__init__()
-        if not isinstance(vocabulary, int) or vocabulary < 1:
+        if not isinstance(vocabulary, int) or isinstance(vocabulary, bool) or vocabulary < 1:
             raise ArgumentError("vocabulary", f"is {vocabulary!r}", "give the number of tokens, one or more")
         self.weight = nn.Parameter(torch.empty(vocabulary, design.width))
         nn.init.normal_(self.weight, std=design.width**-0.5)
@@ -26,7 +26,7 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Tensor, start: int = 0) -> Tensor:
         """Points (..., n, width) of tokens (..., n) that stand at positions start, start + 1, ..."""
-        check_ids(ids, len(self.weight))
+        ids = check_ids(ids, len(self.weight))
         points = nn.functional.embedding(ids, self.weight) * math.sqrt(self.weight.shape[-1])
         if self.positions is not None:
             points = points + self.positions(torch.arange(start, start + ids.shape[-1], device=ids.device)).to(points.dtype)
@@ -37,10 +37,12 @@ class Embedding(nn.Module):
         return nn.functional.linear(x, self.weight)
 
 
-def check_ids(ids: Tensor, vocabulary: int) -> None:
-    """Ids of tokens, whole numbers from 0 up to below the vocabulary."""
-    if not isinstance(ids, Tensor) or ids.dtype.is_floating_point or ids.dtype == torch.bool or ids.ndim < 1:
+def check_ids(ids: Tensor, vocabulary: int) -> Tensor:
+    """Ids of tokens, whole numbers from 0 up to below the vocabulary, as a table is indexed."""
+    if not isinstance(ids, Tensor) or ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool or ids.ndim < 1:
         raise ArgumentError("ids", f"is {_check.describe(ids)}", "give an integer tensor (..., n)")
+    ids = ids if ids.dtype in (torch.int32, torch.int64) else ids.long()  # before comparing: small numbers wrap around
     if ids.numel() and _check.holds(((ids < 0) | (ids >= vocabulary)).any()):
         wrong = ids[(ids < 0) | (ids >= vocabulary)][0]
         raise ArgumentError("ids", f"holds {int(wrong)} and the vocabulary has {vocabulary} tokens", f"give ids from 0 to {vocabulary - 1}")
+    return ids

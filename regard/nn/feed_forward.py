@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from regard.errors import ArgumentError
 from regard.maps import Activation, Affine, Compose, Gated, Gelu, Map, feed_forward
 from regard.nn.declaration import exact
 
@@ -19,6 +20,7 @@ class FeedForward(nn.Module):
         self, width: int, hidden: int, *, activation: Activation = Gelu(), gated: bool = False, bias: bool = True, dropout: float = 0.0
     ) -> None:
         super().__init__()
+        check_feed_forward(width, hidden, gated, dropout)
         self.activation, self.gated = activation, gated
         self.inner = nn.Linear(width, 2 * hidden if gated else hidden, bias)
         self.outer = nn.Linear(hidden, width, bias)
@@ -45,6 +47,17 @@ class FeedForward(nn.Module):
 
     def extra_repr(self) -> str:
         return f"activation={self.activation!r}{', gated=True' if self.gated else ''}"
+
+
+def check_feed_forward(width: int, hidden: int, gated: bool, dropout: float) -> None:
+    """Widths that exist, a choice, and a share."""
+    for name, value in (("width", width), ("hidden", hidden)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ArgumentError(name, f"is {value!r}", "give the width of the layer, one or more")
+    if not isinstance(gated, bool):
+        raise ArgumentError("gated", f"is {gated!r}", "give True or False")
+    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
+        raise ArgumentError("dropout", f"is {dropout!r}", "give the share that is dropped, from 0 up to below 1")
 
 
 def _affine(layer: nn.Linear) -> tuple[Tensor, Tensor | None]:

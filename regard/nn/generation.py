@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard._object import Object
 from regard.errors import ArgumentError
@@ -24,15 +25,16 @@ class Sampling(Object):
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise ArgumentError("temperature", f"is {self.temperature}", "give zero (greedy) or a positive number")
-        if self.top_k is not None and self.top_k < 1:
-            raise ArgumentError("top_k", f"is {self.top_k}", "keep one token or more")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ArgumentError("top_p", f"is {self.top_p}", "give a probability above 0, at most 1")
+        if not _is_number(self.temperature) or not 0 <= self.temperature < float("inf"):
+            raise ArgumentError("temperature", f"is {self.temperature!r}", "give zero (greedy) or a positive number")
+        if self.top_k is not None and (not _is_whole(self.top_k) or self.top_k < 1):
+            raise ArgumentError("top_k", f"is {self.top_k!r}", "keep one token or more, a whole number")
+        if self.top_p is not None and (not _is_number(self.top_p) or not 0 < self.top_p <= 1):
+            raise ArgumentError("top_p", f"is {self.top_p!r}", "give a probability above 0, at most 1")
 
     def draw(self, logits: Tensor, generator: torch.Generator) -> Tensor:
         """A token (batch,) for logits (batch, vocabulary)."""
+        _check_logits(logits)
         if self.temperature == 0:
             return logits.argmax(-1)
         law = self.law(logits)
@@ -61,6 +63,7 @@ def steps(
 ) -> Iterator[Tensor]:
     """New tokens (batch,), one step at a time; a sequence that came to its `end` goes on with it. Without a seed each run differs."""
     check_request(ids, tokens)
+    check_seed(seed)
     return _steps(logits, ids, tokens, sampling, _generator(seed, ids.device), end)
 
 
@@ -69,8 +72,47 @@ def check_request(ids: Tensor, tokens: int) -> None:
     if not isinstance(ids, Tensor) or ids.ndim != 2 or not ids.shape[-1]:
         found = f"has shape {list(ids.shape)}" if isinstance(ids, Tensor) else f"is a {type(ids).__name__}"
         raise ArgumentError("ids", found, "give sequences (batch, n) with one token or more")
-    if not isinstance(tokens, int) or tokens < 0:
+    if not _is_whole(tokens) or tokens < 0:
         raise ArgumentError("tokens", f"is {tokens!r}", "ask for zero tokens or more")
+
+
+def check_end(end: int | None, vocabulary: int) -> None:
+    """The token that ends a sequence is a token."""
+    if end is not None and (not _is_whole(end) or not 0 <= end < vocabulary):
+        raise ArgumentError("end", f"is {end!r} and the vocabulary has {vocabulary} tokens", f"give a token from 0 to {vocabulary - 1}")
+
+
+def check_seed(seed: int | None) -> None:
+    """What torch takes as a seed."""
+    if seed is not None and (not _is_whole(seed) or not -(2**63) <= seed < 2**64):
+        raise ArgumentError("seed", f"is {seed!r}", "give a whole number from 0 to 2**64 - 1, or None")
+
+
+def _check_logits(logits: Tensor) -> None:
+    if logits.numel() and not bool(logits.amax(-1).isfinite().all()):
+        found = "gave NaN" if bool(logits.isnan().any()) else "gave logits whose largest is infinite"
+        raise ArgumentError("model", found, "look at its weights: a training that diverged, or numbers beyond the range of their kind")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+@contextmanager
+def at_rest(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for one step, and each part as it was afterwards: between the tokens of a stream the model is its owner's."""
+    active = [part for part in model.modules() if part.training]
+    for part in active:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in active:
+            part.training = True
 
 
 def _generator(seed: int | None, device: torch.device) -> torch.Generator:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard._verb import Verb
+from regard._written import write_object
 from regard.attention import Attention
 from regard.errors import ArgumentError
 from regard.maps import Activation, Gelu, Normalize, Relu
@@ -20,6 +21,7 @@ from regard.nn.initialization import Xavier
 from regard.nn.layers import Branch, DecoderLayer, EncoderLayer
 from regard.nn.positions import NoPositions
 from regard.nn.stacks import Decoder, Encoder, Transformer
+from regard.nn.structure import changes, intrusions, undrawn
 from regard.normalizers import Softmax
 from regard.potentials import Dot
 from regard.supports import Full
@@ -53,9 +55,12 @@ def _untouched(module: nn.Module) -> None:
     """A class that is derived from torch's may compute something else, unless somebody said what."""
     name = type(module).__name__
     known: Any = next(kind for kind in type(module).__mro__ if kind.__module__.startswith("torch.nn."))
-    derived = known is not nn.Module and type(module).forward is not known.forward
-    if derived and reading.choose(type(module)) is reading.choose(known):
-        raise ArgumentError("module", f"is a {name} with a forward of its own", f"say what it becomes with @reading.rule({name})")
+    if known is nn.Module or reading.choose(type(module)) is not reading.choose(known):
+        return
+    if type(module) is not known:
+        what = "a forward" if type(module).forward is not known.forward else "a class"
+        raise ArgumentError("module", f"is a {name} with {what} of its own", f"say what it becomes with @reading.rule({name})")
+    _without_intrusions(module)
 
 
 @reading.rule(object)
@@ -74,8 +79,11 @@ def _read_attention(module: nn.MultiheadAttention) -> MultiHeadAttention:
         raise ArgumentError("module", "has keys or values of another width (kdim, vdim)", "one width is used for all tokens")
     if module.bias_k is not None or module.bias_v is not None or module.add_zero_attn:
         raise ArgumentError("module", "adds keys of its own (add_bias_kv or add_zero_attn)", "build it without them")
-    made = MultiHeadAttention(module.embed_dim, module.num_heads, bias=module.in_proj_bias is not None)
-    return copied(made, module)
+    bias = module.in_proj_bias is not None
+    with undrawn():
+        template = nn.MultiheadAttention(module.embed_dim, module.num_heads, module.dropout, bias, batch_first=module.batch_first)
+    _same(template, module)
+    return copied(MultiHeadAttention(module.embed_dim, module.num_heads, bias=bias), module)
 
 
 def copied(made: MultiHeadAttention, module: nn.MultiheadAttention) -> MultiHeadAttention:
@@ -89,14 +97,14 @@ def copied(made: MultiHeadAttention, module: nn.MultiheadAttention) -> MultiHead
 
 @reading.rule(nn.TransformerEncoderLayer)
 def _read_encoder_layer(module: nn.TransformerEncoderLayer) -> EncoderLayer:
-    made = EncoderLayer(design_of(module))
+    made = EncoderLayer(_checked_design(module))
     _fill_layer(made, module)
     return made
 
 
 @reading.rule(nn.TransformerDecoderLayer)
 def _read_decoder_layer(module: nn.TransformerDecoderLayer) -> DecoderLayer:
-    made = DecoderLayer(design_of(module))
+    made = DecoderLayer(_checked_design(module))
     _fill_layer(made, module)
     return made
 
@@ -121,6 +129,10 @@ def _read_transformer(module: nn.Transformer) -> Transformer:
         if type(part) is not kind:
             raise ArgumentError("module", f"has a custom part, {type(part).__name__}", "convert its encoder and decoder one by one")
     encoder, decoder = from_torch(module.encoder), from_torch(module.decoder)
+    if write_object(encoder.design) != write_object(decoder.design):
+        raise ArgumentError(
+            "module", "has an encoder and a decoder that differ in their settings", "convert its encoder and decoder one by one"
+        )
     if encoder.final_norm != decoder.final_norm:
         raise ArgumentError("module", "has a last norm in one stack and none in the other", "convert its encoder and decoder one by one")
     made = Transformer(encoder.design, len(encoder.layers), len(decoder.layers), final_norm=encoder.final_norm)
@@ -144,18 +156,57 @@ def design_of(layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) ->
     )
 
 
+def _checked_design(layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> Design:
+    """The design of a layer that is all of torch: another class, setting or hook anywhere in it would be lost."""
+    if not isinstance(layer, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):
+        raise ArgumentError("module", f"has a layer that is a {type(layer).__name__}", "convert its layers one by one")
+    design = _known_design(layer)
+    kind = nn.TransformerEncoderLayer if isinstance(layer, nn.TransformerEncoderLayer) else nn.TransformerDecoderLayer
+    options = {**_layer_options(design), "activation": layer.activation, "batch_first": layer.self_attn.batch_first}
+    with undrawn():
+        template = kind(**options)
+    for name in ("self_attn", "multihead_attn"):  # dropout of attention weights is not taken over, whatever it is
+        if isinstance(part := getattr(layer, name, None), nn.MultiheadAttention):
+            getattr(template, name).dropout = part.dropout
+    _same(template, layer)
+    return design
+
+
+def _known_design(layer: Any) -> Design:
+    try:
+        return design_of(layer)
+    except AttributeError as error:
+        found = f"has a {type(layer).__name__} whose parts are not torch's ({error})"
+        raise ArgumentError("module", found, "build it of the parts that torch gives it") from None
+
+
+def _same(template: nn.Module, module: nn.Module) -> None:
+    """A module of torch that is what torch would build."""
+    wrong = changes(template, module)
+    if wrong:
+        name = type(module).__name__
+        remedy = f"convert a module as torch builds it, or say what yours becomes with @reading.rule({name})"
+        raise ArgumentError("module", f"is a {name} that {wrong[0]}", remedy)
+
+
+def _without_intrusions(module: nn.Module) -> None:
+    wrong = next(intrusions(module), None)
+    if wrong is not None:
+        raise ArgumentError("module", f"is a {type(module).__name__} that {wrong}", "remove what was put in: it would be lost")
+
+
 def _activation(found: Any) -> Activation:
-    if found in (functional.relu, torch.relu) or isinstance(found, nn.ReLU):
+    if found in (functional.relu, torch.relu) or type(found) is nn.ReLU:
         return Relu()
-    if found is functional.gelu or (isinstance(found, nn.GELU) and found.approximate == "none"):
+    if found is functional.gelu or (type(found) is nn.GELU and found.approximate == "none"):
         return Gelu()
     raise ArgumentError("module", f"has the activation {found!r}", "use relu or gelu")
 
 
 def _one_design(layers: Iterable[Any]) -> Design:
     """The design that all layers of a stack share."""
-    designs = [design_of(layer) for layer in layers]
-    if any(repr(design) != repr(designs[0]) for design in designs):
+    designs = [_checked_design(layer) for layer in layers]
+    if any(write_object(design) != write_object(designs[0]) for design in designs):
         raise ArgumentError("module", "has layers that differ in their settings", "convert its layers one by one")
     return designs[0]
 
@@ -180,7 +231,7 @@ def _fill_stack(made: Encoder | Decoder, module: Any) -> None:
     for layer, given in zip(made.layers, module.layers, strict=True):
         _fill_layer(layer, given)  # type: ignore[arg-type]
     if module.norm is not None:
-        if not isinstance(module.norm, nn.LayerNorm):
+        if type(module.norm) is not nn.LayerNorm:
             raise ArgumentError("module", f"ends with a {type(module.norm).__name__}", "use a LayerNorm")
         made.norm = copy.deepcopy(module.norm)
 
@@ -207,7 +258,11 @@ def _write_attention(module: MultiHeadAttention) -> nn.MultiheadAttention:
     _plain(module.mechanism.value())
     if module.kv_heads != module.heads or module.shaped:
         raise ArgumentError("module", "has grouped keys or shaped attention", "nn.MultiheadAttention has neither")
-    made = nn.MultiheadAttention(module.width, module.heads, bias=module.projection.bias is not None, batch_first=True)
+    bias = module.projection.bias is not None
+    with undrawn():
+        template = MultiHeadAttention(module.width, module.heads, bias=bias)
+    _unchanged(template, module)
+    made = nn.MultiheadAttention(module.width, module.heads, bias=bias, batch_first=True)
     made.to(module.projection.weight)
     _give(module, made)
     return made
@@ -221,9 +276,8 @@ def _give(module: MultiHeadAttention, made: nn.MultiheadAttention) -> None:
 def _plain(attention: Attention, causal: bool = False) -> None:
     """What torch's modules can say: softmax of scaled dot products; masks are arguments there."""
     potential = attention.potential
-    plain = isinstance(potential, Dot) and potential.w_q is potential.w_k is potential.scale is None
-    softmax = isinstance(attention.normalizer, Softmax) and repr(attention.normalizer) == "Softmax()"
-    if not plain or not softmax:
+    plain = write_object(potential) == write_object(Dot()) and write_object(attention.normalizer) == write_object(Softmax())
+    if not plain:
         raise ArgumentError("module", f"has the mechanism {attention!r}", "torch has softmax of scaled dot products only")
     if not causal and not isinstance(attention.support, Full):
         raise ArgumentError("module", f"has the support {attention.support!r}", "torch takes masks as arguments: build it with Full()")
@@ -290,7 +344,7 @@ def _write_layer(module: EncoderLayer | DecoderLayer) -> nn.Module:
         raise ArgumentError("module", "has no cross-attention", "torch's decoder layer always has it; use an EncoderLayer and a mask")
     kind = nn.TransformerEncoderLayer if isinstance(module, EncoderLayer) else nn.TransformerDecoderLayer
     made = kind(**_layer_options(module.design))
-    _give_layer(module, made)
+    _give_layer(module, made, module.design)
     return made
 
 
@@ -299,11 +353,22 @@ def _last(module: Encoder | Decoder) -> nn.Module | None:
 
 
 def _give_stack(module: Encoder | Decoder, made: Any) -> None:
+    _without_intrusions(module)
     for layer, given in zip(module.layers, made.layers, strict=True):
-        _give_layer(layer, given)  # type: ignore[arg-type]
+        _give_layer(layer, given, module.design)  # type: ignore[arg-type]
 
 
-def _give_layer(module: EncoderLayer | DecoderLayer, made: Any) -> None:
+def _unchanged(template: nn.Module, module: nn.Module) -> None:
+    """A module of regard.nn that is what its design says."""
+    wrong = changes(template, module)
+    if wrong:
+        raise ArgumentError("module", f"{wrong[0]}; it was changed after it was built", "build it from a design that says so")
+
+
+def _give_layer(module: EncoderLayer | DecoderLayer, made: Any, design: Design) -> None:
+    with undrawn():
+        template = EncoderLayer(design) if isinstance(module, EncoderLayer) else DecoderLayer(design)
+    _unchanged(template, module)
     made.to(module.feed_forward.inner.weight)
     _give(module.attention, made.self_attn)
     branches = [module.attention_branch, module.hidden_branch]

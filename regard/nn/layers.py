@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.maps import Affine, Compose, Map, Residual
+from regard.nn.attention import check_kind, check_tokens
 from regard.nn.cache import ContextCache, LayerCache
 from regard.nn.declaration import norm_map
 from regard.nn.design import Design
@@ -58,6 +59,8 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, *, support: Support = Full()) -> Tensor:
         """Tokens (..., n, width); support: what they may see beyond the mechanism's own support, e.g. Padding."""
+        check_tokens("x", x, self.design.width)
+        check_kind("x", x, self)
         x = self.attention_branch.after(x, self.attention(self.attention_branch.before(x), support=support))
         return self.hidden_branch.after(x, self.feed_forward(self.hidden_branch.before(x)))
 
@@ -88,6 +91,8 @@ class DecoderLayer(nn.Module):
         cache: tuple[LayerCache, ContextCache] | None = None,
     ) -> Tensor:
         """Tokens (..., n, width) and the context (..., m, width) they may look at; supports: what both may see beyond their own."""
+        check_tokens("x", x, self.design.width)
+        check_kind("x", x, self)
         past, known = (None, None) if cache is None else cache
         x = self.attention_branch.after(x, self.attention(self.attention_branch.before(x), support=support, cache=past))
         if self.cross_attention is not None and self.cross_branch is not None:

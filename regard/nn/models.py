@@ -11,7 +11,7 @@ from regard.maps import Compose
 from regard.nn.cache import Cache
 from regard.nn.design import Design
 from regard.nn.embedding import Embedding
-from regard.nn.generation import Sampling, check_request, finished, steps
+from regard.nn.generation import Sampling, at_rest, check_end, check_request, finished, steps
 from regard.nn.initialization import initialize
 from regard.nn.positions import LearnedPositions
 from regard.nn.stacks import Decoder, Encoder
@@ -58,8 +58,15 @@ class LanguageModel(nn.Module):
     ) -> Iterator[Tensor]:
         """The same, one token (batch,) at a time."""
         check_room(self.design, ids, tokens)
+        check_end(end, self.vocabulary)
         cache = self.cache()
-        return steps(lambda new: self(new, cache=cache), ids, tokens, sampling=sampling, seed=seed, end=end)
+
+        def logits(new: Tensor) -> Tensor:
+            with at_rest(self):
+                found: Tensor = self(new, cache=cache)
+            return found
+
+        return steps(logits, ids, tokens, sampling=sampling, seed=seed, end=end)
 
 
 class SequenceToSequence(nn.Module):
@@ -107,15 +114,17 @@ class SequenceToSequence(nn.Module):
     ) -> Iterator[Tensor]:
         """The same, one token (batch,) at a time."""
         check_room(self.design, start, tokens)
+        check_end(end, self.target)
         if len(source) != len(start):
             raise ArgumentError("start", f"has {len(start)} sequences for {len(source)} sources", "give one start for each source")
         cache, encoded = Cache(len(self.decoder.layers)), None
 
         def logits(new: Tensor) -> Tensor:
             nonlocal encoded
-            encoded = self.encode(source, source_support=source_support) if encoded is None else encoded
-            points = self.embedding(new, cache.length)
-            return self.embedding.logits(self.decoder(points, encoded, context_support=source_support, cache=cache))
+            with at_rest(self):
+                encoded = self.encode(source, source_support=source_support) if encoded is None else encoded
+                points = self.embedding(new, cache.length)
+                return self.embedding.logits(self.decoder(points, encoded, context_support=source_support, cache=cache))
 
         return steps(logits, start, tokens, sampling=sampling, seed=seed, end=end)
 

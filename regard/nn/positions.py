@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from regard import _check
 from regard._object import Object
 from regard.attention import Attention
 from regard.errors import ArgumentError
@@ -43,6 +44,9 @@ class Sinusoidal(Positions):
 
     base: float = 10000.0
 
+    def __post_init__(self) -> None:
+        _check.positive("base", self.base)
+
     def added(self, width: int) -> nn.Module:
         return Waves(width, self.base)
 
@@ -57,7 +61,7 @@ class LearnedPositions(Positions):
     longest: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.longest, int) or self.longest < 1:
+        if not isinstance(self.longest, int) or isinstance(self.longest, bool) or self.longest < 1:
             raise ArgumentError("longest", f"is {self.longest!r}", "give the number of positions, one or more")
 
     def added(self, width: int) -> nn.Module:
@@ -73,6 +77,9 @@ class RotaryPositions(Positions):
 
     base: float = 10000.0
     interleaved: bool = False
+
+    def __post_init__(self) -> None:
+        _check.positive("base", self.base)
 
     def added(self, width: int) -> None:
         return None
@@ -99,14 +106,29 @@ class RelativePositions(Positions):
     buckets: int = 32
     farthest: int = 128
 
+    def __post_init__(self) -> None:
+        for name, value in (("buckets", self.buckets), ("farthest", self.farthest)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 2:
+                raise ArgumentError(name, f"is {value!r}", "give a whole number, two or more")
+
     def added(self, width: int) -> None:
         return None
 
     def placed(self, mechanism: Attention, heads: int) -> Attention:
         later = mechanism.support.span(0, 0)[1] > 0
+        self._check_room(later)
         table = nn.Parameter(torch.zeros(heads, self.buckets))
         bias = RelativeBias(table, Logarithmic(self.buckets, self.farthest, bidirectional=later))
         return mechanism.replace(potential=mechanism.potential + bias)
+
+    def _check_room(self, later: bool) -> None:
+        """Half of the buckets of a direction are single differences, the others reach from there to the farthest."""
+        single = self.buckets // 4 if later else self.buckets // 2
+        if not single:
+            raise ArgumentError("buckets", f"is {self.buckets}, where tokens see both directions", "give four or more")
+        if self.farthest <= single:
+            found = f"is {self.farthest}, and {single} buckets are single differences already"
+            raise ArgumentError("farthest", found, f"give more than {single}, or fewer buckets")
 
 
 class Waves(nn.Module):

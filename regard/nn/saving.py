@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 import regard
 from regard._files import write_together, write_whole
@@ -17,10 +17,11 @@ from regard.errors import ArgumentError, MissingExtraError, RegardError
 from regard.nn import design, initialization, positions, shaping
 from regard.nn.models import LanguageModel, SequenceToSequence
 from regard.nn.stacks import Decoder, Encoder, Transformer
+from regard.nn.structure import changes, differences, undrawn
 from regard.potentials import base as potentials
 from regard.supports import base as supports
 
-FORMAT = 1
+FORMAT = 2
 """The version of what is written; a reader refuses others."""
 
 KINDS: dict[str, type[nn.Module]] = {kind.__name__: kind for kind in (LanguageModel, SequenceToSequence, Encoder, Decoder, Transformer)}
@@ -31,9 +32,10 @@ ROOMS = (regard, design, positions, initialization, shaping, potentials, support
 def save(model: nn.Module, directory: str | Path) -> Path:
     """Write model.safetensors and config.json into a directory, both or neither; what was there stays if that fails."""
     directory = Path(directory)
-    described = json.dumps(configuration(model), indent=2, allow_nan=False)
+    state = model.state_dict()
+    described = json.dumps({**configuration(model), "sha256": checksum(state)}, indent=2, allow_nan=False)
     _check_description(model, json.loads(described))
-    tensors = tensor_bytes(model.state_dict(), {"regard": described})
+    tensors = tensor_bytes(state, {"regard": described})  # one note: the order of several would differ from file to file
     directory.mkdir(parents=True, exist_ok=True)
     write_together({directory / "model.safetensors": tensors, directory / "config.json": described.encode()})
     return directory
@@ -46,22 +48,37 @@ def load(directory: str | Path) -> Any:
     described = _described(directory, notes)
     model = blank(described)
     wrong = differences(model.state_dict(), state)
+    if not wrong and described.get("sha256") != checksum(state):
+        wrong = ["is damaged: its tensors are not those that were saved"]
     if wrong:
         raise ArgumentError(str(directory / "model.safetensors"), wrong[0], "restore it from where it was saved")
     model.load_state_dict(state, assign=True)
+    _freeze(model, described)
     return model.eval()
+
+
+def _freeze(model: nn.Module, described: dict[str, Any]) -> None:
+    """Parameters are trained or kept as they were when they were saved."""
+    frozen, known = described.get("frozen"), dict(model.named_parameters())
+    if not isinstance(frozen, list) or any(name not in known for name in frozen):
+        raise ArgumentError("config.json", f"names the frozen parameters {frozen!r}", "restore it from where it was saved")
+    for name, parameter in known.items():
+        parameter.requires_grad_(name not in frozen)
 
 
 def configuration(model: nn.Module) -> dict[str, Any]:
     """What a model is built from, as plain values."""
-    if type(model).__name__ not in KINDS:
-        raise ArgumentError("model", f"is a {type(model).__name__}", f"save one of {', '.join(KINDS)}")
+    name = type(model).__name__
+    if KINDS.get(name) is not type(model):
+        found = f"is a {name}" if name not in KINDS else f"is a {name} of {type(model).__module__}, not regard's"
+        raise ArgumentError("model", found, f"save one of {', '.join(KINDS)}")
     arguments = {name: write_object(value) for name, value in _arguments(model).items()}
     try:
         json.dumps(arguments, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ArgumentError("model", f"has a design that cannot be written ({error})", "use potentials of regard, not functions") from None
-    return {"format": FORMAT, "regard": regard.__version__, "model": type(model).__name__, "arguments": arguments}
+    frozen = [path for path, parameter in model.named_parameters() if not parameter.requires_grad]
+    return {"format": FORMAT, "regard": regard.__version__, "model": name, "arguments": arguments, "frozen": frozen}
 
 
 def _arguments(model: Any) -> dict[str, Any]:
@@ -80,32 +97,16 @@ def _arguments(model: Any) -> dict[str, Any]:
 def _check_description(model: nn.Module, described: dict[str, Any]) -> None:
     """A model that was changed after it was built is not what its design says, and would not be read back."""
     made = blank(described)
-    wrong = differences(made.state_dict(), model.state_dict()) or _other_norms(made, model)
+    wrong = changes(made, model)
     if wrong:
         remedy = "build it from a design that says so, or save its state_dict"
         raise ArgumentError("model", f"{wrong[0]}; it was changed after it was built", remedy)
 
 
-def _other_norms(made: nn.Module, model: nn.Module) -> list[str]:
-    """Norm layers whose eps is another than the design's: no tensor shows it."""
-    found = {name: part.eps for name, part in model.named_modules() if isinstance(part, (nn.LayerNorm, nn.RMSNorm))}
-    own = {name: part.eps for name, part in made.named_modules() if isinstance(part, (nn.LayerNorm, nn.RMSNorm))}
-    return [f"has eps={eps} in {name}, not {own.get(name)}" for name, eps in found.items() if own.get(name) != eps]
-
-
 def blank(described: dict[str, Any]) -> nn.Module:
     """A model as a configuration describes it, without numbers: nothing is drawn and nothing takes memory."""
-    with torch.device("meta"), _Undrawn():
+    with undrawn():
         return build(described)
-
-
-class _Undrawn(TorchFunctionMode):
-    """Normal numbers for a tensor that holds none would only load torch's compiler, which takes a second."""
-
-    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
-        if function is nn.init.normal_:
-            return options["tensor"]
-        return function(*arguments, **(options or {}))
 
 
 def build(described: dict[str, Any]) -> nn.Module:
@@ -136,25 +137,31 @@ def _described(directory: Path, notes: dict[str, str]) -> dict[str, Any]:
         raise ArgumentError(str(path), "does not exist", "give a directory that regard.nn.save wrote") from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ArgumentError(str(path), f"cannot be read ({error})", "restore it from where it was saved") from None
-    if found != json.loads(notes["regard"]) or not isinstance(found, dict):
+    if not isinstance(found, dict) or found != _noted(directory, notes["regard"]):
         raise ArgumentError(str(path), "describes another model than the weights beside it", "put files together that were saved together")
     return found
 
 
-def differences(wanted: dict[str, Tensor], found: dict[str, Tensor]) -> list[str]:
-    """What is missing, what is too much, and what has another shape or another kind of numbers."""
-    wrong = [f"lacks {name}" for name in sorted(wanted.keys() - found.keys())]
-    wrong += [f"holds {name}, which the model does not have" for name in sorted(found.keys() - wanted.keys())]
-    for name in sorted(found.keys() & wanted.keys()):
-        own, other = wanted[name], found[name]
-        if other.shape != own.shape:
-            wrong.append(f"holds {name} as {list(other.shape)}, not {list(own.shape)}")
-        elif other.dtype.is_floating_point != own.dtype.is_floating_point:
-            wrong.append(f"holds {name} in {other.dtype}, not {own.dtype}")
-    return wrong
+def _noted(directory: Path, text: str) -> Any:
+    """The configuration as the weights carry it."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        path = str(directory / "model.safetensors")
+        raise ArgumentError(path, f"has a damaged header ({error})", "restore it from where it was saved") from None
 
 
 # Files
+
+
+def checksum(tensors: dict[str, Tensor]) -> str:
+    """SHA-256 of names, kinds of numbers, shapes and numbers."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        found.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def tensor_bytes(tensors: dict[str, Tensor], notes: dict[str, str]) -> bytes:

@@ -64,7 +64,10 @@ class Decoder(nn.Module):
         for number, layer in enumerate(self.layers):
             entry = None if cache is None else (cache.tokens[number], cache.contexts[number])
             x = layer(x, context, support=support, context_support=context_support, cache=entry)
-        return self.norm(x)
+        x = self.norm(x)
+        if cache is not None:
+            cache.end()
+        return x
 
     def _check(self, context: Tensor | None, cache: Cache | None) -> None:
         if self.cross:
@@ -73,6 +76,8 @@ class Decoder(nn.Module):
             raise ArgumentError("context", "is given to a decoder without cross-attention", "leave it out, or build with cross=True")
         if cache is not None and len(cache) != len(self.layers):
             raise ArgumentError("cache", f"is for {len(cache)} layers and there are {len(self.layers)}", "make one with Cache(layers)")
+        if cache is not None:
+            cache.begin()
         if cache is not None and context is not None:
             for entry in cache.contexts:
                 entry.known(context)  # before anything is written into the cache
@@ -108,7 +113,7 @@ class Transformer(nn.Module):
 
 def check_layers(layers: int) -> None:
     """A stack has layers."""
-    if not isinstance(layers, int) or layers < 1:
+    if not isinstance(layers, int) or isinstance(layers, bool) or layers < 1:
         raise ArgumentError("layers", f"is {layers!r}", "give the number of layers, one or more")
 
 

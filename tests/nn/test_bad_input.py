@@ -10,9 +10,11 @@ from regard.nn import (
     Design,
     Embedding,
     Encoder,
+    FeedForward,
     LanguageModel,
     LearnedPositions,
     MultiHeadAttention,
+    RelativePositions,
     RotaryPositions,
     ScaledNormal,
     Shaping,
@@ -28,7 +30,69 @@ def model(**options):
     return LanguageModel(Design(8, 2, **options), 5, 1)
 
 
+def sees(support, batch=2, heads=2):
+    return lambda: MultiHeadAttention(8, heads)(torch.zeros(batch, 5, 8), support=support)
+
+
+def normalized(normalizer, support=r.Full()):
+    return r.Attention(r.Dot(), normalizer=normalizer, support=support)
+
+
 WRONG = {
+    "sigmoid of the past": (
+        lambda: model(mechanism=normalized(r.Sigmoid())),
+        r"mechanism: has the normalizer Sigmoid.*give Sigmoid\(bias=",
+    ),
+    "sigmoid of a window": (
+        lambda: MultiHeadAttention(8, 2, mechanism=normalized(r.Sigmoid(), r.Window(2, 0))),
+        "depends on the number of keys",
+    ),
+    "sigmoid, joined": (
+        lambda: MultiHeadAttention(8, 2, mechanism=normalized(r.Sigmoid()))(torch.zeros(3, 8), support=r.Causal()),
+        "depends on the number of keys",
+    ),
+    "coupled queries": (
+        lambda: model(mechanism=normalized(r.Sinkhorn())),
+        "mechanism: has the normalizer Sinkhorn, which couples all queries",
+    ),
+    "coupled queries, joined": (
+        lambda: MultiHeadAttention(8, 2, mechanism=normalized(r.Sinkhorn()))(torch.zeros(3, 8), support=r.Causal()),
+        "couples all queries, and tokens see their past alone",
+    ),
+    "lengths of sequences": (sees(r.Padding(torch.tensor([1, 2]))), r"support: is Padding.*say which: Padding\(lengths.unsqueeze\(-1\)\)"),
+    "lengths, other heads": (sees(r.Padding(torch.tensor([1, 2])), heads=4), "one entry for each head, or for each sequence"),
+    "lengths in a conjunction": (sees(r.Causal() & r.Padding(torch.tensor([1, 2]))), r"Padding\(lengths.unsqueeze\(-1\)\) for sequences"),
+    "documents of sequences": (sees(r.Document(torch.zeros(2, 5, dtype=torch.long))), r"Document\(ids.unsqueeze\(-2\)\) for sequences"),
+    "masks of sequences": (sees(r.Where(torch.ones(2, 5, 5).bool())), r"Where\(mask.unsqueeze\(-3\)\) for sequences"),
+    "lengths of contexts": (
+        lambda: MultiHeadAttention(8, 2)(torch.zeros(3, 8), torch.zeros(2, 5, 8), support=r.Padding(torch.tensor([1, 2]))),
+        "one entry for each head, or for each sequence",
+    ),
+    "support": (sees("causal"), "support: is a str; give a Support"),
+    "mask as support": (sees(torch.ones(5, 5).bool()), "support: is a Tensor"),
+    "true heads": (lambda: Design(8, True), "heads: is True; give a positive integer"),
+    "true hidden": (lambda: Design(8, 2, hidden=True), "hidden: is True"),
+    "gated": (lambda: Design(8, 2, gated="no"), "gated: is 'no'; give True or False"),
+    "norm first": (lambda: Design(8, 2, norm_first="no"), "norm_first: is 'no'"),
+    "bias": (lambda: MultiHeadAttention(8, 2, bias="no"), "bias: is 'no'"),
+    "shaping": (lambda: Design(8, 2, shaping="x"), "shaping: is 'x'; give a Shaping value, or None"),
+    "negative hidden": (lambda: FeedForward(16, -3), "hidden: is -3"),
+    "dropout of a layer": (lambda: FeedForward(16, 3, dropout=2.0), "dropout: is 2.0"),
+    "one bucket": (lambda: RelativePositions(1), "buckets: is 1"),
+    "negative buckets": (lambda: RelativePositions(-3), "buckets: is -3"),
+    "buckets of two directions": (lambda: Encoder(Design(8, 2, positions=RelativePositions(2)), 1), "buckets: is 2, .*give four or more"),
+    "farthest": (lambda: model(positions=RelativePositions(32, 4)), "farthest: is 4, and 16 buckets are single"),
+    "waves": (lambda: Sinusoidal(base=0), "base: is 0; give a positive finite number"),
+    "turns": (lambda: RotaryPositions(base=-3.0), "base: is -3.0"),
+    "complex ids": (lambda: model()(IDS.to(torch.complex64)), "ids: is complex64.*give an integer tensor"),
+    "small id too large": (lambda: model()(IDS.to(torch.uint8) + 5), "ids: holds 5 and the vocabulary has 5"),
+    "double points": (
+        lambda: MultiHeadAttention(8, 2)(torch.zeros(3, 8).double()),
+        r"x: has dtype torch.float64 and the module torch.float32; convert one of them: x.to\(torch.float32\)",
+    ),
+    "double points in a stack": (lambda: Encoder(Design(8, 2), 1)(torch.zeros(1, 3, 8).double()), "x: has dtype torch.float64"),
+    "double context": (lambda: MultiHeadAttention(8, 2)(torch.zeros(3, 8), torch.zeros(3, 8).double()), "context: has dtype torch.float64"),
+    "a list of points": (lambda: Encoder(Design(8, 2), 1)([1.0]), "x: is a list"),
     "heads": (lambda: MultiHeadAttention(8, 3), "heads: is 3, which does not divide the width 8; use 2, or another width"),
     "heads of a design": (lambda: Design(10, 4), "heads: is 4, which does not divide the width 10; use 5"),
     "no heads": (lambda: MultiHeadAttention(8, 0), "heads: is 0; give a positive integer"),
@@ -96,6 +160,19 @@ def test_mistakes_are_named(name):
     call, message = WRONG[name]
     with pytest.raises(r.ArgumentError, match=message):
         call()
+
+
+def test_what_looks_like_a_mistake_and_is_none():
+    x = torch.randn(2, 5, 8)
+    for support in (r.Padding(torch.tensor([[1], [2]])), r.Padding(torch.tensor([[3, 2]])), r.Padding(torch.tensor([3]))):
+        assert MultiHeadAttention(8, 2)(x, support=support).shape == x.shape
+    assert MultiHeadAttention(8, 2)(x[0], support=r.Padding(torch.tensor([3, 2]))).shape == (5, 8)  # one sequence: two heads
+    masks = r.Attention(r.Dot(), support=r.Where(torch.ones(2, 5, 5).bool()))  # a mechanism knows heads and no batch
+    assert MultiHeadAttention(8, 2, mechanism=masks)(x).shape == x.shape
+    for normalizer in (r.Sigmoid(), r.Sinkhorn()):
+        assert Encoder(Design(8, 2, mechanism=normalized(normalizer)), 1)(x).shape == x.shape
+    with torch.autocast("cpu", torch.bfloat16):
+        assert MultiHeadAttention(8, 2)(x.bfloat16()).shape == x.shape
 
 
 def test_rotary_positions_need_an_even_head():

@@ -195,3 +195,35 @@ def test_a_cache_is_of_the_right_kind():
     MultiHeadAttention(WIDTH, HEADS)(x, support=r.Causal(), cache=LayerCache())
     refused("self-attention takes an entry of Cache.tokens", lambda: causal()(x, cache=ContextCache()))
     refused("cross-attention takes an entry of Cache.contexts", lambda: MultiHeadAttention(WIDTH, HEADS)(x, context, cache=LayerCache()))
+
+
+@torch.no_grad()
+def test_queries_that_are_coupled_do_not_come_in_pieces():
+    coupled = MultiHeadAttention(WIDTH, HEADS, mechanism=r.Attention(r.Dot(), normalizer=r.Sinkhorn()))
+    x = torch.randn(1, 3, WIDTH)
+    refused("couples all queries, and a cache gives tokens piece by piece", lambda: coupled(x, x, cache=ContextCache()))
+
+
+@torch.no_grad()
+def test_sigmoids_with_a_bias_go_in_pieces():
+    mechanism = r.Attention(r.Dot(), normalizer=r.Sigmoid(bias=-2.0))
+    model, ids = (
+        alive(LanguageModel(Design(WIDTH, HEADS, mechanism=mechanism, initialization=UnitVariance()), WORDS, 2)),
+        torch.arange(10)[None],
+    )
+    cache = model.cache()
+    assert_pieces(lambda piece: model(piece, cache=cache), model(ids), ids, (1, 4, 5))
+    assert float((model(ids[:, :3]) - model(ids)[:, :3]).abs().max()) < 1e-10
+
+
+@pytest.mark.parametrize("place", ["layers.1", "layers.1.feed_forward", "norm"])
+@torch.no_grad()
+def test_a_cache_of_an_interrupted_pass_is_refused(place):
+    model, ids = LanguageModel(DESIGNS["NoPositions()"], WORDS, 2), torch.arange(4)[None]
+    cache = model.cache()
+    model(ids, cache=cache)
+    handle = model.decoder.get_submodule(place).register_forward_pre_hook(lambda *call: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(ids, cache=cache)
+    handle.remove()
+    refused(r"cache: holds \[8, .\] tokens in its layers after whole passes over 4; make a new one", lambda: model(ids, cache=cache))

@@ -68,6 +68,39 @@ def test_attention_with_every_potential(name):
     same(module.declare(y)(x), module(x, y))
 
 
+# Projections that are fixed for two heads do not fit one group; position biases have no keys.
+HEADED = ("dot heads",)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize("name", [name for name in POTENTIALS if name not in OPAQUE + HEADED])
+def test_groups_with_every_potential(name, kv_heads):
+    heads = 4 if kv_heads == 2 and "heads" not in name and name != "relative" else 2
+    mechanism = r.Attention(POTENTIALS[name])
+    module = alive(MultiHeadAttention(4 * heads, heads, kv_heads=kv_heads, mechanism=mechanism))
+    x, y = torch.randn(N, 4 * heads, dtype=D), torch.randn(5, 4 * heads, dtype=D)
+    same(module.declare()(x), module(x))
+    same(module.declare(y)(x), module(x, y))
+
+
+LAWS = [name for name, normalizer in NORMALIZERS.items() if normalizer.laws]
+
+
+@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("support", [r.Full(), r.Window(1, 2)], ids=repr)
+def test_shaped_attention_with_every_law(name, support):
+    mechanism = r.Attention(r.Dot(), normalizer=NORMALIZERS[name], support=support)
+    module, x = alive(MultiHeadAttention(WIDTH, HEADS, mechanism=mechanism, shaped=True)), points(N)
+    torch.testing.assert_close(module.declare()(x), module(x), rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", [name for name in NORMALIZERS if name not in LAWS])
+def test_shaped_attention_is_of_laws(name):
+    mechanism = r.Attention(r.Dot(), normalizer=NORMALIZERS[name])
+    with pytest.raises(r.ArgumentError, match=r"mechanism: has the normalizer .*, whose rows are not laws"):
+        MultiHeadAttention(WIDTH, HEADS, mechanism=mechanism, shaped=True)
+
+
 @pytest.mark.parametrize("name", NORMALIZERS)
 def test_attention_with_every_normalizer(name):
     module = alive(MultiHeadAttention(WIDTH, HEADS, mechanism=r.Attention(r.Dot(), normalizer=NORMALIZERS[name])))

@@ -179,7 +179,72 @@ def test_too_long_is_refused_before_the_work(make):
     assert len(list(ask(4))) == 4  # the last token is never read
 
 
+def noisy(make):
+    net = make(Design(8, 2, dropout=0.5, initialization=UnitVariance())).train()
+    net.decoder.layers[0].eval()  # a part that its owner keeps still
+    return net, [part.training for part in net.modules()]
+
+
+@pytest.mark.parametrize("kind", ["language", "translation"])
+def test_dropout_is_off_while_tokens_are_made_and_on_afterwards(kind):
+    language = kind == "language"
+    net, modes = noisy((lambda design: LanguageModel(design, WORDS, 2)) if language else (lambda d: SequenceToSequence(d, WORDS, WORDS, 2)))
+    ids, greedy = torch.randint(WORDS, (1, 3)), Sampling(temperature=0.0)
+    given = (ids,) if language else (ids, ids)
+    found = [net.generate(*given, 12, sampling=greedy) for _ in range(4)]
+    assert [part.training for part in net.modules()] == modes
+    assert all(torch.equal(tokens, net.eval().generate(*given, 12, sampling=greedy)) for tokens in found)
+
+
+def test_a_stream_that_is_left_leaves_the_model_as_it_was():
+    net, modes = noisy(lambda design: LanguageModel(design, WORDS, 2))
+    stream = net.stream(torch.randint(WORDS, (1, 3)), 9)
+    next(stream)
+    assert [part.training for part in net.modules()] == modes  # between tokens too
+    net.decoder.layers[1].register_forward_hook(lambda *call: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        next(stream)
+    assert [part.training for part in net.modules()] == modes
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_ids_of_every_whole_kind(kind):
+    net, ids = model(), torch.randint(WORDS, (2, 4))
+    assert torch.equal(net(ids.to(kind)), net(ids))
+    assert torch.equal(net.generate(ids.to(kind), 3, seed=0), net.generate(ids, 3, seed=0))
+
+
+def test_small_kinds_do_not_wrap_around():
+    net = LanguageModel(Design(8, 2), 300, 1)
+    assert net(torch.tensor([[200, 255]], dtype=torch.uint8)).shape == (1, 2, 300)
+
+
+def sick(value):
+    net = model()
+    net.embedding.weight.data.fill_(value)
+    return net
+
+
 WRONG = {
+    "seed": (lambda: model().generate(torch.zeros(1, 2, dtype=torch.long), 2, seed="x"), "seed: is 'x'; give a whole number"),
+    "seed too large": (lambda: model().generate(torch.zeros(1, 2, dtype=torch.long), 2, seed=2**70), "seed: is 1180591620717411303424"),
+    "half a seed": (lambda: model().generate(torch.zeros(1, 2, dtype=torch.long), 2, seed=0.5), "seed: is 0.5"),
+    "end": (lambda: model().generate(torch.zeros(1, 2, dtype=torch.long), 2, end=99), "end: is 99 and the vocabulary has"),
+    "end below": (lambda: model().generate(torch.zeros(1, 2, dtype=torch.long), 2, end=-1), "end: is -1"),
+    "end of targets": (
+        lambda: translator().generate(torch.zeros(1, 3, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long), 2, end=99),
+        "end: is 99",
+    ),
+    "half a token": (lambda: Sampling(top_k=2.5), "top_k: is 2.5"),
+    "text": (lambda: Sampling(temperature="1"), "temperature: is '1'"),
+    "text for a probability": (lambda: Sampling(top_p="1"), "top_p: is '1'"),
+    "true": (lambda: model().generate(torch.zeros(1, 2, dtype=torch.long), True), "tokens: is True"),
+    "no number": (lambda: sick(float("nan")).generate(torch.zeros(1, 2, dtype=torch.long), 2), "model: gave NaN"),
+    "no number, greedy": (
+        lambda: sick(float("nan")).generate(torch.zeros(1, 2, dtype=torch.long), 2, sampling=Sampling(0.0)),
+        "model: gave NaN",
+    ),
+    "infinite logits": (lambda: Sampling().draw(torch.tensor([[1.0, torch.inf]]), torch.Generator()), "largest is infinite"),
     "temperature": (lambda: Sampling(-1.0), "temperature: is -1.0"),
     "infinite": (lambda: Sampling(float("inf")), "temperature: is inf"),
     "nan": (lambda: Sampling(float("nan")), "temperature: is nan"),

@@ -26,9 +26,11 @@ from regard.nn import (
     Xavier,
     from_torch,
     load,
+    monitor,
     save,
     shaped,
 )
+from regard.nn.mechanism import Mechanism
 from regard.nn.saving import configuration
 
 pytest.importorskip("safetensors")
@@ -160,6 +162,13 @@ def rewritten(path, change):
     save_file(tensors, str(path), notes)
 
 
+def noted(path, text):
+    """Other notes for the same tensors."""
+    from safetensors.torch import load_file, save_file
+
+    save_file(load_file(str(path)), str(path), {"regard": text})
+
+
 def described(directory, change):
     """Configuration changed in both files, as one who edits them by hand would."""
     from safetensors.torch import load_file, save_file
@@ -167,7 +176,9 @@ def described(directory, change):
     found = json.loads((directory / "config.json").read_text())
     change(found)
     (directory / "config.json").write_text(json.dumps(found))
-    save_file(load_file(str(directory / "model.safetensors")), str(directory / "model.safetensors"), {"regard": json.dumps(found)})
+    path = str(directory / "model.safetensors")
+    state = load_file(path)
+    save_file(state, path, {"regard": json.dumps(found)})
 
 
 DAMAGES = {
@@ -197,7 +208,7 @@ DAMAGES = {
         lambda d: rewritten(d / "model.safetensors", lambda t: t.update({"decoder.norm.bias": torch.ones(8, dtype=torch.int64)})),
         "holds decoder.norm.bias in torch.int64",
     ),
-    "another format": (lambda d: described(d, lambda c: c.update(format=99)), "has format 99; this version of regard reads format 1"),
+    "another format": (lambda d: described(d, lambda c: c.update(format=99)), "has format 99; this version of regard reads format 2"),
     "another kind": (lambda d: described(d, lambda c: c.update(model="os.system")), "names the model 'os.system'"),
     "no arguments": (lambda d: described(d, lambda c: c.pop("arguments")), "does not describe a LanguageModel"),
     "unknown argument": (lambda d: described(d, lambda c: c["arguments"].update(color=1)), "does not describe a LanguageModel"),
@@ -205,8 +216,19 @@ DAMAGES = {
     "bad value": (lambda d: described(d, lambda c: c["arguments"]["design"].update(heads=3)), "heads: is 3, which does not divide"),
     "text for a number": (
         lambda d: described(d, lambda c: c["arguments"]["design"].update(dropout="much")),
-        "does not describe a LanguageModel",
+        "dropout: is 'much'",
     ),
+    "other numbers": (
+        lambda d: rewritten(d / "model.safetensors", lambda t: t["decoder.norm.bias"].add_(1e-6)),
+        "model.safetensors: is damaged: its tensors are not those that were saved",
+    ),
+    "another precision": (
+        lambda d: rewritten(d / "model.safetensors", lambda t: t.update({"decoder.norm.bias": t["decoder.norm.bias"].double()})),
+        "model.safetensors: is damaged",
+    ),
+    "no checksum": (lambda d: described(d, lambda c: c.pop("sha256")), "model.safetensors: is damaged"),
+    "damaged notes": (lambda d: noted(d / "model.safetensors", "{"), "model.safetensors: has a damaged header"),
+    "frozen tensors that are none": (lambda d: described(d, lambda c: c.update(frozen=["x"])), r"frozen parameters \['x'\]"),
     "more layers": (lambda d: described(d, lambda c: c["arguments"].update(layers=3)), "lacks decoder.layers.2"),
 }
 
@@ -267,6 +289,102 @@ def shared():
     model = Encoder(PLAIN, 2)
     model.layers[1] = model.layers[0]
     return model
+
+
+def altered(change):
+    model = LanguageModel(PLAIN, 11, 1)
+    change(model, model.decoder.layers[0])
+    return model
+
+
+class Louder(LanguageModel):
+    """A model that computes something else under the name of another."""
+
+    def forward(self, *given, **named):
+        return 2 * super().forward(*given, **named)
+
+
+Louder.__name__ = "LanguageModel"
+
+
+class Silent(nn.Linear):
+    """A layer of the right shape that computes something else."""
+
+    def forward(self, x):
+        return 0 * super().forward(x)
+
+
+CAUSAL = r.Attention(r.Dot(scale=3.0), support=r.Causal())
+ALTERED = {
+    "activation": (
+        lambda m, b: setattr(b.feed_forward, "activation", r.Relu()),
+        r"has activation=Relu\(\) in decoder.layers.0.feed_forward",
+    ),
+    "norm first": (
+        lambda m, b: setattr(b.attention_branch, "norm_first", False),
+        "has norm_first=False in decoder.layers.0.attention_branch",
+    ),
+    "heads": (lambda m, b: vars(b.attention).update(heads=4, kv_heads=4, head_width=2), "has heads=4 in decoder.layers.0.attention, not 2"),
+    "scale": (lambda m, b: setattr(b.attention, "mechanism", Mechanism(CAUSAL)), "has mechanism=.*scale=3"),
+    "hook": (lambda m, b: b.feed_forward.register_forward_hook(lambda *call: 2 * call[-1]), "has hooks in decoder.layers.0.feed_forward"),
+    "early hook": (lambda m, b: b.register_forward_pre_hook(lambda *call: None), "has hooks in decoder.layers.0"),
+    "dropout": (lambda m, b: setattr(b.hidden_branch.dropout, "p", 0.5), "has p=0.5 in decoder.layers.0.hidden_branch.dropout, not 0.0"),
+    "class": (lambda m, b: setattr(b.feed_forward, "outer", Silent(32, 8)), "has a tests.nn.test_saving.Silent in decoder"),
+    "method": (lambda m, b: setattr(b.attention_branch, "after", lambda x, y: x), "has another after in decoder.layers.0.attention_branch"),
+    "forward": (lambda m, b: setattr(m, "forward", lambda ids: ids), "has another forward of its own"),
+    "parametrization": (lambda m, b: nn.utils.parametrizations.weight_norm(b.feed_forward.outer), "lacks decoder.*outer.weight"),
+}
+
+
+@pytest.mark.parametrize("name", ALTERED)
+def test_what_was_changed_after_it_was_built_is_not_saved(name, tmp_path):
+    change, message = ALTERED[name]
+    with pytest.raises(r.ArgumentError, match=message):
+        save(altered(change), tmp_path)
+
+
+def test_a_model_under_the_name_of_another_is_not_saved(tmp_path):
+    with pytest.raises(r.ArgumentError, match=r"is a LanguageModel of tests.nn.test_saving, not regard's"):
+        save(Louder(PLAIN, 11, 1), tmp_path)
+
+
+def test_a_model_that_is_watched_is_saved(tmp_path):
+    model = moved(LanguageModel(PLAIN, 11, 1))
+    with monitor(model):
+        save(model, tmp_path)
+    assert torch.equal(output(load(tmp_path)), output(model))
+
+
+def test_what_is_frozen_stays_frozen(tmp_path):
+    learned = r.Attention(r.Gaussian(bandwidth=nn.Parameter(torch.tensor(2.0), requires_grad=False)))
+    model = Encoder(PLAIN.replace(mechanism=learned), 1)
+    model.norm.requires_grad_(False)
+    model.layers[0].attention.mechanism.requires_grad_(True)  # frozen in the design, and not any more
+    save(model, tmp_path)
+    found = {name for name, parameter in load(tmp_path).named_parameters() if not parameter.requires_grad}
+    assert found == {"norm.weight", "norm.bias"}
+
+
+def test_equal_models_are_equal_files(tmp_path):
+    model = MODELS["language"]()
+    first = save(model, tmp_path / "first")
+    for number in range(5):
+        again = save(model, tmp_path / str(number))
+        for name in ("model.safetensors", "config.json"):
+            assert (again / name).read_bytes() == (first / name).read_bytes()
+
+
+def test_no_byte_of_the_weights_may_change(saved):
+    """A changed byte is refused, or it was a space."""
+    path = saved / "model.safetensors"
+    whole, wanted = path.read_bytes(), load(saved).state_dict()
+    for place in range(0, len(whole), 97):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        try:
+            found = load(saved).state_dict()
+        except r.ArgumentError:
+            continue
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
 UNFIT = {

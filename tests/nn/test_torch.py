@@ -238,7 +238,82 @@ def differing():
     return found
 
 
+def touched(change):
+    """A layer in a stack with one thing changed."""
+    found = layers()
+    change(found.layers[1])
+    return found
+
+
+class Same(nn.TransformerEncoderLayer):
+    """A layer with another block inside the same forward."""
+
+    def _ff_block(self, x):
+        return 2 * super()._ff_block(x)
+
+
+class Tripled(nn.MultiheadAttention):
+    """Attention that is not what it is derived from."""
+
+    def forward(self, *given, **named):
+        found, weights = super().forward(*given, **named)
+        return 3 * found, weights
+
+
+def mixed():
+    encoder = layers()
+    encoder.norm = nn.LayerNorm(WIDTH)
+    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(WIDTH, HEADS, HIDDEN, activation="gelu"), 1, nn.LayerNorm(WIDTH))
+    return nn.Transformer(WIDTH, HEADS, custom_encoder=encoder, custom_decoder=decoder)
+
+
+def hooked(module):
+    module.register_forward_hook(lambda *call: 2 * call[-1])
+    return module
+
+
+TOUCHED = {
+    "attention class": (lambda b: setattr(b, "self_attn", Tripled(WIDTH, HEADS)), "has a .*Tripled in self_attn"),
+    "attention keys": (lambda b: setattr(b, "self_attn", nn.MultiheadAttention(WIDTH, HEADS, add_bias_kv=True)), "holds self_attn.bias_k"),
+    "attention zero": (
+        lambda b: setattr(b, "self_attn", nn.MultiheadAttention(WIDTH, HEADS, add_zero_attn=True)),
+        "has add_zero_attn=True in self_attn",
+    ),
+    "eps": (lambda b: setattr(b.norm2, "eps", 0.5), "has eps=0.5 in norm2, not 1e-05"),
+    "rms": (lambda b: setattr(b, "norm1", nn.RMSNorm(WIDTH, eps=1e-5)), "lacks norm1.bias"),
+    "no eps": (lambda b: setattr(b, "norm1", nn.Identity()), "parts are not torch's"),
+    "hook": (lambda b: hooked(b.linear1), "has hooks in layers.1.linear1"),
+    "weight norm": (lambda b: nn.utils.parametrizations.weight_norm(b.linear1), "lacks linear1.weight"),
+    "dropout": (lambda b: setattr(b.dropout2, "p", 0.7), "has p=0.7 in dropout2, not 0.1"),
+    "stale activation": (lambda b: setattr(b, "activation", torch.nn.functional.gelu), "has activation_relu_or_gelu=1, not 2"),
+    "method": (lambda b: setattr(b, "_ff_block", lambda x: x), "has another _ff_block in layers.1"),
+}
+
+
+@pytest.mark.parametrize("name", TOUCHED)
+def test_every_part_of_a_module_is_looked_at(name):
+    change, message = TOUCHED[name]
+    with pytest.raises(r.ArgumentError, match=message):
+        from_torch(touched(change))
+
+
+def test_a_module_that_was_changed_does_not_go_to_torch():
+    encoder = Encoder(Design(WIDTH, HEADS, activation=r.Relu()), 2)
+    encoder.layers[1].feed_forward.activation = r.Gelu()
+    with pytest.raises(r.ArgumentError, match=r"has activation=Gelu\(\) in feed_forward, not Relu\(\); it was changed"):
+        to_torch(encoder)
+    attention = MultiHeadAttention(WIDTH, HEADS)
+    hooked(attention.output)
+    with pytest.raises(r.ArgumentError, match="has hooks in output"):
+        to_torch(attention)
+
+
 REFUSED = {
+    "class": (lambda: Same(WIDTH, HEADS, HIDDEN), "with a class of its own"),
+    "class inside": (lambda: nn.TransformerEncoder(Same(WIDTH, HEADS, HIDDEN), 2, enable_nested_tensor=False), "has a .*Same, not a torch"),
+    "hook": (lambda: hooked(nn.MultiheadAttention(WIDTH, HEADS)), "has hooks of its own"),
+    "no layer": (lambda: nn.TransformerEncoder(nn.Identity(), 1, enable_nested_tensor=False), "has a layer that is a Identity"),
+    "two designs": (mixed, "differ in their settings; convert its encoder and decoder one by one"),
     "kdim": (lambda: nn.MultiheadAttention(WIDTH, HEADS, kdim=4), "another width"),
     "bias_kv": (lambda: nn.MultiheadAttention(WIDTH, HEADS, add_bias_kv=True), "keys of its own"),
     "zero": (lambda: nn.MultiheadAttention(WIDTH, HEADS, add_zero_attn=True), "keys of its own"),
@@ -271,6 +346,14 @@ def test_anyone_may_say_what_a_module_becomes():
 
 D = Design(WIDTH, HEADS)
 UNSAYABLE = {
+    "query bias": (
+        lambda: MultiHeadAttention(WIDTH, HEADS, mechanism=r.Attention(r.Dot(b_q=torch.ones(WIDTH // HEADS)))),
+        "softmax of scaled dot products only",
+    ),
+    "key bias": (
+        lambda: EncoderLayer(D.replace(mechanism=r.Attention(r.Dot(b_k=torch.ones(WIDTH // HEADS))))),
+        "softmax of scaled dot products only",
+    ),
     "gated": (lambda: Encoder(D.replace(gated=True), 1), "gated"),
     "groups": (lambda: EncoderLayer(D.replace(kv_heads=1)), "kv_heads"),
     "rms": (lambda: EncoderLayer(D.replace(norm=r.Normalize(centered=False))), "norm"),

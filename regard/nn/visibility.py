@@ -1,0 +1,61 @@
+"""What the tokens of a batch may see, and which normalizers keep to it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from regard.errors import ArgumentError
+from regard.normalizers import Normalizer, Sigmoid
+from regard.supports import Document, Padding, Support, Where
+from regard.supports.base import And, Or
+
+
+def check_order(normalizer: Normalizer, support: Support) -> None:
+    """Where queries see no later keys, a row of weights may depend neither on later queries nor on how many keys follow."""
+    if support.span(0, 0)[1] > 0:
+        return
+    _check_rows(normalizer, "tokens see their past alone")
+    if isinstance(normalizer, Sigmoid) and normalizer.bias is None:
+        found = "has the normalizer Sigmoid(), whose bias depends on the number of keys, and tokens see their past alone"
+        raise ArgumentError("mechanism", found, "give Sigmoid(bias=...), e.g. minus the log of a typical length")
+
+
+def check_pieces(normalizer: Normalizer) -> None:
+    """With a cache, queries come in pieces: a row of weights may not depend on the others."""
+    _check_rows(normalizer, "a cache gives tokens piece by piece")
+
+
+def _check_rows(normalizer: Normalizer, where: str) -> None:
+    if not normalizer.rowwise:
+        found = f"has the normalizer {type(normalizer).__name__}, which couples all queries, and {where}"
+        raise ArgumentError("mechanism", found, "use a normalizer of rows, e.g. Softmax(), or Full() support without a cache")
+
+
+def check_batch(support: Support, x: Tensor) -> None:
+    """A support with one entry for each sequence says so in a dimension of its own, or it would be read as one for each head."""
+    if not isinstance(support, Support):
+        raise ArgumentError("support", f"is a {type(support).__name__}", "give a Support, e.g. Causal(), Padding(...) or Where(mask)")
+    if isinstance(support, (And, Or)):
+        for part in support.parts:
+            check_batch(part, x)
+    batch, lead = x.shape[:-2], _lead(support)
+    if batch.numel() > 1 and lead and lead[-1] > 1 and len(lead) <= len(batch):
+        found = f"is {support!r} for x {list(x.shape)}: one entry for each head, or for each sequence?"
+        raise ArgumentError("support", found, f"say which: {_remedy(support)}")
+
+
+def _lead(support: Support) -> tuple[int, ...]:
+    """The dimensions of a support that stand for sequences and heads."""
+    if isinstance(support, Padding):
+        return tuple(support.lengths.shape)
+    if isinstance(support, Document):
+        return tuple(support.ids.shape[:-1])
+    return tuple(support.mask.shape[:-2]) if isinstance(support, Where) else ()
+
+
+def _remedy(support: Support) -> str:
+    if isinstance(support, Padding):
+        return "Padding(lengths.unsqueeze(-1)) for sequences, Padding(lengths.unsqueeze(0)) for heads"
+    if isinstance(support, Document):
+        return "Document(ids.unsqueeze(-2)) for sequences, Document(ids.unsqueeze(0)) for heads"
+    return "Where(mask.unsqueeze(-3)) for sequences, Where(mask.unsqueeze(0)) for heads"
