@@ -71,10 +71,9 @@ def train(
         "steps": steps, "width": width, "layers": layers, "heads": heads, "context": context, "batch": batch,
         "learning_rate": learning_rate, "seed": seed, "every": every, "bytes": bytes_,
     }  # fmt: skip
-    training = _training(data, out, given, resume)
     try:
-        with alone(out):
-            stopped = _run(training, output(), messages())
+        with alone(out):  # from before the directory is read: another training may be writing there
+            stopped = _run(_training(data, out, given, resume), output(), messages())
     except (Diverged, Unwritten) as error:
         say(messages(), f"regard: {error}", "bold red")
         raise typer.Exit(FAILED) from None
@@ -125,7 +124,7 @@ def _announce(training: Training, console: Console, remarks: Console) -> None:
     tokens = f"{len(training.text.tokens):,} {kind}, {symbols} different: a guess has loss {math.log(symbols):.4f}"
     say(console, f"{training.text.path.name}: {tokens}; {size:,} parameters; step {training.step} of {training.recipe.steps}")
     for remark in training.remarks:
-        say(remarks, f"not bit for bit: {remark}", "yellow")
+        say(remarks, remark, "yellow")
 
 
 def _show(milestone: Milestone, console: Console) -> None:
@@ -163,7 +162,7 @@ def _again(training: Training) -> str:
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """A list that Ctrl-C puts something into, so that a step is never cut in two; the second one cuts."""
+    """A list that Ctrl-C, or a system that ends its jobs, puts something into, so that a step is never cut in two; the second one cuts."""
     asked: list[int] = []
 
     def note(number: int, frame: Any) -> None:
@@ -171,11 +170,12 @@ def _interrupts() -> Iterator[list[int]]:
             raise KeyboardInterrupt
         asked.append(number)
 
-    before = signal.signal(signal.SIGINT, note)
+    before = {kind: signal.signal(kind, note) for kind in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield asked
     finally:
-        signal.signal(signal.SIGINT, before)
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
 
 
 class Bar:

@@ -86,6 +86,9 @@ class MultiHeadAttention(nn.Module):
             keys = repeated(keys, self.heads, -3)  # queries and keys are moved to one center, head by head
         mixed = attend_tokens(mechanism.replace(support=allowed), Tokens(queries, marks=marks), Tokens(keys), values)
         mixed = repeated(mixed, self.heads, -3)  # where scores know of positions alone, groups of heads see the same
+        if mixed.ndim != queries.ndim:
+            found = f"has tensors that make {list(mixed.shape)} of queries {list(queries.shape)}"
+            raise ArgumentError("mechanism", found, f"give numbers, or one for each head: a tensor ({self.heads},)")
         if self.shaped:
             mixed = centered(mixed, values, allowed, past)
         return self.output(mixed.transpose(-3, -2).flatten(-2))

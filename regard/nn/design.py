@@ -15,7 +15,7 @@ from regard.nn.attention import MultiHeadAttention, check_flags, check_heads, jo
 from regard.nn.feed_forward import FeedForward, check_feed_forward
 from regard.nn.initialization import Initialization, ScaledNormal
 from regard.nn.mechanism import check_mechanism
-from regard.nn.positions import NoPositions, Positions
+from regard.nn.positions import NoPositions, Positions, RotaryPositions
 from regard.nn.shaping import Shaping
 from regard.potentials import Dot
 from regard.supports import Full, Support
@@ -54,6 +54,9 @@ class Design(Object):
                 raise ArgumentError(name, f"is {value!r}", f"give a {kind.__name__} value")
         if self.shaping is not None and not isinstance(self.shaping, Shaping):
             raise ArgumentError("shaping", f"is {self.shaping!r}", "give a Shaping value, or None")
+        if isinstance(self.positions, RotaryPositions) and self.width // self.heads % 2:
+            found = f"turn pairs of coordinates and heads have the odd width {self.width // self.heads}"
+            raise ArgumentError("positions", found, "use heads of an even width, or other positions")
         if self.norm.weight is not None or self.norm.bias is not None:
             raise ArgumentError("norm", "has weights of its own", "leave them out: the layers learn them")
 

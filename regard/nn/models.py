@@ -50,7 +50,10 @@ class LanguageModel(nn.Module):
     def generate(
         self, ids: Tensor, tokens: int, *, sampling: Sampling = Sampling(), seed: int | None = None, end: int | None = None
     ) -> Tensor:
-        """ids (batch, n) continued by `tokens` tokens: (batch, n + tokens), or fewer where every sequence came to its `end`."""
+        """ids (batch, n) continued by `tokens` tokens: (batch, n + tokens), or fewer where every sequence came to its `end`.
+
+        Tokens are drawn at temperature 1 unless a sampling is given; Sampling(temperature=0.0) takes the likeliest.
+        """
         return finished(ids, self.stream(ids, tokens, sampling=sampling, seed=seed, end=end))
 
     def stream(

@@ -18,7 +18,7 @@ from regard.audit.run import Place, places, unknown
 from regard.derive import Estimate
 from regard.errors import ArgumentError
 from regard.nn.monitoring.readings import first_sequences, jacobian_norm, kept, of_call, of_weights
-from regard.nn.monitoring.rule import Entry, Growth, Rule, named, suspect
+from regard.nn.monitoring.rule import Entry, Growth, Rule, checked, named, suspect
 from regard.nn.monitoring.table import written
 
 UNSEEN = "no forward pass with gradients was seen, or the model is compiled: weights alone are read, and their growth is not judged"
@@ -49,11 +49,11 @@ def monitor(
     """
     _positive("window", window)
     _positive("every", every)
-    if not growth > 1:
-        raise ArgumentError("growth", f"is {growth}", "give how many times as large a quantity must become, more than 1")
-    if not level >= 0:
-        raise ArgumentError("level", f"is {level}", "give a logit below which growth is no matter")
-    return Monitor(model, Rule(window, growth, level), every, history)
+    if not _is_number(growth) or not growth > 1:
+        raise ArgumentError("growth", f"is {growth!r}", "give how many times as large a quantity must become, more than 1")
+    if not _is_number(level) or not level >= 0:
+        raise ArgumentError("level", f"is {level!r}", "give a logit below which growth is no matter")
+    return Monitor(model, Rule(window, growth, level), every, checked(history))
 
 
 class Monitor:
@@ -78,6 +78,8 @@ class Monitor:
         self._asked = False
 
     def __enter__(self) -> Monitor:
+        if self._handles:
+            raise ArgumentError("monitor", "is entered already, and would read each pass twice", "make another with monitor(model)")
         self._handles = [
             self.model.get_submodule(place.path).register_forward_hook(self._recorder(place), with_kwargs=True) for place in self._places
         ]
@@ -90,10 +92,10 @@ class Monitor:
 
     def step(self, *, loss: float | Tensor | None = None) -> None:
         """Count an update of the weights, and measure where one is due."""
-        due = self._due()
+        due, value = self._due(), _plain_loss(loss)
         self.count += 1
         if due:
-            self.measure(loss=loss, stacklevel=3)
+            self.measure(loss=value, stacklevel=3)
 
     def look(self) -> None:
         """Read the next forward pass, whatever the step; `measure` then has it."""
@@ -102,6 +104,7 @@ class Monitor:
 
     def measure(self, *, loss: float | Tensor | None = None, stacklevel: int = 2) -> Entry:
         """Measure now: the weights as they are, and the pass that was seen for this step."""
+        value = _plain_loss(loss)
         self._asked = False
         layers = {place.path: self._weights(place) | self._read.pop(place.path, {}) for place in self._places}
         for path, numbers in layers.items():
@@ -109,7 +112,7 @@ class Monitor:
                 self.not_covered.setdefault(path, UNSEEN)
             elif self.not_covered.get(path) == UNSEEN:
                 del self.not_covered[path]
-        entry: Entry = plain({"step": self.count, "loss": _plain_loss(loss), "layers": layers, "warnings": []})
+        entry: Entry = plain({"step": self.count, "loss": value, "layers": layers, "warnings": []})
         self.history.append(entry)
         self._warn(entry, stacklevel + 1)
         return entry
@@ -148,6 +151,7 @@ class Monitor:
                 return
             try:
                 self._look(place, module, Call(arguments, options, output))
+                self.not_covered.pop(place.path, None)  # what kept an earlier pass from being read
             except NotCovered as reason:
                 self.not_covered[place.path] = str(reason)
             except Exception as error:  # a strange module must not end a training: what went wrong is said with the table
@@ -188,12 +192,22 @@ class Monitor:
 
 
 def _positive(name: str, value: int) -> None:
-    if not isinstance(value, int) or value < 1:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ArgumentError(name, f"is {value!r}", "give a positive integer")
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def _plain_loss(loss: float | Tensor | None) -> float | None:
-    return float(loss.detach()) if isinstance(loss, Tensor) else loss
+    if loss is None:
+        return None
+    try:
+        return float(loss.detach() if isinstance(loss, Tensor) else loss)
+    except (TypeError, ValueError, RuntimeError):
+        found = f"has shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"is {loss!r}"
+        raise ArgumentError("loss", found, "give one number, such as loss.mean(), or leave it out") from None
 
 
 def _known() -> str:

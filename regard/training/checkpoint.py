@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import IO, Any
 
 from regard._files import writing
 from regard.errors import ArgumentError
@@ -24,6 +26,10 @@ except ImportError:  # a system without these locks
 
 STATE, LOCK = "state.json", ".lock"
 PREFIX, UNFINISHED = "step-", ".unfinished-"
+NEEDED = ("format", "step", "sums", "sum")
+NAME = re.compile(f"{PREFIX}[0-9]+")
+FORMAT = 2
+"""Of state.json; 1 had a checksum of its values, not of its bytes."""
 KEPT = 2
 """How many checkpoints stay: one may be damaged by what no program sees."""
 AGAIN = "start again with another --out"
@@ -42,17 +48,26 @@ class Checkpoint:
 
     def state(self) -> dict[str, Any]:
         """What state.json says, once all files are found to be those it was written with."""
-        try:
-            found: dict[str, Any] = json.loads((self.path / STATE).read_text(encoding="utf-8"))
-            sums, own = found["sums"], found.pop("sum")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise self.damaged(f"{STATE} cannot be read") from error
-        if own != _sum_of(found):
+        content, found = self._read()
+        if found["format"] != FORMAT:
+            raise ArgumentError("--resume", f"{self.path} has format {found['format']!r}, and this version reads {FORMAT}", AGAIN)
+        if content != _sealed(content[: -len(_seal(b""))]):
             raise self.damaged(f"{STATE} was changed")
-        for name, expected in sums.items():
+        if found["step"] != self.step:
+            raise self.damaged(f"its name says step {self.step}, its {STATE} step {found['step']}")
+        for name, expected in found["sums"].items():
             if not (self.path / name).is_file() or _digest(self.path / name) != expected:
                 raise self.damaged(f"{name} is missing or was changed")
         return found
+
+    def _read(self) -> tuple[bytes, dict[str, Any]]:
+        """The bytes of state.json, and their values."""
+        try:
+            content = (self.path / STATE).read_bytes()
+            found: dict[str, Any] = json.loads(content)
+            return content, {name: found[name] for name in (*NEEDED, *found)}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise self.damaged(f"{STATE} cannot be read") from error
 
     def damaged(self, what: str) -> ArgumentError:
         """What to do about a checkpoint that is not whole."""
@@ -63,7 +78,7 @@ class Checkpoint:
 
 def checkpoints(directory: Path) -> list[Checkpoint]:
     """All checkpoints of a training, the newest last."""
-    found = [Checkpoint(path) for path in directory.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdigit()]
+    found = [Checkpoint(path) for path in directory.glob(f"{PREFIX}*") if NAME.fullmatch(path.name)]
     return sorted(found, key=lambda checkpoint: checkpoint.step)
 
 
@@ -88,17 +103,21 @@ def write(directory: Path, step: int, fill: Callable[[Path], None], state: dict[
 
 @contextmanager
 def alone(directory: Path) -> Iterator[None]:
-    """Two trainings at once would take each other's files; the system forgets the lock of a process that is gone."""
+    """Two trainings at once would take each other's files; the system forgets the lock of a process that is gone.
+
+    Where no checkpoint was written, what this made is removed again.
+    """
+    new = [path for path in (directory, *directory.parents) if not path.exists()]
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         held = (directory / LOCK).open("w")
     with held as stream:
-        if fcntl is not None:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise ArgumentError("--out", f"{directory} is in use by another training", "wait for it, or give another") from None
-        yield
+        if not _locked(stream, directory / LOCK):
+            raise ArgumentError("--out", f"{directory} is in use by another training", "wait for it, or give another")
+        try:
+            yield
+        finally:
+            _leave(directory, new)
 
 
 def sweep(directory: Path) -> None:
@@ -107,14 +126,39 @@ def sweep(directory: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
+def _locked(stream: IO[str], path: Path) -> bool:
+    """Whether the lock is ours, and the file is still the one that others will find."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(stream.fileno()), path.stat())
+    except OSError:
+        return False
+
+
+def _leave(directory: Path, new: list[Path]) -> None:
+    """Nothing is left of a training that never began; directories that hold something else stay."""
+    if not checkpoints(directory):
+        with contextlib.suppress(OSError):
+            (directory / LOCK).unlink()
+            for path in new:
+                path.rmdir()
+
+
 def _write_state(made: Path, state: dict[str, Any]) -> None:
     files = sorted(path for path in made.rglob("*") if path.is_file())
-    whole = {**state, "sums": {path.relative_to(made).as_posix(): _digest(path) for path in files}}
-    (made / STATE).write_text(json.dumps({**whole, "sum": _sum_of(whole)}, ensure_ascii=False), encoding="utf-8")
+    whole = {"format": FORMAT, **state, "sums": {path.relative_to(made).as_posix(): _digest(path) for path in files}}
+    (made / STATE).write_bytes(_sealed(json.dumps(whole, ensure_ascii=False).encode().removesuffix(b"}")))
 
 
-def _sum_of(state: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(state, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+def _sealed(body: bytes) -> bytes:
+    """A JSON object without its last brace, closed by the checksum of these very bytes: values may survive a change that bytes do not."""
+    return body + _seal(body)
+
+
+def _seal(body: bytes) -> bytes:
+    return f', "sum": "{hashlib.sha256(body).hexdigest()}"}}'.encode()
 
 
 def _digest(path: Path) -> str:

@@ -14,21 +14,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from regard._files import write_text, writing
+from regard._files import write_whole, writing
 from regard._written import plain
 from regard.errors import ArgumentError, RegardError
-from regard.nn import Design, LanguageModel, RotaryPositions, Sampling, load, save
+from regard.nn import Sampling, load, save
 from regard.nn.monitor import Monitor, RegularityWarning, monitor
 from regard.nn.saving import read_tensors, write_tensors
 from regard.training import checkpoint as saved
 from regard.training.batches import Batch, batch_at, held_out_batches
+from regard.training.building import built
 from regard.training.checkpoint import Checkpoint
 from regard.training.optimizer import LONGEST_GRADIENT, optimizer_of, restore, tensors_of
 from regard.training.recipe import Recipe
 from regard.training.text import Text
 
 HISTORY, MODEL, OPTIMIZER = "history.jsonl", "model", "optimizer.safetensors"
-FORMAT = 1
 WINDOW = 10
 """How many measurements the monitor looks back at."""
 SAMPLED = 160
@@ -86,6 +86,7 @@ class Training:
         self._losses: list[float] = []
         self._warned: list[str] = []
         self._entry: dict[str, Any] | None = None
+        self._newest: int | None = None  # the last checkpoint that this training knows
         self._measured: list[dict[str, Any]] = []
 
     @classmethod
@@ -97,8 +98,7 @@ class Training:
             found = f"{directory} holds a training at step {kept[-1].step}"
             raise ArgumentError("--out", found, "add --resume to go on with it, or give another directory")
         torch.manual_seed(recipe.seed)
-        design = Design(recipe.width, recipe.heads, positions=RotaryPositions())
-        return cls(text, recipe, directory, LanguageModel(design, len(text.alphabet), recipe.layers, tied=False))
+        return cls(text, recipe, directory, built(recipe, len(text.alphabet)))
 
     @classmethod
     def resume(cls, directory: Path, given: dict[str, Any], data: Path | None = None) -> Training:
@@ -136,9 +136,11 @@ class Training:
         if known:
             return known[0]
         try:
-            return saved.write(self.directory, self.step, self._fill, self._state())
+            made = saved.write(self.directory, self.step, self._fill, self._state())
         except OSError as error:
             raise Unwritten(self._unwritten(error)) from error
+        self._newest = made.step
+        return made
 
     def held_out_loss(self) -> float:
         """The mean loss on held-out windows, in nats for each token."""
@@ -167,6 +169,10 @@ class Training:
 
     def _prepare(self) -> None:
         """The directory as it was at the step that is next: nothing is written before the work begins."""
+        kept = saved.checkpoints(self.directory)
+        if self._newest != (kept[-1].step if kept else None):
+            found = f"{self.directory} was changed by another training since this one was made"
+            raise ArgumentError("--out", found, "give another directory, or resume what is there")
         with writing(self.directory):
             self.directory.mkdir(parents=True, exist_ok=True)
             saved.sweep(self.directory)
@@ -242,7 +248,6 @@ class Training:
     def _state(self) -> dict[str, Any]:
         """All that is not a tensor, as plain values."""
         return {
-            "format": FORMAT,
             "step": self.step,
             "recipe": self.recipe.written(),
             "data": {"path": str(self.text.path), "sha256": self.text.fingerprint},
@@ -258,8 +263,8 @@ class Training:
     def _restore(self, kept: Checkpoint, state: dict[str, Any]) -> None:
         restore(self.model, self.optimizer, read_tensors(kept.path / OPTIMIZER)[0])
         self.step, self._losses, self._warned = state["step"], state["losses"], state["warned"]
-        self._entry, self._measured = state["entry"], state["measured"]
-        self.remarks = list(_differences(state))
+        self._entry, self._measured, self._newest = state["entry"], state["measured"], kept.step
+        self.remarks = [*_differences(state), *_unreadable(self.directory / HISTORY)]
 
     def _diverged(self, watch: Monitor, batch: Batch, loss: float) -> str:
         """What is known: where scores grew, on the batch itself, and where to go on from."""
@@ -312,7 +317,7 @@ def _differences(state: dict[str, Any]) -> Iterator[str]:
     """What keeps a resumed training from being the same bit for bit."""
     for what, now in (("threads", torch.get_num_threads()), ("torch", torch.__version__)):
         if state[what] != now:
-            yield f"{what}: {state[what]} before, {now} now: sums may be taken in another order, and numbers differ in their last digits"
+            yield f"not bit for bit: {what}: {state[what]} before, {now} now: sums in another order differ in their last digits"
 
 
 def _append(path: Path, entry: dict[str, Any]) -> None:
@@ -320,18 +325,30 @@ def _append(path: Path, entry: dict[str, Any]) -> None:
         stream.write(json.dumps(entry, ensure_ascii=False) + "\n")
 
 
+def _unreadable(path: Path) -> Iterator[str]:
+    """Lines of the history that were whole once; the last may have been cut off by the end of a process."""
+    count = sum(_step(line) is None for line in _lines(path)[:-1])
+    if count:
+        yield f"{path}: {count} of its lines cannot be read, and are left out"
+
+
+def _lines(path: Path) -> list[bytes]:
+    """The lines of the history, and what follows the last; text has other ends of lines, which a sample may hold."""
+    with writing(path.parent):
+        return path.read_bytes().split(b"\n") if path.is_file() else []
+
+
 def _rewind(path: Path, last: dict[str, Any] | None) -> None:
     """The history up to the last entry of a checkpoint: a killed process may have written more, or less."""
     end = -1 if last is None else last["step"]
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    kept = [line for line in lines if (step := _step(line)) is not None and step < end]
-    whole = [*kept, *([] if last is None else [json.dumps(last, ensure_ascii=False)])]
-    write_text(path, "".join(f"{line}\n" for line in whole))
+    kept = [line for line in _lines(path) if (step := _step(line)) is not None and step < end]
+    whole = [*kept, *([] if last is None else [json.dumps(last, ensure_ascii=False).encode()])]
+    write_whole(path, b"".join(line + b"\n" for line in whole))
 
 
-def _step(line: str) -> int | None:
-    """The step of a line of the history; None where it was cut off."""
+def _step(line: bytes) -> int | None:
+    """The step of a line of the history; None where it was cut off or is no text."""
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None

@@ -14,6 +14,8 @@ LONGEST_WARM_UP = 100
 WARM_UP = 0.1
 """The share of all steps over which the learning rate rises, up to LONGEST_WARM_UP steps."""
 LARGEST_SEED = 2**31
+LARGEST_RATE = 1e30
+"""Far above all that train, and far enough below the largest single-precision number for what AdamW multiplies it with."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,9 @@ class Recipe:
         if (self.width // self.heads) % 2:
             found = f"is {self.heads}, which gives heads of the odd width {self.width // self.heads}"
             raise ArgumentError("--heads", found, "rotary positions turn pairs of coordinates: make width/heads even")
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise ArgumentError("--learning-rate", f"is {self.learning_rate}", "give a positive number, such as 0.001")
+        if not 0 < self.learning_rate <= LARGEST_RATE:
+            found = f"is {self.learning_rate}"
+            raise ArgumentError("--learning-rate", found, f"give a positive number, such as 0.001, and no more than {LARGEST_RATE:g}")
         if not 0 <= self.seed < LARGEST_SEED:
             raise ArgumentError("--seed", f"is {self.seed}", f"give a number from 0 to {LARGEST_SEED - 1}")
 

@@ -184,3 +184,16 @@ def test_empty_sequences_go_through():
     assert model()(torch.zeros(2, 0, dtype=torch.long)).shape == (2, 0, 5)
     assert Encoder(Design(8, 2), 1)(torch.zeros(0, 3, 8)).shape == (0, 3, 8)
     assert model(positions=LearnedPositions(2))(torch.zeros(1, 0, dtype=torch.long)).shape == (1, 0, 5)
+
+
+def test_rotary_positions_need_pairs():
+    with pytest.raises(r.ArgumentError, match="odd width 5"):
+        Design(20, 4, positions=RotaryPositions())
+
+
+def test_a_bandwidth_is_one_number_or_one_a_head():
+    """Another shape would make another shape of the output."""
+    layer = MultiHeadAttention(8, 2, mechanism=r.Attention(r.Gaussian(bandwidth=torch.ones(2, 1, 1))))
+    with pytest.raises(r.ArgumentError, match=r"mechanism.*one for each head: a tensor \(2,\)"):
+        layer(torch.randn(3, 4, 8))
+    assert MultiHeadAttention(8, 2, mechanism=r.Attention(r.Gaussian(bandwidth=torch.ones(2))))(torch.randn(3, 4, 8)).shape == (3, 4, 8)

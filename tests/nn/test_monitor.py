@@ -3,14 +3,17 @@
 import json
 import math
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 import regard as r
+from regard.audit.adapters import Call, NotCovered, adapter_of
 from regard.nn import AlibiPositions, Design, LanguageModel, RelativePositions, RotaryPositions, shaped
 from regard.nn.monitor import UNSEEN, Monitor, RegularityWarning, monitor
+from regard.nn.monitoring.readings import of_call, padding
 from regard.nn.monitoring.rule import Rule, suspect
 
 WIDTH, HEADS = 16, 2
@@ -141,6 +144,118 @@ def test_models_of_transformers_are_read(kind):
     assert not watch.not_covered
     assert all(0 < value <= math.log(5) for layer in watch.history[-1]["layers"].values() for value in layer["entropy"])
     assert hooks(model) == 0
+
+
+PADDED = {
+    "none": torch.ones(3, 6, dtype=torch.bool),
+    "left": torch.arange(6) >= torch.tensor([[2], [0], [4]]),
+    "right": torch.arange(6) < torch.tensor([[4], [6], [2]]),
+    "inside": torch.tensor([1, 1, 0, 0, 1, 1], dtype=torch.bool).expand(3, -1),
+}
+
+
+def by_rows(module, x, counted, mask):
+    """Mean entropy and largest logit of each head over the rows that count, from the definition."""
+    queries, keys = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in nn.functional.linear(
+        x, module.in_proj_weight[: 2 * WIDTH], module.in_proj_bias[: 2 * WIDTH]).detach().chunk(2, -1))  # fmt: skip
+    scores = (queries @ keys.mT / math.sqrt(WIDTH // HEADS) + mask).transpose(0, 1)[:, counted]
+    return torch.special.entr(scores.softmax(-1)).sum(-1).mean(-1).tolist(), scores.amax((-2, -1)).tolist()
+
+
+@pytest.mark.parametrize("past", [False, True])
+@pytest.mark.parametrize("side", PADDED)
+@pytest.mark.parametrize("count", [1, 3])
+def test_padding_is_left_out(side, past, count):
+    module = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True).double()
+    real = PADDED[side][:count]
+    x = torch.randn(count, 6, WIDTH, dtype=torch.float64)
+    x[~real] *= 10.0  # what stands in padding must not show
+    closed = torch.zeros(count, 6, dtype=torch.float64).masked_fill(~real, -math.inf)
+    causal = CAUSAL.double() if past else torch.zeros(6, 6, dtype=torch.float64)
+    with monitor(module) as watch:
+        module(x, x, x, key_padding_mask=~real, attn_mask=causal < 0, need_weights=False)
+        watch.step()
+    if past and side == "left":
+        assert "queries" in watch.not_covered[""]  # torch divides zero by zero there
+        return
+    entropy, logits = by_rows(module, x, real, closed[:, None, None] + causal)
+    found = watch.history[-1]["layers"][""]
+    assert not watch.not_covered
+    assert found["entropy"] == pytest.approx(entropy, rel=1e-12)
+    assert found["max_logit"] == pytest.approx(logits, rel=1e-12)
+
+
+def test_a_token_that_only_later_ones_would_see_is_no_padding():
+    """In a mask of the strict past and the first token nobody sees the last token, which is as real as the others."""
+    module = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True).double()
+    x, allowed = torch.randn(2, 6, WIDTH, dtype=torch.float64), torch.ones(6, 6).tril(-1).bool()
+    allowed[0, 1] = True
+    mask = torch.zeros(6, 6, dtype=torch.float64).masked_fill(~allowed, -math.inf)
+    with monitor(module) as watch:
+        module(x, x, x, attn_mask=mask, need_weights=False)
+        watch.step()
+    assert not watch.not_covered
+    assert watch.history[-1]["layers"][""]["entropy"] == pytest.approx(by_rows(module, x, torch.ones(2, 6).bool(), mask)[0], rel=1e-12)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("kind", ["GPT2", "Llama", "Bert"])
+def test_padding_of_transformers_is_left_out(kind, side):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 20, "hidden_size": WIDTH, "num_hidden_layers": 1, "num_attention_heads": HEADS, "intermediate_size": 24}
+    named = {**sizes, "bos_token_id": 1, "eos_token_id": 2}
+    named = named if kind != "GPT2" else {name: value for name, value in named.items() if name != "intermediate_size"}
+    made = [getattr(transformers, f"{kind}Config")(**named, attn_implementation=name) for name in ("sdpa", "eager")]
+    model, eager = (getattr(transformers, f"{kind}Model")(config).eval() for config in made)
+    for weight in model.parameters():
+        weight.data += 0.3 * torch.randn_like(weight)
+    eager.load_state_dict(model.state_dict())
+    ids, real = torch.randint(3, 20, (3, 6)), PADDED[side]
+    with monitor(model) as watch:
+        model(input_ids=ids, attention_mask=real.long())
+        watch.step()
+    (weights,) = eager(input_ids=ids, attention_mask=real.long(), output_attentions=True).attentions
+    rows = torch.special.entr(weights.detach().double()).sum(-1).transpose(0, 1)[:, real]
+    (found,) = watch.history[-1]["layers"].values()
+    assert not watch.not_covered
+    assert found["entropy"] == pytest.approx(rows.mean(-1).tolist(), rel=1e-5)
+
+
+def test_padding_alone_has_no_numbers():
+    module = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True).eval()
+    x = torch.randn(1, 6, WIDTH)
+    call = Call((x, x, x), {"need_weights": False}, module(x, x, x, need_weights=False))
+    declared = adapter_of(module).declare(module, "", module, call)
+    assert of_call(declared)["entropy"]
+    hidden = declared.attention.replace(support=r.Padding(torch.zeros(1, dtype=torch.int64)))
+    with pytest.raises(NotCovered, match="all tokens of the first sequences are padding"):
+        of_call(replace(declared, attention=hidden))
+
+
+def test_a_reason_is_forgotten_when_a_pass_is_read():
+    module = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+    x = torch.randn(3, 6, WIDTH)
+    with monitor(module, every=1) as watch:
+        module(x, x, x, key_padding_mask=~PADDED["left"], attn_mask=CAUSAL < 0, need_weights=False)
+        watch.step()
+        assert "queries" in watch.not_covered[""]
+        module(x, x, x, key_padding_mask=~PADDED["right"], attn_mask=CAUSAL < 0, need_weights=False)
+        watch.step()
+    assert not watch.not_covered
+    assert ["entropy" in entry["layers"][""] for entry in watch.history] == [False, True]
+
+
+def test_hidden_keys_are_found_a_few_rows_at_a_time(monkeypatch):
+    """The same for one row at a time as for all."""
+    allowed = torch.rand(2, 1, 9, 9) < 0.5
+    allowed[..., 4] = False
+    allowed[0, :, 2, :] = False
+    found = []
+    for rows in (1, 4, 256):
+        monkeypatch.setattr("regard.nn.monitoring.readings.ROWS", rows)
+        found.append(padding(r.Where(allowed), torch.zeros(2, 9, 3), None))
+    assert torch.equal(found[0], ~allowed.any(-2))
+    assert all(torch.equal(found[0], other) for other in found)
 
 
 def test_jacobian_norm_is_that_of_the_module():
@@ -289,11 +404,49 @@ def test_what_is_not_covered_is_said():
         ({"growth": 1.0}, "growth"),
         ({"growth": math.nan}, "growth"),
         ({"level": -1.0}, "level"),
+        ({"growth": "2"}, "growth"),
+        ({"level": "high"}, "level"),
+        ({"every": True}, "every"),
+        ({"history": [{}]}, "history"),
+        ({"history": "[]"}, "history"),
+        ({"history": 3}, "history"),
+        ({"history": [{"step": 1, "layers": {"a": 3}, "warnings": []}]}, "history"),
+        ({"history": [{"step": 1, "layers": {"a": {"qk_norm": 3.0}}, "warnings": []}]}, "history"),
+        ({"history": [{"step": 1, "layers": {}, "warnings": [{}]}]}, "history"),
     ],
 )
 def test_bad_arguments_are_named(options, argument):
     with pytest.raises(r.ArgumentError, match=f"^{argument}: "):
         monitor(encoder(), **options)
+
+
+@pytest.mark.parametrize("loss", [torch.ones(3), "large", [1.0]])
+def test_a_loss_that_is_not_one_number_is_named_and_counts_nothing(loss):
+    with monitor(encoder(), every=5) as watch:
+        for act in (watch.step, watch.measure):
+            with pytest.raises(r.ArgumentError, match=r"^loss: .* give one number"):
+                act(loss=loss)
+        assert (watch.count, watch.history) == (0, [])
+        watch.step(loss=torch.ones(1))
+    assert watch.history[-1]["loss"] == 1.0
+
+
+def test_a_monitor_is_entered_once_at_a_time():
+    model = encoder()
+    watch = monitor(model, every=1)
+    with watch:
+        with pytest.raises(r.ArgumentError, match="is entered already"), watch:
+            pass
+        assert hooks(model) == 2
+    assert hooks(model) == 0
+    with watch:
+        assert hooks(model) == 2
+
+
+def test_a_history_of_fewer_heads_is_no_obstacle():
+    before = {"step": 1, "loss": None, "warnings": [], "layers": {"": {"max_logit": [1.0], "qk_norm": [1.0]}}}
+    with monitor(nn.MultiheadAttention(WIDTH, HEADS), history=[before]) as watch:
+        assert len(watch.measure()["layers"][""]["qk_norm"]) == HEADS
 
 
 def test_a_model_without_attention_is_refused():

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from regard.errors import ArgumentError
-from regard.training import Recipe
+from regard.training import Recipe, building
+from regard.training.building import built, weight_count
 from regard.training.optimizer import optimizer_of, restore, tensors_of
 
 
@@ -21,6 +22,8 @@ from regard.training.optimizer import optimizer_of, restore, tensors_of
         ({"width": 12, "heads": 4}, "--heads"),
         ({"learning_rate": 0.0}, "--learning-rate"),
         ({"learning_rate": math.nan}, "--learning-rate"),
+        ({"learning_rate": math.inf}, "--learning-rate"),
+        ({"learning_rate": 1e38}, "--learning-rate"),
         ({"seed": -1}, "--seed"),
         ({"seed": 2**31}, "--seed"),
     ],
@@ -74,6 +77,21 @@ def test_an_optimizer_comes_back_bit_for_bit():
     restore(other, again, kept)
     step(other, again)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("sizes", [{"width": 16, "layers": 1, "heads": 2}, {"width": 24, "layers": 3, "heads": 3}])
+def test_weights_are_counted_before_they_are_made(sizes):
+    recipe = Recipe(**sizes)
+    assert sum(weight.numel() for weight in built(recipe, 7).parameters()) == weight_count(recipe, 7)
+
+
+def test_an_allocation_that_fails_names_the_width(monkeypatch):
+    def fail(*arguments):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes")
+
+    monkeypatch.setattr(building, "_model", fail)
+    with pytest.raises(ArgumentError, match=r"^--width: is 128, and training takes at least 0\.0 GiB"):
+        built(Recipe(), 7)
 
 
 def test_matrices_decay_and_biases_do_not():

@@ -3,6 +3,7 @@
 import errno
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import torch
 
 from regard.errors import ArgumentError
 from regard.training import Diverged, Milestone, Recipe, Stepped, Text, Training, Warned, loop
-from regard.training.checkpoint import UNFINISHED, Checkpoint, alone, checkpoints
+from regard.training.checkpoint import UNFINISHED, Checkpoint, _locked, alone, checkpoints
+from regard.training.recipe import LARGEST_RATE
 from tests.training.command import DATA, SHORT, TINY, contents, interrupted, status, train
 
 pytest.importorskip("typer")
@@ -142,9 +144,10 @@ def test_a_killed_training_goes_on_bit_for_bit(whole, text, tmp_path):
     assert contents(out) == contents(whole)
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(whole, text, tmp_path):
+@pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM"])
+def test_ctrl_c_saves_and_says_how_to_go_on(whole, text, tmp_path, sent):
     out = tmp_path / "run"
-    done = interrupted(6, "SIGINT", "--data", text, "--out", out, *TINY)
+    done = interrupted(6, sent, "--data", text, "--out", out, *TINY)
     assert done.returncode == 130, done.stderr
     assert f"stopped after step 7; saved in {out}/step-000007; go on with: regard train --out {out} --resume" in done.stderr
     assert status("--out", out, "--data", text, "--resume", *TINY) == 0
@@ -159,6 +162,25 @@ def test_dropped_lines_of_the_history_come_back(half, whole):
     (half / "history.jsonl").write_text(f'{lines[0]}\n{{"step": 4, "cut o')
     assert status("--out", half, "--resume") == 0
     assert contents(half) == contents(whole)
+
+
+@pytest.mark.parametrize("end", ["\u2028", "\u0085", "\x0b", "\x1c"])
+def test_a_line_of_the_history_ends_where_files_end_lines(end, tmp_path):
+    entries = [{"step": step, "sample": f"a{end}b"} for step in (0, 2, 4)]
+    path = tmp_path / "history.jsonl"
+    for entry in entries:
+        loop._append(path, entry)
+    before = path.read_bytes()
+    loop._rewind(path, entries[-1])
+    assert path.read_bytes() == before
+
+
+def test_lines_of_the_history_that_are_no_text_are_left_out_and_counted(half, capsys):
+    lines = (half / "history.jsonl").read_bytes()
+    (half / "history.jsonl").write_bytes(b'\xff\xfe\n{"step": 1e999}\n' + lines + b'{"step": 5, "cut o\xc3')
+    assert status("--out", half, "--resume") == 0
+    assert "2 of its lines cannot be read, and are left out" in capsys.readouterr().err.replace("\n", " ")
+    assert [json.loads(line)["step"] for line in (half / "history.jsonl").read_text().splitlines()] == [0, 4, 8]
 
 
 def test_a_finished_training_says_so(whole, capsys):
@@ -245,6 +267,59 @@ def test_a_damaged_checkpoint_is_refused(half, spoil, message):
     assert f"remove {half / 'step-000004'}, and --resume goes on from step-000000" in str(raised.value)
 
 
+def test_a_checkpoint_under_another_name_is_damaged(half):
+    (half / "step-000004").rename(half / "step-000007")
+    with pytest.raises(ArgumentError, match=r"step-000007 is damaged \(its name says step 7, its state.json step 4\)"):
+        train("--out", half, "--resume")
+
+
+def test_any_changed_bit_of_the_state_is_found(half):
+    path = half / "step-000004" / "state.json"
+    content = path.read_bytes()
+    for place in range(0, len(content), 3):
+        changed = bytearray(content)
+        changed[place] ^= 1 << place % 8
+        path.write_bytes(changed)
+        with pytest.raises(ArgumentError):
+            Checkpoint(path.parent).state()
+    path.write_bytes(content)
+    assert Checkpoint(path.parent).state()["step"] == 4
+
+
+def _same_values(content):
+    """Other bytes with the same values: another last digit of a number, or a blank at the end."""
+    for found in re.finditer(rb"\d\.\d{16,}", content):
+        for digit in b"0123456789":
+            changed = content[: found.end() - 1] + bytes([digit]) + content[found.end() :]
+            if changed != content and json.loads(changed) == json.loads(content):
+                yield changed
+    yield content + b"\n"
+
+
+def test_a_changed_digit_of_the_state_that_changes_no_value_is_found(half):
+    path = half / "step-000004" / "state.json"
+    changes = list(_same_values(path.read_bytes()))
+    assert len(changes) > 1
+    for changed in changes:
+        path.write_bytes(changed)
+        with pytest.raises(ArgumentError, match=r"state\.json was changed"):
+            Checkpoint(path.parent).state()
+
+
+def test_a_checkpoint_of_another_format_is_refused(half):
+    path = half / "step-000004" / "state.json"
+    path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
+    with pytest.raises(ArgumentError, match=r"has format 1, and this version reads 2"):
+        train("--out", half, "--resume")
+
+
+def test_a_directory_whose_name_only_looks_like_a_number_is_no_checkpoint(half, whole):
+    (half / "step-²").mkdir()
+    assert status("--out", half, "--resume") == 0
+    (half / "step-²").rmdir()
+    assert contents(half) == contents(whole)
+
+
 def _edited(path):
     state = json.loads(path.read_text())
     state["step"] = 5
@@ -293,6 +368,10 @@ def test_another_training_is_not_mixed_in(half, arguments, message):
         (("--data", DATA, "--heads", "5"), "--heads: is 5, which does not divide the width 128"),
         (("--data", DATA, "--context", "300000"), "a context of 300000 needs 600002"),
         (("--data", DATA.parent / "nothing.txt"), "No such file"),
+        (("--data", DATA, "--learning-rate", "1e38"), "--learning-rate: is 1e+38; give a positive number, such as 0.001"),
+        (("--data", DATA, "--width", "100000000"), "--width: is 100000000, and training takes at least 7,152,557,"),
+        (("--data", DATA, "--layers", "100000000"), "--width: is 128, and training takes at least "),
+        (("--data", DATA, "--batch", "100000000"), "--batch: is 100000000, and training takes at least "),
     ],
 )
 def test_wrong_arguments_leave_nothing_behind(tmp_path, arguments, message):
@@ -311,6 +390,46 @@ def test_a_directory_that_cannot_be_made_is_said(text, tmp_path):
 def test_two_trainings_do_not_share_a_directory(half):
     with alone(half), pytest.raises(ArgumentError, match="is in use by another training"):
         train("--out", half, "--resume")
+
+
+def test_the_directory_is_read_under_the_lock(text, tmp_path, monkeypatch):
+    seen = []
+
+    def start(*arguments):
+        with pytest.raises(ArgumentError, match="is in use by another training"), alone(tmp_path / "run"):
+            pass
+        seen.append(arguments)
+        return begin(*arguments)
+
+    begin = Training.start
+    monkeypatch.setattr(Training, "start", start)
+    assert status("--data", text, "--out", tmp_path / "run", *TINY) == 0
+    assert len(seen) == 1
+
+
+def test_a_training_does_not_begin_over_one_that_came_between(text, tmp_path):
+    late, first = (Training.start(Text.read(text), Recipe(**SMALL, steps=2, every=2, seed=seed), tmp_path / "run") for seed in (5, 0))
+    list(first.events())
+    before = contents(tmp_path / "run")
+    with pytest.raises(ArgumentError, match=r"^--out: .* was changed by another training since"):
+        list(late.events())
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_lock_whose_file_was_removed_is_not_held(tmp_path):
+    """Who opened the file before the last holder removed it would lock what nobody else finds."""
+    with (tmp_path / ".lock").open("w") as stream:
+        (tmp_path / ".lock").unlink()
+        assert not _locked(stream, tmp_path / ".lock")
+        (tmp_path / ".lock").write_text("")
+        assert not _locked(stream, tmp_path / ".lock")
+
+
+def test_a_lock_leaves_what_others_put_there(tmp_path):
+    with alone(tmp_path / "a" / "b"):
+        assert (tmp_path / "a" / "b" / ".lock").exists()
+        (tmp_path / "a" / "note").write_text("mine")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "note"]
 
 
 def test_text_that_changed_under_a_training_is_refused(text, tmp_path):
@@ -334,6 +453,11 @@ def test_a_loss_that_is_no_number_names_a_head_and_keeps_the_last_checkpoint(tex
     last = checkpoints(out)[-1]
     assert f"the last good checkpoint is {last.path}" in message
     assert last.state()["step"] == last.step
+
+
+def test_the_largest_rate_diverges_in_words(text, tmp_path, capsys):
+    assert status("--data", text, "--out", tmp_path / "run", *TINY, "--learning-rate", LARGEST_RATE) == 1
+    assert "the loss or its gradient is not finite at step" in capsys.readouterr().err
 
 
 def test_the_head_whose_logits_grew_is_named(half):

@@ -9,14 +9,18 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Generator, Tensor
 
-from regard.audit.adapters.base import Declared, Matrices
+from regard.audit.adapters.base import Declared, Matrices, NotCovered
 from regard.audit.checks.spectra import product_norm
 from regard.audit.run import Place
 from regard.audit.site import Site
 from regard.derive import Estimate, linearize
 from regard.derive.rows import row_statistics
 from regard.measure import Measure
+from regard.supports import Causal, Full, Support, Window
+from regard.supports.base import conjuncts
 
+ROWS = 256
+"""How many queries are asked at a time which keys they see."""
 TOLERANCE = 5e-3
 """The residual |Jᵀu - σv|/σ at which the norm of a Jacobian is taken."""
 
@@ -30,7 +34,10 @@ def of_weights(own: Matrices) -> dict[str, list[float]]:
 
 
 def of_call(declared: Declared) -> dict[str, list[float]]:
-    """Mean entropy and largest logit of each head, over all sequences; NaN where a token is not finite."""
+    """Mean entropy and largest logit of each head over the rows of all sequences; NaN where a token is not finite.
+
+    Queries that see no key have no law, and padding is no token: both are left out.
+    """
     attention, points, context, marks = _promoted(declared)
     source = points.unsqueeze(-3) if marks is None else Measure(points.unsqueeze(-3), marks=marks.unsqueeze(-2))
     keys = points if context is None else context
@@ -39,7 +46,27 @@ def of_call(declared: Declared) -> dict[str, list[float]]:
         return {"entropy": nothing, "max_logit": nothing}
     found = row_statistics(attention, source, None if context is None else context.unsqueeze(-3))
     entropy, logits = (_by_head(values, len(declared.w_o)) for values in (found.entropy, found.max_logit))
-    return {"entropy": entropy.mean(-1).tolist(), "max_logit": logits.amax(-1).tolist()}
+    counted = logits != -torch.inf
+    if context is None:
+        counted = counted & ~_by_head(padding(attention.support, points, marks).expand_as(found.entropy), len(declared.w_o))
+    if not counted.any(-1).all():
+        raise NotCovered("all tokens of the first sequences are padding, or see no key")
+    means = entropy.where(counted, 0.0).sum(-1) / counted.sum(-1)
+    return {"entropy": means.tolist(), "max_logit": logits.where(counted, -torch.inf).amax(-1).tolist()}
+
+
+def padding(support: Support, points: Tensor, marks: Tensor | None) -> Tensor:
+    """Which tokens of a sequence that attends to itself are hidden from every query of every head, (batch or 1, 1, n).
+
+    Where no token sees itself, as in a mask of the strict past, being hidden says nothing. Pairs are read a few rows at a time.
+    """
+    count = points.shape[-2]
+    if all(isinstance(part, (Full, Causal, Window)) for part in conjuncts(support)):
+        return torch.zeros(1, 1, count, dtype=torch.bool, device=points.device)
+    places = torch.arange(count, device=points.device) if marks is None else marks.unsqueeze(-2)
+    seen = torch.stack([_seen(support, places, rows) for rows in torch.arange(count, device=points.device).split(ROWS)])
+    visible, itself = seen.any(0).any(-3).unbind(-2)
+    return (~visible & itself.any(-1, keepdim=True)).unsqueeze(-2)
 
 
 def first_sequences(declared: Declared, count: int) -> Declared:
@@ -63,6 +90,16 @@ def jacobian_norm(place: Place, declared: Declared, generator: Generator) -> Est
     found = linearize(site.joined, site.points).norm(tolerance=TOLERANCE, generator=generator)
     assert isinstance(found, Estimate)
     return found
+
+
+def _seen(support: Support, places: Tensor, rows: Tensor) -> Tensor:
+    """Which keys some of these rows see, and which of these rows see themselves, (batch or 1, heads or 1, 2, n)."""
+    count = places.shape[-1]
+    allowed = support.allows(places[..., rows], places)
+    allowed = allowed.expand(*allowed.shape[:-2], len(rows), count)
+    own = allowed & (torch.arange(count, device=rows.device) == rows.unsqueeze(-1))
+    found = torch.stack([allowed.any(-2), own.any(-2)], -2)
+    return found.reshape(*(1,) * (4 - found.ndim), *found.shape)
 
 
 def _norm(left: Tensor, right: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from regard._written import number
+from regard.errors import ArgumentError
 
 QUANTITIES = {"max_logit": "largest logit", "qk_norm": "QK norm"}
 """What is watched, by its name in the history."""
@@ -31,7 +32,7 @@ class Growth:
 
     @property
     def factor(self) -> float:
-        """How many times as large it is; infinite where it is no number any more."""
+        """How many times as large it is, for the rule: a logit from 1 on; infinite where it is no number any more."""
         small = SMALL if self.quantity == "max_logit" else math.ulp(0.0)
         return self.now / max(self.before, small) if math.isfinite(self.now) else math.inf
 
@@ -39,7 +40,8 @@ class Growth:
         what = f"{self.layer}, head {self.head}: the {QUANTITIES[self.quantity]}"
         if not math.isfinite(self.now):
             return f"{what} is not finite at step {self.step} (it was {self.before:.4g} at step {self.since})"
-        return f"{what} grew from {self.before:.4g} at step {self.since} to {self.now:.4g} at step {self.step} ({self.factor:.3g} times)"
+        times = f" ({self.now / self.before:.3g} times)" if self.before > 0 else ""
+        return f"{what} went from {self.before:.4g} at step {self.since} to {self.now:.4g} at step {self.step}{times}"
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,33 @@ def suspect(rule: Rule, history: Sequence[Entry]) -> Growth | None:
     return max(found, key=lambda growth: (growth.quantity == "max_logit", growth.factor, growth.before), default=None)
 
 
+def checked(history: Sequence[Entry]) -> list[Entry]:
+    """A history that a monitor wrote; refuses what it would stumble over later."""
+    remedy = "give the `history` of a monitor, as it is or as json.loads reads it"
+    if not isinstance(history, Sequence) or isinstance(history, str):
+        raise ArgumentError("history", f"is {history!r:.60}", remedy)
+    for index, entry in enumerate(history):
+        if not _is_entry(entry):
+            raise ArgumentError("history", f"has {entry!r:.60} at {index}, which is no measurement", remedy)
+    return list(history)
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether this has a step, numbers by head for each layer, and warnings that name a head."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
+        return False
+    layers, warned = entry.get("layers"), entry.get("warnings")
+    if not isinstance(layers, dict) or not isinstance(warned, list):
+        return False
+    numbers = [part.get(name) for part in layers.values() if isinstance(part, dict) for name in QUANTITIES]
+    fields = {"layer", "head", "quantity"}
+    return (
+        all(isinstance(part, dict) for part in layers.values())
+        and all(values is None or isinstance(values, list) for values in numbers)
+        and all(isinstance(warning, dict) and fields <= warning.keys() for warning in warned)
+    )
+
+
 def named(growth: Growth) -> Entry:
     """A warning as plain values."""
     return {"layer": growth.layer, "head": growth.head, "quantity": growth.quantity, "message": str(growth)}
@@ -105,4 +134,4 @@ def _at(entry: Entry, place: tuple[str, int, str]) -> float:
     """A number of the history; NaN where it was not measured."""
     layer, head, quantity = place
     values = entry["layers"].get(layer, {}).get(quantity)
-    return number(values[head]) if values is not None else math.nan
+    return number(values[head]) if values is not None and head < len(values) else math.nan
