@@ -48,10 +48,13 @@ def frobenius_bound(matrix: Tensor) -> float:
 def vector_norm_bound(vector: Tensor) -> float:
     """An upper bound of the Euclidean length of a vector, as given."""
     vector = vector.detach().double()
-    if not bool((vector != 0).any()):
+    largest = float(vector.abs().max()) if vector.numel() else 0.0
+    if largest == 0:
         return 0.0
-    if not bool(torch.isfinite(vector).all()):
+    if not math.isfinite(largest):
         return math.inf
+    if 1e-100 < largest < 1e100:
+        return frobenius_bound(vector)
     scaled, exponent = _scaled(vector)  # squares of very small numbers vanish
     return up(math.ldexp(frobenius_bound(scaled), exponent))
 

@@ -21,6 +21,7 @@ from regard.audit.checks import checks as all_checks
 from regard.audit.checks.base import Result, Scene, Weights
 from regard.audit.collect import collected
 from regard.audit.inputs import Input, inputs_of
+from regard.audit.memory import give_back
 from regard.audit.report import Report
 from regard.audit.site import TOLERANCE, Site
 from regard.audit.store import Store
@@ -143,6 +144,7 @@ class Audit:
             scene = lazy()
         with nullcontext() if self.disk is None else self.disk.held(place.path):
             self._measured(item, place, scene)
+        give_back()
 
     def _measured(self, item: Input, place: Place, scene: Scene) -> None:
         try:

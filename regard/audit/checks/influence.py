@@ -13,7 +13,7 @@ from regard.audit.checks.base import ESTIMATED, EXACT, STACK, Check, Column, Res
 from regard.derive.graph import twice_differentiable
 from regard.derive.jacobian import spectral_norms
 
-INPUTS = 4
+INPUTS = 3
 """On how many inputs: the derivative of the whole network by every token is the dearest of all measurements."""
 ENTRIES = 10_000_000
 """How many numbers the pulled-back coordinates may be together; where all would be more, random directions stand for them."""

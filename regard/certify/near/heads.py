@@ -227,7 +227,7 @@ class LocalHeads:
         self.folded: list[LocalValues] | None = None
         if subject.folded is not None:
             pairs = zip(self.heads, subject.folded, strict=True)
-            self.folded = [LocalValues(local, _narrow(head.matrix(width)), head.w) for local, head in pairs]
+            self.folded = [LocalValues(local, _narrow(head, width), head.w) for local, head in pairs]
         self.n, self.d = self.heads[0].n, width
         self._kept: dict[tuple[int, ...], Tensor] = {}
 
@@ -307,8 +307,11 @@ class LocalHeads:
         return total
 
 
-def _narrow(matrix: Tensor) -> Tensor:
-    """A matrix with the same lengths |Vᵀy| and fewer columns: its rank is at most the width of a head."""
+def _narrow(head: Head, width: int) -> Tensor:
+    """A matrix with the same lengths |Vᵀy| and fewer columns: its rank is at most the width of a head. V = AB with Bᵀ = QR is like ARᵀ."""
+    matrix = head.matrix(width)
+    if len(head.factors) == 2 and head.factors[1].shape[0] < head.factors[1].shape[1]:
+        return head.factors[0] @ torch.linalg.qr(head.factors[1].mT, mode="r")[1].mT
     u, s, _ = torch.linalg.svd(matrix, full_matrices=False)
     keep = int((s > 1e-14 * s[0]).sum()) if len(s) else 0
     return u[:, : max(keep, 1)] * s[: max(keep, 1)]
