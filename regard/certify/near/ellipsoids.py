@@ -62,21 +62,18 @@ def _shares(sizes: Tensor, shapes: list[Tensor]) -> Tensor:
     """λ (parts, rows): towards s_a (eᵀU_a e)^{1/2} with e the top of the sum; in float32, since any λ certifies."""
     scale = sizes.sum(0).clamp_min(1e-300)
     relative = (sizes / scale).float()
-    parts, rows, width = len(shapes), shapes[0].shape[0], shapes[0].shape[-1]
-    thin = torch.empty(rows, parts, width * width)  # one product for all parts of a row
-    for number, shape in enumerate(shapes):
-        thin[:, number] = shape.flatten(-2)
+    thin = [shape.float() for shape in shapes]
     share = _floored(relative)
     soft: Tensor | None = None
     for step in range(STEPS):
-        total = ((relative.square() / share).mT.unsqueeze(1) @ thin).reshape(rows, width, width)
+        total = sum((s.square() / h)[:, None, None] * shape for s, h, shape in zip(relative, share, thin, strict=True))
+        assert isinstance(total, Tensor)
         top = total / _trace(total)
         for _ in range(5):
             top = top @ top
             top = top / _trace(top)
         soft = top if soft is None else soft + (top - soft) * max(0.3, 1 / (step + 1))
-        along = (thin @ soft.reshape(rows, -1, 1)).squeeze(-1).mT  # (parts, rows)
-        found = relative * along.clamp_min(0).sqrt()
+        found = torch.stack([s * (soft * shape).sum((-2, -1)).clamp_min(0).sqrt() for s, shape in zip(relative, thin, strict=True)])
         share = _floored((share * found).sqrt())
     share = share.double()
     return share / (share.sum(0) * MARGIN)
