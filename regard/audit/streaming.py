@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from regard.audit.checks import Check
 from regard.audit.load import Checkpoint, architecture, config_of, skeleton
+from regard.audit.memory import give_back
 from regard.audit.report import Report
 from regard.audit.run import Audit, Progress, places
 from regard.audit.store import Store
@@ -80,10 +81,13 @@ class Streamed:
 
     @contextmanager
     def held(self, path: str) -> Iterator[None]:
-        """The block around a module is in memory."""
+        """The block around a module is in memory, and what it took goes back to the system after it."""
         names = next((names for block, names in self._blocks.items() if f"{path}.".startswith(f"{block}.")), [])
-        with materialized(self.model, self._read(names)):
-            yield
+        try:
+            with materialized(self.model, self._read(names)):
+                yield
+        finally:
+            give_back()
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -344,4 +344,4 @@ def test_a_large_model_is_never_held_whole(tmp_path):
     heads, peak = map(int, done.stdout.split())
     total = 4 * sum(shape.numel() for shape in shapes.values())
     assert heads == 128
-    assert peak < total * 2 / 3, f"{peak / 2**20:.0f} MB of {total / 2**20:.0f} MB"
+    assert peak < total / 2, f"{peak / 2**20:.0f} MB of {total / 2**20:.0f} MB"
