@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard import _check
 from regard._gather import gather_rows
-from regard._heads import grouped
+from regard._heads import grouped, projected
 from regard.errors import ArgumentError
 from regard.kernel import AnyLaw, Kernel
 from regard.measure import Measure, dirac
@@ -70,7 +70,7 @@ class Linear(Lookup):
             )
         if points.dtype != self.w_v.dtype:
             raise ArgumentError("w_v", f"is {self.w_v.dtype} and the keys are {points.dtype}", "convert one of them")
-        values = points @ self.w_v
+        values = projected(points, self.w_v)
         return values if self.b_v is None else values + self.b_v.unsqueeze(-2)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard import _check
+from regard._heads import mixed
 from regard._object import Object
 from regard.attention import Attention
 from regard.errors import ArgumentError
@@ -93,8 +94,8 @@ class Heads(Map):
         _exactly("b_o", self.b_o, 1, "(d,)", self.w_o.shape[-1])
 
     def __call__(self, x: Tensor) -> Tensor:
-        mixed = (self.attention(x) @ self.w_o).sum(-3)
-        return mixed if self.b_o is None else mixed + self.b_o
+        value = mixed(self.attention(x), self.w_o)
+        return value if self.b_o is None else value + self.b_o
 
 
 @dataclass(frozen=True, eq=False, repr=False)

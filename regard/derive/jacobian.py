@@ -130,9 +130,9 @@ class Jacobian(ABC):
             shares = torch.mv(flat, own)
             return torch.addmv(own, flat.mT, shares, alpha=-1).reshape(w.shape), torch.dot(shares, shares)
         lead = len(self.batch_shape)
-        flat, own = vectors.flatten(lead + 1), w.flatten(lead)
-        shares = (flat * own).sum(-1, keepdim=True)
-        return (own - (shares * flat).sum(0)).reshape(w.shape), shares.square().sum((0, -1))
+        flat, own = vectors.flatten(lead + 1).movedim(0, -2), w.flatten(lead).unsqueeze(-2)  # (*batch, k, N) and (*batch, 1, N)
+        shares = own @ flat.mT
+        return (own - shares @ flat).reshape(w.shape), shares.square().sum((-2, -1))
 
     # What people ask for
 

@@ -18,9 +18,11 @@ from regard.compute.engine import working_dtype
 from regard.compute.fused import not_fused
 from regard.derive.blocks import AttentionBlocks
 from regard.derive.graph import GraphJacobian, fitting, nudged_tensor, second_derivative, within
+from regard.derive.heads import HeadsJacobian
 from regard.derive.jacobian import Jacobian
 from regard.derive.softmax import AbsorbedProducts, FusedProducts
 from regard.errors import ArgumentError
+from regard.maps import Heads
 from regard.measure import Measure
 from regard.moments import Mean
 
@@ -53,6 +55,15 @@ def _attention(attention: Attention, x: Any, context: Any, batch: int | None) ->
             "batch", f"is {batch}", f"attention takes all {source.points.ndim - 2} leading dimensions as a batch, or 0 of them"
         )
     return AttentionJacobian(attention, source, None if context is None else as_measure("context", context), batch)
+
+
+@linearization.rule(Heads)
+def _heads(heads: Heads, x: Any, context: Any, batch: int | None) -> Jacobian:
+    """At one sequence from the closed forms of attention; a Measure keeps its marks."""
+    points = x.points if isinstance(x, Measure) else x
+    if context is not None or batch or not isinstance(points, Tensor) or points.ndim != 2:
+        return _function(heads, x, context, batch)
+    return HeadsJacobian(_attention(heads.attention, x, None, 0), heads.w_o, heads.b_o)
 
 
 @linearization.rule(object)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard import _check
-from regard._heads import grouped_features
+from regard._heads import grouped_features, projected
 from regard._object import Object
 from regard._types import Features, Scalar, over_scores
 from regard.errors import ArgumentError
@@ -159,7 +159,7 @@ def project(name: str, points: Tensor, weight: Tensor | None, bias: Tensor | Non
                 f"takes width {weight.shape[-2]} and the points have {points.shape[-1]}",
                 "give w (..., d, c) with d the width of the points",
             )
-        points = points @ weight
+        points = projected(points, weight)
     return points if bias is None else points + bias.unsqueeze(-2)
 
 

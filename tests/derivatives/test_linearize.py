@@ -4,10 +4,12 @@ import itertools
 
 import pytest
 import torch
+import torch.utils._pytree as pytree
 from torch.func import jacrev, jvp
 
 import regard as r
 from regard.derive.blocks import largest_root
+from regard.derive.heads import HeadsJacobian
 from tests.nouns import LOOKUPS, NORMALIZERS, POTENTIALS, SUPPORTS, D
 
 
@@ -41,7 +43,11 @@ def test_products_and_blocks(name):
     """Adjointness, finite differences, every block, its norm, and the second derivative."""
     a, x = DECLARATIONS[name], torch.randn(6, 4, dtype=D)
     x = 0.2 * x if "sinkhorn" in name else x  # couplings of sharp scores take hundreds of steps
-    f, jacobian = definition(a), r.linearize(DECLARATIONS[name], x)
+    check(definition(a), r.linearize(a, x), x)
+
+
+def check(f, jacobian, x):
+    """All that a Jacobian says, against f itself."""
     value = f(x)
     assert torch.allclose(jacobian.value, value, atol=1e-10)
     t, u, step = torch.randn_like(x), torch.randn_like(value), 1e-5
@@ -59,6 +65,46 @@ def test_products_and_blocks(name):
     estimate = jacobian.norm(tolerance=1e-8)
     assert float(estimate) == pytest.approx(exact, rel=1e-7)
     assert float(estimate) <= exact * (1 + 1e-12)
+
+
+MIXED = {
+    "heads": r.Heads(DECLARATIONS["heads"], random(2, 5, 3), random(3)),
+    "grouped": r.Heads(DECLARATIONS["grouped heads"], random(4, 5, 4)),
+    "rotary": r.Heads(DECLARATIONS["rotary causal"], random(1, 2, 4)),
+    "sparse": r.Heads(r.Attention(r.Dot(random(2, 4, 3), random(2, 4, 3)), normalizer=r.Sparsemax()), random(2, 4, 4), random(4)),
+    "one value for many matrices": r.Heads(r.Attention(r.Dot()), random(3, 4, 2)),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_mixed_heads(name):
+    """Joined heads have the closed forms of their attention, and all that follows."""
+    x, map = torch.randn(6, 4, dtype=D), MIXED[name]
+    jacobian = r.linearize(map, x)
+    assert isinstance(jacobian, HeadsJacobian)
+    check(map, jacobian, x)
+    narrow = r.linearize(pytree.tree_map(torch.Tensor.float, map), x.float())
+    whole = narrow.norm_certificate()  # in float64, with nudged inputs
+    assert jacobian.norm(tolerance=1e-9).value == pytest.approx(whole.value, rel=1e-5)
+    batch = torch.randn(3, 1, 6, 4, dtype=D)
+    t = torch.randn_like(batch)
+    assert torch.allclose(r.linearize(map, batch).mv(t)[1], r.linearize(map, batch[1, 0]).mv(t[1, 0]), atol=1e-9)
+
+
+def test_mixed_heads_keep_marks_and_forget_their_tensors():
+    map = r.Heads(r.Attention(r.Rotary(r.Dot()), r.Linear(random(2, 4, 3)), support=r.Causal()), random(2, 3, 4))
+    x, marks = torch.randn(5, 4, dtype=D), torch.tensor([0, 3, 4, 9, 11])
+    jacobian, t = r.linearize(map, r.Measure(x, marks=marks)), torch.randn(5, 4, dtype=D)
+    expected = jvp(lambda x: map.attention(r.Measure(x, marks=marks)).points, (x,), (t,))[1]
+    moved = (expected @ map.w_o).sum(-3)
+    assert torch.allclose(jacobian.mv(t), moved, atol=1e-10)
+    assert not torch.allclose(r.linearize(map, x).mv(t), moved, atol=1e-3)
+    map.w_o.zero_()
+    assert torch.allclose(jacobian.mv(t), moved, atol=1e-10)
+    with pytest.raises(r.ArgumentError, match="cotangent"):
+        jacobian.rmv(torch.zeros(5, 3, dtype=D))
+    with pytest.raises(r.ArgumentError, match="context"):
+        r.linearize(map, x, x)
 
 
 def test_second_derivative_formula():
