@@ -26,19 +26,12 @@ from regard.nn import (
     UnitVariance,
     shaped,
 )
+from tests.nn.modules import alive
 
 D = torch.float64
 WIDTH, N = 8, 5
 PLAIN = Design(WIDTH, 2, hidden=6, initialization=UnitVariance())
 CHEAP = [check for check in checks() if check.name in ("weights", "rows", "geometry")]
-
-
-def alive(module, dtype=D):
-    module = module.to(dtype).eval()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return module
 
 
 def points(n=N):

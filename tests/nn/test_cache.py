@@ -6,29 +6,24 @@ from torch import nn
 
 import regard as r
 from regard.nn import (
-    AlibiPositions,
     Cache,
     ContextCache,
     Decoder,
     Design,
     LanguageModel,
     LayerCache,
-    LearnedPositions,
     MultiHeadAttention,
-    NoPositions,
-    RelativePositions,
     RotaryPositions,
     SequenceToSequence,
-    Sinusoidal,
     UnitVariance,
     shaped,
 )
+from tests.nn.modules import alive, every_position
 
 D = torch.float64
 WIDTH, HEADS, N, WORDS = 8, 4, 21, 11
-POSITIONS = [NoPositions(), Sinusoidal(), LearnedPositions(N), RotaryPositions(), AlibiPositions(), RelativePositions(8, 16)]
 DESIGNS = {
-    **{repr(positions): Design(WIDTH, HEADS, positions=positions, initialization=UnitVariance()) for positions in POSITIONS},
+    **{repr(positions): Design(WIDTH, HEADS, positions=positions, initialization=UnitVariance()) for positions in every_position(N)},
     "groups": Design(WIDTH, HEADS, kv_heads=2, positions=RotaryPositions(), initialization=UnitVariance()),
     "one key": Design(WIDTH, HEADS, kv_heads=1, initialization=UnitVariance()),
     "window": Design(WIDTH, HEADS, mechanism=r.Attention(r.Dot(), support=r.Window(3, 0)), initialization=UnitVariance()),
@@ -39,14 +34,6 @@ DESIGNS = {
     "shaped groups": shaped(Design(WIDTH, HEADS, kv_heads=2, positions=RotaryPositions())),
 }
 PIECES = [(1,) * N, (5, 1, 1, 11, 3), (17, 4), (N,)]
-
-
-def alive(module):
-    module = module.double().eval()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return module
 
 
 def assert_pieces(step, whole, ids, pieces):

@@ -14,39 +14,19 @@ from regard.nn import (
     EncoderLayer,
     FeedForward,
     LanguageModel,
-    LearnedPositions,
     MultiHeadAttention,
-    NoPositions,
     RelativePositions,
     RotaryPositions,
     SequenceToSequence,
-    Sinusoidal,
     Transformer,
     shaped,
 )
+from tests.nn.modules import alive, every_position
 from tests.nouns import NORMALIZERS, POTENTIALS
 
 D = torch.float64
 WIDTH, HEADS, N = 8, 2, 6
-POSITIONS = [
-    NoPositions(),
-    Sinusoidal(),
-    LearnedPositions(9),
-    RotaryPositions(),
-    RotaryPositions(100.0, True),
-    AlibiPositions(),
-    RelativePositions(8, 16),
-]
-
-
-def alive(module, seed=0):
-    """In float64 and evaluation mode, with numbers that are not what they begin as."""
-    module = module.double().eval()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator, dtype=D))
-    return module
+POSITIONS = [*every_position(9), RotaryPositions(100.0, True)]
 
 
 def points(*shape):

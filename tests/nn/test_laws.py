@@ -11,16 +11,14 @@ from regard.nn import (
     Embedding,
     Encoder,
     LanguageModel,
-    LearnedPositions,
     MultiHeadAttention,
     NoPositions,
-    RelativePositions,
-    RotaryPositions,
     SequenceToSequence,
     Sinusoidal,
     UnitVariance,
     shaped,
 )
+from tests.nn.modules import INSIDE, added, alive
 
 D = torch.float64
 WIDTH, HEADS, N, WORDS = 8, 2, 7, 11
@@ -32,16 +30,7 @@ UNORDERED = {
     "groups, post norm, gated": PLAIN.replace(kv_heads=1, norm_first=False, gated=True),
     "shaped": shaped(PLAIN),
 }
-INSIDE = [RotaryPositions(), AlibiPositions(), RelativePositions(8, 16)]
-ADDED = [Sinusoidal(), LearnedPositions(N)]
-
-
-def alive(module):
-    module = module.double().eval()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return module
+ADDED = added(N)
 
 
 @torch.no_grad()

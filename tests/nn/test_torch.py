@@ -23,19 +23,11 @@ from regard.nn import (
     to_torch,
 )
 from regard.nn.interchange import reading
+from tests.nn.modules import alive
 
 WIDTH, HEADS, HIDDEN, BATCH, N, M = 8, 2, 12, 3, 5, 4
 LAYERS = [(first, activation, bias) for first in (True, False) for activation in ("relu", "gelu") for bias in (True, False)]
 CLOSED = nn.Transformer.generate_square_subsequent_mask(N, dtype=torch.float64)
-
-
-def alive(module):
-    """In float64, with biases and norms that are not what they begin as."""
-    module = module.double().eval()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return module
 
 
 def points(*shape):
