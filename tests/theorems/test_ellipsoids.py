@@ -4,12 +4,14 @@ import torch
 
 import regard as r
 from regard.certify.near.ball import BallScores
-from regard.certify.near.ellipsoids import Ellipsoid, gathered
+from regard.certify.near.ellipsoids import Ellipsoid, enclosed, gathered
 from regard.certify.near.heads import LocalHeads
 from regard.certify.near.linear import LinearMove
 from regard.certify.near.matrix_norms import half_diameter
-from regard.certify.near.moves import ScoreMoves, _apart, _paired, row_moves
+from regard.certify.near.moves import row_moves
 from regard.certify.near.own_row import _second, own_remainder
+from regard.certify.near.saturation import _apart, _paired
+from regard.certify.near.score_moves import ScoreMoves
 from regard.certify.subject import subject_of
 from tests.theorems.exact import D, generator, normal
 
@@ -21,22 +23,27 @@ def local(g, heads=2, n=4, d=4, residual=False):
     return map, x, LocalHeads(subject_of(map, residual), r.Neighborhood(x, 1.0))
 
 
-def ellipsoid(root, size):
+def ellipsoid(root, size, frame=None):
     none = torch.zeros_like(size)
-    return Ellipsoid(size, root @ root.mT / torch.linalg.matrix_norm(root, 2).square()[:, None, None], size, none)
+    return Ellipsoid(size, root @ root.mT / torch.linalg.matrix_norm(root, 2).square()[:, None, None], size, none, frame)
 
 
 def test_a_sum_of_parts_stays_below_and_is_at_most_the_sum_of_sizes():
+    """Parts of all directions, of one row for all, and of a few directions that some of them share."""
     g = generator(0)
-    roots = [normal(g, 5, 3, 3) * torch.tensor([1.0, 0.3, 0.01], dtype=D) for _ in range(4)]
-    parts = [ellipsoid(root, normal(g, 5).abs()) for root in roots]
-    found = gathered(parts)
-    for _ in range(200):
-        e = normal(g, 5, 3)
-        e = e / e.norm(dim=-1, keepdim=True)
-        support = sum(part.size * torch.einsum("ia,iab,ib->i", e, part.shape, e).sqrt() for part in parts)
-        assert bool((support <= found).all())
-    assert bool((found <= 1.01 * sum(part.size for part in parts)).all())
+    frames = [torch.linalg.qr(normal(g, 4, rank))[0].mT for rank in (2, 3)]
+    kinds = [(4, 5, None), (4, 1, None), (2, 5, frames[0]), (2, 1, frames[0]), (3, 5, frames[1])]
+    roots = [normal(g, rows, wide, wide) * torch.logspace(0, -2, wide, dtype=D) for wide, rows, _ in kinds]
+    for chosen in ((0, 1, 2, 3, 4), (2, 3, 4), (0, 1), (3,)):
+        parts = [ellipsoid(roots[kind], normal(g, 5).abs(), kinds[kind][2]) for kind in chosen]
+        found, spread = enclosed(parts)
+        for _ in range(200):
+            e = normal(g, 5, 4)
+            e = e / e.norm(dim=-1, keepdim=True)
+            support = sum(part.size * torch.einsum("ia,iab,ib->i", e, part.shape.expand(5, 4, 4), e).clamp_min(0).sqrt() for part in parts)
+            assert bool((support <= found).all())
+            assert bool((support.square() <= torch.einsum("ia,iab,ib->i", e, spread, e) * (1 + 1e-9) + 1e-18).all())
+        assert bool((found <= 1.01 * sum(part.size for part in parts)).all())
 
 
 def test_parts_in_orthogonal_directions_add_as_squares():

@@ -8,7 +8,8 @@ import torch
 
 import regard as r
 from regard.certify.near import taylor
-from regard.certify.near.taylor import curvature_of, start, step
+from regard.certify.near.stages import curvature_of
+from regard.certify.near.taylor import start, step
 from regard.certify.places import project
 from regard.certify.setting import moves_of
 

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from regard._round import spectral_norm_bound
+from regard.certify.near.exponential import quotient
 from regard.certify.near.heads import LocalHead, LocalHeads, LocalValues
 from regard.certify.near.matrix_norms import MARGIN, largest_root, row_norms
-from regard.certify.near.moves import ScoreMoves, quotient
+from regard.certify.near.score_moves import ScoreMoves
 
 STATIONS = 6
 DENSE = 1536

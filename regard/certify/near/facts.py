@@ -47,27 +47,20 @@ class LocalFacts:
         return self.heads.width * self.heads.d * max(self.heads.n, self.heads.d / 8) > LARGE
 
 
-_kept: list[tuple[Any, Any, tuple[Any, ...], LocalFacts]] = []
+_kept: list[tuple[Any, Any, bool, list[Tensor], LocalFacts]] = []
 KEPT = 2
 
 
 def local_facts(subject: MultiHead, domain: Near) -> LocalFacts:
     """The facts for all heads of a subject."""
-    state = (subject.residual, *_contents(subject.declared, domain.points))
-    for known, points, seen, facts in _kept:
-        if known is subject.declared and points is domain.points and _same(seen, state):
+    contents = [leaf for leaf in pytree.tree_leaves((subject.declared, domain.points)) if isinstance(leaf, Tensor)]
+    for known, points, residual, copies, facts in _kept:
+        same = known is subject.declared and points is domain.points and residual == subject.residual
+        if same and all(torch.equal(a, b) for a, b in zip(contents, copies, strict=True)):
             return facts
     heads = LocalHeads(subject, domain)
     facts = LocalFacts(heads, LinearMove(heads), FrobeniusBall(heads))
-    _kept.insert(0, (subject.declared, domain.points, state, facts))
+    copies = [leaf.detach().clone() for leaf in contents]  # a tensor may be written to behind its version, by `.data` or through an array
+    _kept.insert(0, (subject.declared, domain.points, subject.residual, copies, facts))
     del _kept[KEPT:]
     return facts
-
-
-def _contents(*values: Any) -> tuple[Tensor, ...]:
-    """Copies: a tensor may be written to behind its version, by `.data` or through an array that shares its memory."""
-    return tuple(leaf.detach().clone() for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor))
-
-
-def _same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    return one[0] == other[0] and all(torch.equal(a, b) for a, b in zip(one[1:], other[1:], strict=True))

@@ -19,6 +19,7 @@ from regard._round import EPS, gamma, outward, vector_norm_bound
 from regard.certify.near.curvature import curvature
 from regard.certify.near.matrix_norms import (
     MARGIN,
+    bounds,
     half_diameter,
     row_norms,
 )
@@ -171,15 +172,6 @@ class LocalHead:
         )
         return found
 
-    def blocks(self, matrix: Tensor, columns: Tensor) -> Tensor:
-        """∂(Vᵀm_i)/∂x_j (n, columns, e, d) = P_ij (Vᵀ + Vᵀy_ij v_ijᵀ), and Vᵀ Cov_i(x, z) more for j = i."""
-        slopes = self.v if self.v.shape[1] == 1 else self.v[:, columns]
-        blocks = (self.y[:, columns] @ matrix).unsqueeze(-1) * slopes.unsqueeze(-2)
-        blocks += matrix.mT
-        blocks *= self.p[:, columns, None, None]
-        blocks[columns, torch.arange(len(columns))] += matrix.mT @ self.covariance_in_query(columns)
-        return blocks
-
 
 @dataclass(frozen=True)
 class LocalValues:
@@ -236,6 +228,10 @@ class LocalHeads:
         joined = torch.stack(separate).square().sum(0).sqrt() * (self.subject.mixing * MARGIN)
         return joined if folded is None else torch.minimum(joined, torch.stack(folded).sum(0) * MARGIN)
 
+    def added(self, each: list[Tensor]) -> Tensor:
+        """Bounds of what heads add to the output, from one for each; heads that are not mixed are side by side."""
+        return bounds(self.combined(each, None) if self.folded is None else torch.stack(each).sum(0) * MARGIN)
+
     @cached_property
     def jacobian(self) -> Tensor:
         """∂F_i/∂x_j of all heads together (n, n, e, d), the residual included; heads that are not mixed are side by side in e."""
@@ -259,13 +255,14 @@ class LocalHeads:
 
     def _columns(self, tokens: Tensor) -> Tensor:
         chosen = self.subject.separate if self.subject.folded is None else self.subject.folded
-        parts = (local.blocks(head.matrix(self.d), tokens) for local, head in zip(self.heads, chosen, strict=True))
+        pairs = [(local, head.matrix(self.d)) for local, head in zip(self.heads, chosen, strict=True)]
         if self.subject.folded is None:
-            total = torch.cat(list(parts), -2)
+            total = torch.cat([_blocks([pair], tokens) for pair in pairs], -2)
         else:
-            total = next(parts)
-            for part in parts:
-                total += part
+            some = max(1, AT_ONCE // max(1, pairs[0][1].numel()))
+            total = _blocks(pairs[:some], tokens)
+            for first in range(some, len(pairs), some):
+                total += _blocks(pairs[first : first + some], tokens)
         if self.residual:
             total[tokens, torch.arange(len(tokens))] += torch.eye(self.d, dtype=torch.float64)
         return total
@@ -305,6 +302,23 @@ class LocalHeads:
             )
             total = total + value.w * local.tilt * 2 * local.radius * ((local.p @ moves) + moves)
         return total
+
+
+AT_ONCE = 4_000_000
+"""Numbers in the matrices of heads that are looked at together."""
+
+
+def _blocks(pairs: list[tuple[LocalHead, Tensor]], columns: Tensor) -> Tensor:
+    """Σ_h ∂(V_hᵀm_i)/∂x_j (n, columns, e, d) = P_ij (Vᵀ + Vᵀy_ij v_ijᵀ) summed over heads, and Vᵀ Cov_i(x, z) more for j = i."""
+    law = torch.stack([local.p[:, columns] for local, _ in pairs], -1)  # (n, columns, heads)
+    turns = torch.stack([local.y[:, columns] @ matrix for local, matrix in pairs], -2) * law.unsqueeze(-1)
+    slopes = torch.stack([local.v[:, columns if local.v.shape[1] > 1 else [0]].expand(-1, len(columns), -1) for local, _ in pairs], -2)
+    matrices = torch.stack([matrix.mT for _, matrix in pairs])
+    blocks = (law @ matrices.flatten(1)).unflatten(-1, matrices.shape[1:])
+    blocks += turns.mT @ slopes
+    for local, matrix in pairs:
+        blocks[columns, torch.arange(len(columns))] += matrix.mT @ local.covariance_in_query(columns)
+    return blocks
 
 
 def _narrow(head: Head, width: int) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -15,19 +17,21 @@ class LinearMove:
 
     def __init__(self, heads: LocalHeads, steps: int = 8) -> None:
         self._heads, self._steps = heads, steps
-        self._unit: tuple[Tensor, Tensor] | None = None
+        self._kept: dict[tuple[float, ...], tuple[Tensor, Tensor]] = {}
 
     def __call__(self, moves: Tensor) -> Tensor:
         return self.ellipsoid(moves).size
 
     def ellipsoid(self, moves: Tensor, rows: slice = slice(None)) -> Ellipsoid:
-        """The same with its directions, for some rows; that of equal moves is kept."""
+        """The same with its directions, for some rows; that of moves in the same proportions is kept."""
         size = float(moves.max())
-        if bool((moves == size).all()):
-            self._unit = self._scaled(torch.ones_like(moves), slice(None)) if self._unit is None else self._unit
-            found, root = self._unit[0][rows] * size**2, self._unit[1][rows] * size
-        else:
-            found, root = self._scaled(moves, rows)
+        size = size if 0 < size < math.inf else 1.0
+        unit = moves / size
+        key = (*unit.tolist(), *torch.arange(self._heads.n)[rows].tolist())
+        if key not in self._kept:
+            self._kept = {key: self._scaled(unit, rows)}
+        gram, root = self._kept[key]
+        found, root = gram * size**2, root * size
         error = self._heads.jacobian_error(moves)[rows]
         total = root * MARGIN + error
         return Ellipsoid(total, shaped(found, total), total, error)

@@ -13,6 +13,11 @@ MARGIN = 1 + 1e-10
 """What sums of positive terms and eigenvalues in float64 are multiplied by; their rounding is far smaller at sizes that fit in memory."""
 
 
+def bounds(values: Tensor) -> Tensor:
+    """What is no number is no bound."""
+    return torch.nan_to_num(values, nan=math.inf, posinf=math.inf)
+
+
 def row_norms(p: Tensor, vectors: Tensor) -> Tensor:
     """At least |[√p_k u_k]_k|₂ for each row of vectors (rows, n, e)."""
     scaled = vectors * p.clamp_min(0).sqrt().unsqueeze(-1)

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from regard._round import EPS
+from regard.certify.near.exponential import exponential_tail
 from regard.certify.near.heads import LocalHeads, LocalValues
 from regard.certify.near.matrix_norms import MARGIN, largest_root
-from regard.certify.near.moves import ScoreMoves, cubic_part, exponential_tail
+from regard.certify.near.moves import cubic_part
+from regard.certify.near.score_moves import ScoreMoves
 from regard.certify.scores import bilinear
 
 

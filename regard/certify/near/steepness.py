@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from regard.certify.near.heads import LocalHeads, LocalValues
 from regard.certify.near.linear import LinearMove
-from regard.certify.near.matrix_norms import MARGIN, row_norms
-from regard.certify.near.moves import STATIONS, ScoreMoves, spread_at, together
+from regard.certify.near.matrix_norms import MARGIN, bounds, row_norms
+from regard.certify.near.score_moves import STATIONS, ScoreMoves, spread_at
 
 
 def row_constants(heads: LocalHeads, linear: LinearMove, moves: Tensor) -> Tensor:
     """At least |J_i(x') e| of each row over |e_k| ≤ 1, anywhere within the moves: from the center, or as a whole."""
     scores = [ScoreMoves(local, moves) for local in heads.heads]
     tangents = torch.ones_like(moves)
-    near = linear(tangents) + together(heads, scores, lambda v, s: _change(v, s, tangents))
-    return torch.minimum(near, (1.0 if heads.residual else 0.0) + together(heads, scores, _whole)) * MARGIN
+    near = linear(tangents) + _together(heads, scores, lambda v, s: _change(v, s, tangents))
+    return torch.minimum(near, (1.0 if heads.residual else 0.0) + _together(heads, scores, _whole)) * MARGIN
 
 
 def derivative_change(heads: LocalHeads, moves: Tensor, tangents: Tensor) -> Tensor:
     """At least |(J_i(x') - J_i(x)) e| of each row over |e_k| ≤ τ_k, anywhere within the moves."""
     scores = [ScoreMoves(local, moves) for local in heads.heads]
-    return together(heads, scores, lambda v, s: _change(v, s, tangents))
+    return _together(heads, scores, lambda v, s: _change(v, s, tangents))
+
+
+def _together(heads: LocalHeads, scores: list[ScoreMoves], function: Callable[[LocalValues, ScoreMoves], Tensor]) -> Tensor:
+    """A bound of each head, for both ways to combine them."""
+    separate = [function(v, s) for v, s in zip(heads.separate, scores, strict=True)]
+    folded = None if heads.folded is None else [function(v, s) for v, s in zip(heads.folded, scores, strict=True)]
+    return bounds(heads.combined(separate, folded))
 
 
 def _slope_spread(scores: ScoreMoves, time: float, tangents: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ p(t) δ + (p(t) - p(0)) Δ_i. All rows see the same δ, so Σ_i (a_i + c_i t_i²
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -96,23 +96,27 @@ class TokenMove:
         return torch.minimum(whole, self.radius * linear + self.curved().sqrt() * self.reach) * MARGIN
 
 
-@dataclass(frozen=True)
 class RestMoves:
-    """Bounds for all rows but that of the token: beyond the linear part, and as a whole."""
+    """Bounds for all rows but that of the token, roots of sums of squares: beyond the linear part, and as a whole."""
 
-    remainder: float
-    whole: float
+    def __init__(self, heads: LocalHeads, token: int, radius: float) -> None:
+        self._heads, self._token, self._radius = heads, token, radius
+        self._separate = [TokenMove(values, token, radius) for values in heads.separate]
+        self._folded = None if heads.folded is None else [TokenMove(values, token, radius) for values in heads.folded]
 
+    @cached_property
+    def remainder(self) -> float:
+        """What is beyond the linear part."""
+        return self._together(False) * MARGIN
 
-def rest_moves(heads: LocalHeads, token: int, radius: float) -> RestMoves:
-    """Roots of sums of squares over the rows i ≠ token."""
-    separate = [TokenMove(values, token, radius) for values in heads.separate]
-    remainder, whole = (heads.subject.mixing * _root(separate, radius, kind) for kind in (False, True))
-    if heads.folded is not None:
-        folded = [TokenMove(values, token, radius) for values in heads.folded]
-        remainder = min(remainder, sum(_root([move], radius, False) for move in folded))
-        whole = min(whole, sum(_root([move], radius, True) for move in folded))
-    return RestMoves(remainder * MARGIN, min(whole, _interval(heads, separate, token, radius)) * MARGIN)
+    @cached_property
+    def whole(self) -> float:
+        """The move itself, however large."""
+        return min(self._together(True), _interval(self._heads, self._separate, self._token, self._radius)) * MARGIN
+
+    def _together(self, whole: bool) -> float:
+        found = self._heads.subject.mixing * _root(self._separate, self._radius, whole)
+        return found if self._folded is None else min(found, sum(_root([move], self._radius, whole) for move in self._folded))
 
 
 def _interval(heads: LocalHeads, moves: list[TokenMove], token: int, radius: float) -> float:

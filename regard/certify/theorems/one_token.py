@@ -9,8 +9,9 @@ import torch
 
 from regard._round import outward
 from regard.certify.near.facts import local_facts
+from regard.certify.near.moves import SLIGHTLY
 from regard.certify.near.own_row import own_remainder
-from regard.certify.near.token import rest_moves, stacked_norm
+from regard.certify.near.token import RestMoves, stacked_norm
 from regard.certify.subject import MultiHead
 from regard.certify.theorem import Bound, Refusal, Theorem, checked
 from regard.certify.theorems.ball_constant import _arithmetic
@@ -57,10 +58,13 @@ def one_token(subject: Any, domain: Radii, norm: Frobenius) -> Bound:
     own = float(rows.remainder[at])
     own = own if facts.large else min(own, own_remainder(facts.heads, token, radius))
     own_whole = min(float(rows.best[at]), float(rows.linear[at]) + own)
-    rest = rest_moves(facts.heads, token, radius)
+    rest = RestMoves(facts.heads, token, radius)
     linear_rest, linear = (stacked_norm(facts.heads, token, whole) * radius for whole in (False, True))
     beyond = linear + math.hypot(rest.remainder, own)
-    apart = math.hypot(own_whole, min(rest.whole, linear_rest + rest.remainder))
+    others = linear_rest + rest.remainder
+    if others > SLIGHTLY * linear_rest:
+        others = min(others, rest.whole)
+    apart = math.hypot(own_whole, others)
     return Bound(
         outward(min(beyond, apart)),
         (checked("one token moves"), checked("softmax rows"), checked("scores bilinear in pairs of tokens"), _arithmetic()),

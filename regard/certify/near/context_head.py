@@ -1,0 +1,66 @@
+"""One head whose keys are given: what bounds about its queries need, at one sequence of them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from regard import maps
+from regard._round import gamma, outward
+from regard.certify.locating import doubled, one_sequence
+from regard.certify.setting import balls_of, positions_of
+from regard.certify.subject import subject_of
+from regard.certify.theorem import Refusal
+from regard.domains import Neighborhood
+from regard.measure import Measure
+from regard.norms import TokenMax
+
+
+class ContextHead:
+    """One head at queries x (n, d) with given keys: value (n, e), gains (n, 1, e, d) = Df, and the sizes that bounds need.
+
+    spread ≥ wR and kappa ≥ |A|R: how far values, and slopes of scores, are from a center; error: what rounding may change, relative to
+    spread · kappa in a derivative and to spread in a value.
+    """
+
+    def __init__(self, map: maps.ToContext, x: Tensor) -> None:
+        one_sequence(map)
+        self.head = subject_of(map.attention).separate[0]
+        given = map.context if isinstance(map.context, Measure) else Measure(map.context)
+        width = x.shape[-1]
+        form = self.head.form(width) if self.head.softmax and given.points.ndim == 2 and given.points.shape[-1] == width else None
+        if form is None:
+            raise Refusal("attention to a context has a Taylor model for softmax rows of bilinear scores and one context")
+        ball = min(balls_of(Neighborhood(given.points.detach(), 0.0, TokenMax()), width), key=lambda ball: ball.radius)
+        center = torch.zeros(width, dtype=torch.float64) if ball.center is None else ball.center.detach().double()
+        self.spread, self.kappa = self.head.w * ball.radius, form.norm * ball.radius
+        keys, pull = given.points.detach().double() - center, x @ form.a + form.beta
+        law = self._law(map, given, pull @ keys.mT)
+        self.error = self._rounding(float(x.norm(dim=-1).max()) * form.norm + float(form.beta.norm()), keys)
+        away = keys - (law @ keys).unsqueeze(1)  # (n, keys, d)
+        matrix = self.head.matrix(width)
+        self.gains = ((law.unsqueeze(-1) * (away @ matrix)).mT @ (away @ form.a.mT)).unsqueeze(1)
+        value = doubled(map)(x)
+        self.value = value.reshape(value.shape[-2:])
+
+    def _law(self, map: maps.ToContext, given: Measure, scores: Tensor) -> Tensor:
+        """The rows; zero for a query that sees nothing."""
+        marks, others = torch.arange(len(scores)), given.positions()
+        positional = positions_of(self.head.potential)
+        if positional is not None:
+            points = given.points.detach().double()
+            scores = scores + positional.scores(points.new_zeros(len(scores), points.shape[-1]), points, marks, others)
+        if given.log_weights is not None:
+            scores = scores + given.log_weights.detach().double()
+        scores = scores.masked_fill(~map.attention.support.allows(marks, others).expand_as(scores), -math.inf)
+        return scores.softmax(-1).nan_to_num(0.0)
+
+    def _rounding(self, pull: float, keys: Tensor) -> float:
+        """Scores are right to η, so weights to a factor e^{2η}; covariances are sums of at most (2 + 2) spread · kappa."""
+        count, width = keys.shape
+        eta = 8 * gamma(4 * width + 16) * math.sqrt(width) * pull * float(keys.norm(dim=-1).max())
+        if not eta < 1e-3:
+            raise Refusal("scores of the context are so large that float64 leaves no digits of the weights; center or scale the tokens")
+        return outward(16 * (4 * eta + gamma(4 * (count + width) + 64)) * math.sqrt(width))
