@@ -16,7 +16,7 @@ MAIN = {
     "network_constant": "End to end, the network amplifies a small change by",
     "head_constant": "The least regular head amplifies by",
     "layer_constant": "The least regular attention layer amplifies by",
-    "word_deviation": "One word moves by 1 %: attention of a layer moves by",
+    "word_deviation": "One word of the first input moves by 1 %: attention of a layer amplifies that by",
     "ball_bound": "Any input whose tokens stay in the same ball: a head amplifies by",
     "block_constant": "The least regular block amplifies by",
     "expansion": "The change of one word that spreads most is spread by",

@@ -10,10 +10,13 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from regard._heads import mixed
 from regard.attention import Attention
 from regard.audit.adapters.base import Block, Declared
 from regard.certify.subject import single_heads
 from regard.compute import apply
+from regard.derive import linearize
+from regard.derive.jacobian import Jacobian
 from regard.lookups import Linear
 from regard.maps import Heads, Map, ToContext
 from regard.measure import Measure
@@ -90,7 +93,11 @@ class Site:
         """The layer at its own positions and context: heads, joined and mixed, (n, d)."""
         source = points if isinstance(self.source, Tensor) else self.source.replace(points=points)
         found = apply(self.attention, source, self.context)
-        return ((found.points if isinstance(found, Measure) else found) @ self.w_o).sum(-3)
+        return mixed(found.points if isinstance(found, Measure) else found, self.w_o)
+
+    def jacobian(self) -> Jacobian:
+        """The derivative of the layer in its tokens, at this input."""
+        return linearize(self.map, self.source) if self.context is None else linearize(self.joined, self.points)
 
     @property
     def blind(self) -> bool:
@@ -111,7 +118,7 @@ class Site:
         """|declaration - module| / |module| in the Frobenius norm, on this input."""
         found, own = self.value(), in_double(self.declared.own[0])
         if own.ndim == 2:
-            found = (found @ self.w_o).sum(-3)
+            found = mixed(found, self.w_o)
             found = found if self.declared.b_o is None else found + in_double(self.declared.b_o)
         scale = float(own.norm())
         gap = float((found - own).norm())

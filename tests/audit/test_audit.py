@@ -113,6 +113,10 @@ def test_certificates_are_above_and_attacks_below(family):
     for table in report.tables["deviation"]:
         for move in table["moves"]:
             assert 0 < move["found"] <= (math.inf if move["proved"] == "inf" else move["proved"])
+        row = next(row for row in report.layers if row.site == table["site"])
+        move = next(move for move in table["moves"] if move["share"] == 0.01)
+        for column, kind in (("word_deviation", "proved"), ("word_attack", "found")):
+            assert row.values[column] == pytest.approx(float(move[kind]) / (0.01 * table["norm"]), rel=1e-12)
     rungs = report.tables["bounds"][0]["heads"][0]["point"]
     assert len(rungs) >= (2 if family == "bert" else 1)
     assert rungs == sorted(rungs, key=lambda rung: float(rung[1]))

@@ -23,14 +23,15 @@ SMALL = 2048
 
 def constants(scene: Scene, site: Site) -> Result:
     """The largest singular value of the derivative of each head, of the layer, of both branches with their norms, and of the block."""
-    found = {"layer_constant": _norm(scene, site, site.joined, site.points)}
+    found = {"layer_constant": largest(site.jacobian(), scene.generator(site.layer))}
     if site.block is not None:
         for name, paths in (("attention_branch", site.block.attention), ("mlp_branch", site.block.mlp)):
             if paths and paths[0] == site.path and site.context is None:  # nothing stands before attention: it is the layer itself
                 found[f"{name}_constant"] = found["layer_constant"]
             elif paths and all(path in scene.trace for path in paths):
                 point = tokens_in(scene.trace[paths[0]])
-                found[f"{name}_constant"] = _norm(scene, site, recalled(scene.model, scene.trace, paths), point)
+                jacobian = linearize(recalled(scene.model, scene.trace, paths), point)
+                found[f"{name}_constant"] = largest(jacobian, scene.generator(site.layer))
         if site.block.path in scene.trace:
             found["block_constant"] = block_constant(scene, site.block.path)
     heads = _heads(scene, site)
@@ -60,10 +61,6 @@ def _heads(scene: Scene, site: Site) -> list[tuple[float, float]]:
     source = points if isinstance(site.source, Tensor) else site.source.replace(points=points)
     found = linearize(site.attention, source, site.context).norm(tolerance=TOLERANCE, generator=scene.generator(site.layer))
     return list(zip(listed(found.value), listed(found.residual), strict=True))  # type: ignore[union-attr]
-
-
-def _norm(scene: Scene, site: Site, map: Any, point: Tensor) -> tuple[float, float]:
-    return largest(linearize(map, point), scene.generator(site.layer))
 
 
 def largest(jacobian: Jacobian, generator: Generator) -> tuple[float, float]:

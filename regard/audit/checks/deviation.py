@@ -7,16 +7,17 @@ import math
 import torch
 from torch import Tensor
 
-from regard._round import EPS
+from regard._round import EPS, up
 from regard.audit.checks.base import ESTIMATED, LAYER, PROVED, Check, Column, Result, Scene, listed, provable, register, too_long
 from regard.audit.site import Site
 from regard.certify import deviation
-from regard.derive import linearize
 from regard.domains import one_token
 from regard.norms import Frobenius
 
 SHARES = (0.001, 0.01, 0.1, 1.0)
 """How far the word moves, relative to the norm of its token."""
+SHOWN = 0.01
+"""The share of the columns."""
 INPUTS = 1
 """On how many inputs."""
 LONGEST = 64
@@ -35,11 +36,12 @@ def moved_word(scene: Scene, site: Site) -> Result:
     token, direction = _strongest(scene, site)
     norm = float(site.points[token].norm())
     found = attacked(site, token, direction, norm * torch.tensor(SHARES, dtype=torch.float64))
-    entries = []
+    entries, numbers = [], {}
     for share, seen in zip(SHARES, found, strict=True):
         proved = deviation(site.map, one_token(site.source, token, share * norm), Frobenius())
         entries.append({"share": share, "proved": proved.value, "found": seen, "theorem": proved.theorem})
-    numbers = {"word_deviation": entries[1]["proved"], "word_attack": entries[1]["found"]}
+        if share == SHOWN and norm > 0:
+            numbers = {"word_deviation": up(proved.value / (share * norm)), "word_attack": seen / (share * norm)}
     return Result(numbers, {"token": token, "norm": norm, "moves": entries})
 
 
@@ -72,7 +74,7 @@ def attacked(site: Site, token: int, direction: Tensor, radii: Tensor) -> list[f
 
 def _strongest(scene: Scene, site: Site) -> tuple[int, Tensor]:
     """The token whose moves the layer hears most, and the direction that it hears, from a few random directions of the output."""
-    jacobian = linearize(site.joined, site.points)
+    jacobian = site.jacobian()
     generator = scene.generator(site.layer)
     drawn = (torch.randn(jacobian.shape_out, generator=generator, dtype=torch.float64) for _ in range(8))
     pulled = torch.stack([jacobian.rmv(one) for one in drawn])
@@ -89,7 +91,7 @@ register(
                 "word_deviation",
                 "one word moves 1 %: proved",
                 "A certificate: when the token that the layer hears most moves by 1 % of its norm, in any direction, "
-                "the output of the layer moves by no more than this (Frobenius norm). Asked of the first input.",
+                "the output of the layer moves by no more than this many times as far (Frobenius norm). Asked of the first input.",
                 PROVED,
                 LAYER,
                 True,
@@ -97,8 +99,8 @@ register(
             Column(
                 "word_attack",
                 "one word moves 1 %: found",
-                "The farthest that an attack by gradient ascent moved the output, for the same moves of the same token. "
-                "The truth is between this and what is proved.",
+                "How many times as far as the token an attack by gradient ascent moved the output, for the same moves of the same "
+                "token. The truth is between this and what is proved.",
                 ESTIMATED,
                 LAYER,
                 None,

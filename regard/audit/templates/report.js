@@ -433,7 +433,7 @@
     const titles = ["", several ? "all inputs" : "value", ...(several ? [`input ${state.shown + 1}`] : []), "sort"];
     const lines = known(scope).filter((column) => column.name in row.values).map((column) => element("tr", { "data-column": column.name },
       element("th", { scope: "row" }, column.title, " ", info(column)),
-      element("td", { class: "right" }, figure(valueOf(row, column.name), column)),
+      element("td", { class: "right" }, several && column.over !== "only" ? element("small", {}, `${column.over} `) : null, figure(valueOf(row, column.name), column)),
       several ? element("td", { class: "right" }, figure(valueOf(row, column.name, state.shown), { ...column, over: "" })) : null,
       element("td", {}, kind(column.kind))));
     const made = element("table", { class: "plain numbers" }, element("thead", {}, element("tr", {}, titles.map((title, i) => element("th", { scope: "col", class: i && i < titles.length - 1 ? "right" : null }, title)))), element("tbody", {}, lines));

@@ -13,7 +13,7 @@ from regard.audit.adapters.base import Declared, Matrices, NotCovered
 from regard.audit.checks.spectra import product_norm
 from regard.audit.run import Place
 from regard.audit.site import Site
-from regard.derive import Estimate, linearize
+from regard.derive import Estimate
 from regard.derive.rows import row_statistics
 from regard.measure import Measure
 from regard.supports import Causal, Full, Support, Window
@@ -87,7 +87,7 @@ def kept(declared: Declared) -> Declared:
 def jacobian_norm(place: Place, declared: Declared, generator: Generator) -> Estimate:
     """The largest singular value of the derivative of a layer (heads, joined) at one sequence, from below, in float64."""
     site = Site(place.path, place.layer, place.kind, declared, None)
-    found = linearize(site.joined, site.points).norm(tolerance=TOLERANCE, generator=generator)
+    found = site.jacobian().norm(tolerance=TOLERANCE, generator=generator)
     assert isinstance(found, Estimate)
     return found
 
