@@ -1,9 +1,8 @@
 """Facts about heads at one sequence, from which bounds on a neighborhood follow. Rows are those of the queries, in float64.
 
-For row i with law P: m = Σ P x, y_k = x_k - m, scores s_k with slopes v_k = ∂s_k/∂x_k and z_k = ∂s_k/∂x_i. When tokens move by d the
-scores of a row
-change, up to a constant, by the centered ζ_k = own_k·d_i + Σ_{l≠i} (1{k=l} - P_l) v_l·d_l + d_iᵀ(A_k d_k - E A d), own_k = z_k - E z +
-(1{k=i} - P_i) v_i.
+For row i with law P: m = Σ P x, y_k = x_k - m, scores s_k with slopes v_k = ∂s_k/∂x_k and z_k = ∂s_k/∂x_i. When tokens move by d the scores
+of a row change, up to a constant, by the centered ζ_k = own_k·d_i + Σ_{l≠i} (1{k=l} - P_l) v_l·d_l + d_iᵀ(A_k d_k - E A d), own_k = z_k - E
+z + (1{k=i} - P_i) v_i.
 """
 
 from __future__ import annotations

@@ -20,8 +20,7 @@ $\max_c\sum_k|W_{kc}|$ in EntryMax norm. Both are attained.
     hypotheses=(),
     proof=r"""
 $|W^\top(x_i - x'_i)| \le \|W\|_2|x_i - x'_i|$ for each token, hence in every norm of the token lengths, and for every coupling of tokens.
-One token that moves
-along the first singular vector attains it.
+One token that moves along the first singular vector attains it.
 """,
 )
 

@@ -19,11 +19,10 @@ $\rho$ the radius of the values that the query sees, about any center, or half t
     hypotheses=("softmax rows", "rows that are laws on the support", "outputs that are means of values"),
     source="(tsybakov2009, Lemmas 2.5 and 2.6)",
     proof=r"""
-The identity is the Gibbs variational principle with its remainder written out. $\nu - P$ has total mass zero, so $(\nu - P)v = (\nu -
-P)(v - c)$ for
-every $c$; and it is $\frac12\|\nu - P\|_1$ times a difference of two laws, whose means of $v$ are at most the diameter apart. Pinsker's
-inequality is better for small gaps, that of Bretagnolle and Huber for large ones.
-Scores wrong by at most $\delta$ change the gap by at most $2\delta$.
+The identity is the Gibbs variational principle with its remainder written out. $\nu - P$ has total mass zero, so $(\nu - P)v = (\nu - P)(v
+- c)$ for every $c$; and it is $\frac12\|\nu - P\|_1$ times a difference of two laws, whose means of $v$ are at most the diameter apart.
+Pinsker's inequality is better for small gaps, that of Bretagnolle and Huber for large ones. Scores wrong by at most $\delta$ change the gap
+by at most $2\delta$.
 """,
 )
 

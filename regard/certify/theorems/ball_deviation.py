@@ -22,9 +22,8 @@ $L_F$ of `ball_constant`.
 """,
     hypotheses=("softmax rows", "scores bilinear in pairs of tokens", "values affine in the tokens"),
     proof=r"""
-The remainder of each row is that of `remainder`, bounded by $b_i\,\mathrm{sd}_i(\zeta)$; rows are summed in $\ell^2$:
-$\mathrm{sd}_i(\zeta) \le |d_i|\,\|[\sqrt{P_k}\,\mathrm{own}_k]\| + (\sum_{k\ne i}P_{ik}(v_i\cdot d_k)^2)^{1/2} + a|d_i|(\sum_k
-P_{ik}|d_k|^2)^{1/2}$, and
+The remainder of each row is that of `remainder`, bounded by $b_i\,\mathrm{sd}_i(\zeta)$; rows are summed in $\ell^2$: $\mathrm{sd}_i(\zeta)
+\le |d_i|\,\|[\sqrt{P_k}\,\mathrm{own}_k]\| + (\sum_{k\ne i}P_{ik}(v_i\cdot d_k)^2)^{1/2} + a|d_i|(\sum_k P_{ik}|d_k|^2)^{1/2}$, and
 $\sum_ib_i^2\sum_{k\ne i}P_{ik}(v_i\cdot d_k)^2 \le r^2\max_k\lambda_{\max}(\sum_i b_i^2P_{ik}v_iv_i^\top)$.
 """,
 )

@@ -30,11 +30,10 @@ THEOREM = Theorem(
     name="composition",
     title="composition",
     statement=r"""
-$f = f_k\circ\dots\circ f_1$ on $D_1$, with $f_i(D_i) \subseteq D_{i+1}$: $L(f; D_1) \le \prod_i L(f_i; D_i)$. The deviation of $f$ is
-that of $f_k$ on $D_k$.
-A norm layer $\gamma\hat x + \beta$ before attention may be folded into it: with $\Gamma = \mathrm{diag}(\gamma)$ and $\Pi$ the centering
-($\Pi = I$ for RMSNorm), the same scores and values come
-from $\hat x$ with $W' = \Pi\Gamma W$, $b' = W^\top\beta + b$ in place of each projection, and $|\hat x| \le \sqrt d$:
+$f = f_k\circ\dots\circ f_1$ on $D_1$, with $f_i(D_i) \subseteq D_{i+1}$: $L(f; D_1) \le \prod_i L(f_i; D_i)$. The deviation of $f$ is that
+of $f_k$ on $D_k$. A norm layer $\gamma\hat x + \beta$ before attention may be folded into it: with $\Gamma = \mathrm{diag}(\gamma)$ and
+$\Pi$ the centering ($\Pi = I$ for RMSNorm), the same scores and values come from $\hat x$ with $W' = \Pi\Gamma W$, $b' = W^\top\beta + b$
+in place of each projection, and $|\hat x| \le \sqrt d$:
 $$ L \le L(\text{attention}';\ B(0, \sqrt d))\cdot L(x \mapsto \hat x). $$
 """,
     hypotheses=("a bound of every map on the image before it",),

@@ -23,17 +23,15 @@ THEOREM = Theorem(
     title="dot-product attention is not Lipschitz on the whole space",
     statement=r"""
 Scores $x_i^\top A x_j + \beta\cdot x_j$ with $A \ne 0$, values $W^\top x_j$ with $W \ne 0$, and a row that sees two keys: $L = \infty$ in
-every norm.
-Tokens $(Ry, -Ry, x_*)$ have a derivative that grows like $R^2$; in one dimension with $A = W = 1$ and $x_* = 0$ it is $1/3 + 2R^2/3$.
+every norm. Tokens $(Ry, -Ry, x_*)$ have a derivative that grows like $R^2$; in one dimension with $A = W = 1$ and $x_* = 0$ it is $1/3 +
+2R^2/3$.
 """,
     hypotheses=("softmax rows", "scores are one bilinear form that is not zero", "values are not constant", "some row sees two keys"),
     source="(kim2021, Theorem 3.1)",
     proof=r"""
 The derivative of row $i$ by its own token has the part $W^\top C_iA^\top$, $C_i$ the covariance of the keys under the row. Let $x_*$ make
-$|A^\top x_* + \beta|$ least
-and $y$ be orthogonal to that rest, with $Ay \ne 0$ and $W^\top y \ne 0$. Then the row of $x_*$ scores $Ry$ and $-Ry$ alike, for every $R$,
-and $C \succeq 2pR^2yy^\top$ with $p$ that
-does not tend to 0.
+$|A^\top x_* + \beta|$ least and $y$ be orthogonal to that rest, with $Ay \ne 0$ and $W^\top y \ne 0$. Then the row of $x_*$ scores $Ry$ and
+$-Ry$ alike, for every $R$, and $C \succeq 2pR^2yy^\top$ with $p$ that does not tend to 0.
 """,
 )
 

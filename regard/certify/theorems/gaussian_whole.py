@@ -29,15 +29,13 @@ The bandwidth does not enter, and the growth with $n$ is real: a token at 0 betw
     ),
     source="(kim2021, Theorem 3.2)",
     proof=r"""
-With $a_j = M^\top(x_j - x_i)$, $u_j = |a_j|^2/(2b^2)$ and $e_j = M^\top d_j$:
-$(Df[D])_i = W^\top\mathbb{E}_i d - b^{-2}U^\top\mathbb{E}_i[(a - \mathbb{E}_i a)\,a\cdot(e_j - e_i)]$.
-The own token has $u_i = 0$, so $\mathbb{E}_i u = \sum_{j\ne i} q_ju_je^{-u_j}/(1 + \sum_{j\ne i} q_je^{-u_j})$ with
-$q_j = e^{B_{ij} - B_{ii}}$. It is at most $m$ when
-$\sum_j q_j(u_j - m)e^{-u_j} \le m$; since $(u - m)e^{-u} \le e^{-1-m}$, $m = W_0(\Omega/e)$ will do. So $\mathbb{E}_i|a|^2 \le 2b^2\omega$.
-Split $e_j - e_i$: the part of $e_i$ is $b^{-2}\mathrm{Cov}_i(a)e_i$, at most $2\omega|e_i|$; the part of $e_j$ is at most
-$b^{-2}\mathbb{E}_i|a - \mathbb{E}_ia||a|\max_j|e_j| \le 2\omega\max_j|e_j|$. In Frobenius norm the first is diagonal in rows; or take both
-together with
-$|e_j - e_i| \le \sqrt2\|M\|\|D\|_F$, for each of $n$ rows. The theorem for two norms is the authors'; the constants are proved here.
+With $a_j = M^\top(x_j - x_i)$, $u_j = |a_j|^2/(2b^2)$ and $e_j = M^\top d_j$: $(Df[D])_i = W^\top\mathbb{E}_i d -
+b^{-2}U^\top\mathbb{E}_i[(a - \mathbb{E}_i a)\,a\cdot(e_j - e_i)]$. The own token has $u_i = 0$, so $\mathbb{E}_i u = \sum_{j\ne i}
+q_ju_je^{-u_j}/(1 + \sum_{j\ne i} q_je^{-u_j})$ with $q_j = e^{B_{ij} - B_{ii}}$. It is at most $m$ when $\sum_j q_j(u_j - m)e^{-u_j} \le
+m$; since $(u - m)e^{-u} \le e^{-1-m}$, $m = W_0(\Omega/e)$ will do. So $\mathbb{E}_i|a|^2 \le 2b^2\omega$. Split $e_j - e_i$: the part of
+$e_i$ is $b^{-2}\mathrm{Cov}_i(a)e_i$, at most $2\omega|e_i|$; the part of $e_j$ is at most $b^{-2}\mathbb{E}_i|a -
+\mathbb{E}_ia||a|\max_j|e_j| \le 2\omega\max_j|e_j|$. In Frobenius norm the first is diagonal in rows; or take both together with $|e_j -
+e_i| \le \sqrt2\|M\|\|D\|_F$, for each of $n$ rows. The theorem for two norms is the authors'; the constants are proved here.
 """,
 )
 

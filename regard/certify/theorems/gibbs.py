@@ -32,11 +32,9 @@ For $a(y) = q^\top A y + \beta\cdot y$ on a ball of radius $R$: $\mathrm{Lip}(a)
     source="(vuckovic2020)",
     proof=r"""
 Let $f$ be 1-Lipschitz and $c = \Psi_G(\nu)(f)$. Then $\Psi_G(\mu)(f) - c = (\mu - \nu)(G(f - c))/\mu(G)$, because $\nu(G(f - c)) = 0$.
-$|f - c| \le \mathrm{diam}(E)$
-on $E$, so $G(f - c)$ has slope at most $\|G\|_\infty + \mathrm{diam}(E)\,\mathrm{Lip}(G)$; take the supremum over $f$. Exchange $\mu$ and
-$\nu$ for the maximum. The second form
-uses $\mathrm{Lip}(G) \le \|G\|_\infty\mathrm{Lip}(a)$ and $\mu(G) \ge \inf G$. The theorem is the authors'; the constants are proved
-here.
+$|f - c| \le \mathrm{diam}(E)$ on $E$, so $G(f - c)$ has slope at most $\|G\|_\infty + \mathrm{diam}(E)\,\mathrm{Lip}(G)$; take the supremum
+over $f$. Exchange $\mu$ and $\nu$ for the maximum. The second form uses $\mathrm{Lip}(G) \le \|G\|_\infty\mathrm{Lip}(a)$ and $\mu(G) \ge
+\inf G$. The theorem is the authors'; the constants are proved here.
 """,
 )
 

@@ -27,12 +27,10 @@ $$ \max_{ij}|(Df[D])_{ij}| \le \|U^\top\|_\infty\|M^\top\|_\infty(1 + 4\sqrt c\,
     hypotheses=gaussian_whole.THEOREM.hypotheses,
     source="(kim2021, Theorem 3.2)",
     proof=r"""
-$(Df[D])_i = U^\top\{M^\top\mathbb{E}_id + 2s\,\mathbb{E}_i[(a - \mathbb{E}_ia)\,a^\top M^\top(d_i - d_j)]\}$ with
-$a_j = M^\top(x_j - x_i)$ and $s\,\mathbb{E}_i|a|^2 \le \phi$ as for
-`gaussian_whole`. The entries of $M^\top(d_i - d_j)$ are at most $2\|M^\top\|_\infty\max|D|$, so coordinate $k$ of the expectation is at
-most
-$2\|M^\top\|_\infty\max|D|\;\mathbb{E}_i|(a - \mathbb{E}_ia)_k|\,|a|_1 \le 2\sqrt c\,\|M^\top\|_\infty\max|D|\;\mathbb{E}_i|a|^2$. With
-masks, biases and weights $n - 1$ is $\Omega$ there.
+$(Df[D])_i = U^\top\{M^\top\mathbb{E}_id + 2s\,\mathbb{E}_i[(a - \mathbb{E}_ia)\,a^\top M^\top(d_i - d_j)]\}$ with $a_j = M^\top(x_j - x_i)$
+and $s\,\mathbb{E}_i|a|^2 \le \phi$ as for `gaussian_whole`. The entries of $M^\top(d_i - d_j)$ are at most $2\|M^\top\|_\infty\max|D|$, so
+coordinate $k$ of the expectation is at most $2\|M^\top\|_\infty\max|D|\;\mathbb{E}_i|(a - \mathbb{E}_ia)_k|\,|a|_1 \le 2\sqrt
+c\,\|M^\top\|_\infty\max|D|\;\mathbb{E}_i|a|^2$. With masks, biases and weights $n - 1$ is $\Omega$ there.
 """,
 )
 

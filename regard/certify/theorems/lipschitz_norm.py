@@ -24,14 +24,11 @@ $$ L_F \le \left(\sqrt{\tfrac{n}{1 + (n-1)e^{-2}}} + 2\sqrt2\right)\|[W_Q\;W_K\;
     source="(dasoulas2021)",
     proof=r"""
 Let $c = \max\{uv, uw, vw\}$. Scores are in $[-1, 1]$, so $P_{ij} \le 1/(1 + (n-1)e^{-2})$ and $\|P\|_2^2 \le \max_j\sum_iP_{ij}$: that is
-the part of $dV$.
-The softmax derivative takes the largest entry to the sum with norm at most 1, so the rest is at most $w\,\|dG\|_{2,\infty}$, and
-$w\|dG\|_{2,\infty} \le \frac{vw}{c}\,du + \frac{uw}{c}\,dv + \frac{uvw}{c}\frac{|dc|}{c} \le (du + dv) + \max\{du + dv, du + dw, dv +
-dw\}$: for $c = uv$, $v \ge w$ and $u \ge w$ and the last term is
-$\frac wu du + \frac wv dv$; the other cases are alike. Both brackets are at most $\sqrt2\,\|(dQ, dK, dV)\|_F$. Where $c = 0$ the map is
-continuous, and a
-segment can be moved off that set, which has codimension two or more. The theorem is the authors', with $\sqrt3$ times this constant; this
-one is proved here.
+the part of $dV$. The softmax derivative takes the largest entry to the sum with norm at most 1, so the rest is at most
+$w\,\|dG\|_{2,\infty}$, and $w\|dG\|_{2,\infty} \le \frac{vw}{c}\,du + \frac{uw}{c}\,dv + \frac{uvw}{c}\frac{|dc|}{c} \le (du + dv) +
+\max\{du + dv, du + dw, dv + dw\}$: for $c = uv$, $v \ge w$ and $u \ge w$ and the last term is $\frac wu du + \frac wv dv$; the other cases
+are alike. Both brackets are at most $\sqrt2\,\|(dQ, dK, dV)\|_F$. Where $c = 0$ the map is continuous, and a segment can be moved off that
+set, which has codimension two or more. The theorem is the authors', with $\sqrt3$ times this constant; this one is proved here.
 """,
 )
 

@@ -26,11 +26,9 @@ A token within $r$ of $x$ has $s' \ge s - r/\sqrt d$.
     source="(ba2016), (zhang2019)",
     proof=r"""
 $D\hat x = (s^2+\epsilon)^{-1/2}\big(\Pi - \bar x\bar x^\top/(d(s^2 + \epsilon))\big)$ and $0 \preceq \bar x\bar x^\top/(d(s^2+\epsilon))
-\preceq \Pi$ on the range of the
-projection $\Pi$. The set $\{s \ge s_0\}$ is not convex; but $\bar x \mapsto \bar x\,h(|\bar x|)$, continued by $h(\sqrt d s_0)\,\bar x$
-inside, has a derivative of
-norm at most $h(\sqrt ds_0) = (s_0^2+\epsilon)^{-1/2}$ everywhere, so the constant holds for every pair of the set. The source defines the
-maps.
+\preceq \Pi$ on the range of the projection $\Pi$. The set $\{s \ge s_0\}$ is not convex; but $\bar x \mapsto \bar x\,h(|\bar x|)$,
+continued by $h(\sqrt d s_0)\,\bar x$ inside, has a derivative of norm at most $h(\sqrt ds_0) = (s_0^2+\epsilon)^{-1/2}$ everywhere, so the
+constant holds for every pair of the set. The source defines the maps.
 """,
 )
 

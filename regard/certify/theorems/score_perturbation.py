@@ -22,12 +22,10 @@ attained by two atoms. For kernels of relative error $\eta < 1$, $o = \log\frac{
 """,
     hypotheses=("the oscillation of the error of the scores", "the diameter of the set of points"),
     proof=r"""
-The second law has density $h = e^{-u}/P(e^{-u})$ in the first, $P$, where $u = a - a'$. For an event $B$ of probability $\theta$ under
-$P$, $m$ and $M$ the means of $e^{-u}$ on $B$ and on its
-complement: $P'(B) - P(B) = \theta m/(\theta m + (1-\theta)M) - \theta$ with $e^{-o} \le m/M \le e^o$. It is largest at $m/M = e^o$, and
-there over $\theta$ at
-$\theta = 1/(1 + e^{o/2})$, where it is $\frac{e^{o/2} - 1}{e^{o/2} + 1} = \tanh(o/4)$. Two atoms of masses $\theta$ and $1 - \theta$
-attain it. Moving a mass $t$ costs at most $t\,\mathrm{diam}$.
+The second law has density $h = e^{-u}/P(e^{-u})$ in the first, $P$, where $u = a - a'$. For an event $B$ of probability $\theta$ under $P$,
+$m$ and $M$ the means of $e^{-u}$ on $B$ and on its complement: $P'(B) - P(B) = \theta m/(\theta m + (1-\theta)M) - \theta$ with $e^{-o} \le
+m/M \le e^o$. It is largest at $m/M = e^o$, and there over $\theta$ at $\theta = 1/(1 + e^{o/2})$, where it is $\frac{e^{o/2} - 1}{e^{o/2} +
+1} = \tanh(o/4)$. Two atoms of masses $\theta$ and $1 - \theta$ attain it. Moving a mass $t$ costs at most $t\,\mathrm{diam}$.
 """,
 )
 

@@ -24,11 +24,9 @@ For scores $x_i^\top A x_j + \beta\cdot x_j$: $\nu = 0$, $\kappa = \|A\|R$, $\al
     proof=r"""
 With $P_i$ the row law, $y_j = x_j - \mathbb{E}_i x$: $(Df[D])_i = W^\top\{\mathbb{E}_i[d + y\,(v\cdot d)] + \mathrm{Cov}_i(x, z)\,d_i\}$.
 For a unit vector $e$ the first part is at most $\sqrt{\mathbb{E}_i|We + (e\cdot W^\top y)v|^2}\sqrt{\mathbb{E}_i|d|^2}$, and
-$\mathbb{E}_i|We + (e\cdot W^\top y)v|^2 = |We|^2 + 2\,\mathrm{Cov}_i(e\cdot W^\top x, We\cdot v) + \mathbb{E}_i(e\cdot W^\top y)^2|v|^2
-\le w^2(1 + 2R\nu + R^2\alpha^2)$,
-because a law on a ball of radius $R$ has standard deviation at most $R$ in every direction. $\mathbb{E}_i|d|^2 \le \max_j|d_j|^2$. A ball
-is convex, so
-the constant is the supremum of the derivative.
+$\mathbb{E}_i|We + (e\cdot W^\top y)v|^2 = |We|^2 + 2\,\mathrm{Cov}_i(e\cdot W^\top x, We\cdot v) + \mathbb{E}_i(e\cdot W^\top y)^2|v|^2 \le
+w^2(1 + 2R\nu + R^2\alpha^2)$, because a law on a ball of radius $R$ has standard deviation at most $R$ in every direction.
+$\mathbb{E}_i|d|^2 \le \max_j|d_j|^2$. A ball is convex, so the constant is the supremum of the derivative.
 """,
 )
 

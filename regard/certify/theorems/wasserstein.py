@@ -25,13 +25,10 @@ The first two hold for every coupling, atom by atom, so residual connections add
     source="(vuckovic2021)",
     proof=r"""
 Take any coupling of $\mu$ and $\nu$, move $X_t = (1-t)X + tY$ along it and differentiate $t \mapsto T_{\mu_t}(X_t)$: the row bound of
-`token_max` holds with
-integrals for sums. $\int \mathbb{E}_x|d|^2\,\mu(dx) \le \sup_y\int (dP_x/d\mu)(y)\,\mu(dx)\,\|d\|^2 \le e^{\mathrm{osc}}\|d\|^2$ gives
-$W_2$, $\sup|d|$ gives $W_\infty$.
-$W_p$: $W_p(T_{\mu\#}\mu, T_{\nu\#}\nu) \le \mathrm{Lip}(T_\mu)W_p + \sup_x|T_\mu - T_\nu|$, $\mathrm{Lip}(T_\mu) \le wR\kappa$, and the
-second term by the Boltzmann–Gibbs
-bound applied to $y \mapsto G_x(y)(e\cdot y - c)$, whose slope is at most $G_{\max}(1 + 2R\alpha)$. The theorem is the authors'; the
-constants are proved here.
+`token_max` holds with integrals for sums. $\int \mathbb{E}_x|d|^2\,\mu(dx) \le \sup_y\int (dP_x/d\mu)(y)\,\mu(dx)\,\|d\|^2 \le
+e^{\mathrm{osc}}\|d\|^2$ gives $W_2$, $\sup|d|$ gives $W_\infty$. $W_p$: $W_p(T_{\mu\#}\mu, T_{\nu\#}\nu) \le \mathrm{Lip}(T_\mu)W_p +
+\sup_x|T_\mu - T_\nu|$, $\mathrm{Lip}(T_\mu) \le wR\kappa$, and the second term by the Boltzmann–Gibbs bound applied to $y \mapsto
+G_x(y)(e\cdot y - c)$, whose slope is at most $G_{\max}(1 + 2R\alpha)$. The theorem is the authors'; the constants are proved here.
 """,
 )
 
