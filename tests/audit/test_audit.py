@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import statistics
+import sys
 
 import pytest
 import torch
@@ -494,21 +495,45 @@ def test_a_report_that_was_changed_by_hand_is_refused():
 
 
 def test_what_a_long_input_lacks_is_said():
-    """Beyond 64 tokens nothing is proved at the point, beyond 128 there is no curve of depth: both beside the numbers that there are."""
-    model, length = model_of("gpt2"), 130
+    """Beyond 64 tokens nothing is proved at the point, beyond 128 there is no curve of depth, beyond 256 nothing about one word."""
+    model, length = model_of("gpt2"), 257
     model.wpe = torch.nn.Embedding(length, model.wpe.embedding_dim).double()
     model.config.n_positions = length
     call = {"input_ids": torch.arange(length).remainder(7).unsqueeze(0)}
     report = r.audit(model, [call], checks=named("bounds", "deviation", "depth"))
     reasons = {entry.check: entry.reason for entry in report.skipped}
     assert set(reasons) == {"bounds", "deviation", "depth"}
-    assert all("of 130 tokens; give a text of at most" in reason for reason in reasons.values())
+    assert all("of 257 tokens; give a text of at most" in reason for reason in reasons.values())
     assert all(math.isfinite(row.values["ball_bound"]) and "point_bound" not in row.values for row in report.heads)
     assert math.isfinite(report.stacks[0].values["network_constant"])
     assert math.isnan(report.stacks[0].values["product"])
     assert "depth" not in report.tables
     assert "Not measured everywhere: bounds, depth, deviation" in " ".join(summary(report))
     assert Report.from_dict(json.loads(json.dumps(report.to_dict()))).to_dict() == report.to_dict()
+
+
+def test_one_word_of_a_long_input():
+    """Proofs about one word that moves go on where those about all words at once have ended."""
+    model, length = model_of("gpt2"), 80
+    model.wpe = torch.nn.Embedding(length, model.wpe.embedding_dim).double()
+    model.config.n_positions = length
+    call = {"input_ids": torch.arange(length).remainder(7).unsqueeze(0)}
+    report = r.audit(model, [call], checks=named("deviation"))
+    assert not report.skipped
+    for row in report.layers:
+        assert 0 < row.values["word_attack"] <= row.values["word_deviation"] < 2 * row.values["word_attack"]
+
+
+@pytest.mark.parametrize(("family", "share", "why"), [("bert", 0.5, "would take"), ("llama", 1.0, "give a text of at most")])
+def test_what_is_too_large_to_prove_is_said(family, share, why, monkeypatch):
+    """Matrices of all heads, or slopes that differ from pair to pair, that would not fit in memory."""
+    model, tokens = model_of(family), 12
+    matrices = model.config.num_attention_heads * model.config.hidden_size**2
+    monkeypatch.setattr(sys.modules["regard.audit.checks.deviation"], "NUMBERS", int(share * matrices))
+    assert tokens**2 > model.config.hidden_size
+    report = r.audit(model, [{"input_ids": torch.arange(tokens).remainder(7).unsqueeze(0)}], checks=named("deviation"))
+    assert {entry.check for entry in report.skipped} == {"deviation"}
+    assert all(why in entry.reason for entry in report.skipped)
 
 
 def test_the_curve_of_depth_is_of_the_first_blocks_together():

@@ -11,6 +11,7 @@ from regard._round import EPS, up
 from regard.audit.checks.base import ESTIMATED, LAYER, PROVED, Check, Column, Result, Scene, listed, provable, register, too_long
 from regard.audit.site import Site
 from regard.certify import deviation
+from regard.certify.scores import bilinear
 from regard.domains import one_token
 from regard.norms import Frobenius
 
@@ -20,8 +21,10 @@ SHOWN = 0.01
 """The share of the columns."""
 INPUTS = 1
 """On how many inputs."""
-LONGEST = 64
-"""Up to how many tokens: bounds near an input keep a vector for each pair of tokens, memory that grows as n²d."""
+LONGEST = 256
+"""Up to how many tokens: the other rows are looked at one by one, each in the width of a token squared, which then takes minutes."""
+NUMBERS = 40_000_000
+"""How many numbers the matrices of all heads may hold, or the slopes of all scores where they differ from pair to pair."""
 STEPS = 18
 """Of the attack."""
 
@@ -30,7 +33,7 @@ def moved_word(scene: Scene, site: Site) -> Result:
     """The certified deviation for each share, and the attack."""
     if not provable(scene, site, INPUTS):
         return Result()
-    reason = too_long(scene, len(site.points), LONGEST, "nothing is proved about one word that moves")
+    reason = _too_large(scene, site)
     if reason:
         return Result(reason=reason)
     token, direction = _strongest(scene, site)
@@ -43,6 +46,16 @@ def moved_word(scene: Scene, site: Site) -> Result:
         if share == SHOWN and norm > 0:
             numbers = {"word_deviation": up(proved.value / (share * norm)), "word_attack": seen / (share * norm)}
     return Result(numbers, {"token": token, "norm": norm, "moves": entries})
+
+
+def _too_large(scene: Scene, site: Site) -> str:
+    """Why nothing is proved, or nothing where it can be."""
+    what, (tokens, width) = "nothing is proved about one word that moves", site.points.shape
+    if site.heads * width**2 > NUMBERS:
+        size = 8 * site.heads * width**2 / 2**30
+        return f"{what}: the matrices of {site.heads} heads on tokens of width {width} would take {size:.2g} GiB"
+    one_form = bilinear.one(site.singles[0].potential, width) is not None
+    return too_long(scene, tokens, LONGEST if one_form else min(LONGEST, math.isqrt(NUMBERS // (site.heads * width))), what)
 
 
 def attacked(site: Site, token: int, direction: Tensor, radii: Tensor) -> list[float]:
@@ -91,7 +104,8 @@ register(
                 "word_deviation",
                 "one word moves 1 %: proved",
                 "A certificate: when the token that the layer hears most moves by 1 % of its norm, in any direction, "
-                "the output of the layer moves by no more than this many times as far (Frobenius norm). Asked of the first input.",
+                "the output of the layer moves by no more than this many times as far (Frobenius norm). Asked of the first input, "
+                f"where it has at most {LONGEST} tokens.",
                 PROVED,
                 LAYER,
                 True,

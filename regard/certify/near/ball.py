@@ -281,6 +281,8 @@ class FrobeniusBall:
 
     def constant(self, radius: float) -> float:
         """At least the Lipschitz constant on the ball."""
+        if radius == 0 and math.isfinite(self.norm):  # the derivative itself
+            return self.norm * MARGIN
         change, direct, _ = self._parts(radius)
         return min(self.norm + change, (1.0 if self.heads.residual else 0.0) + direct) * MARGIN
 

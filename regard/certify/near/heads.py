@@ -7,6 +7,7 @@ z + (1{k=i} - P_i) v_i.
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -54,6 +55,7 @@ class LocalHead:
         self.log_p = positional.log_softmax(-1)
         self.p = self.log_p.exp()
         self.seen = self.log_p > -math.inf  # a weight that is too small for float64 can still grow
+        self.queries = torch.arange(self.n)
         self._margins(head, x, scores)
 
     def _margins(self, head: Head, x: Tensor, scores: Tensor) -> None:
@@ -66,6 +68,16 @@ class LocalHead:
         slope = float(self.v.norm(dim=-1).max()) + self.a * lengths
         self.tilt = outward(8 * gamma(4 * self.d + 16) * math.sqrt(self.d) * slope + 4 * self.eta * slope)
         self.error = outward(16 * self.eta + 64 * (self.n + self.d) * EPS)
+
+    def with_rows(self, queries: Tensor) -> LocalHead:
+        """The same head with the rows of some queries, (rows, n) and (rows, n, d) where others are (n, n) and (n, n, d)."""
+        part = copy.copy(self)
+        for name, value in LocalHead.__dict__.items():
+            if isinstance(value, cached_property):
+                part.__dict__.pop(name, None)
+        part.queries, part.p, part.log_p, part.seen = queries, self.p[queries], self.log_p[queries], self.seen[queries]
+        part.z, part.v = self.z if self.z.shape[0] == 1 else self.z[queries], self.v[queries]
+        return part
 
     @cached_property
     def log_rest(self) -> Tensor:
@@ -82,7 +94,12 @@ class LocalHead:
     @cached_property
     def y(self) -> Tensor:
         """x_k - m_i, (n, n, d)."""
-        return self.x.unsqueeze(0) - (self.p @ self.x).unsqueeze(1)
+        return self.x.unsqueeze(0) - self.means.unsqueeze(1)
+
+    @cached_property
+    def means(self) -> Tensor:
+        """m_i, (n, d)."""
+        return self.p @ self.x
 
     @cached_property
     def alpha(self) -> Tensor:
@@ -92,12 +109,11 @@ class LocalHead:
     @cached_property
     def own(self) -> Tensor:
         """own_ik, (n, n, d)."""
-        mean = torch.einsum("ik,ikd->id", self.p, self.z.expand(self.n, self.n, self.d))
-        index = torch.arange(self.n)
-        diagonal = self.v[index, index if self.v.shape[1] > 1 else torch.zeros_like(index)]
-        own = self.z - mean.unsqueeze(1) - (self.p[index, index].unsqueeze(-1) * diagonal).unsqueeze(1)
-        own = own.clone()
-        own[index, index] += diagonal
+        rows, queries = torch.arange(len(self.p)), self.queries
+        mean = torch.einsum("ik,ikd->id", self.p, self.z.expand(len(rows), self.n, self.d))
+        diagonal = self.v[rows, queries if self.v.shape[1] > 1 else torch.zeros_like(rows)]
+        own = self.z - mean.unsqueeze(1) - (self.p[rows, queries].unsqueeze(-1) * diagonal).unsqueeze(1)
+        own[rows, queries] += diagonal
         return own
 
     @cached_property
@@ -113,6 +129,8 @@ class LocalHead:
     @cached_property
     def own_narrow(self) -> tuple[Tensor, float]:
         """The vectors own_ik in fewer coordinates, and at least the length of what that leaves out."""
+        if len(self.p) < self.n:  # directions of some rows are few themselves
+            return self.own, 0.0
         flat = self.own.flatten(0, 1)
         values, vectors = torch.linalg.eigh(flat.mT @ flat)
         keep = vectors[:, values > 1e-13 * values[-1].clamp_min(1e-300)]
@@ -140,7 +158,7 @@ class LocalHead:
         """Cov_i(x, z) (rows, d, d): how the mean of a row moves with its query."""
         law, z = self.p[rows], self.z.expand(self.n, self.n, self.d)[rows]
         away = z - torch.einsum("ik,ikd->id", law, z).unsqueeze(1)
-        return (self.y[rows] * law.unsqueeze(-1)).mT @ away
+        return ((self.x - self.means[rows].unsqueeze(1)) * law.unsqueeze(-1)).mT @ away
 
     def push(self, tangents: Tensor) -> Tensor:
         """How the means of rows move, (n, d, b): E[d] + Cov(x, ∂s)."""
@@ -220,7 +238,6 @@ class LocalHeads:
             pairs = zip(self.heads, subject.folded, strict=True)
             self.folded = [LocalValues(local, _narrow(head, width), head.w) for local, head in pairs]
         self.n, self.d = self.heads[0].n, width
-        self._kept: dict[tuple[int, ...], Tensor] = {}
 
     def combined(self, separate: list[Tensor], folded: list[Tensor] | None) -> Tensor:
         """The smaller of Σ_h b_h and |W_O| √Σ_h b_h², row by row."""
@@ -234,16 +251,25 @@ class LocalHeads:
     @cached_property
     def jacobian(self) -> Tensor:
         """∂F_i/∂x_j of all heads together (n, n, e, d), the residual included; heads that are not mixed are side by side in e."""
-        return self._columns(torch.arange(self.n))
+        every = torch.arange(self.n)
+        return self._columns(every, every)
 
-    def columns(self, tokens: Tensor) -> Tensor:
-        """The columns of some tokens, (n, tokens, e, d); those of a few alone where the whole is not there yet."""
+    def columns(self, tokens: Tensor, rows: slice | Tensor = slice(None)) -> Tensor:
+        """The blocks of some rows and some tokens, (rows, tokens, e, d); those of a few alone where the whole is not there yet."""
         if "jacobian" in self.__dict__ or 2 * len(tokens) > self.n:
-            return self.jacobian[:, tokens]
-        key = tuple(tokens.tolist())
-        if key not in self._kept:
-            self._kept = {key: self._columns(tokens)}
-        return self._kept[key]
+            return self.jacobian[rows][:, tokens]
+        return self._columns(tokens, torch.arange(self.n)[rows])
+
+    def column_grams(self, token: int) -> tuple[Tensor, Tensor]:
+        """Σ_i J_ijᵀJ_ij of one column (d, d): that of its own row, and the sum over all others, some rows at a time."""
+        column, rows = torch.tensor([token]), torch.arange(self.n)
+        some = max(1, AT_ONCE // max(1, self.width * self.d))
+        rest = torch.zeros(self.d, self.d, dtype=torch.float64)
+        for others in rows[rows != token].split(some):
+            blocks = self.columns(column, others)[:, 0].flatten(0, 1)
+            rest += blocks.mT @ blocks
+        own = self.columns(column, column)[0, 0]
+        return own.mT @ own, rest
 
     @property
     def width(self) -> int:
@@ -252,18 +278,18 @@ class LocalHeads:
         widths = [head.matrix(self.d).shape[-1] for head in chosen]
         return sum(widths) if self.subject.folded is None else widths[0]
 
-    def _columns(self, tokens: Tensor) -> Tensor:
+    def _columns(self, tokens: Tensor, rows: Tensor) -> Tensor:
         chosen = self.subject.separate if self.subject.folded is None else self.subject.folded
         pairs = [(local, head.matrix(self.d)) for local, head in zip(self.heads, chosen, strict=True)]
         if self.subject.folded is None:
-            total = torch.cat([_blocks([pair], tokens) for pair in pairs], -2)
+            total = torch.cat([_blocks([pair], tokens, rows) for pair in pairs], -2)
         else:
             some = max(1, AT_ONCE // max(1, pairs[0][1].numel()))
-            total = _blocks(pairs[:some], tokens)
+            total = _blocks(pairs[:some], tokens, rows)
             for first in range(some, len(pairs), some):
-                total += _blocks(pairs[first : first + some], tokens)
+                total += _blocks(pairs[first : first + some], tokens, rows)
         if self.residual:
-            total[tokens, torch.arange(len(tokens))] += torch.eye(self.d, dtype=torch.float64)
+            total[rows.unsqueeze(-1) == tokens] += torch.eye(self.d, dtype=torch.float64)
         return total
 
     def push(self, tangents: Tensor) -> Tensor:
@@ -307,16 +333,19 @@ AT_ONCE = 4_000_000
 """Numbers in the matrices of heads that are looked at together."""
 
 
-def _blocks(pairs: list[tuple[LocalHead, Tensor]], columns: Tensor) -> Tensor:
-    """Σ_h ∂(V_hᵀm_i)/∂x_j (n, columns, e, d) = P_ij (Vᵀ + Vᵀy_ij v_ijᵀ) summed over heads, and Vᵀ Cov_i(x, z) more for j = i."""
-    law = torch.stack([local.p[:, columns] for local, _ in pairs], -1)  # (n, columns, heads)
-    turns = torch.stack([local.y[:, columns] @ matrix for local, matrix in pairs], -2) * law.unsqueeze(-1)
-    slopes = torch.stack([local.v[:, columns if local.v.shape[1] > 1 else [0]].expand(-1, len(columns), -1) for local, _ in pairs], -2)
+def _blocks(pairs: list[tuple[LocalHead, Tensor]], columns: Tensor, rows: Tensor) -> Tensor:
+    """Σ_h ∂(V_hᵀm_i)/∂x_j (rows, columns, e, d) = P_ij (Vᵀ + Vᵀy_ij v_ijᵀ) summed over heads, and Vᵀ Cov_i(x, z) more for j = i."""
+    law = torch.stack([local.p[rows][:, columns] for local, _ in pairs], -1)  # (rows, columns, heads)
+    away = (local.x[columns] - local.means[rows].unsqueeze(1) for local, _ in pairs)
+    turns = torch.stack([y @ matrix for y, (_, matrix) in zip(away, pairs, strict=True)], -2) * law.unsqueeze(-1)
+    chosen = (local.v[rows] if local.v.shape[1] == 1 else local.v[rows][:, columns] for local, _ in pairs)
+    slopes = torch.stack([v.expand(-1, len(columns), -1) for v in chosen], -2)
     matrices = torch.stack([matrix.mT for _, matrix in pairs])
     blocks = (law @ matrices.flatten(1)).unflatten(-1, matrices.shape[1:])
     blocks += turns.mT @ slopes
+    at, own = (rows.unsqueeze(-1) == columns).nonzero().unbind(-1)
     for local, matrix in pairs:
-        blocks[columns, torch.arange(len(columns))] += matrix.mT @ local.covariance_in_query(columns)
+        blocks[at, own] += matrix.mT @ local.covariance_in_query(rows[at])
     return blocks
 
 

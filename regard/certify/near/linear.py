@@ -39,13 +39,13 @@ class LinearMove:
     def _scaled(self, moves: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         """Σ_j ρ_j² J_ij J_ijᵀ/λ_j of rows (rows, e, e), and at least the roots of their norms."""
         moving = (moves > 0).nonzero().flatten()
-        blocks = self._heads.columns(moving)[rows] * moves[moving][None, :, None, None]
+        blocks = self._heads.columns(moving, rows) * moves[moving][None, :, None, None]
         if len(moving) > 1:
             blocks = blocks / shares(blocks, self._steps).sqrt()[..., None, None]
         count, columns, wide, deep = blocks.shape
         flat = blocks.transpose(1, 2).reshape(count, wide, columns * deep)
         gram = flat @ flat.mT
-        return gram, largest_root(gram)
+        return gram, largest_root(gram, columns * deep)
 
 
 def shares(blocks: Tensor, steps: int) -> Tensor:

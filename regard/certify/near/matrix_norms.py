@@ -37,15 +37,18 @@ def matrix_norms(matrices: Tensor) -> Tensor:
     if b == 1 or a == 1:
         return matrices.flatten(-2).norm(dim=-1) * MARGIN
     gram = matrices @ matrices.mT if a <= b else matrices.mT @ matrices
-    return largest_root(gram)
+    return largest_root(gram, max(a, b))
 
 
-def largest_root(gram: Tensor) -> Tensor:
-    """At least √λ_max of symmetric positive matrices (..., a, a); a backward stable eigenvalue with a margin above its error."""
+def largest_root(gram: Tensor, terms: int = 0) -> Tensor:
+    """At least √λ_max of symmetric positive matrices (..., a, a); a backward stable eigenvalue with a margin above its error.
+
+    terms: how many products were added for each entry of a Gram matrix AᵀA, whose rounding |A|_F² bounds.
+    """
     if not gram.shape[-1]:
         return gram.new_zeros(gram.shape[:-2])
     finite = torch.isfinite(gram).flatten(-2).all(-1)
     gram = torch.where(finite[..., None, None], gram, torch.zeros_like(gram))
     scale = gram.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0)
     top = torch.linalg.eigvalsh(gram)[..., -1].clamp_min(0)
-    return ((top + 8 * gram.shape[-1] * EPS * scale) * MARGIN).sqrt().masked_fill(~finite, math.inf)
+    return ((top + (8 * gram.shape[-1] + terms) * EPS * scale) * MARGIN).sqrt().masked_fill(~finite, math.inf)

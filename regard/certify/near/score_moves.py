@@ -11,7 +11,6 @@ from torch import Tensor
 from regard.certify.near.exponential import exponential_tail, quotient
 from regard.certify.near.heads import LocalHead, LocalValues
 from regard.certify.near.matrix_norms import MARGIN, row_norms
-from regard.certify.near.some_rows import queries_of
 
 STATIONS = 6
 """How many points of a path are looked at; the integrand grows along it, so each piece is bounded by its far end."""
@@ -23,7 +22,7 @@ class ScoreMoves:
     """How far scores and weights of one head can move: `reach` ≥ |ζ_ik|, P between `low` and `high`."""
 
     def __init__(self, local: LocalHead, moves: Tensor) -> None:
-        self.local, self.moves, queries = local, moves, queries_of(local)
+        self.local, self.moves, queries = local, moves, local.queries
         p = local.p
         self.alpha = local.alpha.expand_as(p)
         self.diagonal = queries.unsqueeze(-1) == torch.arange(local.n)  # where a row meets its own token

@@ -56,7 +56,7 @@ class Column:
         share = (shares(scaled, steps) if steps else sizes / sizes.sum(-1, keepdim=True)).sqrt()
         wide = (scaled / share[..., None, None]).transpose(1, 2).flatten(-2)
         gram = wide @ wide.mT if wide.shape[-2] <= wide.shape[-1] else wide.mT @ wide
-        return torch.minimum(largest_root(gram), sizes.sum(-1)) * (MARGIN + ROUNDING)
+        return torch.minimum(largest_root(gram, max(wide.shape[-2:])), sizes.sum(-1)) * (MARGIN + ROUNDING)
 
 
 @dataclass(frozen=True)

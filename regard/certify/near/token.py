@@ -12,8 +12,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from regard.certify.near.heads import LocalHeads, LocalValues
-from regard.certify.near.matrix_norms import MARGIN, matrix_norms
+from regard.certify.near.heads import AT_ONCE, LocalHeads, LocalValues
+from regard.certify.near.matrix_norms import MARGIN, largest_root, matrix_norms
 
 CELLS = 160
 CURVE = 1 / (12 * math.sqrt(3))
@@ -135,9 +135,13 @@ def _interval(heads: LocalHeads, moves: list[TokenMove], token: int, radius: flo
         tilt = move.values.local.tilt
         left = move.values.w * float(p_half.norm()) + float(matrix_norms(turned)) + float((s_half * move.gap).norm()) * tilt
         squares += left * left
-    middle = (weight @ outputs.mT.flatten(1)).unflatten(1, outputs.mT.shape[1:]) + turn.mT @ slope  # (n, e, d)
-    rounding = 1e-12 * float(middle.norm())
-    return radius * (float(matrix_norms(middle.flatten(0, 1))) + rounding + heads.subject.mixing * math.sqrt(squares)) * MARGIN
+    flat, gram = outputs.mT.flatten(1), torch.zeros(heads.d, heads.d, dtype=torch.float64)
+    some = max(1, AT_ONCE // max(1, flat.shape[-1]))
+    for rows in torch.arange(heads.n).split(some):
+        middle = (weight[rows] @ flat).unflatten(1, outputs.mT.shape[1:]) + turn[rows].mT @ slope[rows]  # (rows, e, d)
+        gram += middle.flatten(0, 1).mT @ middle.flatten(0, 1)
+    norm = float(largest_root(gram, heads.n * outputs.shape[-1])) + 1e-12 * float(gram.diagonal().sum().sqrt())
+    return radius * (norm + heads.subject.mixing * math.sqrt(squares)) * MARGIN
 
 
 def _padded(heads: LocalHeads, head: int) -> Tensor:
@@ -169,14 +173,10 @@ def _root(moves: list[TokenMove], radius: float, whole: bool) -> float:
 def stacked_norm(heads: LocalHeads, token: int, own: bool) -> float:
     """At least the norm of the column of blocks J_ij over the rows i, without the row j unless `own`; the same for every radius."""
     kept = heads.__dict__.setdefault("_stacked", {})
-    if (token, own) not in kept:
-        kept[token, own] = _stacked_norm(heads, token, own)
-    return kept[token, own]
-
-
-def _stacked_norm(heads: LocalHeads, token: int, own: bool) -> float:
-    rows = [i for i in range(heads.n) if own or i != token]
-    column = heads.columns(torch.tensor([token]))[rows, 0].flatten(0, 1)
-    moves = torch.zeros(heads.n, dtype=torch.float64)
-    moves[token] = 1.0
-    return float(matrix_norms(column)) + float(heads.jacobian_error(moves).norm())
+    if token not in kept:
+        moves = torch.zeros(heads.n, dtype=torch.float64)
+        moves[token] = 1.0
+        error, inner = float(heads.jacobian_error(moves).norm()), heads.n * heads.width
+        mine, rest = heads.column_grams(token)
+        kept[token] = [float(largest_root(gram, inner)) + error for gram in (mine + rest, rest)]
+    return kept[token][0 if own else 1]
