@@ -133,7 +133,7 @@ def show_paths(paths: Sequence[Path], console: Console) -> None:
 def layer_table(report: Report, width: int) -> Table:
     """For each layer the median of its heads and the head to look at first, or its own number."""
     columns = [column for name in SHOWN for column in [report.column(name)] if column is not None][: max(1, (width - 8) // CELL)]
-    table = Table(title="Median of each layer, and the head to look at first", title_justify="left")
+    table = Table(title="Median over the heads of each layer (the head to look at first: its value)", title_justify="left")
     table.add_column("layer", justify="right")
     for column in columns:
         table.add_column(Text(column.title), justify="right")
@@ -150,7 +150,7 @@ def _cell(column: Column, rows: list[Row]) -> str:
     if column.scope != HEAD:
         return f"{next(iter(numbers.values())):.3g}"
     worst = (min if column.high_is_alarming is False else max)(numbers, key=numbers.__getitem__)
-    return f"{statistics.median(numbers.values()):.3g} (head {worst}: {numbers[worst]:.3g})"
+    return f"{statistics.median(numbers.values()):.3g} ({worst}: {numbers[worst]:.3g})"
 
 
 def show_series(found: Series, paths: Sequence[Path], console: Console, shown: int = 10) -> None:

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+import torch.utils._pytree as pytree
 
 import regard as r
 from regard.certify import deviation, falsify_deviation
-from regard.certify.near import facts
+from regard.certify.near import facts, heads
+from regard.certify.near import token as token_moves
 from regard.certify.near.facts import LocalFacts, local_facts
 from regard.certify.near.heads import LocalHeads
 from regard.certify.near.token import TokenMove, _interval, _padded
@@ -193,3 +195,19 @@ def test_heads_side_by_side_keep_their_places(support):
         bound = _interval(heads, [TokenMove(values, 1, radius) for values in heads.separate], 1, radius)
         assert away <= bound
         assert radius > 1e-3 or away > 0.7 * bound
+
+
+@pytest.mark.parametrize(("kind", "support", "seed"), PLACES)
+def test_nothing_is_kept_for_pairs_of_tokens(kind, support, seed, large, monkeypatch):
+    """Vectors for the row that moves alone, and for the others a few rows at a time: the same bound."""
+    map, residual, x = drawn(kind, support, seed)
+    domain = one_token(x, 1, 0.2)
+    known = local_facts(subject_of(map, residual), domain)
+    together = theorem(subject_of(map, residual), domain, Frobenius()).value
+    for local in known.heads.heads:
+        assert "means" in vars(local)  # these are the facts that were used
+        assert not {"y", "own", "own_apart", "own_pairs"} & set(vars(local))
+    for module in (heads, token_moves):
+        monkeypatch.setattr(module, "AT_ONCE", 1)
+    map, x = pytree.tree_map(torch.clone, map), x.clone()  # other facts
+    assert theorem(subject_of(map, residual), one_token(x, 1, 0.2), Frobenius()).value == pytest.approx(together, rel=1e-12)

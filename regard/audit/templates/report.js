@@ -428,12 +428,16 @@
     return own.map((finding) => element("div", { class: `finding ${finding.level}` }, paragraph(element("span", { class: `level ${finding.level}` }, finding.level), element("b", {}, finding.what)), paragraph(finding.why), paragraph(element("b", {}, "What to do. "), finding.advice)));
   }
 
+  function asked(row, name) {
+    return (row.inputs[name] || []).filter((value) => !Number.isNaN(number(value))).length;
+  }
+
   function numbersOf(row, scope) {
     const several = report.inputs.length > 1;
     const titles = ["", several ? "all inputs" : "value", ...(several ? [`input ${state.shown + 1}`] : []), "sort"];
     const lines = known(scope).filter((column) => column.name in row.values).map((column) => element("tr", { "data-column": column.name },
       element("th", { scope: "row" }, column.title, " ", info(column)),
-      element("td", { class: "right" }, several && column.over !== "only" ? element("small", {}, `${column.over} `) : null, figure(valueOf(row, column.name), column)),
+      element("td", { class: "right" }, asked(row, column.name) > 1 && column.over !== "only" ? element("small", {}, `${column.over} `) : null, figure(valueOf(row, column.name), column)),
       several ? element("td", { class: "right" }, figure(valueOf(row, column.name, state.shown), { ...column, over: "" })) : null,
       element("td", {}, kind(column.kind))));
     const made = element("table", { class: "plain numbers" }, element("thead", {}, element("tr", {}, titles.map((title, i) => element("th", { scope: "col", class: i && i < titles.length - 1 ? "right" : null }, title)))), element("tbody", {}, lines));
