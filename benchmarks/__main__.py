@@ -18,7 +18,7 @@ from benchmarks.measure import Timing, interleaved, peak_mib
 from benchmarks.memory import DECLARATIONS, run_of
 from benchmarks.suite import CASES, SHAPES, Case, contender_of
 
-console = Console()
+console = Console(width=160)
 COMPILED = ("FlexAttention Gaussian",)
 """Contenders whose compiler takes more memory than they do: theirs is not measured."""
 

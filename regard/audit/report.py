@@ -15,7 +15,7 @@ from regard.errors import ArgumentError
 if TYPE_CHECKING:
     from regard.audit.findings import Finding
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 @dataclass(frozen=True)

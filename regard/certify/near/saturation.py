@@ -77,8 +77,8 @@ def _paired(heads: LocalHeads, scores: list[ScoreMoves]) -> Tensor:
     shapes, moves = head_shapes(heads), scores[0].moves
     largest = torch.full((1,), float(moves.max()), dtype=torch.float64)
     parts = [shape.move(largest) for shape in shapes] + ([ball(largest, heads.d)] if heads.residual else [])
-    found, shapes_of_it = enclosed(parts)
-    reach, spread = float(found), shapes_of_it[0]
+    found, matrices = enclosed(parts)
+    reach, spread = float(found), matrices[0]
     raw = sum(shape.stretch * (2 * shape.folded.local.radius + float(largest)) for shape in shapes) + float(largest)
     lost = sum(shape.folded.w * shape.folded.local.shift for shape in shapes)
     best = torch.full_like(scores[0].half, math.inf)
