@@ -16,7 +16,8 @@ class HeadsJacobian(Jacobian):
     """x ↦ Σ_h f_h(x) w_o[h] at one sequence: J = Σ_h w_oᵀ[h] J_h; what is added to the sum does not move."""
 
     def __init__(self, heads: Jacobian, w_o: Tensor, b_o: Tensor | None) -> None:
-        self._heads, self._w_o, self._b_o = heads, w_o.detach().clone(), b_o
+        several = heads.value.shape[-3] if heads.value.ndim > 2 and len(w_o) == 1 else len(w_o)  # one projection may be that of all heads
+        self._heads, self._w_o, self._b_o = heads, w_o.detach().expand(several, -1, -1).clone(), b_o
         self.point, self.batch_shape = heads.point, torch.Size()
         value = mixed(heads.value, self._w_o)
         self.value = value if b_o is None else value + b_o.detach()

@@ -61,7 +61,8 @@ def _attention(attention: Attention, x: Any, context: Any, batch: int | None) ->
 def _heads(heads: Heads, x: Any, context: Any, batch: int | None) -> Jacobian:
     """At one sequence from the closed forms of attention; a Measure keeps its marks."""
     points = x.points if isinstance(x, Measure) else x
-    if context is not None or batch or not isinstance(points, Tensor) or points.ndim != 2:
+    mean = isinstance(heads.attention.moment, Mean)
+    if context is not None or batch or not mean or not isinstance(points, Tensor) or points.ndim != 2:
         return _function(heads, x, context, batch)
     return HeadsJacobian(_attention(heads.attention, x, None, 0), heads.w_o, heads.b_o)
 

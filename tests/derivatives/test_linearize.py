@@ -72,6 +72,7 @@ MIXED = {
     "grouped": r.Heads(DECLARATIONS["grouped heads"], random(4, 5, 4)),
     "rotary": r.Heads(DECLARATIONS["rotary causal"], random(1, 2, 4)),
     "sparse": r.Heads(r.Attention(r.Dot(random(2, 4, 3), random(2, 4, 3)), normalizer=r.Sparsemax()), random(2, 4, 4), random(4)),
+    "one matrix for many heads": r.Heads(DECLARATIONS["heads"], random(1, 5, 3)),
     "one value for many matrices": r.Heads(r.Attention(r.Dot()), random(3, 4, 2)),
 }
 
@@ -89,6 +90,13 @@ def test_mixed_heads(name):
     batch = torch.randn(3, 1, 6, 4, dtype=D)
     t = torch.randn_like(batch)
     assert torch.allclose(r.linearize(map, batch).mv(t)[1], r.linearize(map, batch[1, 0]).mv(t[1, 0]), atol=1e-9)
+
+
+def test_mixed_heads_of_another_moment():
+    """The likeliest value of each row is a point too, and is differentiated as any function."""
+    map = r.Heads(r.Attention(r.Dot(random(2, 4, 3), random(2, 4, 3)), r.Linear(random(2, 4, 3)), moment=r.Mode()), random(2, 3, 4))
+    x, t = torch.randn(5, 4, dtype=D), torch.randn(5, 4, dtype=D)
+    assert torch.allclose(r.linearize(map, x).mv(t), jvp(map, (x,), (t,))[1], atol=1e-10)
 
 
 def test_mixed_heads_keep_marks_and_forget_their_tensors():

@@ -15,7 +15,7 @@ from torch import Tensor
 from regard._round import spectral_norm_bound
 from regard.certify.near.exponential import quotient
 from regard.certify.near.heads import LocalHead, LocalHeads, LocalValues
-from regard.certify.near.matrix_norms import MARGIN, largest_root, row_norms
+from regard.certify.near.matrix_norms import MARGIN, largest_root, row_norms, sums_of_others
 from regard.certify.near.score_moves import ScoreMoves
 
 STATIONS = 6
@@ -35,12 +35,10 @@ class BallScores:
         self.off = p.masked_fill(eye, 0.0)
         alpha = local.alpha.expand(n, n).masked_fill(eye, 0.0)
         self.alpha_top = alpha.amax(-1)
-        pulls = (p * alpha).square()
-        keys = pulls.sum(-1, keepdim=True) - pulls + ((1 - p) * alpha).square()
-        squares = self.off.square()
-        own_weight = p.diagonal()
-        apart = squares.sum(-1, keepdim=True) - squares + (1 - p).square().masked_fill(eye, 0.0)
-        close = torch.where(eye, 1 - own_weight.unsqueeze(-1), own_weight.unsqueeze(-1).expand(n, n))
+        rest = local.log_rest.exp()  # 1 - p
+        keys = sums_of_others((p * alpha).square()) + (rest * alpha).square()
+        apart = sums_of_others(self.off.square()) + rest.square().masked_fill(eye, 0.0)
+        close = torch.where(eye, rest.diagonal().unsqueeze(-1), p.diagonal().unsqueeze(-1).expand(n, n))
         bend = a * radius**2 * (close + (close.square() + apart).sqrt()) / 2
         reach = radius * (local.own_size.square() + keys).sqrt() + bend
         self.reach = torch.where(local.seen, reach * MARGIN + 4 * local.eta, torch.zeros_like(reach))

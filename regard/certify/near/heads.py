@@ -60,6 +60,8 @@ class LocalHead:
 
     def _margins(self, head: Head, x: Tensor, scores: Tensor) -> None:
         """What rounding may have changed: `eta` in a score, `shift` in a mean, `tilt` in a slope."""
+        if not bool(torch.isfinite(scores).any()):
+            raise Refusal("scores leave the range of float64; scale the tokens")
         lengths = max(vector_norm_bound(row) for row in x)
         size = self.a * lengths * lengths + float(self.v.norm(dim=-1).max()) * lengths + float(scores[torch.isfinite(scores)].abs().max())
         self.eta = outward(8 * gamma(4 * self.d + 16) * math.sqrt(self.d) * size)

@@ -18,6 +18,11 @@ def bounds(values: Tensor) -> Tensor:
     return torch.nan_to_num(values, nan=math.inf, posinf=math.inf)
 
 
+def sums_of_others(values: Tensor) -> Tensor:
+    """Σ_{l≠k} v_l for each k (..., n), each summed by itself: taking v_k from the sum of all would lose what is small beside it."""
+    return values @ (1 - torch.eye(values.shape[-1], dtype=values.dtype))
+
+
 def row_norms(p: Tensor, vectors: Tensor) -> Tensor:
     """At least |[√p_k u_k]_k|₂ for each row of vectors (rows, n, e)."""
     scaled = vectors * p.clamp_min(0).sqrt().unsqueeze(-1)

@@ -50,7 +50,8 @@ class RowMoves:
     def best(self) -> Tensor:
         """At least |F_i(x') - F_i(x)| for each row."""
         joined = torch.minimum(bounds(gathered([self.straight, *self.beyond])), self.linear + self.plain)
-        if bool((joined <= SLIGHTLY * self.linear).all()):  # the linear part is nearly attained, so no bound is much smaller
+        attained = self.linear - self.straight.slack  # without its rounding
+        if bool((joined <= SLIGHTLY * attained).all()):  # no bound is much smaller than what is nearly attained
             return joined * MARGIN
         return torch.minimum(joined, self.saturation) * MARGIN
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.certify.near.exponential import exponential_tail, quotient
 from regard.certify.near.heads import LocalHead, LocalValues
-from regard.certify.near.matrix_norms import MARGIN, row_norms
+from regard.certify.near.matrix_norms import MARGIN, row_norms, sums_of_others
 
 STATIONS = 6
 """How many points of a path are looked at; the integrand grows along it, so each piece is bounded by its far end."""
@@ -27,11 +27,11 @@ class ScoreMoves:
         self.alpha = local.alpha.expand_as(p)
         self.diagonal = queries.unsqueeze(-1) == torch.arange(local.n)  # where a row meets its own token
         self.turn = moves[queries]
-        self.mean_move = p @ moves
-        drift = (1 - 2 * p) * moves + self.mean_move.unsqueeze(-1)  # at least |d_k - E d|
+        self.mean_move, rest = p @ moves, local.log_rest.exp()
+        drift = rest * moves + sums_of_others(p * moves)  # at least |d_k - E d|
         self.drift = torch.where(local.seen, drift, torch.zeros_like(drift))
         self.step = (self.alpha * moves).masked_fill(self.diagonal, 0.0)
-        self.others = (p * self.step).sum(-1, keepdim=True) + (1 - 2 * p) * self.step
+        self.others = sums_of_others(p * self.step) + rest * self.step
         self.by_own = self.turn.unsqueeze(-1) * local.own_size
         mixed = local.a * self.turn.unsqueeze(-1) * self.drift
         self.reach = (self.by_own + self.others + mixed) * MARGIN + 4 * local.eta
@@ -62,9 +62,9 @@ class ScoreMoves:
         high = torch.minimum(grown, lifted)
         self.high = torch.where(local.seen, (high * MARGIN).clamp(max=1.0), torch.zeros_like(p))
         shrunk = (local.log_p - self.reach).exp()
-        fall = shrunk / (shrunk + (grown.sum(-1, keepdim=True) - grown).clamp_min(0)).clamp_min(1e-300)
+        fall = shrunk / (shrunk + sums_of_others(grown)).clamp_min(1e-300)
         fall = torch.maximum(torch.nan_to_num(fall, nan=0.0), torch.sigmoid(odds - self.climb))
-        left = 1 - (self.high.sum(-1, keepdim=True) - self.high) * MARGIN
+        left = 1 - sums_of_others(self.high) * MARGIN
         self.low = torch.maximum(fall, left).clamp_min(0.0) / MARGIN
         self.low = torch.minimum(self.low, p)
         self.high = torch.maximum(self.high, p)

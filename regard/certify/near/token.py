@@ -7,6 +7,7 @@ p(t) δ + (p(t) - p(0)) Δ_i. All rows see the same δ, so Σ_i (a_i + c_i t_i²
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -170,13 +171,23 @@ def _root(moves: list[TokenMove], radius: float, whole: bool) -> float:
     return math.sqrt(total + radius**2 * (float(matrix_norms(rows)) ** 2 + extra)) * MARGIN
 
 
-def stacked_norm(heads: LocalHeads, token: int, own: bool) -> float:
-    """At least the norm of the column of blocks J_ij over the rows i, without the row j unless `own`; the same for every radius."""
+@dataclass(frozen=True)
+class ColumnNorms:
+    """At least the norms of the column of blocks J_ij over all rows i, and over those of other tokens; `error`: what of it is rounding."""
+
+    whole: float
+    rest: float
+    error: float
+
+
+def column_norms(heads: LocalHeads, token: int) -> ColumnNorms:
+    """Those of one token; the same for every radius."""
     kept = heads.__dict__.setdefault("_stacked", {})
     if token not in kept:
         moves = torch.zeros(heads.n, dtype=torch.float64)
         moves[token] = 1.0
         error, inner = float(heads.jacobian_error(moves).norm()), heads.n * heads.width
         mine, rest = heads.column_grams(token)
-        kept[token] = [float(largest_root(gram, inner)) + error for gram in (mine + rest, rest)]
-    return kept[token][0 if own else 1]
+        whole, others = (float(largest_root(gram, inner)) + error for gram in (mine + rest, rest))
+        kept[token] = ColumnNorms(whole, others, error)
+    return kept[token]

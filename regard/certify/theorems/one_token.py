@@ -11,7 +11,7 @@ from regard._round import outward
 from regard.certify.near.facts import local_facts
 from regard.certify.near.moves import SLIGHTLY
 from regard.certify.near.own_row import own_remainder
-from regard.certify.near.token import RestMoves, stacked_norm
+from regard.certify.near.token import RestMoves, column_norms
 from regard.certify.subject import MultiHead
 from regard.certify.theorem import Bound, Refusal, Theorem, checked
 from regard.certify.theorems.ball_constant import _arithmetic
@@ -59,10 +59,10 @@ def one_token(subject: Any, domain: Radii, norm: Frobenius) -> Bound:
     own = own if facts.large else min(own, own_remainder(facts.heads, token, radius))
     own_whole = min(float(rows.best[at]), float(rows.linear[at]) + own)
     rest = RestMoves(facts.heads, token, radius)
-    linear_rest, linear = (stacked_norm(facts.heads, token, whole) * radius for whole in (False, True))
-    beyond = linear + math.hypot(rest.remainder, own)
-    others = linear_rest + rest.remainder
-    if others > SLIGHTLY * linear_rest:
+    column = column_norms(facts.heads, token)
+    beyond = column.whole * radius + math.hypot(rest.remainder, own)
+    others = column.rest * radius + rest.remainder
+    if others > SLIGHTLY * (column.rest - column.error) * radius:  # else no bound is much smaller than what is nearly attained
         others = min(others, rest.whole)
     apart = math.hypot(own_whole, others)
     return Bound(
