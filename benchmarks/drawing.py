@@ -147,7 +147,7 @@ def domains(draw: Draw, n: int, d: int, plain: bool) -> Domain:
     x = size * draw.normal(n, d)
     x = x[torch.randint(0, n, (n,), generator=draw.generator)] if draw.chance(0.2) else x
     points = x if plain or draw.chance(0.7) else Measure(x, 2 * draw.normal(n))
-    radius = draw.pick([0.0, draw.size(1e-4, 3.0), draw.size(1e-4, 3.0), draw.size(1e-2, 1.0)]) * size
+    radius = draw.pick([0.0, draw.size(1e-4, 3.0), draw.size(1e-4, 3.0), draw.size(1e-2, 1.0), draw.size(1.0, 100.0)]) * size
     radii = radius * torch.rand(n, generator=draw.generator, dtype=D) * (torch.rand(n, generator=draw.generator) > 0.4)
     alone = radius * torch.nn.functional.one_hot(torch.tensor(draw.count(0, n - 1)), n).to(D)
     choices = [Neighborhood(points, radius), Neighborhood(points, radius, TokenMax()), Radii(points, radii), Radii(points, alone)]
