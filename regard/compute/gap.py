@@ -11,9 +11,10 @@ from torch import Tensor
 from regard import _check
 from regard import attention as declared
 from regard.attention import Attention
-from regard.compute.application import problem_of, select
+from regard.compute.application import problem_of
 from regard.compute.engine import working_dtype
-from regard.compute.tiles import Tiling, rows_of
+from regard.compute.kernel.tiles import Tiling, rows_per_tile
+from regard.compute.selection import select
 from regard.errors import ArgumentError
 from regard.measure import Measure
 from regard.normalizers import Softmax
@@ -33,10 +34,10 @@ def _law_gap(attention: Attention, law: Tensor, x: Measure | Tensor, context: Me
         )
     if _check.holds(((law.sum(-1) - 1).abs() > 1e-3).any() | (law < 0).any()):
         raise ArgumentError("law", "has rows that are not probability laws", "give non-negative rows that sum to one")
-    energy = select(problem, None).free_energy(problem)
+    energy = select(problem).free_energy()
     temperature = problem.normalizer.temperature
     factor = temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
-    rows = rows_of(max(1, problem.batch_shape.numel()), problem.key_count, problem.potential.width(problem.queries, problem.keys))
+    rows = rows_per_tile(max(1, problem.batch_shape.numel()), problem.key_count, problem.potential.width(problem.queries, problem.keys))
     tiling = Tiling(problem.support, problem.rows(), problem.columns(), rows, False)
     gaps = []
     for tile in tiling:

@@ -15,7 +15,7 @@ from regard.attention import Attention, as_measure
 from regard.compute import apply
 from regard.compute.application import problem_of
 from regard.compute.engine import working_dtype
-from regard.compute.fused import not_fused
+from regard.compute.engines.sdpa import FusedPlan, Sdpa
 from regard.derive.blocks import AttentionBlocks
 from regard.derive.graph import GraphJacobian, fitting, nudged_tensor, second_derivative, within
 from regard.derive.heads import HeadsJacobian
@@ -99,10 +99,12 @@ class AttentionJacobian(Jacobian):
         with torch.enable_grad():
             problem = problem_of(attention, x.replace(points=leaf), context)
             problem = problem.to(working_dtype(problem.dtype))
-        fused = isinstance(attention.moment, Mean) and leaf.device.type == "cpu" and not_fused(problem) is None
+            closed = isinstance(attention.moment, Mean) and leaf.device.type == "cpu"
+            closed = closed and 0 not in (problem.query_count, problem.key_count, *problem.batch_shape)
+            plan = Sdpa().plan(problem) if closed else None
         self._products: FusedProducts | AbsorbedProducts | GraphJacobian
-        if fused and 0 not in (problem.query_count, problem.key_count, *problem.batch_shape):
-            self._products = FusedProducts(leaf, problem, attention, context is None).absorbed()
+        if isinstance(plan, FusedPlan):
+            self._products = FusedProducts(leaf, plan, attention, context is None).absorbed()
         else:
             self._products = GraphJacobian(self._run, self.point, 0)
         self.value = self._products.value.to(self.point.dtype)

@@ -1,8 +1,8 @@
 """Sweeps: a function of blocks, summed over blocks. Their derivatives are sweeps again, so every order takes O(n) memory.
 
-A plan says what one block computes from its share of each tensor, and where the results go. The reverse derivative of a plan is
-the plan whose blocks pull cotangents back; the forward derivative is the plan whose blocks push tangents; a batch of plans is
-the plan of the batched block. So reverse, forward and vmap compose in any order, as often as wanted.
+A sweep says what one block computes from its share of each tensor, and where the results go. The reverse derivative of a sweep is
+the sweep whose blocks pull cotangents back; the forward derivative is the sweep whose blocks push tangents; a batch of sweeps is
+the sweep of the batched block. So reverse, forward and vmap compose in any order, as often as wanted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard._object import Object, rebuild
 from regard._transforms import forward_rule, push
-from regard.compute.tiles import Index, Tile, Tiling
+from regard.compute.kernel.tiles import Index, Tile, Tiling
 
 QUERY, KEY, SHARED = "query", "key", "shared"
 """Cut by rows; cut by columns; given whole to every block."""
@@ -67,14 +67,14 @@ Block = Callable[[Tiling, Tile, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A block function with the fate of its arguments and results."""
+class Sweep:
+    """What one block computes, how its arguments are cut into blocks, and where its results are added."""
 
     block: Block
     takes: tuple[Take, ...]
     gives: tuple[Give, ...]
 
-    def pulled(self, arguments: Sequence[Tensor], wanted: tuple[int, ...], given: tuple[int, ...]) -> Plan:
+    def reverse_derivative(self, arguments: Sequence[Tensor], wanted: tuple[int, ...], given: tuple[int, ...]) -> Sweep:
         """The reverse derivative: arguments, then cotangents of the results `given`; gradients of the arguments `wanted`."""
         count = len(self.takes)
 
@@ -82,7 +82,7 @@ class Plan:
             own, cotangents = arguments[:count], arguments[count:]
 
             def some(*moving: Tensor) -> tuple[Tensor, ...]:
-                results = self.block(tiling, tile, filled(own, wanted, moving))
+                results = self.block(tiling, tile, substitute(own, wanted, moving))
                 return tuple(results[index] for index in given)
 
             results, pull = torch.func.vjp(some, *(own[index] for index in wanted))[:2]
@@ -90,20 +90,20 @@ class Plan:
 
         takes = (*self.takes, *(Take(self.gives[i].role, len(self.gives[i].lead)) for i in given))
         gives = (Give(self.takes[i].role, i, tuple(arguments[i].shape[: self.takes[i].mapped])) for i in wanted)
-        return Plan(block, takes, tuple(gives))
+        return Sweep(block, takes, tuple(gives))
 
-    def pushed(self, moving: tuple[int, ...]) -> Plan:
+    def forward_derivative(self, moving: tuple[int, ...]) -> Sweep:
         """The forward derivative: arguments, then tangents of the arguments `moving`; tangents of all results."""
         count = len(self.takes)
 
         def block(tiling: Tiling, tile: Tile, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             own, tangents = arguments[:count], arguments[count:]
             some = tuple(own[index] for index in moving)
-            return push(lambda *m: self.block(tiling, tile, filled(own, moving, m)), some, tangents)[1]
+            return push(lambda *m: self.block(tiling, tile, substitute(own, moving, m)), some, tangents)[1]
 
-        return Plan(block, (*self.takes, *(self.takes[i] for i in moving)), self.gives)
+        return Sweep(block, (*self.takes, *(self.takes[i] for i in moving)), self.gives)
 
-    def mapped(self, size: int, moving: tuple[bool, ...]) -> Plan:
+    def batch(self, size: int, moving: tuple[bool, ...]) -> Sweep:
         """One more mapped dimension, in front; the arguments that `moving` names have it."""
 
         def block(tiling: Tiling, tile: Tile, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -113,35 +113,35 @@ class Plan:
             return batched(*arguments)
 
         takes = tuple(Take(take.role, take.mapped + m) for take, m in zip(self.takes, moving, strict=True))
-        return Plan(block, takes, tuple(Give(give.role, give.like, (size, *give.lead)) for give in self.gives))
+        return Sweep(block, takes, tuple(Give(give.role, give.like, (size, *give.lead)) for give in self.gives))
 
 
-def sweep(plan: Plan, tiling: Tiling, arguments: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The results of a plan, summed over all blocks of a tiling; differentiable to any order."""
-    return _Sweep.apply(plan, tiling, *arguments)
+def sum_blocks(sweep: Sweep, tiling: Tiling, arguments: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The results of a sweep, summed over all blocks of a tiling; differentiable to any order."""
+    return _SumBlocks.apply(sweep, tiling, *arguments)
 
 
-def run(plan: Plan, tiling: Tiling, arguments: Sequence[Tensor], tiles: Iterable[Tile]) -> tuple[Tensor, ...]:
-    """The results of a plan over some tiles, without derivatives."""
+def sum_tiles(sweep: Sweep, tiling: Tiling, arguments: Sequence[Tensor], tiles: Iterable[Tile]) -> tuple[Tensor, ...]:
+    """The results of a sweep over some tiles, without derivatives."""
     totals: list[Tensor] = []
     for tile in tiles:
-        cut = tuple(take.view(argument, tile) for take, argument in zip(plan.takes, arguments, strict=True))
-        results = plan.block(tiling, tile, cut)
+        cut = tuple(take.view(argument, tile) for take, argument in zip(sweep.takes, arguments, strict=True))
+        results = sweep.block(tiling, tile, cut)
         if not totals:
-            totals = [give.total(r, tiling, arguments, plan.takes) for give, r in zip(plan.gives, results, strict=True)]
-        for give, total, result in zip(plan.gives, totals, results, strict=True):
+            totals = [give.total(r, tiling, arguments, sweep.takes) for give, r in zip(sweep.gives, results, strict=True)]
+        for give, total, result in zip(sweep.gives, totals, results, strict=True):
             give.add(total, result, tile)
     return tuple(totals)
 
 
-class _Sweep(torch.autograd.Function):
+class _SumBlocks(torch.autograd.Function):
     @staticmethod
-    def forward(plan: Plan, tiling: Tiling, *arguments: Tensor) -> tuple[Tensor, ...]:
-        return run(plan, tiling, arguments, tiling.blocks())
+    def forward(sweep: Sweep, tiling: Tiling, *arguments: Tensor) -> tuple[Tensor, ...]:
+        return sum_tiles(sweep, tiling, arguments, tiling.blocks())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.plan, ctx.tiling, *arguments = inputs
+        ctx.sweep, ctx.tiling, *arguments = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*arguments)
         ctx.save_for_forward(*arguments)
@@ -149,48 +149,48 @@ class _Sweep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
         arguments = ctx.saved_tensors
-        wanted = where(ctx.needs_input_grad[2:])
-        given = where([c is not None for c in cotangents])
+        wanted = places_of(ctx.needs_input_grad[2:])
+        given = places_of([c is not None for c in cotangents])
         gradients: list[Any] = [None] * len(ctx.needs_input_grad)
         if wanted and given:
-            plan = ctx.plan.pulled(arguments, wanted, given)
-            for index, found in zip(wanted, sweep(plan, ctx.tiling, [*arguments, *(c for c in cotangents if c is not None)]), strict=True):
+            sweep = ctx.sweep.reverse_derivative(arguments, wanted, given)
+            for index, found in zip(wanted, sum_blocks(sweep, ctx.tiling, [*arguments, *(c for c in cotangents if c is not None)]), strict=True):
                 gradients[2 + index] = found
         return tuple(gradients)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor, ...]:
-        moving = where([t is not None for t in tangents[2:]])
+        moving = places_of([t is not None for t in tangents[2:]])
         with forward_rule(ctx) as arguments:
-            return sweep(ctx.plan.pushed(moving), ctx.tiling, [*arguments, *(t for t in tangents[2:] if t is not None)])
+            return sum_blocks(ctx.sweep.forward_derivative(moving), ctx.tiling, [*arguments, *(t for t in tangents[2:] if t is not None)])
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], plan: Plan, tiling: Tiling, *arguments: Tensor) -> tuple[tuple[Tensor, ...], Any]:
-        if moves(tiling, in_dims[1]):  # masks that differ between samples: one sample after the other
-            return one_by_one(_Sweep, info.batch_size, in_dims, (plan, tiling, *arguments))
+    def vmap(info: Any, in_dims: tuple[Any, ...], sweep: Sweep, tiling: Tiling, *arguments: Tensor) -> tuple[tuple[Tensor, ...], Any]:
+        if is_mapped(tiling, in_dims[1]):  # masks that differ between samples: one sample after the other
+            return map_one_by_one(_SumBlocks, info.batch_size, in_dims, (sweep, tiling, *arguments))
         moving = tuple(dim is not None for dim in in_dims[2:])
         mapped = [a if dim is None else a.movedim(dim, 0) for a, dim in zip(arguments, in_dims[2:], strict=True)]
-        results = _Sweep.apply(plan.mapped(info.batch_size, moving), tiling.fewer_rows(info.batch_size), *mapped)
+        results = _SumBlocks.apply(sweep.batch(info.batch_size, moving), tiling.fewer_rows(info.batch_size), *mapped)
         return results, (0,) * len(results)
 
 
-def one_by_one(function: Any, size: int, in_dims: tuple[Any, ...], arguments: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], Any]:
+def map_one_by_one(function: Any, size: int, in_dims: tuple[Any, ...], arguments: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], Any]:
     """A batch of calls, one after the other: the vmap rule of last resort."""
     samples = [function.apply(*(_sample(a, d, index) for a, d in zip(arguments, in_dims, strict=True))) for index in range(size)]
     stacked = tuple(torch.stack(results) for results in zip(*samples, strict=True))
     return stacked, (0,) * len(stacked)
 
 
-def moves(value: Any, dims: Any) -> bool:
+def is_mapped(value: Any, dims: Any) -> bool:
     """Whether any tensor inside an object is mapped over; `dims` has the object's shape with dimensions in place of tensors."""
     if isinstance(value, Object):
-        return any(moves(getattr(value, f.name), getattr(dims, f.name)) for f in dataclasses.fields(value))
+        return any(is_mapped(getattr(value, f.name), getattr(dims, f.name)) for f in dataclasses.fields(value))
     if isinstance(value, tuple):
-        return any(moves(v, d) for v, d in zip(value, dims, strict=True))
+        return any(is_mapped(v, d) for v, d in zip(value, dims, strict=True))
     return isinstance(value, Tensor) and dims is not None
 
 
-def leading(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+def move_to_front(tensor: Tensor, dim: int | None, size: int) -> Tensor:
     """A tensor with its mapped dimension in front; one that is not mapped is repeated, without a copy."""
     return tensor.movedim(dim, 0) if dim is not None else tensor.unsqueeze(0).expand(size, *tensor.shape)
 
@@ -205,15 +205,16 @@ def _sample(value: Any, dims: Any, index: int) -> Any:
     return value.select(dims, index) if isinstance(value, Tensor) and dims is not None else value
 
 
-def filled(arguments: tuple[Tensor, ...], places: tuple[int, ...], moving: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def substitute(arguments: tuple[Tensor, ...], places: tuple[int, ...], moving: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The arguments with some of them replaced."""
-    filled = list(arguments)
+    found = list(arguments)
     for index, argument in zip(places, moving, strict=True):
-        filled[index] = argument
-    return tuple(filled)
+        found[index] = argument
+    return tuple(found)
 
 
-def where(flags: Sequence[bool]) -> tuple[int, ...]:
+def places_of(flags: Sequence[bool]) -> tuple[int, ...]:
+    """Where flags are true."""
     return tuple(index for index, flag in enumerate(flags) if flag)
 
 

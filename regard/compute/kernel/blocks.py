@@ -1,7 +1,7 @@
 """Scores in blocks, for everything the fused kernel cannot do: any potential, any normalizer, O(n) memory for every derivative.
 
-`online` is softmax with running sums over blocks of keys, and derivatives that need only the outputs and the log-sum-exps.
-`by_rows` holds whole rows, for normalizers that need them, and computes them again for each derivative.
+`attend_online` is softmax with running sums over blocks of keys, and derivatives that need only the outputs and the log-sum-exps.
+`map_rows` holds whole rows, for normalizers that need them, and computes them again for each derivative.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from torch import Tensor
 from regard._object import Object
 from regard._transforms import forward_rule, push
 from regard._types import Features
-from regard.compute.products import covariance
-from regard.compute.sweep import (
+from regard.compute.kernel.products import covariance
+from regard.compute.kernel.sweep import (
     KEY,
     QUERY,
     SHARED,
     Give,
-    Plan,
+    Sweep,
     Take,
-    filled,
-    leading,
-    moves,
-    one_by_one,
-    run,
-    sweep,
-    where,
+    is_mapped,
+    map_one_by_one,
+    move_to_front,
+    places_of,
+    substitute,
+    sum_blocks,
+    sum_tiles,
 )
-from regard.compute.tiles import Tile, Tiling
+from regard.compute.kernel.tiles import Tile, Tiling
 from regard.normalizers import Normalizer, Reference, Softmax
 from regard.potentials import Potential
 
@@ -44,7 +44,10 @@ ROLES = (SHARED, SHARED, QUERY, KEY, KEY, KEY)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Parts(Object):
-    """What a block is computed from. queries: leaves (..., m, ·); keys, log_counts (..., n, 1) and values: leaves (..., n, ·)."""
+    """What blocks are computed from.
+
+    What is decided here: the potential and features that give the scores fastest, and the dtype. queries: leaves (..., m, ·); keys, log_counts (..., n, 1) and values: leaves (..., n, ·).
+    """
 
     potential: Potential
     normalizer: Normalizer
@@ -93,11 +96,11 @@ class Layout:
     def parts(self, leaves: Sequence[Tensor]) -> Parts:
         """Parts again."""
         remaining = iter(leaves)
-        filled = [next(remaining) if leaf is _HOLE else leaf for leaf in self.template]
-        return pytree.tree_unflatten(filled, self.tree)
+        every = [next(remaining) if leaf is _HOLE else leaf for leaf in self.template]
+        return pytree.tree_unflatten(every, self.tree)
 
 
-def splits(parts: Parts, batch: torch.Size) -> bool:
+def can_split_batch(parts: Parts, batch: torch.Size) -> bool:
     """Whether blocks can be taken from one element of the batch: no parameter of the potential may differ between elements."""
     if batch.numel() <= 1:
         return False
@@ -108,16 +111,16 @@ def splits(parts: Parts, batch: torch.Size) -> bool:
         return one.potential.pair(one.queries, one.keys).ndim == 2 and all(t.ndim == 0 for t in pytree.tree_leaves(one.normalizer))
 
 
-def by_rows(function: BlockFunction, parts: Parts, tiling: Tiling, summed: bool = False) -> Tensor:
+def map_rows(function: BlockFunction, parts: Parts, tiling: Tiling, summed: bool = False) -> Tensor:
     """`function` on whole rows, block by block: rows (..., m, ·), or contributions to columns (..., n, ·) that are summed."""
     layout, leaves = Layout.of(parts)
-    plan = Plan(
+    sweep = Sweep(
         lambda tiling, tile, some: (function(layout.parts(some), tiling.allowed(tile)),), layout.takes(), (Give(KEY if summed else QUERY),)
     )
-    return sweep(plan, tiling, leaves)[0]
+    return sum_blocks(sweep, tiling, leaves)[0]
 
 
-def online(parts: Parts, tiling: Tiling) -> tuple[Tensor, Tensor]:
+def attend_online(parts: Parts, tiling: Tiling) -> tuple[Tensor, Tensor]:
     """Softmax attention (..., m, e) and log-sum-exps (..., m)."""
     layout, leaves = Layout.of(parts)
     out, lse = _Online.apply(Online(layout), tiling, *leaves)
@@ -126,23 +129,23 @@ def online(parts: Parts, tiling: Tiling) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Online:
-    """The plans of softmax attention over a layout: its value, its pull and its push. `lead`: sizes of mapped dimensions."""
+    """The sweeps of softmax attention over a layout: its value, its reverse and its forward derivative. `lead`: sizes of mapped dimensions."""
 
     layout: Layout
     lead: tuple[int, ...] = ()
 
-    def value(self) -> Plan:
+    def value(self) -> Sweep:
         """Outputs and log-sum-exps (..., m, 1) of whole rows."""
-        return self._mapped(Plan(self._merge, self.layout.takes(), (Give(QUERY), Give(QUERY))))
+        return self._batch(Sweep(self._merge, self.layout.takes(), (Give(QUERY), Give(QUERY))))
 
-    def pull(self, leaves: Sequence[Tensor], wanted: tuple[int, ...]) -> Plan:
+    def pull(self, leaves: Sequence[Tensor], wanted: tuple[int, ...]) -> Sweep:
         """Leaves, cotangents of the outputs, levels ⟨∂o, o⟩ - ∂lse and log-sum-exps; gradients of some leaves."""
         layout, count = self.layout, len(self.layout.roles)
 
         def block(tiling: Tiling, tile: Tile, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             leaves, (by_out, level, lse) = arguments[:count], arguments[count:]
             moving = tuple(index for index in wanted if index != count - 1)
-            scores, pull = torch.func.vjp(lambda *m: self._scores(filled(leaves, moving, m), tiling, tile), *(leaves[i] for i in moving))[
+            scores, pull = torch.func.vjp(lambda *m: self._scores(substitute(leaves, moving, m), tiling, tile), *(leaves[i] for i in moving))[
                 :2
             ]
             weights = (scores - lse).exp()
@@ -153,9 +156,9 @@ class Online:
             return tuple(gradients)
 
         gives = (Give(layout.roles[i], i) for i in wanted)
-        return self._mapped(Plan(block, (*layout.takes(), *(Take(QUERY),) * 3), tuple(gives)))
+        return self._batch(Sweep(block, (*layout.takes(), *(Take(QUERY),) * 3), tuple(gives)))
 
-    def push(self, moving: tuple[int, ...]) -> Plan:
+    def push(self, moving: tuple[int, ...]) -> Sweep:
         """Leaves, log-sum-exps and tangents of some leaves; tangents of the outputs and of the log-sum-exps. Blocks are whole rows."""
         layout, count = self.layout, len(self.layout.roles)
 
@@ -168,19 +171,19 @@ class Online:
                 return weights @ by_values, torch.zeros_like(lse)
             places = tuple(tangents)
             some, changes = tuple(leaves[index] for index in places), tuple(tangents.values())
-            scores, change = push(lambda *m: self._scores(filled(leaves, places, m), tiling, tile), some, changes)
+            scores, change = push(lambda *m: self._scores(substitute(leaves, places, m), tiling, tile), some, changes)
             return covariance((scores - lse).exp(), change, leaves[-1], by_values)
 
         takes = (*layout.takes(), Take(QUERY), *(Take(layout.roles[i]) for i in moving))
-        return self._mapped(Plan(block, takes, (Give(QUERY), Give(QUERY))))
+        return self._batch(Sweep(block, takes, (Give(QUERY), Give(QUERY))))
 
     def _scores(self, leaves: Sequence[Tensor], tiling: Tiling, tile: Tile) -> Tensor:
         return self.layout.parts(leaves).scores(tiling.allowed(tile))
 
-    def _mapped(self, plan: Plan) -> Plan:
+    def _batch(self, sweep: Sweep) -> Sweep:
         for size in self.lead:
-            plan = plan.mapped(size, (True,) * len(plan.takes))
-        return plan
+            sweep = sweep.batch(size, (True,) * len(sweep.takes))
+        return sweep
 
     def _merge(self, tiling: Tiling, tile: Tile, leaves: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Attention over a union of key sets is the average of the parts, weighted by their masses."""
@@ -206,12 +209,12 @@ class Online:
 
 class _Online(torch.autograd.Function):
     @staticmethod
-    def forward(plans: Online, tiling: Tiling, *leaves: Tensor) -> tuple[Tensor, ...]:
-        return run(plans.value(), tiling, leaves, tiling)
+    def forward(online: Online, tiling: Tiling, *leaves: Tensor) -> tuple[Tensor, ...]:
+        return sum_tiles(online.value(), tiling, leaves, tiling)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.plans, ctx.tiling, *leaves = inputs
+        ctx.online, ctx.tiling, *leaves = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*output, *leaves)
         ctx.save_for_forward(*output, *leaves)
@@ -219,33 +222,33 @@ class _Online(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, by_out: Tensor | None, by_lse: Tensor | None) -> tuple[Any, ...]:
         out, lse, *leaves = ctx.saved_tensors
-        wanted = where(ctx.needs_input_grad[2:])
+        wanted = places_of(ctx.needs_input_grad[2:])
         gradients: list[Any] = [None] * len(ctx.needs_input_grad)
         if not wanted or (by_out is None and by_lse is None):
             return tuple(gradients)
         by_out = torch.zeros_like(out) if by_out is None else by_out
         level = (by_out * out).sum(-1, keepdim=True)
         level = level if by_lse is None else level - by_lse
-        found = sweep(ctx.plans.pull(leaves, wanted), ctx.tiling, [*leaves, by_out, level, _finite(lse)])
+        found = sum_blocks(ctx.online.pull(leaves, wanted), ctx.tiling, [*leaves, by_out, level, _finite(lse)])
         for index, gradient in zip(wanted, found, strict=True):
             gradients[2 + index] = gradient
         return tuple(gradients)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor, ...]:
-        moving = where([t is not None for t in tangents[2:]])
+        moving = places_of([t is not None for t in tangents[2:]])
         with forward_rule(ctx) as (_, lse, *leaves):
-            return sweep(
-                ctx.plans.push(moving), ctx.tiling.whole_rows(), [*leaves, _finite(lse), *(t for t in tangents[2:] if t is not None)]
+            return sum_blocks(
+                ctx.online.push(moving), ctx.tiling.whole_rows(), [*leaves, _finite(lse), *(t for t in tangents[2:] if t is not None)]
             )
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], plans: Online, tiling: Tiling, *leaves: Tensor) -> tuple[tuple[Tensor, ...], Any]:
-        if moves(tiling, in_dims[1]):
-            return one_by_one(_Online, info.batch_size, in_dims, (plans, tiling, *leaves))
-        every = [leading(leaf, dim, info.batch_size) for leaf, dim in zip(leaves, in_dims[2:], strict=True)]
-        lead = (*plans.lead, info.batch_size)
-        return _Online.apply(Online(plans.layout, lead), tiling.fewer_rows(info.batch_size), *every), (0, 0)
+    def vmap(info: Any, in_dims: tuple[Any, ...], online: Online, tiling: Tiling, *leaves: Tensor) -> tuple[tuple[Tensor, ...], Any]:
+        if is_mapped(tiling, in_dims[1]):
+            return map_one_by_one(_Online, info.batch_size, in_dims, (online, tiling, *leaves))
+        every = [move_to_front(leaf, dim, info.batch_size) for leaf, dim in zip(leaves, in_dims[2:], strict=True)]
+        lead = (*online.lead, info.batch_size)
+        return _Online.apply(Online(online.layout, lead), tiling.fewer_rows(info.batch_size), *every), (0, 0)
 
 
 def _finite(level: Tensor) -> Tensor:

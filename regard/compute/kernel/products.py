@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from regard._transforms import untransformed
-from regard.compute.sweep import KEY, QUERY, Give, Plan, Take, sweep
-from regard.compute.tiles import Tile, Tiling
+from regard.compute.kernel.sweep import KEY, QUERY, Give, Sweep, Take, sum_blocks
+from regard.compute.kernel.tiles import Tile, Tiling
 
 ARGUMENTS = (Take(QUERY), Take(KEY), Take(KEY), Take(KEY))
 """Queries, keys, values, and the bias on keys as a column."""
@@ -18,7 +18,7 @@ ARGUMENTS = (Take(QUERY), Take(KEY), Take(KEY), Take(KEY))
 
 @dataclass(frozen=True)
 class Products:
-    """The plans for a scale, with or without a bias on keys. Tensors are (batch, heads, tokens, width)."""
+    """The sweeps for a scale, with or without a bias on keys. Tensors are (batch, heads, tokens, width)."""
 
     scale: float
     biased: bool
@@ -28,7 +28,7 @@ class Products:
         """How many arguments there are."""
         return 4 if self.biased else 3
 
-    def pull(self, by_bias: bool) -> Plan:
+    def pull(self, by_bias: bool) -> Sweep:
         """Arguments, log-sum-exps, cotangents of the outputs, levels ⟨∂o, o⟩ - ∂lse; gradients of q, k, v and, if wanted, the bias."""
 
         def block(tiling: Tiling, tile: Tile, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -44,7 +44,7 @@ class Products:
             return *gradients, columns.sum_to_size(arguments[3].shape)
 
         gives = tuple(Give(take.role, index) for index, take in enumerate(ARGUMENTS[: 4 if by_bias else 3]))
-        return Plan(block, (*ARGUMENTS[: self.count], *(Take(QUERY),) * 3), gives)
+        return Sweep(block, (*ARGUMENTS[: self.count], *(Take(QUERY),) * 3), gives)
 
     def push(
         self, arguments: Sequence[Tensor], out: Tensor, lse: Tensor, tangents: Sequence[Tensor | None], tiling: Tiling
@@ -58,8 +58,8 @@ class Products:
         biases = [bias for bias in rest if bias is not None]
         roles = [QUERY] * len(queries) + [KEY] * (len(right) + len(values) + len(biases))
         takes = (*ARGUMENTS[: self.count], Take(QUERY), Take(QUERY), *(Take(role) for role in roles))
-        plan = Plan(_Push(self, by_q is not None, by_k is not None, bool(values), bool(biases)), takes, (Give(QUERY), Give(QUERY)))
-        out, mean = sweep(plan, tiling, [*arguments, out, lse, *queries, *right, *values, *biases])
+        sweep = Sweep(_Push(self, by_q is not None, by_k is not None, bool(values), bool(biases)), takes, (Give(QUERY), Give(QUERY)))
+        out, mean = sum_blocks(sweep, tiling, [*arguments, out, lse, *queries, *right, *values, *biases])
         return out, mean
 
     def weights(self, arguments: tuple[Tensor, ...], lse: Tensor, tiling: Tiling, tile: Tile) -> Tensor:

@@ -18,7 +18,7 @@ PAIRS = 1 << 19
 """Pairs in a tile: enough rows for a fast matrix product, few enough that the scores stay near the cache."""
 
 
-def rows_of(batch: int, keys: int, width: int, pairs: int = PAIRS) -> int:
+def rows_per_tile(batch: int, keys: int, width: int, pairs: int = PAIRS) -> int:
     """How many query rows make a tile."""
     return max(1, min(1024, pairs // max(1, batch * keys * width)))
 
@@ -35,7 +35,7 @@ class Tile:
     batch: Index | None = None
 
 
-def at(tensor: Tensor, batch: Index | None, kept: int = 2) -> Tensor:
+def element_of_batch(tensor: Tensor, batch: Index | None, kept: int = 2) -> Tensor:
     """The view of a tensor (..., *kept dimensions) at one element of a batch it broadcasts to."""
     if batch is None:
         return tensor
@@ -102,7 +102,7 @@ class Tiling(Object):
         """The mask of a tile; None where everything is allowed."""
         if isinstance(self.support, Full):
             return None
-        return at(self.support.allows(self.query_marks[..., tile.rows], self.key_marks[..., tile.columns]), tile.batch)
+        return element_of_batch(self.support.allows(self.query_marks[..., tile.rows], self.key_marks[..., tile.columns]), tile.batch)
 
     def bias(self, tile: Tile, dtype: torch.dtype) -> Tensor | None:
         """Mask and position biases of a tile as one additive bias (..., rows, columns)."""
@@ -116,13 +116,13 @@ class Tiling(Object):
             total = total.masked_fill(~allowed, -math.inf)
         if total is None:
             return None
-        return total.to(dtype) if self.heads is None else four(total.to(dtype), torch.Size(self.heads), False)
+        return total.to(dtype) if self.heads is None else as_four_dimensions(total.to(dtype), torch.Size(self.heads), False)
 
 
-def four(t: Tensor, batch: torch.Size, expand: bool) -> Tensor:
+def as_four_dimensions(t: Tensor, batch: torch.Size, expand: bool) -> Tensor:
     """(..., a, b) as (B, H, a, b); biases keep dimensions of size one, which the kernel broadcasts without a copy."""
     if len(batch) > 2:
-        t = t.expand(*batch, *t.shape[-2:]).reshape(-1, batch[-1], *t.shape[-2:])
+        t = t.expand(*batch, *t.shape[-2:]).reshape(math.prod(batch[:-1]), batch[-1], *t.shape[-2:])
     else:
         t = t.reshape((1,) * (4 - t.ndim) + t.shape)
     if expand:
