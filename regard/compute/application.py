@@ -19,7 +19,13 @@ from regard.moments import Law, SecondMoment
 from regard.normalizers import Softmax
 
 
-def apply(attention: Attention, x: Measure | Tensor, context: Measure | Tensor | None = None, *, engine: Engine | None = None) -> Any:
+def apply(
+    attention: Attention,
+    x: Measure | Tensor,
+    context: Measure | Tensor | None = None,
+    *,
+    engine: Engine | None = None,
+) -> Any:
     """Run a declaration: Tensor in, Tensor out; Measure in, Measure out (the transported measure μ A_μ).
 
     With the moments Law and SecondMoment the result is the law of each query: a Measure or a GaussianMeasure with batch (..., m).
@@ -32,7 +38,11 @@ def apply(attention: Attention, x: Measure | Tensor, context: Measure | Tensor |
 
 
 def explain(
-    attention: Attention, x: Measure | Tensor, context: Measure | Tensor | None = None, *, engine: Engine | None = None
+    attention: Attention,
+    x: Measure | Tensor,
+    context: Measure | Tensor | None = None,
+    *,
+    engine: Engine | None = None,
 ) -> Explanation:
     """Which engine would run, one sentence for each that refuses, and the predicted cost."""
     return explain_problem(problem_of(attention, x, context), engine)
@@ -72,12 +82,21 @@ def _run(attention: Attention, x: Measure | Tensor, context: Measure | Tensor | 
 def _free_energy(attention: Attention, x: Measure | Tensor, context: Measure | Tensor | None) -> Tensor:
     problem = problem_of(attention, x, context)
     if problem.key_count == 0:
-        return torch.full((*problem.batch_shape, problem.query_count), -math.inf, dtype=working_dtype(problem.dtype), device=problem.device)
+        return torch.full(
+            (*problem.batch_shape, problem.query_count),
+            -math.inf,
+            dtype=working_dtype(problem.dtype),
+            device=problem.device,
+        )
     energy = select(problem).free_energy().to(working_dtype(problem.dtype))
     if not isinstance(problem.normalizer, Softmax):
         return energy
     temperature = problem.normalizer.temperature
-    total = torch.tensor(float(problem.key_count)) if problem.log_counts is None else problem.log_counts.logsumexp(-1, keepdim=True)
+    total = (
+        torch.tensor(float(problem.key_count))
+        if problem.log_counts is None
+        else problem.log_counts.logsumexp(-1, keepdim=True)
+    )
     return energy - (temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature) * (
         total.log() if problem.log_counts is None else total
     ).to(energy)

@@ -22,7 +22,9 @@ fast_form = Verb("fast_form")
 
 
 @fast_form.rule(Potential)
-def _as_it_is(potential: Potential, queries: Features, keys: Features) -> tuple[Potential, Features, Features]:
+def _as_it_is(
+    potential: Potential, queries: Features, keys: Features
+) -> tuple[Potential, Features, Features]:
     return potential, queries, keys
 
 
@@ -43,7 +45,10 @@ class Reduced(Potential):
     def of(reduction: Reduction) -> tuple[Potential, Features, Features]:  # type: ignore[override]
         """The form of a reduction without residues."""
         folded = reduction.folded()
-        biases = [None if bias is None else bias.unsqueeze(-1) for bias in (folded.row_bias and folded.row_bias(), folded.key_bias)]
+        biases = [
+            None if bias is None else bias.unsqueeze(-1)
+            for bias in (folded.row_bias and folded.row_bias(), folded.key_bias)
+        ]
         return Reduced(), (folded.queries, biases[0]), (folded.keys, biases[1])
 
 
@@ -87,7 +92,11 @@ def _additive(potential: Additive, queries: Tensor, keys: Tensor) -> tuple[Poten
     for group in (3, 2, 1):
         if _check.holds(group * exponent <= LARGEST_EXPONENT[queries.dtype]):
             coefficients = _in_groups(potential.v, group) @ _signs(group, queries)
-            return RationalAdditive(coefficients), _subset_products(queries, group), _subset_products(shifted, group)
+            return (
+                RationalAdditive(coefficients),
+                _subset_products(queries, group),
+                _subset_products(shifted, group),
+            )
     return potential, queries + center, keys
 
 
@@ -161,7 +170,9 @@ class _RationalSum(torch.autograd.Function):
         )
 
 
-def _groups(queries: Tensor, keys: Tensor, coefficients: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
+def _groups(
+    queries: Tensor, keys: Tensor, coefficients: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
     """For each group: its features, its coefficients (..., 1, 2^g), and numerator and denominator (..., m, n)."""
     size, rows = coefficients.shape[-1], queries.shape[-2]
     for index in range(coefficients.shape[-2]):

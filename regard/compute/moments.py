@@ -39,7 +39,9 @@ def _second(moment: SecondMoment, plan: Plan) -> GaussianMeasure:
     squares = (v.unsqueeze(-1) * v.unsqueeze(-2)).flatten(-2)
     augmented = torch.cat([torch.ones_like(v[..., :1]), v, squares], -1)
     moments = select(exact.replace(values=augmented), plan.engine).run()
-    mass, mean, second = moments.split([1, v.shape[-1], v.shape[-1] ** 2], -1)  # the mass is zero where a query sees nothing
+    mass, mean, second = moments.split(
+        [1, v.shape[-1], v.shape[-1] ** 2], -1
+    )  # the mass is zero where a query sees nothing
     covariance = second.unflatten(-1, (v.shape[-1],) * 2) - mean.unsqueeze(-1) * mean.unsqueeze(-2)
     return GaussianMeasure((mean + mass * center).to(problem.dtype), covariance.to(problem.dtype))
 
@@ -53,7 +55,9 @@ def _law(moment: Law, plan: Plan) -> Measure:
     weights = exact.normalizer.weights(exact.potential.pair(exact.queries, exact.keys), exact.reference())
     if _check.holds((weights.sum(-1) == 0).any()):
         raise ArgumentError(
-            "moment", "is Law, and some query sees nothing and has no law", "use Mean, which gives zero there, or another support"
+            "moment",
+            "is Law, and some query sees nothing and has no law",
+            "use Mean, which gives zero there, or another support",
         )
     points = exact.values.unsqueeze(-3)
     points = points.expand(*points.shape[:-3], *weights.shape[-2:], -1)
@@ -81,9 +85,15 @@ def _pick_values(problem: Problem, choose: Callable[[Tensor], Tensor]) -> Tensor
     """One value for each query, picked by its row of weights, block by block; the gradient reaches the chosen value alone."""
     exact = problem.to(working_dtype(problem.dtype))
     if exact.key_count == 0:
-        return exact.values.new_zeros(*exact.batch_shape, exact.query_count, exact.values.shape[-1]).to(problem.dtype)
+        return exact.values.new_zeros(*exact.batch_shape, exact.query_count, exact.values.shape[-1]).to(
+            problem.dtype
+        )
     width = exact.potential.width(exact.queries, exact.keys)
-    rows = rows_per_tile(max(1, exact.batch_shape.numel()), exact.key_count, width) if exact.normalizer.rowwise else exact.query_count
+    rows = (
+        rows_per_tile(max(1, exact.batch_shape.numel()), exact.key_count, width)
+        if exact.normalizer.rowwise
+        else exact.query_count
+    )
     tiling = Tiling(exact.support, exact.rows(), exact.columns(), max(1, rows), False)
     picked = [exact.values.new_zeros(*exact.batch_shape, 0, exact.values.shape[-1])]
     for tile in tiling:

@@ -20,7 +20,9 @@ def with_enough_digits(problem: Problem) -> Problem:
     are spread), and where weights are not Lipschitz in the scores. The first needs a look at the data, which is not possible under
     torch.compile and vmap; there the dtype of the inputs decides.
     """
-    return problem.to(needed_dtype(problem, reduce.one(problem.potential, problem.queries, problem.keys, False)))
+    return problem.to(
+        needed_dtype(problem, reduce.one(problem.potential, problem.queries, problem.keys, False))
+    )
 
 
 def needed_dtype(problem: Problem, reduction: Reduction | Refused) -> torch.dtype:

@@ -62,14 +62,21 @@ class Problem(Object):
 
     def hidden_parameters(self) -> bool:
         """Whether scores depend on a tensor under differentiation that the declaration does not show: a function that captured one."""
-        leaves, tree = pytree.tree_flatten((self.potential, *pytree.tree_map(_first, (self.queries, self.keys))))
-        blank = [torch.zeros(t.shape, dtype=t.dtype, device=t.device) if isinstance(t, Tensor) else t for t in leaves]
+        leaves, tree = pytree.tree_flatten((self.potential, _first(self.queries), _first(self.keys)))
+        blank = [
+            torch.zeros(t.shape, dtype=t.dtype, device=t.device) if isinstance(t, Tensor) else t
+            for t in leaves
+        ]
         potential, queries, keys = pytree.tree_unflatten(blank, tree)
         return moves(potential.pair(queries, keys))
 
     def rows(self) -> Tensor:
         """The marks of the queries."""
-        return torch.arange(self.query_count, device=self.device) if self.query_marks is None else self.query_marks
+        return (
+            torch.arange(self.query_count, device=self.device)
+            if self.query_marks is None
+            else self.query_marks
+        )
 
     def columns(self) -> Tensor:
         """The marks of the keys."""
@@ -89,10 +96,14 @@ class Problem(Object):
 
     def to(self, dtype: torch.dtype) -> Problem:
         """The same problem in another floating dtype; positions and indices stay."""
-        floating = (t for t in pytree.tree_leaves(self) if isinstance(t, Tensor) and t.dtype.is_floating_point)
+        floating = (
+            t for t in pytree.tree_leaves(self) if isinstance(t, Tensor) and t.dtype.is_floating_point
+        )
         if all(t.dtype == dtype for t in floating):
             return self
-        moved = pytree.tree_map(lambda t: t.to(dtype) if isinstance(t, Tensor) and t.dtype.is_floating_point else t, self)
+        moved = pytree.tree_map(
+            lambda t: t.to(dtype) if isinstance(t, Tensor) and t.dtype.is_floating_point else t, self
+        )
         return moved.replace(query_marks=self.query_marks, key_marks=self.key_marks, support=self.support)
 
 
@@ -113,7 +124,9 @@ def pose(
     _check.same_device("queries", x, "keys", y)
     _check.same_device("values", values, "keys", y)
     if x.dtype != y.dtype:
-        raise ArgumentError("context", f"has dtype {y.dtype} and the queries {x.dtype}", "convert them to one dtype")
+        raise ArgumentError(
+            "context", f"has dtype {y.dtype} and the queries {x.dtype}", "convert them to one dtype"
+        )
     if x.dtype != torch.float64:
         _check_digits(x.dtype, potential=potential, normalizer=normalizer, log_weights=log_counts)
     potential, normalizer = normalizer.acting(potential)
@@ -136,37 +149,44 @@ def _check_digits(dtype: torch.dtype, **nouns: Any) -> None:
     """Points of fewer digits than the declaration: an error rather than a cast that nobody asked for."""
     for name, noun in nouns.items():
         if any(isinstance(t, Tensor) and t.dtype == torch.float64 for t in pytree.tree_leaves(noun)):
-            raise ArgumentError(name, f"has float64 tensors and the points are {dtype}", "convert one of them")
+            raise ArgumentError(
+                name, f"has float64 tensors and the points are {dtype}", "convert one of them"
+            )
 
 
 def _batch_shape(problem: Problem) -> torch.Size:
     """The batch shape in which tokens, weights, parameters and support broadcast; an ArgumentError where they do not."""
-    shapes = [t.shape[:-2] for t in pytree.tree_leaves((problem.queries, problem.keys)) if isinstance(t, Tensor)]
+    shapes = [
+        t.shape[:-2] for t in pytree.tree_leaves((problem.queries, problem.keys)) if isinstance(t, Tensor)
+    ]
     shapes.append(problem.values.shape[:-2])
     if problem.log_counts is not None:
         shapes.append(problem.log_counts.shape[:-1])
     if problem.log_queries is not None and not problem.normalizer.rowwise:
         shapes.append(problem.log_queries.shape[:-1])
     given = _check.broadcast("queries, keys, values and log_weights", *shapes)
-    return _check.broadcast("tokens, and the potential's parameters or the support,", given, _structure_shape(problem))
+    return _check.broadcast(
+        "tokens, and the potential's parameters or the support,", given, _structure_shape(problem)
+    )
 
 
 def _structure_shape(problem: Problem) -> tuple[int, ...]:
     """The batch shape that the potential's own parameters and the support add (a slope for each head, a length for each text)."""
-    learned = [t.shape for t in pytree.tree_leaves(problem.normalizer) if isinstance(t, Tensor)]  # a temperature for each head
+    learned = [
+        t.shape for t in pytree.tree_leaves(problem.normalizer) if isinstance(t, Tensor)
+    ]  # a temperature for each head
     support = problem.support
     plain = isinstance(support, Full) or (isinstance(support, Causal) and problem.in_order())
     allowed = () if plain else support.allows(problem.rows()[..., :1], problem.columns()[..., :1]).shape[:-2]
     if 0 in (problem.query_count, problem.key_count):
         return tuple(_check.broadcast("normalizer and support", allowed, *learned))
-    both = (problem.queries, problem.keys)
-    plain = all(isinstance(features, Tensor) for features in both)
-    first = map(_first, both) if plain else pytree.tree_map(_first, both)  # the same; a tree costs more than the scores
-    scored = problem.potential.pair(*first).shape[:-2]
+    scored = problem.potential.pair(_first(problem.queries), _first(problem.keys)).shape[:-2]
     return tuple(_check.broadcast("potential, normalizer and support", allowed, scored, *learned))
 
 
-def _features(potential: Potential, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+def _features(
+    potential: Potential, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor
+) -> tuple[Features, Features]:
     try:
         return potential.features(x, y, x_marks, y_marks)
     except ArgumentError:
@@ -178,8 +198,10 @@ def _features(potential: Potential, x: Tensor, y: Tensor, x_marks: Tensor, y_mar
 
 def _first(features: Any) -> Any:
     """The features of the first token, in a precision that every operation has."""
+    if type(features) is tuple:
+        return tuple(map(_first, features))
     if not isinstance(features, Tensor):
-        return features
+        return features if features is None else pytree.tree_map_only(Tensor, _first, features)
     one = features[..., :1, :].detach()
     return one.to(torch.promote_types(one.dtype, torch.float32)) if one.dtype.is_floating_point else one
 

@@ -38,7 +38,9 @@ def attend(
     return _run(pose_tensors(q, k, v, potential, normalizer, support, log_weights), engine)
 
 
-def attend_tokens(attention: Attention, q: Tensor, k: Tensor, v: Tensor, query_marks: Tensor | None = None) -> Tensor:
+def attend_tokens(
+    attention: Attention, q: Tensor, k: Tensor, v: Tensor, query_marks: Tensor | None = None
+) -> Tensor:
     """The same at given marks of queries (None: 0, 1, 2, ...): tokens that are projected already meet an attention's potential,
     normalizer and support."""
     q, k, v = cast_for_autocast(q, k, v)
@@ -64,25 +66,49 @@ def _run(problem: Problem, engine: Engine | None) -> Tensor:
 
 
 def pose_tensors(
-    q: Tensor, k: Tensor, v: Tensor, potential: Potential, normalizer: Normalizer, support: Support, log_weights: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    potential: Potential,
+    normalizer: Normalizer,
+    support: Support,
+    log_weights: Tensor | None,
 ) -> Problem:
     """The problem that attend poses."""
-    for name, value, kind in (("potential", potential, Potential), ("normalizer", normalizer, Normalizer), ("support", support, Support)):
+    for name, value, kind in (
+        ("potential", potential, Potential),
+        ("normalizer", normalizer, Normalizer),
+        ("support", support, Support),
+    ):
         if not isinstance(value, kind):
-            example = "Where(mask)" if name == "support" and isinstance(value, Tensor) else _EXAMPLES[kind.__name__]
-            raise ArgumentError(name, f"is {_check.describe(value)}", f"give a {kind.__name__} value, e.g. {name}=regard.{example}")
+            example = (
+                "Where(mask)" if name == "support" and isinstance(value, Tensor) else _EXAMPLES[kind.__name__]
+            )
+            raise ArgumentError(
+                name,
+                f"is {_check.describe(value)}",
+                f"give a {kind.__name__} value, e.g. {name}=regard.{example}",
+            )
     q, k, v = (_check.floating(name, t) for name, t in (("q", q), ("k", k), ("v", v)))
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.ndim < 2:
             raise ArgumentError(name, f"has shape {list(t.shape)}", f"give {name} as (..., tokens, width)")
     if k.shape[-2] != v.shape[-2]:
-        raise ArgumentError("v", f"has {v.shape[-2]} rows for {k.shape[-2]} keys", "give one value for each key")
+        raise ArgumentError(
+            "v", f"has {v.shape[-2]} rows for {k.shape[-2]} keys", "give one value for each key"
+        )
     if not q.dtype == k.dtype == v.dtype:
-        raise ArgumentError("q, k and v", f"have dtypes {q.dtype}, {k.dtype} and {v.dtype}", "convert them to one dtype")
+        raise ArgumentError(
+            "q, k and v", f"have dtypes {q.dtype}, {k.dtype} and {v.dtype}", "convert them to one dtype"
+        )
     if log_weights is not None:
         _check.floating("log_weights", log_weights)
         if log_weights.ndim < 1 or log_weights.shape[-1] != k.shape[-2]:
-            raise ArgumentError("log_weights", f"has shape {list(log_weights.shape)}", f"give one entry for each key: (..., {k.shape[-2]})")
+            raise ArgumentError(
+                "log_weights",
+                f"has shape {list(log_weights.shape)}",
+                f"give one entry for each key: (..., {k.shape[-2]})",
+            )
         _check.same_device("log_weights", log_weights, "k", k)
     return pose(potential, normalizer, support, q, k, v, log_counts=log_weights)
 

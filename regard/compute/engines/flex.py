@@ -32,17 +32,23 @@ class Flex(Engine):
     def plan(self, problem: Problem) -> FlexPlan | Refused:
         """A dot product with biases, and the cap around it."""
         if not isinstance(problem.normalizer, Softmax):
-            return Refused(f"FlexAttention normalizes by softmax, not by {type(problem.normalizer).__name__}.")
+            return Refused(
+                f"FlexAttention normalizes by softmax, not by {type(problem.normalizer).__name__}."
+            )
         form = _reduce_inside(problem)
         if isinstance(form, Refused):
             return form
         if form.residues:
-            return Refused("position biases are cheaper in the other engines than as a compiled score modification.")
+            return Refused(
+                "position biases are cheaper in the other engines than as a compiled score modification."
+            )
         if not isinstance(problem.support, Full):
             return Refused("masks are cheaper in the other engines than as a compiled block mask.")
         moving = any(moves(t) for t in pytree.tree_leaves(problem) if isinstance(t, Tensor))
         if problem.device.type == "cpu" and moving:
-            return Refused("FlexAttention has no derivatives on a CPU; detach the inputs or use torch.no_grad().")
+            return Refused(
+                "FlexAttention has no derivatives on a CPU; detach the inputs or use torch.no_grad()."
+            )
         if problem.device.type == "cpu" and problem.dtype == torch.float64:
             return Refused("FlexAttention has no float64 on a CPU.")
         if 0 in (problem.query_count, problem.key_count):
@@ -57,7 +63,9 @@ class Flex(Engine):
         """On a CPU, only a caller who asks for it by name gets it."""
         if problem.device.type != "cpu":
             return self.plan(problem)
-        return Refused("on a CPU it compiles for seconds and has no backward pass; ask for it with engine=Flex().")
+        return Refused(
+            "on a CPU it compiles for seconds and has no backward pass; ask for it with engine=Flex()."
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -97,7 +105,9 @@ class FlexPlan(Plan):
 
         call: Any = torch.compile(flex_attention) if self.compiled else flex_attention
         out = call(q, k, v, score_mod=modify, scale=1.0)
-        return out.squeeze(1).reshape(*batch, exact.query_count, exact.values.shape[-1]).to(self.problem.dtype)
+        return (
+            out.squeeze(1).reshape(*batch, exact.query_count, exact.values.shape[-1]).to(self.problem.dtype)
+        )
 
     def free_energy(self) -> Tensor:
         raise RefusalError("flex", ["a free energy is a log-sum-exp; the sdpa and tiled engines give it."])
@@ -106,7 +116,9 @@ class FlexPlan(Plan):
         problem, width = self.problem, self.form.queries.shape[-1]
         flops = count_pairs(problem) * (2 * width + 2 * problem.values.shape[-1] + 5)
         capped = "" if self.cap is None else f", capped at {self.cap:g}"
-        return Prediction(flops, 4.0 * 64 * problem.key_count, f"a compiled dot product of width {width}{capped}")
+        return Prediction(
+            flops, 4.0 * 64 * problem.key_count, f"a compiled dot product of width {width}{capped}"
+        )
 
 
 def _reduce_inside(problem: Problem) -> Reduction | Refused:

@@ -32,7 +32,9 @@ class Linear(Engine):
             return Refused("sums over keys can only be taken once for a LinearKernel.")
         parts = SupportParts.of(problem.support)
         if parts.rest:
-            return Refused(f"{type(parts.rest[0]).__name__} masks pairs, so sums over keys differ from query to query.")
+            return Refused(
+                f"{type(parts.rest[0]).__name__} masks pairs, so sums over keys differ from query to query."
+            )
         if parts.causal and (not problem.in_order() or problem.query_count != problem.key_count):
             return Refused("running sums need queries and keys in one common order.")
         if problem.query_count == 0 or problem.key_count == 0:
@@ -60,7 +62,9 @@ class LinearPlan(Plan):
         sums, _ = self._sum_keys()
         total, mass = sums[..., :-1], sums[..., -1:]
         seen = mass != 0
-        out = torch.where(seen, total / torch.where(seen, mass, torch.ones_like(mass)), torch.zeros_like(total))
+        out = torch.where(
+            seen, total / torch.where(seen, mass, torch.ones_like(mass)), torch.zeros_like(total)
+        )
         return out.to(self.problem.dtype)
 
     def free_energy(self) -> Tensor:
@@ -82,7 +86,12 @@ class LinearPlan(Plan):
 
     def _sum_keys(self) -> tuple[Tensor, Tensor]:
         """[Σ_j κ_ij v_j, Σ_j κ_ij] e^{-level_i} for each query, (..., m, e + 1), and the levels (..., m or 1, 1)."""
-        (queries, _), (keys, _), values, bias = self.exact.queries, self.exact.keys, self.exact.values, self.bias
+        (queries, _), (keys, _), values, bias = (
+            self.exact.queries,
+            self.exact.keys,
+            self.exact.values,
+            self.bias,
+        )
         augmented = torch.cat([values, torch.ones_like(values[..., :1])], -1)
         if self.chunk is not None:
             return _sum_past(queries, keys, bias, augmented, self.chunk)
@@ -90,7 +99,9 @@ class LinearPlan(Plan):
         return queries @ (keys.mT @ ((bias - level).exp() * augmented)), level
 
 
-def _sum_past(queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+def _sum_past(
+    queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor, chunk: int
+) -> tuple[Tensor, Tensor]:
     """Σ_{j≤i} (φ(q_i)·φ(k_j)) e^{bias_j} v_j, chunk by chunk; each row has its own level, so that a late large key hides no early one."""
     state, height = None, torch.full_like(bias[..., :1, :], -math.inf)
     outputs, levels = [], []

@@ -14,7 +14,15 @@ from torch import Tensor
 from regard._refused import Refused
 from regard._transforms import moves
 from regard._types import over_scores
-from regard.compute.engine import Engine, Plan, Prediction, count_pairs, find_empty_rows, register, working_dtype
+from regard.compute.engine import (
+    Engine,
+    Plan,
+    Prediction,
+    count_pairs,
+    find_empty_rows,
+    register,
+    working_dtype,
+)
 from regard.compute.kernel.call import Arguments, Call, lay_out
 from regard.compute.kernel.flash import run_call
 from regard.compute.kernel.tiles import Tiling, rows_per_tile
@@ -41,7 +49,9 @@ class Sdpa(Engine):
     def plan(self, problem: Problem) -> FusedPlan | Refused:
         """Scores as scale · q·k + bias, with enough digits, laid out for the kernel."""
         if not isinstance(problem.normalizer, Softmax):
-            return Refused(f"the fused kernel normalizes by softmax, not by {type(problem.normalizer).__name__}.")
+            return Refused(
+                f"the fused kernel normalizes by softmax, not by {type(problem.normalizer).__name__}."
+            )
         parts = SupportParts.of(problem.support)
         reduction = reduce.one(problem.potential, problem.queries, problem.keys, parts.causal)
         if isinstance(reduction, Refused):
@@ -88,7 +98,9 @@ class FusedPlan(Plan):
         temperature = problem.normalizer.temperature
         on_cpu = problem.device.type == "cpu"
         lse = run_call(self.call, self.arguments)[1] if on_cpu else self.log_sum_exp_elsewhere()
-        energy = (temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature) * self.call.restore_rows(lse)
+        energy = (
+            temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
+        ) * self.call.restore_rows(lse)
         energy = energy if self.reduction.row_bias is None else energy + self.reduction.row_bias()
         if isinstance(problem.support, Full) and problem.log_counts is None:
             return energy
@@ -127,7 +139,11 @@ class FusedPlan(Plan):
 
     def _describe(self) -> str:
         q, _, _, bias = self.arguments
-        parts = ["a dot product", *(["a bias on keys"] if bias is not None else []), *(["biases on pairs"] if self.residues else [])]
+        parts = [
+            "a dot product",
+            *(["a bias on keys"] if bias is not None else []),
+            *(["biases on pairs"] if self.residues else []),
+        ]
         tiling = self.call.tiling
         masks = "" if tiling is None else f", masks in blocks of {tiling.rows} queries"
         causal = ", causal" if self.call.causal else ""
@@ -153,7 +169,9 @@ def _temper_residues(reduction: Reduction, temperature: Any) -> tuple[Residue, .
     return tuple(Residue(Scaled(r.potential, 1 / temperature), r.queries, r.keys) for r in reduction.residues)
 
 
-def _with_enough_digits(problem: Problem, reduction: Reduction, parts: SupportParts) -> tuple[Reduction, Problem]:
+def _with_enough_digits(
+    problem: Problem, reduction: Reduction, parts: SupportParts
+) -> tuple[Reduction, Problem]:
     """Half precision with biases in float32; the whole problem in float64 where the terms of a score cancel."""
     kind = reduction.queries.dtype
     if reduction.key_bias is not None or reduction.residues or problem.log_counts is not None:
@@ -164,7 +182,9 @@ def _with_enough_digits(problem: Problem, reduction: Reduction, parts: SupportPa
     kind = working_dtype(problem.dtype) if kind == torch.float64 else kind
     if kind != reduction.queries.dtype:
         bias = None if reduction.key_bias is None else reduction.key_bias.to(kind)
-        reduction = reduction.replace(queries=reduction.queries.to(kind), keys=reduction.keys.to(kind), key_bias=bias)
+        reduction = reduction.replace(
+            queries=reduction.queries.to(kind), keys=reduction.keys.to(kind), key_bias=bias
+        )
     return reduction, problem
 
 
@@ -177,7 +197,9 @@ def _tile(problem: Problem, parts: SupportParts, residues: tuple[Residue, ...]) 
     return Tiling(problem.support, problem.rows(), problem.columns(), rows, problem.in_order(), residues)
 
 
-def _add_key_masks(problem: Problem, bias: Tensor | None, paddings: tuple[Any, ...], dtype: torch.dtype) -> Tensor | None:
+def _add_key_masks(
+    problem: Problem, bias: Tensor | None, paddings: tuple[Any, ...], dtype: torch.dtype
+) -> Tensor | None:
     """Everything that depends on the key alone, (..., n): bias, log-counts, and -inf on keys that paddings hide."""
     if problem.log_counts is not None:
         counts = problem.log_counts.to(dtype)

@@ -38,7 +38,9 @@ class Tiled(Engine):
 
     def __post_init__(self) -> None:
         if self.pairs < 1:
-            raise ArgumentError("pairs", f"is {self.pairs}", "give how many query-key pairs a tile may hold, one or more")
+            raise ArgumentError(
+                "pairs", f"is {self.pairs}", "give how many query-key pairs a tile may hold, one or more"
+            )
 
     def plan(self, problem: Problem) -> TiledPlan | Refused:
         """The fastest form of the scores in the dtype that keeps their digits, and the size of the blocks."""
@@ -50,7 +52,9 @@ class Tiled(Engine):
                 "declare it: Potential.of(f, tensor)."
             )
         if not problem.normalizer.rowwise and not isinstance(problem.normalizer, Sinkhorn):
-            return Refused(f"the rows of {type(problem.normalizer).__name__} depend on each other, so blocks of rows are not enough.")
+            return Refused(
+                f"the rows of {type(problem.normalizer).__name__} depend on each other, so blocks of rows are not enough."
+            )
         reduction = reduce.one(problem.potential, problem.queries, problem.keys, False)
         exact = problem.to(needed_dtype(problem, reduction))
         if exact is not problem:
@@ -71,7 +75,9 @@ class Tiled(Engine):
         width = parts.potential.width(parts.queries, parts.keys)
         rows = rows_per_tile(1 if split else max(1, batch.numel()), problem.key_count, width, self.pairs)
         marks = (problem.rows(), problem.columns())
-        return Tiling(problem.support, *marks, rows, problem.in_order(), batch=tuple(batch) if split else None)
+        return Tiling(
+            problem.support, *marks, rows, problem.in_order(), batch=tuple(batch) if split else None
+        )
 
     def _cut_keys(self, problem: Problem, parts: Parts, tiling: Tiling) -> Tiling:
         """The same with blocks of keys too: softmax needs no whole rows."""
@@ -100,7 +106,12 @@ class TiledPlan(Plan):
         problem, tiling = self.problem, self.tiling
         assert isinstance(self.engine, Tiled)
         count = count_pairs(problem)
-        held = 3 * 4 * min(float(self.engine.pairs), count) * problem.potential.width(problem.queries, problem.keys)
+        held = (
+            3
+            * 4
+            * min(float(self.engine.pairs), count)
+            * problem.potential.width(problem.queries, problem.keys)
+        )
         flops = count * (2 * feature_width(problem) * self.passes() + 20 + 2 * problem.values.shape[-1])
         keys = "all" if tiling.columns is None else f"{min(tiling.columns, problem.key_count)}"
         blocks = f"{min(tiling.rows, problem.query_count)} queries and {keys} keys"

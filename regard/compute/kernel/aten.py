@@ -28,7 +28,15 @@ def run_kernel(call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None)
     lse = torch.empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
     for tile in call.tiling:
         mask = _mask(call, tile, bias, q.dtype)
-        part = _forward(q[:, :, tile.rows], k[:, :, tile.columns], v[:, :, tile.columns], 0.0, False, attn_mask=mask, scale=call.scale)
+        part = _forward(
+            q[:, :, tile.rows],
+            k[:, :, tile.columns],
+            v[:, :, tile.columns],
+            0.0,
+            False,
+            attn_mask=mask,
+            scale=call.scale,
+        )
         out[:, :, tile.rows], lse[:, :, tile.rows] = part
     return out, lse
 
@@ -53,7 +61,9 @@ def pull_kernel(
     gradients = tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
     for heads in _groups_of_heads(q, k, call.tiling is not None):
         some = (t[:, heads] for t in (q, k, v, out, by_out))
-        wq, wk, wv, wide_out, by_wide = _add_spare_column(list(some), None if by_lse is None else by_lse[:, heads])
+        wq, wk, wv, wide_out, by_wide = _add_spare_column(
+            list(some), None if by_lse is None else by_lse[:, heads]
+        )
         part = None if bias is None else bias if bias.shape[1] == 1 else bias[:, heads]
         found = _run_backward(call, by_wide, wq, wk, wv, wide_out, lse[:, heads], part)
         for gradient, one in zip(gradients, found, strict=True):
@@ -92,7 +102,14 @@ def _run_backward_by_blocks(
     for tile in call.tiling:
         rows, columns = tile.rows, tile.columns
         mask = _mask(call, tile, bias, q.dtype)
-        some = (by_out[:, :, rows], q[:, :, rows], k[:, :, columns], v[:, :, columns], out[:, :, rows], lse[:, :, rows].contiguous())
+        some = (
+            by_out[:, :, rows],
+            q[:, :, rows],
+            k[:, :, columns],
+            v[:, :, columns],
+            out[:, :, rows],
+            lse[:, :, rows].contiguous(),
+        )
         dq[:, :, rows], by_k, by_v = _backward(*some, 0.0, False, attn_mask=mask, scale=call.scale)
         dk[:, :, columns] += by_k
         dv[:, :, columns] += by_v

@@ -59,7 +59,9 @@ class Parts(Object):
     def scores(self, allowed: Tensor | None) -> Tensor:
         """Scores over temperature, plus log-counts, -inf outside the support: what softmax exponentiates."""
         assert isinstance(self.normalizer, Softmax)
-        return self.reference(allowed).counted(self.normalizer.tempered(self.potential.pair(self.queries, self.keys)))
+        return self.reference(allowed).counted(
+            self.normalizer.tempered(self.potential.pair(self.queries, self.keys))
+        )
 
     def reference(self, allowed: Tensor | None) -> Reference:
         """The reference measure of the block's rows."""
@@ -82,9 +84,19 @@ class Layout:
     def of(parts: Parts) -> tuple[Layout, list[Tensor]]:
         """The layout and the list."""
         leaves, tree = pytree.tree_flatten(parts)
-        fields = (parts.potential, parts.normalizer, parts.queries, parts.keys, parts.log_counts, parts.values)
+        fields = (
+            parts.potential,
+            parts.normalizer,
+            parts.queries,
+            parts.keys,
+            parts.log_counts,
+            parts.values,
+        )
         roles = tuple(
-            role for role, field in zip(ROLES, fields, strict=True) for leaf in pytree.tree_leaves(field) if isinstance(leaf, Tensor)
+            role
+            for role, field in zip(ROLES, fields, strict=True)
+            for leaf in pytree.tree_leaves(field)
+            if isinstance(leaf, Tensor)
         )
         template = tuple(_HOLE if isinstance(leaf, Tensor) else leaf for leaf in leaves)
         return Layout(tree, template, roles), [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -108,14 +120,18 @@ def can_split_batch(parts: Parts, batch: torch.Size) -> bool:
     tile = Tile(slice(0, 1), slice(0, 1), (0,) * len(batch))
     with torch.no_grad():
         one = layout.parts([take.view(leaf, tile) for take, leaf in zip(layout.takes(), leaves, strict=True)])
-        return one.potential.pair(one.queries, one.keys).ndim == 2 and all(t.ndim == 0 for t in pytree.tree_leaves(one.normalizer))
+        return one.potential.pair(one.queries, one.keys).ndim == 2 and all(
+            t.ndim == 0 for t in pytree.tree_leaves(one.normalizer)
+        )
 
 
 def map_rows(function: BlockFunction, parts: Parts, tiling: Tiling, summed: bool = False) -> Tensor:
     """`function` on whole rows, block by block: rows (..., m, ·), or contributions to columns (..., n, ·) that are summed."""
     layout, leaves = Layout.of(parts)
     sweep = Sweep(
-        lambda tiling, tile, some: (function(layout.parts(some), tiling.allowed(tile)),), layout.takes(), (Give(KEY if summed else QUERY),)
+        lambda tiling, tile, some: (function(layout.parts(some), tiling.allowed(tile)),),
+        layout.takes(),
+        (Give(KEY if summed else QUERY),),
     )
     return sum_blocks(sweep, tiling, leaves)[0]
 
@@ -145,12 +161,15 @@ class Online:
         def block(tiling: Tiling, tile: Tile, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             leaves, (by_out, level, lse) = arguments[:count], arguments[count:]
             moving = tuple(index for index in wanted if index != count - 1)
-            scores, pull = torch.func.vjp(lambda *m: self._scores(substitute(leaves, moving, m), tiling, tile), *(leaves[i] for i in moving))[
-                :2
-            ]
+            scores, pull = torch.func.vjp(
+                lambda *m: self._scores(substitute(leaves, moving, m), tiling, tile),
+                *(leaves[i] for i in moving),
+            )[:2]
             weights = (scores - lse).exp()
             by_scores = weights * (by_out @ leaves[-1].mT - level)
-            gradients = list(pull(by_scores.sum_to_size(scores.shape)))  # the values may have batch dimensions that the scores lack
+            gradients = list(
+                pull(by_scores.sum_to_size(scores.shape))
+            )  # the values may have batch dimensions that the scores lack
             if count - 1 in wanted:
                 gradients.append((weights.mT @ by_out).sum_to_size(leaves[-1].shape))
             return tuple(gradients)
@@ -163,7 +182,11 @@ class Online:
         layout, count = self.layout, len(self.layout.roles)
 
         def block(tiling: Tiling, tile: Tile, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            leaves, lse, tangents = arguments[:count], arguments[count], dict(zip(moving, arguments[count + 1 :], strict=True))
+            leaves, lse, tangents = (
+                arguments[:count],
+                arguments[count],
+                dict(zip(moving, arguments[count + 1 :], strict=True)),
+            )
             by_values = tangents.pop(count - 1, None)
             if not tangents:
                 weights = (self._scores(leaves, tiling, tile) - lse).exp()
@@ -171,7 +194,9 @@ class Online:
                 return weights @ by_values, torch.zeros_like(lse)
             places = tuple(tangents)
             some, changes = tuple(leaves[index] for index in places), tuple(tangents.values())
-            scores, change = push(lambda *m: self._scores(substitute(leaves, places, m), tiling, tile), some, changes)
+            scores, change = push(
+                lambda *m: self._scores(substitute(leaves, places, m), tiling, tile), some, changes
+            )
             return covariance((scores - lse).exp(), change, leaves[-1], by_values)
 
         takes = (*layout.takes(), Take(QUERY), *(Take(layout.roles[i]) for i in moving))
@@ -190,7 +215,10 @@ class Online:
         total: Tensor | None = None
         for block in tiling.cut(tile):
             own = slice(block.columns.start - tile.columns.start, block.columns.stop - tile.columns.start)
-            some = [leaf[..., own, :] if role == KEY else leaf for leaf, role in zip(leaves, self.layout.roles, strict=True)]
+            some = [
+                leaf[..., own, :] if role == KEY else leaf
+                for leaf, role in zip(leaves, self.layout.roles, strict=True)
+            ]
             scores = self._scores(some, tiling, block)
             top = scores.amax(-1, keepdim=True)
             weights = (scores - _finite(top)).exp_()
@@ -200,10 +228,16 @@ class Online:
                 continue
             new = torch.maximum(highest, top)  # -inf as long as nothing was seen: such a part has no say
             old_share, new_share = (highest - _finite(new)).exp(), (top - _finite(new)).exp()
-            total, total_mass, highest = total * old_share + out * new_share, total_mass * old_share + mass * new_share, new
+            total, total_mass, highest = (
+                total * old_share + out * new_share,
+                total_mass * old_share + mass * new_share,
+                new,
+            )
         assert total is not None
         seen = total_mass != 0  # NaN counts as seen: it must reach the output
-        out = torch.where(seen, total / torch.where(seen, total_mass, torch.ones_like(total_mass)), torch.zeros_like(total))
+        out = torch.where(
+            seen, total / torch.where(seen, total_mass, torch.ones_like(total_mass)), torch.zeros_like(total)
+        )
         return out, (highest + total_mass.log()).expand(*out.shape[:-1], 1)
 
 
@@ -229,7 +263,9 @@ class _Online(torch.autograd.Function):
         by_out = torch.zeros_like(out) if by_out is None else by_out
         level = (by_out * out).sum(-1, keepdim=True)
         level = level if by_lse is None else level - by_lse
-        found = sum_blocks(ctx.online.pull(leaves, wanted), ctx.tiling, [*leaves, by_out, level, _finite(lse)])
+        found = sum_blocks(
+            ctx.online.pull(leaves, wanted), ctx.tiling, [*leaves, by_out, level, _finite(lse)]
+        )
         for index, gradient in zip(wanted, found, strict=True):
             gradients[2 + index] = gradient
         return tuple(gradients)
@@ -239,14 +275,20 @@ class _Online(torch.autograd.Function):
         moving = places_of([t is not None for t in tangents[2:]])
         with forward_rule(ctx) as (_, lse, *leaves):
             return sum_blocks(
-                ctx.online.push(moving), ctx.tiling.whole_rows(), [*leaves, _finite(lse), *(t for t in tangents[2:] if t is not None)]
+                ctx.online.push(moving),
+                ctx.tiling.whole_rows(),
+                [*leaves, _finite(lse), *(t for t in tangents[2:] if t is not None)],
             )
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], online: Online, tiling: Tiling, *leaves: Tensor) -> tuple[tuple[Tensor, ...], Any]:
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], online: Online, tiling: Tiling, *leaves: Tensor
+    ) -> tuple[tuple[Tensor, ...], Any]:
         if is_mapped(tiling, in_dims[1]):
             return map_one_by_one(_Online, info.batch_size, in_dims, (online, tiling, *leaves))
-        every = [move_to_front(leaf, dim, info.batch_size) for leaf, dim in zip(leaves, in_dims[2:], strict=True)]
+        every = [
+            move_to_front(leaf, dim, info.batch_size) for leaf, dim in zip(leaves, in_dims[2:], strict=True)
+        ]
         lead = (*online.lead, info.batch_size)
         return _Online.apply(Online(online.layout, lead), tiling.fewer_rows(info.batch_size), *every), (0, 0)
 

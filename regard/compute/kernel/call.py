@@ -59,7 +59,13 @@ class Call(Object):
 
 
 def lay_out(
-    q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor | None, tiling: Tiling | None, causal: bool, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_bias: Tensor | None,
+    tiling: Tiling | None,
+    causal: bool,
+    scale: float,
 ) -> tuple[Call, Arguments]:
     """The tensors as the kernel takes them: four dimensions, one width; copies only where a batch has more than two dimensions.
 

@@ -18,7 +18,13 @@ from regard.compute.kernel.tiles import Tiling
 
 
 def flash(
-    q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor | None, tiling: Tiling | None, causal: bool, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_bias: Tensor | None,
+    tiling: Tiling | None,
+    causal: bool,
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Outputs (..., m, e) and log-sum-exps (..., m); rows that see nothing have output zero and, as the kernel leaves it, log-sum-exp zero.
 
@@ -40,7 +46,11 @@ def run_call(call: Call, arguments: Arguments) -> tuple[Tensor, Tensor]:
 
 
 def push_through(
-    call: Call, arguments: Sequence[Tensor | None], out: Tensor, lse: Tensor, tangents: Sequence[Tensor | None]
+    call: Call,
+    arguments: Sequence[Tensor | None],
+    out: Tensor,
+    lse: Tensor,
+    tangents: Sequence[Tensor | None],
 ) -> tuple[Tensor, Tensor]:
     """Tangents of outputs and log-sum-exps, from those of the arguments, with all that the kernel left."""
     q, k, v, bias = arguments
@@ -49,7 +59,9 @@ def push_through(
     assert v is not None
     kind = lse.dtype
     columns = [] if bias is None else [bias.mT.to(kind)]
-    changes = [None if t is None else t.to(kind) if index < 3 else t.mT.to(kind) for index, t in enumerate(tangents)]
+    changes = [
+        None if t is None else t.to(kind) if index < 3 else t.mT.to(kind) for index, t in enumerate(tangents)
+    ]
     products = Products(call.scale, bias is not None)
     tensors = [*(t.to(kind) for t in (q, k, v)), *columns]
     by_out, by_lse = products.push(tensors, out.to(kind), lse.unsqueeze(-1), changes, call.blocks(q, k))
@@ -92,7 +104,9 @@ class _Flash(_TracedFlash):
             return push_through(ctx.call, (q, k, v, rest[0] if rest else None), out, lse, tangents)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], call: Call, *tensors: Tensor | None) -> tuple[tuple[Tensor, ...], Any]:
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], call: Call, *tensors: Tensor | None
+    ) -> tuple[tuple[Tensor, ...], Any]:
         if call.tiling is not None:  # blocks of masks differ from row to row: one sample at a time
             return map_one_by_one(_Flash, info.batch_size, in_dims, (call, *tensors))
         folded, unfold = _fold_mapped(tensors, in_dims[1:], info.batch_size)
@@ -123,7 +137,9 @@ class _Pull(torch.autograd.Function):
         sweep, arguments = _backward_sweep(ctx, q, k, v, bias, out, lse, by_out, by_lse)
         pulls = [c.mT if i == 3 else c for i, c in enumerate(cotangents) if c is not None]
         pulled = sweep.reverse_derivative(arguments, tuple(range(len(arguments))), given)
-        *found, by_row, by_cotangent, by_level = sum_blocks(pulled, ctx.call.blocks(q, k), [*arguments, *(c.to(lse.dtype) for c in pulls)])
+        *found, by_row, by_cotangent, by_level = sum_blocks(
+            pulled, ctx.call.blocks(q, k), [*arguments, *(c.to(lse.dtype) for c in pulls)]
+        )
         gradients = [
             *found[:3],
             found[3].mT if bias is not None else None,
@@ -133,7 +149,14 @@ class _Pull(torch.autograd.Function):
             None if by_lse is None else -by_level.squeeze(-1),
         ]
         tensors = (q, k, v, bias, out, lse, by_out, by_lse)
-        return None, None, *(None if g is None or t is None else g.to(t.dtype) for g, t in zip(gradients, tensors, strict=True))
+        return (
+            None,
+            None,
+            *(
+                None if g is None or t is None else g.to(t.dtype)
+                for g, t in zip(gradients, tensors, strict=True)
+            ),
+        )
 
     @staticmethod
     def jvp(ctx: Any, _: None, __: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
@@ -141,16 +164,30 @@ class _Pull(torch.autograd.Function):
             q, k, v, bias, out, lse, by_out, by_lse = _put_back_absent(ctx.present, saved)
             sweep, arguments = _backward_sweep(ctx, q, k, v, bias, out, lse, by_out, by_lse)
             dq, dk, dv, dbias, d_out, d_lse, d_by_out, d_by_lse = tangents
-            level = [(a * b).sum(-1, keepdim=True) for a, b in ((d_by_out, out), (by_out, d_out)) if a is not None and b is not None]
+            level = [
+                (a * b).sum(-1, keepdim=True)
+                for a, b in ((d_by_out, out), (by_out, d_out))
+                if a is not None and b is not None
+            ]
             level = level if d_by_lse is None else [*level, -d_by_lse.unsqueeze(-1)]
             changes = [dq, dk, dv, *(() if bias is None else (None if dbias is None else dbias.mT,))]
-            changes += [None if d_lse is None else d_lse.unsqueeze(-1), d_by_out, sum(level[1:], level[0]) if level else None]
+            changes += [
+                None if d_lse is None else d_lse.unsqueeze(-1),
+                d_by_out,
+                sum(level[1:], level[0]) if level else None,
+            ]
             pushed = sweep.forward_derivative(places_of([c is not None for c in changes]))
-            found = sum_blocks(pushed, ctx.call.blocks(q, k), [*arguments, *(c.to(lse.dtype) for c in changes if c is not None)])
+            found = sum_blocks(
+                pushed,
+                ctx.call.blocks(q, k),
+                [*arguments, *(c.to(lse.dtype) for c in changes if c is not None)],
+            )
             return tuple(f.mT.to(q.dtype) if i == 3 else f.to(q.dtype) for i, f in enumerate(found))
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], call: Call, by_bias: bool, *tensors: Tensor | None) -> tuple[tuple[Tensor, ...], Any]:
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], call: Call, by_bias: bool, *tensors: Tensor | None
+    ) -> tuple[tuple[Tensor, ...], Any]:
         if call.tiling is not None:
             return map_one_by_one(_Pull, info.batch_size, in_dims, (call, by_bias, *tensors))
         folded, unfold = _fold_mapped(tensors, in_dims[2:], info.batch_size)
@@ -158,12 +195,19 @@ class _Pull(torch.autograd.Function):
         return results, (0,) * len(results)
 
 
-def _backward_sweep(ctx: Any, q: Any, k: Any, v: Any, bias: Any, out: Any, lse: Any, by_out: Any, by_lse: Any) -> tuple[Sweep, list[Tensor]]:
+def _backward_sweep(
+    ctx: Any, q: Any, k: Any, v: Any, bias: Any, out: Any, lse: Any, by_out: Any, by_lse: Any
+) -> tuple[Sweep, list[Tensor]]:
     """The backward pass as a sweep with its arguments."""
     level = (by_out * out).sum(-1, keepdim=True).to(lse.dtype)
     level = level if by_lse is None else level - by_lse.unsqueeze(-1)
     columns = () if bias is None else (bias.mT,)
-    arguments = [*(t.to(lse.dtype) for t in (q, k, v, *columns)), lse.unsqueeze(-1), by_out.to(lse.dtype), level]
+    arguments = [
+        *(t.to(lse.dtype) for t in (q, k, v, *columns)),
+        lse.unsqueeze(-1),
+        by_out.to(lse.dtype),
+        level,
+    ]
     return Products(ctx.call.scale, bias is not None).pull(ctx.by_bias), arguments
 
 
@@ -179,9 +223,14 @@ def _run_nothing(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return out, torch.full(q.shape[:-1], -math.inf, dtype=out.dtype, device=out.device)
 
 
-def _fold_mapped(tensors: tuple[Tensor | None, ...], dims: tuple[Any, ...], size: int) -> tuple[list[Tensor | None], Callable[..., Any]]:
+def _fold_mapped(
+    tensors: tuple[Tensor | None, ...], dims: tuple[Any, ...], size: int
+) -> tuple[list[Tensor | None], Callable[..., Any]]:
     """Mapped tensors (B, H, ...) with the mapped dimension inside the first one, and the way back for results."""
     lead = [None if t is None else move_to_front(t, d, size) for t, d in zip(tensors, dims, strict=True)]
     rows = max(t.shape[1] for t in lead if t is not None)
-    folded = [None if t is None else t.expand(size, rows, *t.shape[2:]).reshape(size * rows, *t.shape[2:]) for t in lead]
+    folded = [
+        None if t is None else t.expand(size, rows, *t.shape[2:]).reshape(size * rows, *t.shape[2:])
+        for t in lead
+    ]
     return folded, lambda results: tuple(result.unflatten(0, (size, rows)) for result in results)

@@ -35,7 +35,9 @@ class Take:
         if self.role == SHARED:
             return tensor
         cut = tile.rows if self.role == QUERY else tile.columns
-        return tensor[(slice(None),) * self.mapped + _element(tensor.shape[self.mapped :], tile.batch)][..., cut, :]
+        return tensor[(slice(None),) * self.mapped + _element(tensor.shape[self.mapped :], tile.batch)][
+            ..., cut, :
+        ]
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,9 @@ class Give:
     like: int | None = None
     lead: tuple[int, ...] = ()  # the sizes of the leading dimensions that are mapped over
 
-    def total(self, result: Tensor, tiling: Tiling, arguments: Sequence[Tensor], takes: Sequence[Take]) -> Tensor:
+    def total(
+        self, result: Tensor, tiling: Tiling, arguments: Sequence[Tensor], takes: Sequence[Take]
+    ) -> Tensor:
         """Zeros for the sum of all blocks' results."""
         if self.like is not None:
             own = arguments[self.like].shape[takes[self.like].mapped :]
@@ -54,7 +58,13 @@ class Give:
             own = result.shape[len(self.lead) :]
         else:
             batch = tuple(result.shape[len(self.lead) : -2]) if tiling.batch is None else tiling.batch
-            own = torch.Size((*batch, (tiling.query_marks if self.role == QUERY else tiling.key_marks).shape[-1], result.shape[-1]))
+            own = torch.Size(
+                (
+                    *batch,
+                    (tiling.query_marks if self.role == QUERY else tiling.key_marks).shape[-1],
+                    result.shape[-1],
+                )
+            )
         return result.new_zeros((*self.lead, *own))
 
     def add(self, total: Tensor, result: Tensor, tile: Tile) -> None:
@@ -74,7 +84,9 @@ class Sweep:
     takes: tuple[Take, ...]
     gives: tuple[Give, ...]
 
-    def reverse_derivative(self, arguments: Sequence[Tensor], wanted: tuple[int, ...], given: tuple[int, ...]) -> Sweep:
+    def reverse_derivative(
+        self, arguments: Sequence[Tensor], wanted: tuple[int, ...], given: tuple[int, ...]
+    ) -> Sweep:
         """The reverse derivative: arguments, then cotangents of the results `given`; gradients of the arguments `wanted`."""
         count = len(self.takes)
 
@@ -89,7 +101,9 @@ class Sweep:
             return pull(tuple(c.expand(r.shape) for c, r in zip(cotangents, results, strict=True)))
 
         takes = (*self.takes, *(Take(self.gives[i].role, len(self.gives[i].lead)) for i in given))
-        gives = (Give(self.takes[i].role, i, tuple(arguments[i].shape[: self.takes[i].mapped])) for i in wanted)
+        gives = (
+            Give(self.takes[i].role, i, tuple(arguments[i].shape[: self.takes[i].mapped])) for i in wanted
+        )
         return Sweep(block, takes, tuple(gives))
 
     def forward_derivative(self, moving: tuple[int, ...]) -> Sweep:
@@ -108,12 +122,16 @@ class Sweep:
 
         def block(tiling: Tiling, tile: Tile, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             batched = torch.func.vmap(
-                lambda *some: self.block(tiling, tile, some), in_dims=tuple(0 if m else None for m in moving), randomness="error"
+                lambda *some: self.block(tiling, tile, some),
+                in_dims=tuple(0 if m else None for m in moving),
+                randomness="error",
             )
             return batched(*arguments)
 
         takes = tuple(Take(take.role, take.mapped + m) for take, m in zip(self.takes, moving, strict=True))
-        return Sweep(block, takes, tuple(Give(give.role, give.like, (size, *give.lead)) for give in self.gives))
+        return Sweep(
+            block, takes, tuple(Give(give.role, give.like, (size, *give.lead)) for give in self.gives)
+        )
 
 
 def sum_blocks(sweep: Sweep, tiling: Tiling, arguments: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -121,14 +139,19 @@ def sum_blocks(sweep: Sweep, tiling: Tiling, arguments: Sequence[Tensor]) -> tup
     return _SumBlocks.apply(sweep, tiling, *arguments)
 
 
-def sum_tiles(sweep: Sweep, tiling: Tiling, arguments: Sequence[Tensor], tiles: Iterable[Tile]) -> tuple[Tensor, ...]:
+def sum_tiles(
+    sweep: Sweep, tiling: Tiling, arguments: Sequence[Tensor], tiles: Iterable[Tile]
+) -> tuple[Tensor, ...]:
     """The results of a sweep over some tiles, without derivatives."""
     totals: list[Tensor] = []
     for tile in tiles:
         cut = tuple(take.view(argument, tile) for take, argument in zip(sweep.takes, arguments, strict=True))
         results = sweep.block(tiling, tile, cut)
         if not totals:
-            totals = [give.total(r, tiling, arguments, sweep.takes) for give, r in zip(sweep.gives, results, strict=True)]
+            totals = [
+                give.total(r, tiling, arguments, sweep.takes)
+                for give, r in zip(sweep.gives, results, strict=True)
+            ]
         for give, total, result in zip(sweep.gives, totals, results, strict=True):
             give.add(total, result, tile)
     return tuple(totals)
@@ -154,7 +177,11 @@ class _SumBlocks(torch.autograd.Function):
         gradients: list[Any] = [None] * len(ctx.needs_input_grad)
         if wanted and given:
             sweep = ctx.sweep.reverse_derivative(arguments, wanted, given)
-            for index, found in zip(wanted, sum_blocks(sweep, ctx.tiling, [*arguments, *(c for c in cotangents if c is not None)]), strict=True):
+            for index, found in zip(
+                wanted,
+                sum_blocks(sweep, ctx.tiling, [*arguments, *(c for c in cotangents if c is not None)]),
+                strict=True,
+            ):
                 gradients[2 + index] = found
         return tuple(gradients)
 
@@ -162,21 +189,36 @@ class _SumBlocks(torch.autograd.Function):
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor, ...]:
         moving = places_of([t is not None for t in tangents[2:]])
         with forward_rule(ctx) as arguments:
-            return sum_blocks(ctx.sweep.forward_derivative(moving), ctx.tiling, [*arguments, *(t for t in tangents[2:] if t is not None)])
+            return sum_blocks(
+                ctx.sweep.forward_derivative(moving),
+                ctx.tiling,
+                [*arguments, *(t for t in tangents[2:] if t is not None)],
+            )
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], sweep: Sweep, tiling: Tiling, *arguments: Tensor) -> tuple[tuple[Tensor, ...], Any]:
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], sweep: Sweep, tiling: Tiling, *arguments: Tensor
+    ) -> tuple[tuple[Tensor, ...], Any]:
         if is_mapped(tiling, in_dims[1]):  # masks that differ between samples: one sample after the other
             return map_one_by_one(_SumBlocks, info.batch_size, in_dims, (sweep, tiling, *arguments))
         moving = tuple(dim is not None for dim in in_dims[2:])
-        mapped = [a if dim is None else a.movedim(dim, 0) for a, dim in zip(arguments, in_dims[2:], strict=True)]
-        results = _SumBlocks.apply(sweep.batch(info.batch_size, moving), tiling.fewer_rows(info.batch_size), *mapped)
+        mapped = [
+            a if dim is None else a.movedim(dim, 0) for a, dim in zip(arguments, in_dims[2:], strict=True)
+        ]
+        results = _SumBlocks.apply(
+            sweep.batch(info.batch_size, moving), tiling.fewer_rows(info.batch_size), *mapped
+        )
         return results, (0,) * len(results)
 
 
-def map_one_by_one(function: Any, size: int, in_dims: tuple[Any, ...], arguments: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], Any]:
+def map_one_by_one(
+    function: Any, size: int, in_dims: tuple[Any, ...], arguments: tuple[Any, ...]
+) -> tuple[tuple[Tensor, ...], Any]:
     """A batch of calls, one after the other: the vmap rule of last resort."""
-    samples = [function.apply(*(_sample(a, d, index) for a, d in zip(arguments, in_dims, strict=True))) for index in range(size)]
+    samples = [
+        function.apply(*(_sample(a, d, index) for a, d in zip(arguments, in_dims, strict=True)))
+        for index in range(size)
+    ]
     stacked = tuple(torch.stack(results) for results in zip(*samples, strict=True))
     return stacked, (0,) * len(stacked)
 
@@ -184,7 +226,9 @@ def map_one_by_one(function: Any, size: int, in_dims: tuple[Any, ...], arguments
 def is_mapped(value: Any, dims: Any) -> bool:
     """Whether any tensor inside an object is mapped over; `dims` has the object's shape with dimensions in place of tensors."""
     if isinstance(value, Object):
-        return any(is_mapped(getattr(value, f.name), getattr(dims, f.name)) for f in dataclasses.fields(value))
+        return any(
+            is_mapped(getattr(value, f.name), getattr(dims, f.name)) for f in dataclasses.fields(value)
+        )
     if isinstance(value, tuple):
         return any(is_mapped(v, d) for v, d in zip(value, dims, strict=True))
     return isinstance(value, Tensor) and dims is not None
@@ -199,13 +243,19 @@ def _sample(value: Any, dims: Any, index: int) -> Any:
     """One sample of a mapped value."""
     if isinstance(value, Object):
         fields = type(value).__dataclass_fields__
-        return rebuild(type(value), tuple(fields), tuple(_sample(getattr(value, name), getattr(dims, name), index) for name in fields))
+        return rebuild(
+            type(value),
+            tuple(fields),
+            tuple(_sample(getattr(value, name), getattr(dims, name), index) for name in fields),
+        )
     if isinstance(value, tuple):
         return tuple(_sample(v, d, index) for v, d in zip(value, dims, strict=True))
     return value.select(dims, index) if isinstance(value, Tensor) and dims is not None else value
 
 
-def substitute(arguments: tuple[Tensor, ...], places: tuple[int, ...], moving: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def substitute(
+    arguments: tuple[Tensor, ...], places: tuple[int, ...], moving: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
     """The arguments with some of them replaced."""
     found = list(arguments)
     for index, argument in zip(places, moving, strict=True):
@@ -223,4 +273,6 @@ def _element(shape: torch.Size, batch: Index | None) -> tuple[int, ...]:
     if batch is None:
         return ()
     lead = len(shape) - 2
-    return tuple(i if size > 1 else 0 for i, size in zip(batch[len(batch) - lead :], shape[:lead], strict=True))
+    return tuple(
+        i if size > 1 else 0 for i, size in zip(batch[len(batch) - lead :], shape[:lead], strict=True)
+    )
