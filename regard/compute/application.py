@@ -28,7 +28,8 @@ def apply(
 ) -> Any:
     """Run a declaration: Tensor in, Tensor out; Measure in, Measure out (the transported measure μ A_μ).
 
-    With the moments Law and SecondMoment the result is the law of each query: a Measure or a GaussianMeasure with batch (..., m).
+    With the moments Law and SecondMoment the result is the law of each query: a Measure or a GaussianMeasure
+    with batch (..., m).
     """
     problem = problem_of(attention, x, context)
     result = project.one(attention.moment, select(problem, engine))

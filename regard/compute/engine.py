@@ -1,7 +1,8 @@
 """Engine and Plan: a way to compute problems, and what it decided for one of them.
 
-`Engine.plan(problem)` decides everything that can be decided before a run (form of the scores, precision, tile sizes) and
-gives it as a Plan, or a Refused with a sentence. A plan runs as it stands: nothing is decided twice.
+`Engine.plan(problem)` decides everything that can be decided before a run (form of the scores, precision,
+tile sizes) and gives it as a Plan, or a Refused with a sentence. A plan runs as it stands: nothing is decided
+twice.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _engines: list[type[Engine]] = []
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a run would take: floating-point operations, bytes beyond inputs and output, and in a few words how it is done."""
+    """What a run would take: operations, bytes beyond inputs and output, and how it is done."""
 
     flops: float
     bytes: float
@@ -32,7 +33,7 @@ class Prediction:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan(Object):
-    """Abstract: one problem and what an engine decided about it, ready to run. Subclasses add the fields that hold the decision."""
+    """Abstract: a problem and what an engine decided about it, ready to run."""
 
     engine: Engine
     problem: Problem
@@ -43,7 +44,10 @@ class Plan(Object):
 
     @abstractmethod
     def free_energy(self) -> Tensor:
-        """The maximum of the variational objective relative to counts, one number a query (..., m); values are not used."""
+        """The maximum of the variational objective relative to counts, (..., m): one number a query.
+
+        Values are not used.
+        """
 
     @abstractmethod
     def predict(self) -> Prediction:
@@ -51,7 +55,10 @@ class Plan(Object):
 
 
 class Engine(Object):
-    """Abstract: a way to compute problems. Engines differ in speed, never in meaning; `rank` orders them, the lowest is asked first."""
+    """Abstract: a way to compute problems. Engines differ in speed, never in meaning.
+
+    `rank` orders the engines: the lowest is asked first.
+    """
 
     name: ClassVar[str]
     rank: ClassVar[int]
@@ -61,7 +68,7 @@ class Engine(Object):
         """How this engine would run the problem, or why it cannot."""
 
     def offer(self, problem: Problem) -> Plan | Refused:
-        """The plan for a caller who named no engine. Only an engine that should not be taken unasked answers otherwise."""
+        """The plan for a caller who named no engine; some engines must be asked for by name."""
         return self.plan(problem)
 
 

@@ -1,4 +1,4 @@
-"""Fast forms: potentials that give the same scores from better features. The definition stays in the potential."""
+"""Fast forms: other potentials that give the same scores from features that are cheaper to compare."""
 
 from __future__ import annotations
 
@@ -54,11 +54,12 @@ class Reduced(Potential):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RationalAdditive(Potential):
-    """Σ_c v_c tanh(q_c + k_c) as Σ_groups N/D: exponentials of tokens, not of pairs, and one division for g coordinates.
+    """Σ_c v_c tanh(q_c + k_c) as Σ_groups N/D, where exponentials are of tokens, not of pairs.
 
-    With x_c = e^{2 q_c} e^{2 k_c}, tanh = (x-1)/(x+1). Over a group of g coordinates the common denominator Π(1 + x_c) is the sum
-    over subsets S of Π_S x_c = (Π_S e^{2q_c})(Π_S e^{2k_c}): a dot product of 2^g features. So is the numerator, with the
-    coefficients Σ_{c∈S} v_c - Σ_{c∉S} v_c. coefficients (..., groups, 2^g); features (..., tokens, groups · 2^g).
+    With x_c = e^{2 q_c} e^{2 k_c}, tanh = (x-1)/(x+1). Over a group of g coordinates the common denominator
+    Π(1 + x_c) is the sum over subsets S of Π_S x_c = (Π_S e^{2q_c})(Π_S e^{2k_c}): a dot product of 2^g
+    features. So is the numerator, with the coefficients Σ_{c∈S} v_c - Σ_{c∉S} v_c. coefficients (..., groups,
+    2^g); features (..., tokens, groups · 2^g).
     """
 
     coefficients: Tensor
@@ -81,7 +82,7 @@ LARGEST_EXPONENT = {torch.float32: 80.0, torch.float64: 300.0}
 
 @fast_form.rule(Additive)
 def _additive(potential: Additive, queries: Tensor, keys: Tensor) -> tuple[Potential, Features, Features]:
-    """Center each coordinate of the queries, shift the keys against it, and clamp keys where every pair is saturated."""
+    """Center the queries, shift the keys against it, and clamp keys where every pair is saturated."""
     if 0 in (queries.numel(), keys.numel()) or queries.dtype not in SATURATED:
         return potential, queries, keys
     low, high = queries.detach().amin(-2, keepdim=True), queries.detach().amax(-2, keepdim=True)
@@ -173,7 +174,7 @@ class _RationalSum(torch.autograd.Function):
 def _groups(
     queries: Tensor, keys: Tensor, coefficients: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
-    """For each group: its features, its coefficients (..., 1, 2^g), and numerator and denominator (..., m, n)."""
+    """For each group: features, coefficients (..., 1, 2^g), numerator and denominator (..., m, n)."""
     size, rows = coefficients.shape[-1], queries.shape[-2]
     for index in range(coefficients.shape[-2]):
         some = slice(index * size, (index + 1) * size)

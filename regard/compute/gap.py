@@ -1,4 +1,4 @@
-"""The gap of an approximate row: exactly its KL divergence from the attention row, without that row's matrix."""
+"""law_gap: the KL divergence of a given law from the attention row, from free energies, block by block."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from regard.normalizers.base import Reference, entropy_term, expected
 def _law_gap(
     attention: Attention, law: Tensor, x: Measure | Tensor, context: Measure | Tensor | None
 ) -> Tensor:
-    """max_ν {ν(a) - KL(ν | μ)} - {law(a) - KL(law | μ)}, which is KL(law | Ψ_G(μ)) (over temperature, where there is one)."""
+    """max_ν {ν(a) - T KL(ν | μ)} - {law(a) - T KL(law | μ)}, over the temperature T: KL(law | Ψ_G(μ))."""
     problem = problem_of(attention, x, context)
     problem = problem.to(working_dtype(problem.dtype))
     if not isinstance(problem.normalizer, Softmax):

@@ -1,4 +1,4 @@
-"""How each moment is computed through an engine: the projection of the law without the law, where that is possible."""
+"""project: how each moment of the attention laws is computed, without the laws where that is possible."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _mean(moment: Mean, plan: Plan) -> Tensor:
 
 @project.rule(SecondMoment)
 def _second(moment: SecondMoment, plan: Plan) -> GaussianMeasure:
-    """Value augmentation: the same weights average v and v vᵀ, after a common center is taken out, so that nothing cancels."""
+    """The same weights average 1, v and v vᵀ; a common center is taken out of v, so nothing cancels."""
     problem = plan.problem
     _need_laws(problem)
     exact = problem.to(working_dtype(problem.dtype))
@@ -82,7 +82,10 @@ def _sample(moment: Sample, plan: Plan) -> Tensor:
 
 
 def _pick_values(problem: Problem, choose: Callable[[Tensor], Tensor]) -> Tensor:
-    """One value for each query, picked by its row of weights, block by block; the gradient reaches the chosen value alone."""
+    """One value for each query, picked by its row of weights, block by block.
+
+    Gradients reach the chosen value alone.
+    """
     exact = problem.to(working_dtype(problem.dtype))
     if exact.key_count == 0:
         return exact.values.new_zeros(*exact.batch_shape, exact.query_count, exact.values.shape[-1]).to(

@@ -14,11 +14,12 @@ CANCELLATION = 4e-6
 
 
 def with_enough_digits(problem: Problem) -> Problem:
-    """The problem in the dtype it is computed in: half precisions in float32, and float64 where float32 would lose the answer.
+    """The problem in the dtype it is computed in: float32, or float64 where float32 would lose the answer.
 
-    That is where the terms of a score cancel, or are so large that their rounding shows (a Gaussian much narrower than the points
-    are spread), and where weights are not Lipschitz in the scores. The first needs a look at the data, which is not possible under
-    torch.compile and vmap; there the dtype of the inputs decides.
+    That is where the terms of a score cancel, or are so large that their rounding shows (a Gaussian much
+    narrower than the points are spread), and where weights are not Lipschitz in the scores. The first needs a
+    look at the data, which is not possible under torch.compile and vmap; there the dtype of the inputs
+    decides.
     """
     return problem.to(
         needed_dtype(problem, reduce.one(problem.potential, problem.queries, problem.keys, False))
@@ -34,7 +35,7 @@ def needed_dtype(problem: Problem, reduction: Reduction | Refused) -> torch.dtyp
 
 
 def loses_digits(reduction: Reduction | Refused) -> bool:
-    """Whether float32 scores would be off by more than the tolerance; scores that are no dot product cancel nothing."""
+    """Whether float32 scores would be off by more than the tolerance, because their terms cancel."""
     if isinstance(reduction, Refused) or reduction.amplitude is None:
         return False
     return bool(_check.holds(reduction.amplitude * torch.finfo(torch.float32).eps > CANCELLATION))

@@ -1,4 +1,4 @@
-"""Problem: what an engine is given. Features are taken once, groups of queries are matched to their keys, shapes are checked."""
+"""Problem: what engines are given. pose: a problem from points, with all shapes checked."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from regard.supports.base import conjuncts
 class Problem(Object):
     """Weights of `queries` on `keys` under potential, normalizer and support, applied to `values`.
 
-    What is decided here: the features of the potential, taken once; which group of keys each head of queries sees; and
-    the batch shape of the output, in which all of it broadcasts.
+    What is decided here: the features of the potential, taken once; which group of keys each head of queries
+    sees; and the batch shape of the output, in which all of it broadcasts.
 
     queries, keys: features of the potential; values (..., n, e); log_counts (..., n); log_queries (..., m);
     marks None means 0, 1, 2, ... in order, which engines may rely on without reading data.
@@ -61,7 +61,10 @@ class Problem(Object):
         return self.values.device
 
     def hidden_parameters(self) -> bool:
-        """Whether scores depend on a tensor under differentiation that the declaration does not show: a function that captured one."""
+        """Whether scores depend on a tensor under differentiation that is no field of the potential.
+
+        That is a function that captured one.
+        """
         leaves, tree = pytree.tree_flatten((self.potential, _first(self.queries), _first(self.keys)))
         blank = [
             torch.zeros(t.shape, dtype=t.dtype, device=t.device) if isinstance(t, Tensor) else t
@@ -155,7 +158,7 @@ def _check_digits(dtype: torch.dtype, **nouns: Any) -> None:
 
 
 def _batch_shape(problem: Problem) -> torch.Size:
-    """The batch shape in which tokens, weights, parameters and support broadcast; an ArgumentError where they do not."""
+    """The batch shape to which tokens, weights, parameters and support broadcast."""
     shapes = [
         t.shape[:-2] for t in pytree.tree_leaves((problem.queries, problem.keys)) if isinstance(t, Tensor)
     ]
@@ -171,7 +174,7 @@ def _batch_shape(problem: Problem) -> torch.Size:
 
 
 def _structure_shape(problem: Problem) -> tuple[int, ...]:
-    """The batch shape that the potential's own parameters and the support add (a slope for each head, a length for each text)."""
+    """The batch shape that parameters and support add: a slope for each head, a length for each text."""
     learned = [
         t.shape for t in pytree.tree_leaves(problem.normalizer) if isinstance(t, Tensor)
     ]  # a temperature for each head
@@ -208,7 +211,7 @@ def _first(features: Any) -> Any:
 
 @dataclass(frozen=True)
 class SupportParts:
-    """A support as engines see it: is it causal, which keys does everyone see, and which parts are masks on pairs."""
+    """A support as engines see it: is it causal, which keys does everyone see, what masks pairs."""
 
     causal: bool
     padding: tuple[Padding, ...]

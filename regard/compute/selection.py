@@ -1,4 +1,4 @@
-"""select and explain_problem: ask the engines in order, take the first plan, and keep the sentences of those that refused."""
+"""select and explain_problem: ask the engines in order, take the first plan, keep the sentences."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Explanation:
 
 
 def explain_problem(problem: Problem, engine: Engine | None = None) -> Explanation:
-    """The plan of the named engine, or of the first that does not refuse; RefusalError where there is none."""
+    """The plan of the named engine, or the first that an engine offers; RefusalError where there is none."""
     if engine is not None and not isinstance(engine, Engine):
         raise ArgumentError("engine", f"is {engine!r}", "give an engine value, e.g. engine=regard.Sdpa()")
     refusals: dict[str, str] = {}
@@ -60,6 +60,7 @@ def select(problem: Problem, engine: Engine | None = None) -> Plan:
     """The plan that runs: that of the named engine, if it can; else the first that an engine offers."""
     plan = explain_problem(problem, engine).plan
     if engine is None and plan.engine.name == "reference" and count_pairs(problem) > LARGE:
-        message = f"the reference engine holds {count_pairs(problem):.2g} scores at once; explain(...) says why no other engine runs"
+        held = f"the reference engine holds {count_pairs(problem):.2g} scores at once"
+        message = f"{held}; explain(...) says why no other engine runs"
         warnings.warn(message, PerformanceWarning, stacklevel=3)
     return plan

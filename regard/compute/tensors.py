@@ -31,8 +31,9 @@ def attend(
 ) -> Tensor:
     """Attention of queries q (..., m, d) to keys k (..., n, d) with values v (..., n, e): (..., m, e).
 
-    Shapes broadcast as in F.scaled_dot_product_attention; fewer heads of k and v than of q (a divisor) are grouped queries.
-    log_weights (..., n) says how often each key counts. Shapes are checked, values are not: NaN propagates, as in torch.
+    Shapes broadcast as in F.scaled_dot_product_attention; fewer heads of k and v than of q (a divisor) are
+    grouped queries. log_weights (..., n) says how often each key counts. Shapes are checked, values are not:
+    NaN propagates, as in torch.
     """
     q, k, v = cast_for_autocast(q, k, v)
     return _run(pose_tensors(q, k, v, potential, normalizer, support, log_weights), engine)
@@ -41,15 +42,17 @@ def attend(
 def attend_tokens(
     attention: Attention, q: Tensor, k: Tensor, v: Tensor, query_marks: Tensor | None = None
 ) -> Tensor:
-    """The same at given marks of queries (None: 0, 1, 2, ...): tokens that are projected already meet an attention's potential,
-    normalizer and support."""
+    """The same with potential, normalizer and support of an attention, on projected tokens.
+
+    query_marks (..., m): where the queries stand among the keys; None means 0, 1, 2, ... in order.
+    """
     q, k, v = cast_for_autocast(q, k, v)
     parts = (attention.potential, attention.normalizer, attention.support)
     return _run(pose(*parts, q, k, v, query_marks=query_marks), None)
 
 
 def cast_for_autocast(*tensors: Any) -> tuple[Any, ...]:
-    """The tensors in the dtype that autocast asks of the fused kernel; inside, biases and sums keep their precision."""
+    """The tensors in the dtype that autocast asks for."""
     if not (isinstance(tensors[0], Tensor) and torch.is_autocast_enabled(tensors[0].device.type)):
         return tensors
     low = torch.get_autocast_dtype(tensors[0].device.type)

@@ -23,7 +23,10 @@ from regard.supports import Full
 @register
 @dataclass(frozen=True, eq=False, repr=False)
 class Flex(Engine):
-    """A dot product with key biases, and a soft cap around it, compiled. On a CPU it has no backward pass and must be asked for by name."""
+    """A dot product with key biases, and a soft cap around it, compiled.
+
+    On a CPU it has no backward pass and must be asked for by name.
+    """
 
     compiled: bool = True
     name: ClassVar[str] = "flex"
@@ -72,8 +75,8 @@ class Flex(Engine):
 class FlexPlan(Plan):
     """One call of FlexAttention.
 
-    What is decided here: the dtype, that of the problem `exact`; the dot product and its biases (`form`, scale 1); the soft
-    cap around it; and whether the call is compiled.
+    What is decided here: the dtype, that of the problem `exact`; the dot product and its biases (`form`,
+    scale 1); the soft cap around it; and whether the call is compiled.
     """
 
     exact: Problem

@@ -50,8 +50,9 @@ class Linear(Engine):
 class LinearPlan(Plan):
     """Sums over keys.
 
-    What is decided here: the dtype, that of the problem `exact`; the log-weight of each key (`bias`, -inf where padding hides
-    it); and whether sums run over all keys, or over the past in chunks of so many rows (`chunk`).
+    What is decided here: the dtype, that of the problem `exact`; the log-weight of each key (`bias`, -inf
+    where padding hides it); and whether sums run over all keys, or over the past in chunks of so many rows
+    (`chunk`).
     """
 
     exact: Problem
@@ -85,7 +86,7 @@ class LinearPlan(Plan):
         return Prediction(flops, 4.0 * tokens * width, f"{how}, {features} features in {kind}")
 
     def _sum_keys(self) -> tuple[Tensor, Tensor]:
-        """[Σ_j κ_ij v_j, Σ_j κ_ij] e^{-level_i} for each query, (..., m, e + 1), and the levels (..., m or 1, 1)."""
+        """[Σ_j κ_ij v_j, Σ_j κ_ij] e^{-level_i}, (..., m, e + 1), and the levels (..., m or 1, 1)."""
         (queries, _), (keys, _), values, bias = (
             self.exact.queries,
             self.exact.keys,
@@ -102,7 +103,10 @@ class LinearPlan(Plan):
 def _sum_past(
     queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor]:
-    """Σ_{j≤i} (φ(q_i)·φ(k_j)) e^{bias_j} v_j, chunk by chunk; each row has its own level, so that a late large key hides no early one."""
+    """Σ_{j≤i} (φ(q_i)·φ(k_j)) e^{bias_j - level_i} v_j, chunk by chunk, and the levels.
+
+    Each row has its own level, the largest bias it has seen, so that a late large key hides no early one.
+    """
     state, height = None, torch.full_like(bias[..., :1, :], -math.inf)
     outputs, levels = [], []
     for low in range(0, queries.shape[-2], chunk):

@@ -37,10 +37,11 @@ from regard.supports import Full
 @register
 @dataclass(frozen=True, eq=False, repr=False)
 class Sdpa(Engine):
-    """torch's fused kernel (CPU flash): softmax of Dot, Bilinear, Gaussian, Cosine, Rotary of these, position biases, sums.
+    """torch's fused kernel: softmax of Dot, Bilinear, Gaussian, Cosine, Rotary, position biases, sums.
 
-    Where terms of the score would cancel (a Gaussian much narrower than the points are spread) it computes in float64. That
-    needs a look at the data, which is not possible under torch.compile and vmap; there it stays in the dtype of the inputs.
+    Where terms of the score would cancel (a Gaussian much narrower than the points are spread) it computes in
+    float64. That needs a look at the data, which is not possible under torch.compile and vmap; there it stays
+    in the dtype of the inputs.
     """
 
     name: ClassVar[str] = "sdpa"
@@ -78,8 +79,8 @@ class Sdpa(Engine):
 class FusedPlan(Plan):
     """One call of the fused kernel: softmax(scale · q kᵀ + bias) v.
 
-    What is decided here: the reduction of the scores in the dtype of the run, the biases on pairs over temperature
-    (`residues`), how the kernel is called, and the tensors that it takes.
+    What is decided here: the reduction of the scores in the dtype of the run, the biases on pairs over
+    temperature (`residues`), how the kernel is called, and the tensors that it takes.
     """
 
     reduction: Reduction
@@ -147,7 +148,8 @@ class FusedPlan(Plan):
         tiling = self.call.tiling
         masks = "" if tiling is None else f", masks in blocks of {tiling.rows} queries"
         causal = ", causal" if self.call.causal else ""
-        return f"{' plus '.join(parts)} of width {q.shape[-1]} in {str(q.dtype).removeprefix('torch.')}{causal}{masks}"
+        kind = str(q.dtype).removeprefix("torch.")
+        return f"{' plus '.join(parts)} of width {q.shape[-1]} in {kind}{causal}{masks}"
 
 
 def _temper(reduction: Reduction, temperature: Any) -> tuple[Tensor, Tensor | None, float]:
@@ -172,7 +174,10 @@ def _temper_residues(reduction: Reduction, temperature: Any) -> tuple[Residue, .
 def _with_enough_digits(
     problem: Problem, reduction: Reduction, parts: SupportParts
 ) -> tuple[Reduction, Problem]:
-    """Half precision with biases in float32; the whole problem in float64 where the terms of a score cancel."""
+    """The reduction in the dtype of the run; the problem, in float64 where terms of a score cancel.
+
+    Half precisions stay as they are unless there are biases, which need float32.
+    """
     kind = reduction.queries.dtype
     if reduction.key_bias is not None or reduction.residues or problem.log_counts is not None:
         kind = working_dtype(kind)
@@ -200,7 +205,7 @@ def _tile(problem: Problem, parts: SupportParts, residues: tuple[Residue, ...]) 
 def _add_key_masks(
     problem: Problem, bias: Tensor | None, paddings: tuple[Any, ...], dtype: torch.dtype
 ) -> Tensor | None:
-    """Everything that depends on the key alone, (..., n): bias, log-counts, and -inf on keys that paddings hide."""
+    """All that depends on the key alone, (..., n): bias, log-counts, and -inf on keys that paddings hide."""
     if problem.log_counts is not None:
         counts = problem.log_counts.to(dtype)
         bias = counts if bias is None else bias + counts

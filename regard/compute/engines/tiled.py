@@ -1,4 +1,4 @@
-"""Blocks of query rows in plain torch: every potential and every normalizer, in O(n) memory, forward and backward."""
+"""Blocks in plain torch: every potential and every normalizer of rows, O(n) memory, forward and backward."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class Tiled(Engine):
             )
         if not problem.normalizer.rowwise and not isinstance(problem.normalizer, Sinkhorn):
             return Refused(
-                f"the rows of {type(problem.normalizer).__name__} depend on each other, so blocks of rows are not enough."
+                f"the rows of {type(problem.normalizer).__name__} depend on each other, "
+                "so blocks of rows are not enough."
             )
         reduction = reduce.one(problem.potential, problem.queries, problem.keys, False)
         exact = problem.to(needed_dtype(problem, reduction))
@@ -69,7 +70,7 @@ class Tiled(Engine):
         return RowsPlan(self, problem, exact, parts, tiling)
 
     def _tile(self, problem: Problem, parts: Parts) -> Tiling:
-        """Blocks of one element of the batch where that is possible: more rows, and keys that stay in cache."""
+        """Blocks of one element of the batch where that is possible, so that its keys stay in cache."""
         batch = problem.batch_shape
         split = can_split_batch(parts, batch)
         width = parts.potential.width(parts.queries, parts.keys)
@@ -91,7 +92,8 @@ class Tiled(Engine):
 class TiledPlan(Plan):
     """Abstract: a problem cut into blocks.
 
-    What is decided here: the dtype, that of the problem `exact`; the form of the scores (`parts`); and the blocks (`tiling`).
+    What is decided here: the dtype, that of the problem `exact`; the form of the scores (`parts`); and the
+    blocks (`tiling`).
     """
 
     exact: Problem
@@ -157,7 +159,7 @@ class RowsPlan(TiledPlan):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SinkhornPlan(TiledPlan):
-    """Sinkhorn: the log-potentials of the keys without the matrix; then it is softmax attention with a key bias."""
+    """Sinkhorn: find the log-potentials of the keys block by block; the rest is softmax attention."""
 
     def passes(self) -> int:
         assert isinstance(self.exact.normalizer, Sinkhorn)

@@ -1,7 +1,7 @@
 """torch's fused CPU kernel as it is: how it is called, and the gradients that it leaves out.
 
-The public door refuses a causal flag next to a mask, falls back to an m × n matrix where the mask wants a gradient, and hides the
-log-sum-exp. The kernel behind it does all three.
+The public door refuses a causal flag next to a mask, falls back to an m × n matrix where the mask wants a
+gradient, and hides the log-sum-exp. The kernel behind it does all three.
 """
 
 from __future__ import annotations
@@ -85,7 +85,10 @@ def _run_backward(
 
 
 def _groups_of_heads(q: Tensor, k: Tensor, whole: bool) -> list[slice]:
-    """Heads, a few at a time, so that widened copies stay small; all at once where masks come by blocks, and in a traced graph."""
+    """Slices of heads, few at a time so that widened copies stay small.
+
+    All at once where masks come by blocks (`whole`), and in a traced graph.
+    """
     heads = q.shape[1]
     if whole or torch.compiler.is_compiling():
         return [slice(0, heads)]
@@ -119,8 +122,9 @@ def _run_backward_by_blocks(
 def _add_spare_column(tensors: list[Tensor], by_lse: Tensor | None) -> list[Tensor]:
     """One more column that makes the kernel compute what it leaves out.
 
-    A column of ones in q makes the same column of dk the column sums of dS, the gradient of a key bias; a one in the
-    output's gradient against -∂lse in the output adds the log-sum-exp's own gradient to every row of dS.
+    A column of ones in q makes the same column of dk the column sums of dS, the gradient of a key bias; a one
+    in the output's gradient against -∂lse in the output adds the log-sum-exp's own gradient to every row of
+    dS.
     """
     width = tensors[0].shape[-1]
     q, k, v, out, by_out = (_widen(t, 16 * (width // 16 + 1)) for t in tensors)

@@ -1,7 +1,8 @@
-"""Scores in blocks, for everything the fused kernel cannot do: any potential, any normalizer, O(n) memory for every derivative.
+"""Attention block by block in plain torch: any potential, any normalizer, O(n) memory for every derivative.
 
-`attend_online` is softmax with running sums over blocks of keys, and derivatives that need only the outputs and the log-sum-exps.
-`map_rows` holds whole rows, for normalizers that need them, and computes them again for each derivative.
+`attend_online` is softmax with running sums over blocks of keys; its derivatives need outputs and
+log-sum-exps. `map_rows` holds whole rows, for normalizers that need them, and computes them again for each
+derivative.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ ROLES = (SHARED, SHARED, QUERY, KEY, KEY, KEY)
 class Parts(Object):
     """What blocks are computed from.
 
-    What is decided here: the potential and features that give the scores fastest, and the dtype. queries: leaves (..., m, ·); keys, log_counts (..., n, 1) and values: leaves (..., n, ·).
+    What is decided here: the potential and features that give the scores fastest, and the dtype.
+
+    queries: tensors (..., m, ·); keys and values: tensors (..., n, ·); log_counts (..., n, 1).
     """
 
     potential: Potential
@@ -113,7 +116,7 @@ class Layout:
 
 
 def can_split_batch(parts: Parts, batch: torch.Size) -> bool:
-    """Whether blocks can be taken from one element of the batch: no parameter of the potential may differ between elements."""
+    """Whether a block can be taken from one element of the batch: no parameter differs between elements."""
     if batch.numel() <= 1:
         return False
     layout, leaves = Layout.of(parts)
@@ -126,7 +129,7 @@ def can_split_batch(parts: Parts, batch: torch.Size) -> bool:
 
 
 def map_rows(function: BlockFunction, parts: Parts, tiling: Tiling, summed: bool = False) -> Tensor:
-    """`function` on whole rows, block by block: rows (..., m, ·), or contributions to columns (..., n, ·) that are summed."""
+    """`function` of whole rows, block by block: rows (..., m, ·); or, summed, columns (..., n, ·)."""
     layout, leaves = Layout.of(parts)
     sweep = Sweep(
         lambda tiling, tile, some: (function(layout.parts(some), tiling.allowed(tile)),),
@@ -145,7 +148,10 @@ def attend_online(parts: Parts, tiling: Tiling) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Online:
-    """The sweeps of softmax attention over a layout: its value, its reverse and its forward derivative. `lead`: sizes of mapped dimensions."""
+    """The sweeps of softmax attention over a layout: its value, its reverse and its forward derivative.
+
+    lead: the sizes of the dimensions that vmap put in front.
+    """
 
     layout: Layout
     lead: tuple[int, ...] = ()
@@ -155,7 +161,10 @@ class Online:
         return self._batch(Sweep(self._merge, self.layout.takes(), (Give(QUERY), Give(QUERY))))
 
     def pull(self, leaves: Sequence[Tensor], wanted: tuple[int, ...]) -> Sweep:
-        """Leaves, cotangents of the outputs, levels ⟨∂o, o⟩ - ∂lse and log-sum-exps; gradients of some leaves."""
+        """The reverse derivative: gradients of the leaves `wanted`.
+
+        It takes the leaves, cotangents ∂o of the outputs, levels ⟨∂o, o⟩ - ∂lse, and log-sum-exps.
+        """
         layout, count = self.layout, len(self.layout.roles)
 
         def block(tiling: Tiling, tile: Tile, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -178,7 +187,10 @@ class Online:
         return self._batch(Sweep(block, (*layout.takes(), *(Take(QUERY),) * 3), tuple(gives)))
 
     def push(self, moving: tuple[int, ...]) -> Sweep:
-        """Leaves, log-sum-exps and tangents of some leaves; tangents of the outputs and of the log-sum-exps. Blocks are whole rows."""
+        """The forward derivative: tangents of the outputs and of the log-sum-exps, in blocks of whole rows.
+
+        It takes the leaves, log-sum-exps, and tangents of the leaves `moving`.
+        """
         layout, count = self.layout, len(self.layout.roles)
 
         def block(tiling: Tiling, tile: Tile, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

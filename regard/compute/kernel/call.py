@@ -24,8 +24,9 @@ Arguments = tuple[Tensor, Tensor, Tensor, Tensor | None]
 class Call(Object):
     """What the kernel is told beside its arguments.
 
-    What is decided here: whether masks come as the kernel's causal flag, or block by block with the biases on pairs
-    (`tiling`); the scale; and the batch shape and width of values in which the caller wants the outputs.
+    What is decided here: whether masks come as the kernel's causal flag, or block by block with the biases on
+    pairs (`tiling`); the scale; and the batch shape and width of values in which the caller wants the
+    outputs.
     """
 
     tiling: Tiling | None
@@ -35,7 +36,7 @@ class Call(Object):
     width: int
 
     def blocks(self, q: Tensor, k: Tensor) -> Tiling:
-        """The tiling that derivatives use: small problems at once, large ones head by head, unless masks come by blocks."""
+        """The blocks of derivatives: those of the masks, else all heads or, if they are large, one."""
         if self.tiling is not None:
             return self.tiling
         heads, pairs = q.shape[:-2], q.shape[-2] * k.shape[-2]
@@ -67,10 +68,12 @@ def lay_out(
     causal: bool,
     scale: float,
 ) -> tuple[Call, Arguments]:
-    """The tensors as the kernel takes them: four dimensions, one width; copies only where a batch has more than two dimensions.
+    """The call, and the tensors as the kernel takes them: four dimensions, one width.
 
-    q (..., m, c), k (..., n, c), v (..., n, e), key_bias (..., n). `causal` needs tokens in order; a tiling adds masks and
-    biases on pairs, block by block, and then carries the causal mask itself.
+    Tensors are copied only where they are padded or a batch has more than two dimensions.
+
+    q (..., m, c), k (..., n, c), v (..., n, e), key_bias (..., n). `causal` needs tokens in order; a tiling
+    adds masks and biases on pairs, block by block, and then carries the causal mask itself.
     """
     biased = () if key_bias is None else key_bias.shape[:-1]
     batch = _check.broadcast("q, k, v and key_bias", q.shape[:-2], k.shape[:-2], v.shape[:-2], biased)

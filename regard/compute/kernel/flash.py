@@ -1,4 +1,7 @@
-"""The fused kernel as a differentiable function: softmax(scale · q kᵀ + bias) v and its log-sum-exp, O(n) memory in every derivative."""
+"""The fused kernel as a function with derivatives of every order, in O(n) memory.
+
+It gives softmax(scale · q kᵀ + bias) v and the log-sum-exps of the rows.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,9 @@ def flash(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Outputs (..., m, e) and log-sum-exps (..., m); rows that see nothing have output zero and, as the kernel leaves it, log-sum-exp zero.
+    """Outputs (..., m, e) and log-sum-exps (..., m), from the arguments of `lay_out`.
 
-    The arguments are those of `lay_out`.
+    Rows that see nothing have output zero and, as the kernel leaves it, log-sum-exp zero.
     """
     call, arguments = lay_out(q, k, v, key_bias, tiling, causal, scale)
     out, lse = run_call(call, arguments)
@@ -36,7 +39,7 @@ def flash(
 
 
 def run_call(call: Call, arguments: Arguments) -> tuple[Tensor, Tensor]:
-    """Outputs (B, H, m, width) and log-sum-exps (B, H, m) of laid out tensors, differentiable to any order."""
+    """Outputs (B, H, m, width) and log-sum-exps (B, H, m), differentiable to any order."""
     q, k, v, _ = arguments
     if 0 in (*q.shape[:-1], k.shape[-2]):
         return _run_nothing(q, k, v)
@@ -69,7 +72,10 @@ def push_through(
 
 
 class _TracedFlash(torch.autograd.Function):
-    """The kernel on 4-D inputs; the bias and the log-sum-exp are differentiable too. In this form torch.compile can trace it."""
+    """The kernel with a backward pass, also for the bias and the log-sum-exp.
+
+    torch.compile cannot trace functions that have forward mode or vmap rules; it traces this one.
+    """
 
     @staticmethod
     def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -96,7 +102,7 @@ class _TracedFlash(torch.autograd.Function):
 
 
 class _Flash(_TracedFlash):
-    """With forward mode and vmap."""
+    """The same with forward mode and vmap."""
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
@@ -114,7 +120,7 @@ class _Flash(_TracedFlash):
 
 
 class _Pull(torch.autograd.Function):
-    """The backward pass of the kernel as a function of everything it reads, so that it has derivatives itself."""
+    """The backward pass as a function of everything it reads, so that it has derivatives itself."""
 
     @staticmethod
     def forward(call: Call, by_bias: bool, *tensors: Any) -> tuple[Tensor, ...]:
@@ -226,7 +232,7 @@ def _run_nothing(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def _fold_mapped(
     tensors: tuple[Tensor | None, ...], dims: tuple[Any, ...], size: int
 ) -> tuple[list[Tensor | None], Callable[..., Any]]:
-    """Mapped tensors (B, H, ...) with the mapped dimension inside the first one, and the way back for results."""
+    """Tensors (B, H, ...) under vmap as (size · B, H, ...), and the function that takes results back."""
     lead = [None if t is None else move_to_front(t, d, size) for t, d in zip(tensors, dims, strict=True)]
     rows = max(t.shape[1] for t in lead if t is not None)
     folded = [

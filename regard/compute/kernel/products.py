@@ -1,4 +1,7 @@
-"""Derivatives of softmax(scale · q kᵀ + bias) v in closed form, block by block, from the log-sum-exps that the kernel leaves."""
+"""Derivatives of softmax(scale · q kᵀ + bias) v in closed form, block by block.
+
+The weights of a block are computed again from the log-sum-exps that the kernel leaves: P = exp(scores - lse).
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ class Products:
         return 4 if self.biased else 3
 
     def pull(self, by_bias: bool) -> Sweep:
-        """Arguments, log-sum-exps, cotangents of the outputs, levels ⟨∂o, o⟩ - ∂lse; gradients of q, k, v and, if wanted, the bias."""
+        """The reverse derivative: gradients of q, k, v and, if wanted, the bias.
+
+        It takes the arguments, log-sum-exps, cotangents ∂o of the outputs, and levels ⟨∂o, o⟩ - ∂lse.
+        """
 
         def block(tiling: Tiling, tile: Tile, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             arguments, (lse, by_out, level) = tensors[: self.count], tensors[self.count :]
@@ -54,7 +60,7 @@ class Products:
         tangents: Sequence[Tensor | None],
         tiling: Tiling,
     ) -> tuple[Tensor, Tensor]:
-        """Tangents of outputs and log-sum-exps (B, H, m, 1), from tangents of the arguments. The tiling has whole rows."""
+        """The forward derivative: tangents of outputs and log-sum-exps (B, H, m, 1). Blocks are rows."""
         k = arguments[1]
         by_q, by_k, by_v, *rest = tangents
         wide = [t for t, moves in ((k, by_q), (by_k, by_k)) if t is not None and moves is not None]
@@ -83,11 +89,17 @@ class Products:
 
 
 CALM = 4.0
-"""A mean change of scores up to which it may be taken out after the product with the values, which saves a pass over all pairs."""
+"""While the mean change of a row's scores is below this, it is taken out after the product with the values.
+
+That saves a pass over all pairs; a larger mean would cost digits there.
+"""
 
 
 class _Push:
-    """The block of the forward derivative. Where nothing else is being differentiated, it works in place in buffers that it keeps."""
+    """The block of the forward derivative.
+
+    Where nothing else is being differentiated, it works in place in buffers that it keeps.
+    """
 
     def __init__(self, products: Products, queries: bool, keys: bool, values: bool, bias: bool) -> None:
         self.products, self._queries, self._keys, self._values, self._bias = (
@@ -163,7 +175,8 @@ def covariance(
 ) -> tuple[Tensor, Tensor]:
     """How means and log-masses of whole rows move with the scores: E[v'] + Cov(v, s') and E[s'].
 
-    The scores' change is centered before it meets the values, so that a large common change of a row costs no digits.
+    The scores' change is centered before it meets the values, so that a large common change of a row costs no
+    digits.
     """
     moved = weights * change
     mean = moved.sum(-1, keepdim=True)

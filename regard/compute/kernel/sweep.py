@@ -1,8 +1,9 @@
-"""Sweeps: a function of blocks, summed over blocks. Their derivatives are sweeps again, so every order takes O(n) memory.
+"""Sweeps: functions of blocks, summed over blocks. Their derivatives are sweeps: O(n) memory at every order.
 
-A sweep says what one block computes from its share of each tensor, and where the results go. The reverse derivative of a sweep is
-the sweep whose blocks pull cotangents back; the forward derivative is the sweep whose blocks push tangents; a batch of sweeps is
-the sweep of the batched block. So reverse, forward and vmap compose in any order, as often as wanted.
+A sweep says what one block computes from its share of each tensor, and where the results go. The reverse
+derivative of a sweep is the sweep whose blocks pull cotangents back; the forward derivative is the sweep
+whose blocks push tangents; a batch of sweeps is the sweep of the batched block. So reverse, forward and vmap
+compose in any order, as often as wanted.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ class Take:
 
 @dataclass(frozen=True)
 class Give:
-    """Where a result goes: added along rows, along columns, or everywhere; `like` names the argument whose shape it has."""
+    """Where a result is added: along rows, along columns, or everywhere.
+
+    like: the argument whose shape the sum has, if it is a gradient.
+    """
 
     role: str
     like: int | None = None
@@ -87,7 +91,10 @@ class Sweep:
     def reverse_derivative(
         self, arguments: Sequence[Tensor], wanted: tuple[int, ...], given: tuple[int, ...]
     ) -> Sweep:
-        """The reverse derivative: arguments, then cotangents of the results `given`; gradients of the arguments `wanted`."""
+        """The sweep that gives gradients of the arguments `wanted`.
+
+        It takes the arguments, then cotangents of the results `given`.
+        """
         count = len(self.takes)
 
         def block(tiling: Tiling, tile: Tile, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -107,7 +114,10 @@ class Sweep:
         return Sweep(block, takes, tuple(gives))
 
     def forward_derivative(self, moving: tuple[int, ...]) -> Sweep:
-        """The forward derivative: arguments, then tangents of the arguments `moving`; tangents of all results."""
+        """The sweep that gives tangents of all results.
+
+        It takes the arguments, then tangents of the arguments `moving`.
+        """
         count = len(self.takes)
 
         def block(tiling: Tiling, tile: Tile, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -224,7 +234,10 @@ def map_one_by_one(
 
 
 def is_mapped(value: Any, dims: Any) -> bool:
-    """Whether any tensor inside an object is mapped over; `dims` has the object's shape with dimensions in place of tensors."""
+    """Whether vmap maps over any tensor inside an object.
+
+    dims: the same object with mapped dimensions in place of tensors.
+    """
     if isinstance(value, Object):
         return any(
             is_mapped(getattr(value, f.name), getattr(dims, f.name)) for f in dataclasses.fields(value)

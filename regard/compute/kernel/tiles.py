@@ -52,10 +52,10 @@ def element_of_batch(tensor: Tensor, batch: Index | None, kept: int = 2) -> Tens
 class Tiling(Object):
     """How the m × n pairs are cut into blocks of rows, with the mask and the position biases of each block.
 
-    in_order says that marks are 0, 1, 2, ..., so that a causal or windowed block can leave out keys it cannot see.
-    Given a batch shape, one element of the batch is taken after the other: its keys then stay in cache.
-    Given `columns`, blocks take that many keys at a time; else whole rows.
-    Given `heads`, the batch shape that tensors (B, H, tokens, width) stand for, biases come as (B, H, rows, columns).
+    in_order says that marks are 0, 1, 2, ..., so that a causal or windowed block can leave out keys it cannot
+    see. Given a batch shape, one element of the batch is taken after the other: its keys then stay in cache.
+    Given `columns`, blocks take that many keys at a time; else whole rows. Given `heads`, the batch shape
+    that tensors (B, H, tokens, width) stand for, biases come as (B, H, rows, columns).
     """
 
     support: Support
@@ -142,7 +142,10 @@ class Tiling(Object):
 
 
 def as_four_dimensions(t: Tensor, batch: torch.Size, expand: bool) -> Tensor:
-    """(..., a, b) as (B, H, a, b); biases keep dimensions of size one, which the kernel broadcasts without a copy."""
+    """(..., a, b) as (B, H, a, b).
+
+    Not expanded, dimensions of size one stay: the kernel broadcasts a bias without a copy.
+    """
     if len(batch) > 2:
         t = t.expand(*batch, *t.shape[-2:]).reshape(math.prod(batch[:-1]), batch[-1], *t.shape[-2:])
     else:
