@@ -42,22 +42,7 @@ from regard.certify import (
     row_errors,
     score_perturbation,
 )
-from regard.compute import (
-    Engine,
-    Explanation,
-    Flex,
-    LinearEngine,
-    Plan,
-    Prediction,
-    ReferenceEngine,
-    Refused,
-    Sdpa,
-    Tiled,
-    apply,
-    attend,
-    engines,
-    explain,
-)
+from regard.compute import Engine, Explanation, Flex, LinearEngine, ReferenceEngine, Sdpa, Tiled, apply, attend, engines, explain
 from regard.cost import Architecture, Cost, Sizes, cost, register_flop_formulas
 from regard.derive import (
     Estimate,
@@ -227,17 +212,14 @@ __all__ = [
     "Normalizer",
     "Padding",
     "PerformanceWarning",
-    "Plan",
     "Pointwise",
     "PositiveRandom",
     "Potential",
-    "Prediction",
     "Radii",
     "Reference",
     "ReferenceEngine",
     "Refusal",
     "RefusalError",
-    "Refused",
     "RegardError",
     "RelativeBias",
     "Relu",

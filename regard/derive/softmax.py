@@ -41,13 +41,13 @@ class FusedProducts:
         self._tokens: _Tokens = Graph(point, present) if affine is None else affine
         pairs = q.shape[:-2].numel() * q.shape[-2] * k.shape[-2]
         self._affine = affine
-        core = _Held if pairs <= PAIRS else _Streamed
+        core = _HeldWeights if pairs <= PAIRS else _StreamedWeights
         self._core: _Core = core(plan.call, arguments, out, lse)
 
     def absorbed(self) -> FusedProducts | AbsorbedProducts:
         """The cheaper form, where there is one."""
         weights = None if self._affine is None else self._affine.narrow()
-        if weights is None or not isinstance(self._core, _Held):
+        if weights is None or not isinstance(self._core, _HeldWeights):
             return self
         return AbsorbedProducts(self._core, *weights, self.value)
 
@@ -69,7 +69,7 @@ class AbsorbedProducts:
     With k̃_j = A x_j + ..., q̃_i = Aᵀ x_i + β the slopes of a score in its query and in its key, s' = t k̃ᵀ + q̃ tᵀ.
     """
 
-    def __init__(self, held: _Held, w_q: Tensor | None, w_k: Tensor | None, w_v: Tensor | None, value: Tensor) -> None:
+    def __init__(self, held: _HeldWeights, w_q: Tensor | None, w_k: Tensor | None, w_v: Tensor | None, value: Tensor) -> None:
         self.value, self._held, self._w_v = value, held, w_v
         self._k = held.keys if w_q is None else held.keys @ w_q.mT
         self._q = held.queries if w_k is None else held.queries @ w_k.mT
@@ -78,7 +78,8 @@ class AbsorbedProducts:
         """J t."""
         change = torch.addmm(tangent @ self._k.mT, self._q, tangent.mT)
         mixed = self._held.weights @ tangent
-        return self._held.moved(change).addmm_(mixed, self._w_v) if self._w_v is not None else self._held.moved(change).add_(mixed)
+        moved = self._held.covariance(change)
+        return moved.add_(mixed) if self._w_v is None else moved.addmm_(mixed, self._w_v)
 
     def pull(self, cotangent: Tensor) -> Tensor:
         """Jᵀu."""
@@ -104,8 +105,8 @@ class _Core(Protocol):
     def pull(self, by_out: Tensor) -> list[Tensor]: ...
 
 
-class _Streamed:
-    """The kernel backward, closed-form blocks forward: O(n) memory."""
+class _StreamedWeights:
+    """Weights that are computed again block by block: the kernel backward, closed forms forward, O(n) memory."""
 
     def __init__(self, call: Call, arguments: Arguments, out: Tensor, lse: Tensor) -> None:
         self._call, self._arguments, self._out, self._lse = call, arguments, out, lse
@@ -118,8 +119,8 @@ class _Streamed:
         return list(pull_kernel(self._call, biased, *self._arguments, self._out, self._lse, by_out, None))
 
 
-class _Held:
-    """All weights at hand, so a product is a few small matrix products."""
+class _HeldWeights:
+    """The weights of all pairs, held, so that a product is a few small matrix products."""
 
     def __init__(self, call: Call, arguments: Arguments, out: Tensor, lse: Tensor) -> None:
         q, k, v, bias = arguments
@@ -154,11 +155,11 @@ class _Held:
         if change is None:
             assert by_v is not None
             return (self.weights @ self._flat(by_v)).reshape(*self._shape[:-1], -1)
-        result = self.moved(change)
+        result = self.covariance(change)
         result = result if by_v is None else self._add(result, self.weights, self._flat(by_v))
         return result.reshape(*self._shape[:-1], -1)
 
-    def moved(self, change: Tensor) -> Tensor:
+    def covariance(self, change: Tensor) -> Tensor:
         """Cov(v, s') of each row, from the change of scores, which is overwritten."""
         moved = change.mul_(self.weights)
         return moved.addcmul_(self.weights, moved.sum(-1, keepdim=True), value=-1) @ self._v

@@ -1,4 +1,4 @@
-"""A plan is all that was decided: what refused and what runs are one computation, and nothing is hidden in the problem."""
+"""A plan is all that was decided: what is asked and what runs are one computation; problems hide nothing."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import regard as r
+from regard.compute import Plan, Refused
 from regard.compute.tensors import pose_tensors
 from regard.potentials.reductions import Reduction, reduce
 from tests.nouns import D
@@ -47,12 +48,12 @@ def posed(declared, dtype=D, batch=(2, 3)):
 
 @pytest.mark.parametrize("name", DECLARED)
 def test_a_plan_or_a_sentence(name):
-    """Every engine gives one of the two; all plans agree, run as often as asked, and leave the problem as it was."""
+    """Every engine gives one of the two; all plans agree, run twice, and leave the problem as it was."""
     problem = posed(DECLARED[name])
     answers = {engine.name: engine.plan(problem) for engine in r.engines()}
-    plans = [plan for plan in answers.values() if isinstance(plan, r.Plan)]
+    plans = [plan for plan in answers.values() if isinstance(plan, Plan)]
     assert len(plans) >= 2
-    assert all(answer.why.endswith(".") for answer in answers.values() if isinstance(answer, r.Refused))
+    assert all(answer.why.endswith(".") for answer in answers.values() if isinstance(answer, Refused))
     expected = answers["reference"].run()
     for plan in plans:
         if plan.engine.name == "flex":
@@ -160,6 +161,6 @@ def test_other_devices_compute_the_same(name, batch):
 
 def test_a_plan_is_offered_only_where_it_may_be():
     problem = posed({"potential": r.SoftCap(r.Dot(), 2.0)}, torch.float32)
-    assert isinstance(r.Flex().plan(problem), r.Plan)
-    assert isinstance(r.Flex().offer(problem), r.Refused)
-    assert isinstance(r.Tiled().offer(problem), r.Plan)
+    assert isinstance(r.Flex().plan(problem), Plan)
+    assert isinstance(r.Flex().offer(problem), Refused)
+    assert isinstance(r.Tiled().offer(problem), Plan)
