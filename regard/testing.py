@@ -10,8 +10,8 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from regard.compute import ReferenceEngine, Tiled, attend, engines
-from regard.compute.application import select
 from regard.compute.forms import fast_form
+from regard.compute.selection import select
 from regard.compute.tensors import pose_tensors
 from regard.errors import RefusalError
 from regard.normalizers import Normalizer, Reference, Softmax
@@ -102,7 +102,7 @@ def check_engines(
         for engine in [*(e for e in engines() if e.name not in ("reference", "flex")), Tiled(pairs=16)]:
             problem = pose_tensors(q, k, v, mine, theirs, support, None)
             try:
-                found = select(problem, engine).run(problem)
+                found = select(problem, engine).run()
             except RefusalError:
                 continue
             _close(f"engine {engine.name} equals the reference under {support!r}", found, expected, 1e-9)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from regard import _check
 from regard._object import Object
+from regard._refused import Refused
 from regard._types import Features, Scalar
 from regard.errors import ArgumentError
 from regard.normalizers.base import Normalizer, Reference
@@ -132,8 +133,8 @@ class FeatureKernel(Potential):
 
     def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
         reduction = reduce.one(_uncentered(self.potential), *self.potential.projections(x, y, x_marks, y_marks), False)
-        if isinstance(reduction, str) or reduction.residues:
-            why = reduction if isinstance(reduction, str) else "it has a bias on pairs of positions."
+        if isinstance(reduction, Refused) or reduction.residues:
+            why = reduction.why if isinstance(reduction, Refused) else "it has a bias on pairs of positions."
             raise ArgumentError(
                 "potential", f"cannot become a feature kernel: {why}", "use Dot, Bilinear, Gaussian, Cosine, Rotary of these, or sums"
             )

@@ -319,13 +319,13 @@ def test_moments_of_values_with_heads():
 
 def test_sinkhorn_never_compiles_unasked():
     """Inside Tiled, too, FlexAttention must be asked for by name."""
-    from regard.compute.engine import first_willing
+    from regard.compute.selection import select
     from regard.compute.tensors import pose_tensors
 
     x = torch.randn(8, 4)
     problem = pose_tensors(x, x, x, r.SoftCap(r.Dot(), 5.0), r.Softmax(), r.Full(), None)
     with torch.no_grad():
-        assert first_willing(problem).name == "tiled"
+        assert select(problem).engine.name == "tiled"
 
 
 @pytest.mark.parametrize("offset", [0.0, 1000.0])
