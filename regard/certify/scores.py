@@ -326,9 +326,9 @@ def _student(potential: StudentT, ball: BallFacts) -> Slopes:
 def _cosine(potential: Cosine, ball: BallFacts) -> Slopes:
     """z/√(|z|² + eps) is 1/√eps-Lipschitz with values in the unit ball."""
     w_q, w_k, _, _ = _projected(potential, ball)
-    unit = outward(abs(float(potential.temperature)) / math.sqrt(potential.eps))
+    unit = outward(abs(float(potential.scale)) / math.sqrt(potential.eps))
     alpha, reach = outward(w_k * unit), outward(w_q * unit)
-    return Slopes(alpha, alpha, reach, reach, min(outward(2 * ball.radius * alpha), outward(2 * abs(float(potential.temperature)))), alpha)
+    return Slopes(alpha, alpha, reach, reach, min(outward(2 * ball.radius * alpha), outward(2 * abs(float(potential.scale)))), alpha)
 
 
 @slopes.rule(Additive)

@@ -18,7 +18,7 @@ from regard.lookups import Factored, Linear
 from regard.normalizers import Sigmoid
 from regard.norms import TokenMax
 from regard.potentials import Dot, Potential
-from regard.potentials.base import Scaled, Sum
+from regard.potentials.base import linear_terms
 
 THEOREM = Theorem(
     name="sigmoid",
@@ -91,10 +91,11 @@ def _at_center(form: Form, ball: BallFacts) -> float:
 
 def _constant(potential: Potential, width: int) -> float:
     """At least the part of bilinear scores that depends on no token: scale b_q·b_k."""
-    if isinstance(potential, Scaled):
-        return outward(abs(float(potential.factor)) * _constant(potential.potential, width))
-    if isinstance(potential, Sum):
-        return outward(sum(_constant(term, width) for term in potential.terms))
+    terms = linear_terms(potential)
+    return outward(sum(outward(abs(float(factor)) * _dot_constant(term, width)) for term, factor in terms))
+
+
+def _dot_constant(potential: Potential, width: int) -> float:
     if not isinstance(potential, Dot) or potential.b_q is None or potential.b_k is None:
         return 0.0
     columns = max(len(potential.b_q), len(potential.b_k), width if potential.w_q is None else potential.w_q.shape[-1])
