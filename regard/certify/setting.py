@@ -17,6 +17,7 @@ from regard.parameters import walk
 from regard.potentials import Potential, SoftCap
 from regard.potentials.base import linear_terms, of_terms
 from regard.potentials.positions import PositionPotential
+from regard.supports import Full
 
 
 def width_of(domain: Domain) -> int | None:
@@ -67,7 +68,7 @@ def pair_bias(head: Head, domain: Domain) -> Tensor | None:
     measure = domain.measure if isinstance(domain, Near) else None
     weights = None if measure is None else log_counts(measure)
     positional = positions_of(head.potential)
-    if positional is None and weights is None and type(support).__name__ == "Full":
+    if positional is None and weights is None and isinstance(support, Full):
         return None
     tokens = tokens_of(domain)
     if tokens is None:
@@ -86,7 +87,7 @@ def pair_bias(head: Head, domain: Domain) -> Tensor | None:
 def equivariant(head: Head, domain: Domain) -> None:
     """Refuse what looks at positions: a law of tokens does not know them."""
     parts = [part for part in walk(head.potential) if isinstance(part, Potential)]
-    if any(part.positional for part in parts) or type(head.attention.support).__name__ != "Full":
+    if any(part.positional for part in parts) or not isinstance(head.attention.support, Full):
         raise Refusal("masks and positions are not functions of the law of tokens; use TokenMax() or Frobenius()")
     for part in parts:
         if part.positional is None:

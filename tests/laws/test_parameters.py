@@ -1,6 +1,8 @@
 """Nouns say what their tensors are: heads are found by declarations, and silence is refused with the line to add."""
 
+import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,10 +11,17 @@ import torch
 from torch import Tensor
 
 import regard as r
+from regard import maps
+from regard._object import Object
 from regard._round import outward, vector_norm_bound
-from regard.certify.scores import Slopes, slopes
-from regard.parameters import Tokens, parameter
+from regard.certify.scores import Form, Slopes, bilinear, slopes
+from regard.certify.subject import single_heads
+from regard.certify.theorems.composition import fold
+from regard.normalizers.linear import FeatureKernel, FeatureMap, _PlainGaussian
+from regard.parameters import KEY, Tokens, children, in_basis, leads, number, one_head, parameter, part, projection, shared, walk, width
+from regard.potentials.base import FunctionPotential, linear_terms, simple_parts
 from regard.testing import check_potential
+from tests import nouns
 
 D = torch.float64
 
@@ -93,3 +102,284 @@ def test_what_says_nothing_runs():
     assert torch.equal(told, silent)
     assert r.apply(r.Attention(Silent(vectors(3))), x).shape == (3, 5, 4)
     check_potential(Silent(vectors(1)[0]))
+
+
+def kinds(*bases):
+    """All final classes below these that a declaration may hold; engines have potentials of their own."""
+    found = [kind for base in bases for kind in base.__subclasses__()]
+    own = [kind for kind in found if kind.__module__.startswith("regard.") and "__dataclass_params__" in vars(kind)]
+    return [kind for kind in own if not kind.__module__.startswith("regard.compute.")] + (kinds(*found) if found else [])
+
+
+NOUNS = {*kinds(r.Potential, r.Normalizer, r.Lookup, r.Support, r.Moment, FeatureMap, maps.Map), r.Attention}
+PLAIN = {"bool", "int", "float", "None", "Buckets", "Activation"}
+
+
+@pytest.mark.parametrize("kind", sorted(NOUNS, key=lambda kind: kind.__name__), ids=lambda kind: kind.__name__)
+def test_every_field_that_may_hold_tensors_says_what_it_is(kind):
+    """All fields but plain numbers; the parameters of a function are what nobody can know."""
+    for field in dataclasses.fields(kind):
+        if not set(field.type.split(" | ")) <= PLAIN:
+            assert (KEY in field.metadata) != (kind is FunctionPotential and field.name == "parameters"), field.name
+
+
+def test_potentials_say_whether_they_look_at_marks():
+    assert {kind for kind in kinds(r.Potential) if kind.positional is None} == set()
+
+
+ALL = {**nouns.POTENTIALS, **nouns.NORMALIZERS, **nouns.SUPPORTS, **nouns.LOOKUPS, **nouns.MOMENTS}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_noun_can_be_taken_apart(name):
+    """One head of one is the noun itself, and the ranks are those that the checks of construction ask for."""
+    noun = ALL[name]
+    counts = {torch.Size(lead).numel() for *_, lead in leads(noun)} | {1}
+    assert one_head(noun, 0, 1) == noun or max(counts) > 1
+    assert all(part == one_head(part, 0, max(counts)) for part in [one_head(noun, 0, max(counts))])
+    assert repr(type(noun)(**{f.name: getattr(noun, f.name) for f in dataclasses.fields(noun)})) == repr(noun)
+
+
+def test_heads_are_found_by_declaration_and_not_by_name():
+    """A field called w_q may be a vector, and one called scale a matrix."""
+
+    @dataclass(frozen=True, eq=False, repr=False)
+    class Odd(r.Potential):
+        w_q: Tensor = parameter(rank=1)
+        scale: Tensor = parameter(rank=2)
+        many: tuple[Tensor, ...] = parameter(rank=0, default=())
+
+        def features(self, x, y, x_marks, y_marks):
+            return x * self.w_q.unsqueeze(-2), y @ self.scale
+
+        def pair(self, queries, keys):
+            return queries @ keys.mT
+
+    heads = single_heads(r.Attention(Odd(torch.ones(3, 4), torch.eye(4), (torch.ones(3), torch.tensor(2.0)))))
+    assert [tuple(head.potential.w_q.shape) for head in heads] == [(4,)] * 3
+    assert all(head.potential.scale.shape == (4, 4) for head in heads)
+    assert [part.shape for part in heads[0].potential.many] == [(), ()]
+    check_potential(Odd(torch.rand(3, 4, dtype=D), torch.rand(4, 4, dtype=D)))
+
+
+def test_a_declaration_that_lies_breaks_a_law():
+    @dataclass(frozen=True, eq=False, repr=False)
+    class Lies(Salience):
+        u: Tensor = parameter(rank=2)
+
+    with pytest.raises(AssertionError, match="as many heads as the fields say"):
+        check_potential(Lies(vectors(3)))
+
+    @dataclass(frozen=True, eq=False, repr=False)
+    class Narrow(Salience):
+        u: Tensor = parameter(rank=1, widths=(Tokens.KEYS,))
+
+        def features(self, x, y, x_marks, y_marks):
+            return x, (y, y[..., :2] @ self.u.unsqueeze(-1))
+
+    with pytest.raises(AssertionError, match="as wide as they say"):
+        check_potential(Narrow(vectors(1)[0, :2]))
+
+    @dataclass(frozen=True, eq=False, repr=False)
+    class Aware(Salience):
+        u: Tensor = parameter(rank=1)
+
+        def features(self, x, y, x_marks, y_marks):
+            return x, (y, (y @ self.u.unsqueeze(-1)) + y_marks.unsqueeze(-1))
+
+    with pytest.raises(AssertionError, match="does not look at marks"):
+        check_potential(Aware(vectors(1)[0]))
+
+    @dataclass(frozen=True, eq=False, repr=False)
+    class Peeking(r.Potential):
+        w_q: Tensor = projection(Tokens.QUERIES)
+        w_k: Tensor = projection(Tokens.KEYS)
+
+        def features(self, x, y, x_marks, y_marks):
+            return (x @ self.w_q, x), (y @ self.w_k, y)
+
+        def pair(self, queries, keys):
+            return queries[0] @ keys[0].mT + queries[1] @ keys[1].mT
+
+    with pytest.raises(AssertionError, match="through projections alone"):
+        check_potential(Peeking(torch.rand(4, 2, dtype=D), torch.rand(4, 2, dtype=D)))
+
+
+def test_slopes_that_are_too_small_break_a_law():
+    @dataclass(frozen=True, eq=False, repr=False)
+    class Steeper(Salience):
+        u: Tensor = parameter(rank=1)
+
+    @slopes.rule(Steeper)
+    def _flat(potential, ball):
+        return Slopes(ball.reach, 0.0, ball.radius, ball.reach, 2 * ball.radius * ball.reach, 0.0)  # u is forgotten
+
+    with pytest.raises(AssertionError, match="alpha is at least the slope in a key"):
+        check_potential(Steeper(vectors(1, size=3.0)[0]))
+
+    @dataclass(frozen=True, eq=False, repr=False)
+    class Formed(Salience):
+        u: Tensor = parameter(rank=1)
+
+    @bilinear.rule(Formed)
+    def _wrong(potential, width):
+        zero = torch.zeros(width, dtype=D)
+        return Form(torch.eye(width, dtype=D), zero, potential.u.double(), 0.0, 0.0, 0.0)  # u acts on keys, not on queries
+
+    with pytest.raises(AssertionError, match="bilinear form is exact"):
+        check_potential(Formed(vectors(1)[0]))
+
+
+def test_a_bilinear_form_is_enough():
+    """Slopes follow from the form, and a constant in the scores is counted where rows are no laws."""
+
+    @dataclass(frozen=True, eq=False, repr=False)
+    class Shifted(r.Potential):
+        c: float
+        positional: ClassVar[bool] = False
+
+        def features(self, x, y, x_marks, y_marks):
+            return x, y
+
+        def pair(self, queries, keys):
+            return queries @ keys.mT + self.c
+
+    @bilinear.rule(Shifted)
+    def _form(potential, width):
+        zero = torch.zeros(width, dtype=D)
+        return Form(torch.eye(width, dtype=D), zero, zero, 0.0, 0.0, 0.0)
+
+    for norm in (r.Frobenius(), r.TokenMax(), r.Wasserstein(1.0)):
+        one, other = (r.certify(r.Attention(p), DOMAIN, norm).value for p in (Shifted(5.0), r.Bilinear(torch.eye(4, dtype=D))))
+        assert one == pytest.approx(other, rel=1e-9)
+    attention = r.Attention(Shifted(5.0), normalizer=r.Sigmoid(-5.0))
+    found = r.certify(attention, DOMAIN, r.TokenMax()).value
+    assert r.falsify(attention, DOMAIN, r.TokenMax(), steps=5, restarts=1).value <= found < math.inf
+    assert found == pytest.approx(r.certify(r.Attention(r.Dot(scale=1.0), normalizer=r.Sigmoid(0.0)), DOMAIN, r.TokenMax()).value, rel=1e-9)
+
+
+def test_what_may_hide_tensors_must_say_that_it_has_no_heads():
+    @dataclass(frozen=True, eq=False, repr=False)
+    class Hidden(r.Potential):
+        function: Callable
+
+        def features(self, x, y, x_marks, y_marks):
+            return self.function(x), y
+
+        def pair(self, queries, keys):
+            return queries @ keys.mT
+
+    @dataclass(frozen=True, eq=False, repr=False)
+    class Open(Hidden):
+        function: Callable = shared()
+
+    assert len(single_heads(r.Attention(Open(torch.sin)))) == 1
+    found = r.certify(r.Attention(Hidden(torch.sin)), DOMAIN, r.Frobenius())
+    assert "write `function: builtin_function_or_method = shared()`" in found.refused[0]
+
+
+def test_functions_with_heads_take_them_as_parameters():
+    u = vectors(3)[:, None, None, :]
+    hidden = r.Potential.of(lambda x, y: (x * y).sum(-1) + (u * y).sum(-1))
+    with pytest.raises(r.ArgumentError, match="give tensors with heads as parameters"):
+        r.Attention(hidden)(torch.zeros(5, 4, dtype=D))
+    told = r.Attention(r.Potential.of(lambda x, y, u: (x * y).sum(-1) + (u * y).sum(-1), u))
+    assert told(torch.zeros(5, 4, dtype=D)).shape == (3, 5, 4)
+    found = r.certify(told, r.Neighborhood(torch.zeros(5, 4, dtype=D), 0.1), r.TokenMax())
+    assert math.isinf(found.value)
+    assert "FunctionPotential.parameters: does not say" in found.refused[0]
+
+
+# Parts
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Doubled(r.Potential):
+    """2 a, which does not say that it sees tokens through its part alone."""
+
+    potential: r.Potential
+    positional: ClassVar[bool] = False
+
+    def features(self, x, y, x_marks, y_marks):
+        return self.potential.features(x, y, x_marks, y_marks)
+
+    def pair(self, queries, keys):
+        return 2 * self.potential.pair(queries, keys)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Told(Doubled):
+    """It does."""
+
+    potential: r.Potential = part()
+
+
+@slopes.rule(Doubled)
+def _doubled(potential, ball):
+    return slopes.one(potential.potential, ball).times(2.0)
+
+
+def test_positions_inside_an_unknown_potential_are_not_forgotten():
+    hidden = r.Attention(Doubled(r.Dot() + r.Alibi(3.0)))
+    for norm, why in ((r.Frobenius(), "Doubled over a position bias"), (r.Wasserstein(1.0), "not functions of the law")):
+        found = r.certify(hidden, DOMAIN, norm)
+        assert math.isinf(found.value)
+        assert any(why in sentence for sentence in found.refused)
+    assert math.isfinite(r.certify(r.Attention(Doubled(r.Dot())), DOMAIN, r.Frobenius()).value)
+
+
+def test_what_does_not_say_whether_it_looks_at_marks_has_no_law():
+    @dataclass(frozen=True, eq=False, repr=False)
+    class Unsaid(Salient):
+        positional: ClassVar[None] = None
+
+    found = r.certify(r.Attention(Unsaid(vectors(1)[0])), DOMAIN, r.Wasserstein(1.0))
+    assert any("write `positional: ClassVar[bool] = False` in Unsaid" in why for why in found.refused)
+    assert math.isfinite(r.certify(r.Attention(Salient(vectors(1)[0])), DOMAIN, r.Wasserstein(1.0)).value)
+    assert math.isfinite(r.certify(r.Attention(Unsaid(vectors(1)[0])), DOMAIN, r.TokenMax()).value)
+
+
+def test_a_norm_layer_is_folded_into_parts_that_say_so():
+    layer = maps.Normalize(weight=torch.tensor([1.0, 2.0, 0.5, 1.5], dtype=D))
+    w = torch.randn(4, 3, generator=torch.Generator().manual_seed(3), dtype=D)
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(4), dtype=D)
+    folded = fold(layer, r.Attention(Told(r.Dot(w, w)), r.Linear(w)))
+    plain = maps.Normalize()(x)
+    assert torch.allclose(folded(plain), r.Attention(2 * r.Dot(w, w), r.Linear(w))(layer(x)), atol=1e-12)
+    found = r.certify(maps.Compose((layer, r.Attention(Doubled(r.Dot(w, w)), r.Linear(w)))), r.Ball(1.0, tokens=3), r.TokenMax())
+    assert any("write `potential: Potential = part()`" in why for why in (*found.refused, *(w for o in found.others for w in o.refused)))
+
+
+def test_the_visitor():
+    w = torch.randn(2, 4, 3, dtype=D)
+    inner = r.Dot(w, w)
+    potential = 0.5 * (r.Rotary(inner) + 2.0 * r.Alibi(torch.ones(2))) - r.SoftCap(r.Gaussian(), 3.0)
+    assert [type(p) for p in simple_parts(potential)] == [r.Dot, r.Alibi, r.Gaussian]
+    assert [(type(term), factor) for term, factor in linear_terms(potential)] == [(r.Rotary, 0.5), (r.Alibi, 1.0), (r.SoftCap, -1.0)]
+    assert [type(p) for p in walk(r.Rotary(inner))] == [r.Rotary, r.Dot]
+    assert children(inner) == []
+    assert width(r.Attention(potential)) == 4
+    assert width(r.Attention(r.Bilinear(torch.ones(2, 5))), Tokens.QUERIES) == 2
+    assert width(r.Attention(r.Bilinear(torch.ones(2, 5))), Tokens.KEYS) == 5
+    assert width(maps.FromQueries(r.Attention(r.Bilinear(torch.ones(2, 5))), torch.ones(3, 2)), Tokens.QUERIES) == 5
+    assert width(r.Attention(r.Dot())) is None
+    turned = in_basis(inner, torch.eye(4, dtype=D)[:, :2])
+    assert torch.equal(turned.w_q, w[:, :2])
+
+
+def test_a_rank_is_a_count():
+    with pytest.raises(r.ArgumentError, match="rank: is -1"):
+        parameter(rank=-1)
+    with pytest.raises(r.ArgumentError, match="widths: names 1 dimensions of 2"):
+        parameter(rank=2, widths=(Tokens.KEYS,))
+
+
+def test_declarations_are_ordinary_fields():
+    assert dataclasses.fields(r.Dot)[0].default is None
+    assert Salient(vectors(1)[0]) == Salient(u=vectors(1)[0])
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        Salient()
+    assert number(default=2.0).default == 2.0
+    assert repr(r.Softmax()) == "Softmax()"
+    assert repr(FeatureKernel(r.Dot(), r.Elu())) == "FeatureKernel(potential=Dot(), feature_map=Elu())"
+    assert isinstance(_PlainGaussian(1.0), Object)
