@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC
 from collections.abc import Hashable
+from inspect import isabstract
 from typing import Any, TypeVar
 
 import torch
@@ -26,6 +27,12 @@ class Object(ABC):  # noqa: B024 (the base of abstract classes has no method of 
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        for base in cls.__mro__[1:]:
+            if base is not Object and "__dataclass_params__" in vars(base) and issubclass(base, Object) and not isabstract(base):
+                raise TypeError(
+                    f"{cls.__name__} derives from {base.__name__}, which is final: what is known of {base.__name__} would be "
+                    f"believed of {cls.__name__}; derive it from {base.__mro__[1].__name__}"
+                )
         pytree.register_pytree_node(cls, _flatten, _unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
 
     def __eq__(self, other: object) -> bool:

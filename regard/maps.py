@@ -254,7 +254,7 @@ class Joint(Map):
     """(x, y) ↦ attention(x, y) where both move: the first `queries` tokens of a sequence are x, the rest are y."""
 
     attention: Attention = part()
-    queries: int
+    queries: int = shared()
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.attention(x[..., : self.queries, :], x[..., self.queries :, :])

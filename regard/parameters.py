@@ -16,6 +16,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass
 from enum import Enum
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -93,6 +94,8 @@ def part(*, moving: Tokens | None = None, default: Any = MISSING) -> Any:
 
 
 KEY = "regard"
+SINGLE = (Object, Tensor, bool, int, float, str, type(None))
+"""What holds nothing else."""
 
 
 def _field(meaning: Meaning, default: Any) -> Any:
@@ -102,11 +105,18 @@ def _field(meaning: Meaning, default: Any) -> Any:
 # The visitor
 
 
+@cache
+def meanings(kind: type[Object]) -> dict[str, Meaning | None]:
+    """What the fields of a class are, None where they do not say it."""
+    return {field.name: field.metadata.get(KEY) for field in dataclasses.fields(kind)}
+
+
 def held(noun: Object) -> Iterator[tuple[str, Meaning | None, Any]]:
     """(name, what the field is, item) for all that the fields of a noun hold; tuples, lists, ... are opened."""
-    for field in dataclasses.fields(noun):
-        for item in pytree.tree_leaves(getattr(noun, field.name), is_leaf=_is_noun):
-            yield field.name, field.metadata.get(KEY), item
+    for name, meaning in meanings(type(noun)).items():
+        value = getattr(noun, name)
+        for item in (value,) if isinstance(value, SINGLE) else pytree.tree_leaves(value, is_leaf=_is_noun):
+            yield name, meaning, item
 
 
 def children(noun: Object) -> list[Object]:
@@ -123,14 +133,18 @@ def walk(noun: Object) -> Iterator[Object]:
 
 def rebuilt(noun: Noun, change: Change) -> Noun:
     """The same noun, with all that is no noun changed; the checks of construction do not run."""
-    names = tuple(field.name for field in dataclasses.fields(noun))
-    meanings = {field.name: field.metadata.get(KEY) for field in dataclasses.fields(noun)}
+    known = meanings(type(noun))
 
     def changed(name: str, item: Any) -> Any:
-        return rebuilt(item, change) if isinstance(item, Object) else change(noun, name, meanings[name], item)
+        return rebuilt(item, change) if isinstance(item, Object) else change(noun, name, known[name], item)
 
-    values = (pytree.tree_map(lambda item, name=name: changed(name, item), getattr(noun, name), is_leaf=_is_noun) for name in names)
-    return rebuild(type(noun), names, tuple(values))
+    def opened(name: str) -> Any:
+        value = getattr(noun, name)
+        if isinstance(value, SINGLE):
+            return changed(name, value)
+        return pytree.tree_map(lambda item: changed(name, item), value, is_leaf=_is_noun)
+
+    return rebuild(type(noun), tuple(known), tuple(opened(name) for name in known))
 
 
 def with_parts(noun: Noun, kind: type[Object], change: Callable[[Any], Any]) -> Noun:

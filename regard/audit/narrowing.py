@@ -79,4 +79,5 @@ def _read_by(head: Attention) -> list[Tensor] | None:
     except ArgumentError:  # it may see tokens beside its parts
         return None
     matrices = [matrix for part in walk(head) for _, matrix in projections(part)]
-    return None if any(matrix is None for matrix in matrices) else matrices
+    found = [matrix for matrix in matrices if matrix is not None]
+    return found if len(found) == len(matrices) else None

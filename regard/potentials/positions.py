@@ -106,7 +106,7 @@ class RelativeBias(PositionPotential):
     """a = table[bucket(t - s)]; table (..., count), one row for each head where there are heads (h, count)."""
 
     table: Tensor = parameter(rank=1)
-    buckets: Buckets
+    buckets: Buckets = part()
 
     def __post_init__(self) -> None:
         _check.parameter("table", self.table, 1, "(..., count)")

@@ -259,8 +259,7 @@ def test_a_bilinear_form_is_enough():
 
 
 def test_what_may_hide_tensors_must_say_that_it_has_no_heads():
-    @dataclass(frozen=True, eq=False, repr=False)
-    class Hidden(r.Potential):
+    class Function(r.Potential):
         function: Callable
 
         def features(self, x, y, x_marks, y_marks):
@@ -270,7 +269,11 @@ def test_what_may_hide_tensors_must_say_that_it_has_no_heads():
             return queries @ keys.mT
 
     @dataclass(frozen=True, eq=False, repr=False)
-    class Open(Hidden):
+    class Hidden(Function):
+        function: Callable
+
+    @dataclass(frozen=True, eq=False, repr=False)
+    class Open(Function):
         function: Callable = shared()
 
     assert len(single_heads(r.Attention(Open(torch.sin)))) == 1
@@ -293,12 +296,11 @@ def test_functions_with_heads_take_them_as_parameters():
 # Parts
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Doubled(r.Potential):
-    """2 a, which does not say that it sees tokens through its part alone."""
+class Twice(r.Potential):
+    """2 a. Abstract: its part is declared below, or is not."""
 
-    potential: r.Potential
     positional: ClassVar[bool] = False
+    potential: r.Potential
 
     def features(self, x, y, x_marks, y_marks):
         return self.potential.features(x, y, x_marks, y_marks)
@@ -308,13 +310,20 @@ class Doubled(r.Potential):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Told(Doubled):
+class Doubled(Twice):
+    """It does not say that it sees tokens through its part alone."""
+
+    potential: r.Potential
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Told(Twice):
     """It does."""
 
     potential: r.Potential = part()
 
 
-@slopes.rule(Doubled)
+@slopes.rule(Twice)
 def _doubled(potential, ball):
     return slopes.one(potential.potential, ball).times(2.0)
 
@@ -330,7 +339,8 @@ def test_positions_inside_an_unknown_potential_are_not_forgotten():
 
 def test_what_does_not_say_whether_it_looks_at_marks_has_no_law():
     @dataclass(frozen=True, eq=False, repr=False)
-    class Unsaid(Salient):
+    class Unsaid(Salience):
+        u: Tensor = parameter(rank=1)
         positional: ClassVar[None] = None
 
     found = r.certify(r.Attention(Unsaid(vectors(1)[0])), DOMAIN, r.Wasserstein(1.0))
@@ -365,6 +375,15 @@ def test_the_visitor():
     assert width(r.Attention(r.Dot())) is None
     turned = in_basis(inner, torch.eye(4, dtype=D)[:, :2])
     assert torch.equal(turned.w_q, w[:, :2])
+
+
+def test_what_is_proved_of_a_noun_is_not_inherited():
+    """A dot product with something added is no dot product, though it would find the rules of one."""
+    with pytest.raises(TypeError, match=r"More derives from Dot, which is final: .*; derive it from Potential"):
+
+        class More(r.Dot):
+            def pair(self, queries, keys):
+                return 100 * super().pair(queries, keys)
 
 
 def test_a_rank_is_a_count():
