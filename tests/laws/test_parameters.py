@@ -96,6 +96,32 @@ def test_what_says_nothing_is_refused_with_the_line_to_add():
         assert any("Silent.u: does not say which of its dimensions are heads" in why and line in why for why in found.refused)
 
 
+AROUND = {
+    "heads": lambda a: maps.Heads(a, torch.eye(4, dtype=D).expand(2, 4, 4).clone()),
+    "residual": lambda a: maps.Residual(AROUND["heads"](a)),
+    "composed": lambda a: maps.Compose((maps.Normalize(), AROUND["heads"](a))),
+    "twice": lambda a: maps.Compose((AROUND["heads"](a), AROUND["heads"](a))),
+    "added": lambda a: maps.Added((AROUND["heads"](a), maps.Affine(torch.eye(4, dtype=D)))),
+    "to a context": lambda a: maps.ToContext(a, torch.ones(2, 4, dtype=D)),
+    "from queries": lambda a: maps.FromQueries(a, torch.ones(2, 4, dtype=D)),
+    "joint": lambda a: maps.Joint(a, 1),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+@pytest.mark.parametrize("norm", [r.Frobenius(), r.TokenMax(), r.Wasserstein(1.0)], ids=repr)
+def test_silence_is_refused_wherever_attention_stands(name, norm):
+    """And what is said is certified: no attack exceeds the bound."""
+    silent, told = (AROUND[name](r.Attention(kind(vectors(2, size=0.5)))) for kind in (Silent, Salient))
+    near = r.Neighborhood(0.1 * torch.eye(3, 4, dtype=D), 0.05)
+    for domain in (DOMAIN, near):
+        assert math.isinf(r.certify(silent, domain, norm).value)
+        bound = r.certify(told, domain, norm).value
+        if not isinstance(norm, r.Wasserstein) and math.isfinite(bound):
+            assert r.falsify(told, domain, norm, steps=2, restarts=1).value <= bound
+    assert math.isinf(r.deviation(silent, near, norm).value)
+
+
 def test_what_says_nothing_runs():
     x = torch.randn(5, 4, generator=torch.Generator().manual_seed(2), dtype=D)
     told, silent = (r.Attention(kind(vectors(3)), support=r.Causal())(x) for kind in (Salient, Silent))
