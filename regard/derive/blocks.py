@@ -27,7 +27,7 @@ from regard.lookups import Identity, Linear, Lookup, Table
 from regard.measure import Measure
 from regard.normalizers import Normalizer, Reference, Softmax
 from regard.potentials import Bilinear, Dot, Potential
-from regard.potentials.base import Scaled
+from regard.potentials.base import linear_terms
 
 NUMBERS = 1 << 23
 """Numbers in the blocks that are held at once."""
@@ -270,6 +270,4 @@ def _slope(feature: Tensor, leaf: Tensor) -> Tensor | None:
 
 def _one_slope(potential: Potential) -> bool:
     """Whether ∂_y a(x, y) does not depend on y."""
-    if isinstance(potential, Scaled):
-        return _one_slope(potential.potential)
-    return isinstance(potential, (Dot, Bilinear))
+    return all(isinstance(term, (Dot, Bilinear)) for term, _ in linear_terms(potential))

@@ -144,7 +144,7 @@ def _bilinear(potential: Bilinear, problem: Problem) -> Scalar:
 
 @factor.rule(Cosine)
 def _cosine(potential: Cosine, problem: Problem) -> Scalar:
-    return potential.temperature
+    return potential.scale
 
 
 @factor.rule(Potential)

@@ -10,12 +10,13 @@ from regard.compute.tensors import attend_tokens
 from regard.errors import ArgumentError
 from regard.maps import Map
 from regard.nn.cache import ContextCache, LayerCache, marks_after
-from regard.nn.declaration import cross_heads, repeated, self_heads, simple_parts
+from regard.nn.declaration import cross_heads, repeated, self_heads
 from regard.nn.mechanism import Mechanism
 from regard.nn.shaping import centered
 from regard.nn.visibility import check_batch, check_order, check_pieces
 from regard.normalizers import Normalizer
 from regard.potentials import Dot
+from regard.potentials.base import simple_parts
 from regard.potentials.distance import DistancePotential
 from regard.supports import Full, Support
 

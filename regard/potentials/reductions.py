@@ -90,7 +90,7 @@ def _bilinear(potential: Bilinear, queries: Tensor, keys: Tensor, causal: bool) 
 
 @reduce.rule(Cosine)
 def _cosine(potential: Cosine, queries: Tensor, keys: Tensor, causal: bool) -> Reduction:
-    return Reduction(queries, keys, potential.temperature)
+    return Reduction(queries, keys, potential.scale)
 
 
 @reduce.rule(Gaussian)
