@@ -50,7 +50,10 @@ CASES = {
     "gaussian, biases": (r.Gaussian(w_q=one(1.5), w_k=one(0.5), bandwidth=2.0, b_q=B_Q, b_k=B_K), {"osc": 1.162}),
     "laplace": (r.Laplace(bandwidth=0.8), {}),
     "laplace, tied": (r.Laplace(bandwidth=0.8, w_q=one(1.5), w_k=one(1.5)), {}),
-    "laplace, biases": (r.Laplace(bandwidth=0.8, w_q=one(1.5), w_k=one(0.25), b_q=B_Q, b_k=B_K), {"nu": 2.0, "kappa": 2.0, "reversed_nu": 2.0}),
+    "laplace, biases": (
+        r.Laplace(bandwidth=0.8, w_q=one(1.5), w_k=one(0.25), b_q=B_Q, b_k=B_K),
+        {"nu": 2.0, "kappa": 2.0, "reversed_nu": 2.0},
+    ),
     "student": (r.StudentT(nu=3.0, bandwidth=0.5), {}),
     "student, before its steepest": (
         r.StudentT(nu=3.0, bandwidth=4.0),
@@ -86,8 +89,6 @@ def test_slopes_are_attained_on_a_line(name):
             assert bound == 0.0, fact
         else:
             assert seen * (1 - 1e-7) <= bound <= seen * stated * (1 + 2e-3), (fact, ratios[fact])
-
-
 
 
 def test_slopes_of_no_multiple_are_zero():
