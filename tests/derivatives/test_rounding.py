@@ -100,7 +100,7 @@ def test_the_randomized_bound_knows_where_rounding_is_all_there_is():
     jacobian = linear(torch.eye(3, dtype=D))
     assert jacobian._bounded(1.0, 0.0099, 1.0, 2).value < 3
     assert jacobian._bounded(1.0, 0.0101, 1.0, 2).value == jacobian._bounded(0.0, 1e-9, 1.0, 2).value == float("inf")
-    with pytest.raises(r.ArgumentError, match="rounding alone fails with 2e-0?5"):
+    with pytest.raises(r.ArgumentError, match=r"rounding alone fails with 2e-0?5"):
         jacobian._bounded(1.0, 2.5e-7, 1e-5, 20)
     assert jacobian._bounded(1.0, 2.5e-7, 2.1e-5, 20).value < 3
 
