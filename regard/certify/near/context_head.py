@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from regard import maps
-from regard._round import gamma, outward
+from regard._enclosed import computed_lengths
+from regard._round import vector_norm_bound
+from regard._upper import Upper, relative_error, root
 from regard.certify.locating import doubled, one_sequence
 from regard.certify.setting import balls_of, positions_of
 from regard.certify.subject import subject_of
@@ -35,10 +37,12 @@ class ContextHead:
             raise Refusal("attention to a context has a Taylor model for softmax rows of bilinear scores and one context")
         ball = min(balls_of(Neighborhood(given.points.detach(), 0.0, TokenMax()), width), key=lambda ball: ball.radius)
         center = torch.zeros(width, dtype=torch.float64) if ball.center is None else ball.center.detach().double()
-        self.spread, self.kappa = self.head.w * ball.radius, form.norm * ball.radius
+        radius = Upper(ball.radius)
+        self.spread, self.kappa = Upper(self.head.w) * radius, Upper(form.norm) * radius
         keys, pull = given.points.detach().double() - center, x @ form.a + form.beta
         law = self._law(map, given, pull @ keys.mT)
-        self.error = self._rounding(float(x.norm(dim=-1).max()) * form.norm + float(form.beta.norm()), keys)
+        steepest = computed_lengths(x).amax() * Upper(form.norm) + Upper(vector_norm_bound(form.beta))
+        self.error = self._rounding(steepest * computed_lengths(keys).amax(), keys)
         away = keys - (law @ keys).unsqueeze(1)  # (n, keys, d)
         matrix = self.head.matrix(width)
         self.gains = ((law.unsqueeze(-1) * (away @ matrix)).mT @ (away @ form.a.mT)).unsqueeze(1)
@@ -57,10 +61,10 @@ class ContextHead:
         scores = scores.masked_fill(~map.attention.support.allows(marks, others).expand_as(scores), -math.inf)
         return scores.softmax(-1).nan_to_num(0.0)
 
-    def _rounding(self, pull: float, keys: Tensor) -> float:
+    def _rounding(self, scores: Upper, keys: Tensor) -> Upper:
         """Scores are right to η, so weights to a factor e^{2η}; covariances are sums of at most (2 + 2) spread · kappa."""
         count, width = keys.shape
-        eta = 8 * gamma(4 * width + 16) * math.sqrt(width) * pull * float(keys.norm(dim=-1).max())
-        if not eta < 1e-3:
+        eta = 8 * relative_error(4 * width + 16) * root(width) * scores
+        if not float(eta) < 1e-3:
             raise Refusal("scores of the context are so large that float64 leaves no digits of the weights; center or scale the tokens")
-        return outward(16 * (4 * eta + gamma(4 * (count + width) + 64)) * math.sqrt(width))
+        return 16 * (4 * eta + relative_error(4 * (count + width) + 64)) * root(width)

@@ -1,19 +1,23 @@
 """Parts of a move that lie in ellipsoids, added with their directions: heads, and the linear part with what is beyond it.
 
-If |g_a·e| ≤ s_a (eᵀU_a e)^{1/2} for every e, then |Σ_a g_a| ≤ λ_max(Σ_a s_a² U_a/λ_a)^{1/2} for any shares λ_a > 0 with sum one, by
-Cauchy–Schwarz. λ_a in proportion to s_a with U_a ≤ I gives Σ_a s_a, so good shares only help. Rows are (n,), shapes U_a (1 or n, e, e).
+If |g_a·e| ≤ s_a (eᵀU_a e)^{1/2} for every unit e, then for any shares λ_a > 0 with Σ λ_a ≤ 1, by Cauchy–Schwarz,
+
+    |Σ_a g_a| ≤ λ_max(Σ_a s_a² U_a/λ_a)^{1/2}.                                                                                      (N17)
+
+λ_a in proportion to s_a with U_a ≤ I gives Σ_a s_a, so good shares only help. Rows are (n,), shapes U_a (1 or n, e, e).
 """
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from regard._round import EPS
-from regard.certify.near.heads import LocalHeads, LocalValues
-from regard.certify.near.matrix_norms import MARGIN, largest_root
+from regard._enclosed import computed_lengths, largest_roots
+from regard._upper import Lower, Upper, exact, relative_error, root, stack, total
+from regard.certify.near.head import LocalValues
 
 STEPS = 3
 LEAST = 1e-4
@@ -22,46 +26,71 @@ LEAST = 1e-4
 
 @dataclass(frozen=True)
 class Ellipsoid:
-    """A part of each row's move: |g·e| ≤ size (eᵀ shape e)^{1/2} + slack; `raw` ≥ size bounds the numbers that the shape was made of.
+    """A part of each row's move: |g·e| ≤ size (eᵀUe)^{1/2} + slack for unit e, with U within `blur` of frameᵀ core frame.
 
-    The shape is frameᵀ core frame, with a core (1 or n, k, k) and a frame (k, e) of orthonormal rows; without a frame it is the core.
+    The core is (1 or n, k, k) and the frame (k, e); without a frame U is near the core itself.
     """
 
-    size: Tensor
+    size: Upper
     core: Tensor
-    raw: Tensor
-    slack: Tensor
+    blur: Upper
+    slack: Upper
     frame: Tensor | None = None
 
-    @property
-    def shape(self) -> Tensor:
-        """As one matrix, (1 or n, e, e)."""
-        return self.core if self.frame is None else self.frame.mT @ self.core @ self.frame
+    def length(self) -> Upper:
+        """At least |g|, where U ≤ I."""
+        return self.size + self.slack
 
 
-def gathered(parts: list[Ellipsoid]) -> Tensor:
-    """At least the length of a sum of parts, for each row."""
-    return enclosed(parts)[0]
+@dataclass(frozen=True)
+class Enclosing:
+    """A sum of ellipsoids: `length` at least that of the sum, and D (n, e, e) of an ellipsoid that holds it but for the slack.
+
+    |g·e|² ≤ eᵀDe + blur for unit e.
+    """
+
+    length: Upper
+    matrices: Tensor
+    blur: Upper
 
 
-def enclosed(parts: list[Ellipsoid]) -> tuple[Tensor, Tensor]:
-    """The same, and the matrices D (n, e, e) of ellipsoids that hold the sum but for the slack of its parts."""
-    sizes = torch.stack([part.size for part in parts])
-    bad = ~torch.isfinite(sizes).all(0) | (sizes.amax(0) > 1e100)
-    sizes = sizes.masked_fill(bad, 0.0)
-    raws = torch.stack([part.raw for part in parts]).masked_fill(bad, 0.0)
-    share = _shares(sizes, parts)
-    total = _Shapes(parts, torch.float64).total(sizes.square() / share)
-    blur = 64 * (total.shape[-1] + len(total) + 16) * EPS * (raws.square() / share).sum(0)
-    slack = sum(part.slack for part in parts)
-    found = ((largest_root(total).square() + blur) * MARGIN).sqrt() + slack
-    return torch.where(bad, torch.full_like(found, torch.inf), found), total
+def enclose(parts: list[Ellipsoid]) -> Enclosing:
+    """The sum of parts, by (N17)."""
+    sizes = stack([part.size for part in parts])
+    values = sizes.value
+    bad = ~torch.isfinite(values).all(0) | (values.amax(0) > 1e100)
+    sizes = sizes.where(~bad)
+    share = _shares(sizes.value, parts)
+    factors = (sizes.square() / Lower(share)).firm()
+    matrices = _Shapes(parts, torch.float64).total(factors.value)
+    blurs = [_rounding(part, len(parts)) for part in parts]
+    blur = total([factor * one for factor, one in zip(factors, blurs, strict=True)])
+    slack = total([part.slack for part in parts])
+    found = largest_roots(matrices, error=blur) + slack
+    return Enclosing(found.map(lambda value: torch.where(bad, torch.inf, value)), matrices, blur)
 
 
-def shaped(gram: Tensor, size: Tensor) -> Tensor:
-    """gram/size², or the identity where squares of such small sizes vanish."""
+def length_of_sum(parts: list[Ellipsoid]) -> Upper:
+    """At least |Σ g_a|, for each row."""
+    return enclose(parts).length
+
+
+def _rounding(part: Ellipsoid, parts: int) -> Upper:
+    """How far U may be from what is added for it, in spectral norm: its blur, and the rounding of frameᵀ core frame and of the sum."""
+    wide = part.core.shape[-1] if part.frame is None else sum(part.frame.shape)
+    size = computed_lengths(part.core.flatten(-2))
+    if part.frame is not None:
+        size = size * computed_lengths(part.frame.flatten()).square()
+    return part.blur + relative_error(2 * wide + parts + 8) * size
+
+
+def normalize(gram: Tensor, size: Upper, error: Upper) -> tuple[Tensor, Upper]:
+    """U = gram/size² and its blur, for a Gram matrix within `error` and size² ≥ its norm; the identity where squares of sizes vanish."""
     eye = torch.eye(gram.shape[-1], dtype=torch.float64).expand_as(gram)
-    return torch.where((size > 1e-120)[..., None, None], gram / size.square().clamp_min(1e-240)[..., None, None], eye)
+    large, least = size.value > 1e-120, Lower(size.value.clamp_min(1e-120).square(), 2)
+    core = torch.where(large[..., None, None], gram / least.value[..., None, None], eye)
+    rounding = relative_error(4) * computed_lengths(core.flatten(-2))
+    return core, (error / least).where(large) + rounding
 
 
 class _Shapes:
@@ -101,16 +130,25 @@ def _shares(sizes: Tensor, parts: list[Ellipsoid]) -> Tensor:
     share = _floored(relative)
     soft: Tensor | None = None
     for step in range(STEPS):
-        total = shapes.total(relative.square() / share)
-        top = total / _trace(total)
-        for _ in range(5):
-            top = top @ top
-            top = top / _trace(top)
+        top = sharpen(shapes.total(relative.square() / share))
         soft = top if soft is None else soft + (top - soft) * max(0.3, 1 / (step + 1))
         found = relative * shapes.traces(soft).clamp_min(0).sqrt()
         share = _floored((share * found).sqrt())
-    share = share.double()
-    return share / (share.sum(0) * MARGIN)
+    return sum_to_less_than_one(share.double(), 0)
+
+
+def sum_to_less_than_one(share: Tensor, dim: int) -> Tensor:
+    """Shares in float64 whose true sum is at most one: the margin is far more than the rounding of a sum and a quotient."""
+    return share / (share.sum(dim, keepdim=True) * (1 + 1e-12))
+
+
+def sharpen(matrices: Tensor) -> Tensor:
+    """A symmetric positive matrix to the power 32, over its trace: nearly the projection on its top."""
+    found = matrices / _trace(matrices)
+    for _ in range(5):
+        found = found @ found
+        found = found / _trace(found)
+    return found
 
 
 def _floored(share: Tensor) -> Tensor:
@@ -124,67 +162,84 @@ def _trace(matrices: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Covariances:
-    """Cov(z, f) with sd f ≤ size under laws P' ≤ law, where sd z ≤ spread in any direction; `boxed`: where the spread is |[√law z]|."""
+    """Cov(z, f) with sd f ≤ size under laws P' ≤ law, where sd(z·e) ≤ spread; `boxed`: where the spread is |[√law z]|."""
 
-    law: Tensor
-    size: Tensor
-    spread: Tensor
+    law: Upper
+    size: Upper
+    spread: Upper
     boxed: Tensor
 
 
 class HeadShape:
-    """What the values of one head are in the output."""
+    """What the values of one head are in the output: z = mixerᵀ(values before mixing).
 
-    def __init__(self, separate: LocalValues, folded: LocalValues, mixer: Tensor, mixing: float) -> None:
-        self.separate, self.folded, self.mixer = separate, folded, mixer
-        self.stretch = separate.w * mixing * MARGIN
+    The mixer is within `lost` of insideᵀ frame, so that its directions are the few of the frame.
+    """
+
+    def __init__(self, separate: LocalValues, folded: LocalValues, mixer: Tensor, mixing: Upper) -> None:
+        self.separate, self.folded, self.mixer, self.mixing = separate, folded, mixer, mixing
+        self.thickness = computed_lengths(mixer.flatten())
         left, singular, basis = torch.linalg.svd(mixer, full_matrices=False)
         kept = singular > 1e-14 * singular.amax().clamp_min(1e-300) if len(singular) else singular > 0
         self.frame = basis[kept]
-        self._inside = singular[kept, None] * left[:, kept].mT  # the mixer is its transpose times the frame
-        product = separate.matrix @ self._inside.mT
-        self._moved = shaped((product.mT @ product).unsqueeze(0), torch.tensor([folded.w], dtype=torch.float64))
+        self._inside = singular[kept, None] * left[:, kept].mT
+        self._thickness = computed_lengths(self._inside.flatten())
+        made = self._inside.mT @ self.frame
+        rounding = relative_error(len(self.frame) + 2) * self._thickness * computed_lengths(self.frame.flatten())
+        self._lost = computed_lengths((mixer - made).flatten()) + rounding
+        self._still = self._moving_values()
 
-    def move(self, sizes: Tensor) -> Ellipsoid:
-        """Vᵀc with |c| at most `sizes`."""
-        return Ellipsoid(self.folded.w * sizes, self._moved, self.stretch * sizes, torch.zeros_like(sizes), self.frame)
+    def with_rows(self, separate: LocalValues, folded: LocalValues) -> HeadShape:
+        """The same head with some of its rows."""
+        part = copy.copy(self)
+        part.separate, part.folded = separate, folded
+        return part
 
-    def within(self, ball: Tensor, covariances: list[Covariances]) -> Ellipsoid:
-        """Anything of this head that is at most `ball`, and covariances, with shares in proportion to their sizes."""
-        local = self.folded.local
-        total = sum((part.size * part.spread for part in covariances), ball)
-        inner = torch.zeros(len(ball), len(self.mixer), len(self.mixer), dtype=torch.float64)
-        round_part = ball / total.clamp_min(1e-300)
-        for part in covariances:
-            share = part.size * part.spread / total.clamp_min(1e-300)
-            scaled = self.separate.z * part.law.clamp_min(0).sqrt().unsqueeze(-1)
-            boxed = part.boxed & (part.spread > 1e-120)
-            factor = torch.where(boxed, share / part.spread.square().clamp_min(1e-240), torch.zeros_like(share))
+    def _moving_values(self) -> tuple[Tensor, Upper]:
+        """VᵀV over |V|², in the frame."""
+        product = self.separate.matrix.center @ self._inside.mT
+        thick = self.separate.matrix.length * self._thickness
+        error = relative_error(2 * sum(product.shape) + len(self.mixer) + 8) * thick.square()
+        core, blur = normalize((product.mT @ product).unsqueeze(0), self.folded.w.unsqueeze(0), error.unsqueeze(0))
+        return core, blur
+
+    def move(self, moved: Upper) -> Ellipsoid:
+        """Vᵀc with |c| at most `moved`."""
+        core, blur = self._still
+        outside = self.separate.w * self._lost + self.separate.matrix.error * self.mixing
+        return Ellipsoid(self.folded.w * moved, core, blur, moved * outside, self.frame)
+
+    def within(self, ball: Upper, weight: Upper, covariances: list[Covariances]) -> Ellipsoid:
+        """Σ_k c_k z_k of length at most `ball` with Σ|c_k| ≤ weight, and covariances, with shares in proportion to their sizes.
+
+        What is not in the frame is slack: at most `lost` times what the values are before mixing.
+        """
+        z = self.separate.z
+        parts = [part.size * part.spread for part in covariances]
+        whole = total([ball, *parts])
+        scale = whole.value.clamp_min(1e-300)
+        inner = torch.zeros(len(scale), len(self.mixer), len(self.mixer), dtype=torch.float64)
+        round_part, mass = ball.value / scale, exact(torch.zeros_like(scale))
+        for part, size in zip(covariances, parts, strict=True):
+            share = size.value / scale
+            scaled = z.center * part.law.value.sqrt().unsqueeze(-1)
+            boxed = part.boxed & (part.spread.value > 1e-120)
+            factor = torch.where(boxed, share / part.spread.value.clamp_min(1e-120).square(), 0.0)
             inner += factor[:, None, None] * (scaled.mT @ scaled)
-            round_part = round_part + torch.where(boxed, torch.zeros_like(share), share)
+            mass = mass + Upper(factor) * (part.law * self.separate.size.square()).sum(-1)
+            round_part = round_part + torch.where(boxed, 0.0, share)
         core = self._inside @ inner @ self._inside.mT
         core.diagonal(dim1=-2, dim2=-1).add_(round_part.unsqueeze(-1))
-        scores = sum((part.size for part in covariances), torch.zeros_like(total))
-        return Ellipsoid(total, core, total + 2 * local.radius * self.stretch * scores, self.folded.w * local.shift * scores, self.frame)
+        terms = self.separate.local.n + 2 * sum(self.mixer.shape) + 64
+        blur = relative_error(terms) * (mass * self._thickness.square() + root(len(core[0])) * Upper(round_part))
+        missed = z.error * self.mixing + self._lost * self.separate.largest
+        slack = total([weight, *(part.size for part in covariances)]) * missed
+        roundings = max([whole.roundings, *(part.law.roundings + 2 * part.spread.roundings for part in covariances)]) + 16
+        return Ellipsoid(Upper(whole.value, roundings), core, blur, slack, self.frame)
 
 
-def head_shapes(heads: LocalHeads) -> list[HeadShape]:
-    """One for each head; heads that are not mixed are side by side."""
-    kept = heads.__dict__.get("_shapes")
-    if kept is None:
-        folded = heads.separate if heads.folded is None else heads.folded
-        trios = zip(heads.separate, folded, _mixers(heads), strict=True)
-        kept = heads.__dict__["_shapes"] = [HeadShape(one, other, mixer, heads.subject.mixing) for one, other, mixer in trios]
-    return kept
-
-
-def _mixers(heads: LocalHeads) -> list[Tensor]:
-    if heads.subject.w_o is not None:
-        return list(heads.subject.w_o)
-    widths = [values.matrix.shape[-1] for values in heads.separate]
-    return list(torch.eye(sum(widths), dtype=torch.float64).split(widths))
-
-
-def ball(sizes: Tensor, width: int) -> Ellipsoid:
+def ball(moved: Upper, width: int) -> Ellipsoid:
     """A part of which only the size is known."""
-    return Ellipsoid(sizes, torch.eye(width, dtype=torch.float64).unsqueeze(0), sizes, torch.zeros_like(sizes))
+    eye = torch.eye(width, dtype=torch.float64).unsqueeze(0)
+    none = exact(torch.zeros_like(moved.value))
+    return Ellipsoid(moved, eye, none, none)

@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from regard.certify.near.matrix_norms import MARGIN
+from regard._upper import ELEMENTARY, TINY, Lower, Upper, exact, exact_lower
+
+SMALL = 0.5
+"""Below this a tail is summed as a series; above it, the difference has its digits."""
 
 
-def exponential_tail(x: Tensor, order: int) -> Tensor:
-    """φ₂ = eˣ - 1 - x or φ₃ = φ₂ - x²/2, from above, without cancellation near zero."""
-    small = x < 0.5
-    near = torch.where(small, x, torch.zeros_like(x))
-    series = torch.zeros_like(x)
+def tail(x: Upper, order: int) -> Upper:
+    """φ₂ = eˣ - 1 - x or φ₃ = φ₂ - x²/2.
+
+    Below `SMALL`: Σ_{j=m}^{m+13} xʲ/j!, and the rest is at most its first term. Above, eˣ is at least the sum of three terms and what is
+    left of it is more than a hundredth, so that the rounding of eˣ is at most a hundred times as large relative to it.
+    """
+    at = x.bound
+    small = at < SMALL
+    near = torch.where(small, at, 0.0)
     term = near**order / (2.0 if order == 2 else 6.0)
+    series = torch.zeros_like(at)
     for k in range(order + 1, order + 14):
         series = series + term
         term = term * near / k
-    direct = torch.expm1(x) - x - (0.0 if order == 2 else 0.5 * x * x)
-    return torch.where(small, series + 2 * term, direct) * MARGIN
+    series = torch.where(near > 0, (series + 2 * term).clamp_min(TINY), 0.0)
+    direct = torch.expm1(at) - at - (0.0 if order == 2 else 0.5 * at * at)
+    return Upper(torch.where(small, series, direct), 200 * ELEMENTARY)
 
 
-def quotient(x: Tensor, order: int, power: int) -> Tensor:
-    """φ_order(x)/x^power, continued to zero."""
-    safe = x.clamp_min(1e-150)
-    limit = torch.full_like(x, 0.5 if order == power == 2 else 0.0)
-    return torch.where(x > 1e-100, exponential_tail(safe, order) / safe**power, limit) * MARGIN
+def tail_over_square(x: Upper, order: int) -> Upper:
+    """φ₂(x)/x² or φ₃(x)/x², which grow with x; at zero they are 1/2 and 0."""
+    at = x.bound
+    found = tail(exact(at.clamp_min(1e-100)), order) / Lower(at.clamp_min(1e-100).square(), 1)
+    return found.map(lambda value: torch.where(at > 1e-100, value, 0.5 + TINY if order == 2 else 1e-100))
+
+
+def steepness(x: Upper) -> Upper:
+    """(eˣ - 1)/x, which grows with x from one."""
+    at = x.bound.clamp_min(1e-100)
+    return exact(at).expm1() / exact_lower(at)

@@ -13,6 +13,8 @@ from regard.certify.near.ball import FrobeniusBall
 from regard.certify.near.heads import LocalHeads
 from regard.certify.near.linear import LinearMove
 from regard.certify.near.moves import RowMoves, row_moves
+from regard.certify.near.own_row import OwnRow
+from regard.certify.near.token import ColumnNorms, column_norms
 from regard.certify.subject import MultiHead
 from regard.domains import Near
 
@@ -28,6 +30,8 @@ class LocalFacts:
     linear: LinearMove
     ball: FrobeniusBall
     _rows: dict[tuple[float, ...], RowMoves] = field(default_factory=dict)
+    _own_rows: dict[int, OwnRow] = field(default_factory=dict)
+    _columns: dict[int, ColumnNorms] = field(default_factory=dict)
 
     def rows(self, moves: Tensor) -> RowMoves:
         """How far each row can move; the last answer is kept."""
@@ -40,6 +44,19 @@ class LocalFacts:
     def row(self, token: int, moves: Tensor) -> RowMoves:
         """The same for one row, which costs far less where tokens are wide."""
         return row_moves(self.heads, self.linear, moves, slice(token, token + 1))
+
+    def own_row(self, token: int) -> OwnRow:
+        """The row of a token that moves alone, the same for every radius; the last one is kept."""
+        if token not in self._own_rows:
+            self._own_rows.clear()  # its form is a matrix for each output
+            self._own_rows[token] = OwnRow(self.heads, token)
+        return self._own_rows[token]
+
+    def column(self, token: int) -> ColumnNorms:
+        """Norms of a token's column of the Jacobian; the same for every radius."""
+        if token not in self._columns:
+            self._columns[token] = column_norms(self.heads, token)
+        return self._columns[token]
 
     @property
     def large(self) -> bool:

@@ -1,4 +1,11 @@
-"""How far the rows of heads can move when token k moves by at most ρ_k: the parts of deviation theorems. Results are (n,)."""
+"""How far the rows of heads can move when token k moves by at most ρ_k.
+
+With z_k = Vᵀy_k, q_k = d_iᵀA_k d_k and the laws P_t ∝ P e^{tζ}, the mean u = E[Vᵀx] of a row moves to u' with
+
+    u' - u - Du[d] = (E' - E)[Vᵀd] + Cov(z, q) + {(E' - E)[z] - Cov(z, ζ)},                                                         (N13)
+
+and the bracket is ∫₀¹ (1 - t) κ_t(z, ζ, ζ) dt, a third cumulant, or (E[z φ₂(ζ)] - (Z - 1) E[zζ])/Z. Results are (rows,).
+"""
 
 from __future__ import annotations
 
@@ -9,14 +16,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from regard.certify.near.ellipsoids import Covariances, Ellipsoid, HeadShape, gathered, head_shapes
-from regard.certify.near.exponential import exponential_tail, quotient
-from regard.certify.near.heads import LocalHeads, LocalValues
+from regard._upper import Upper
+from regard.certify.near.ellipsoids import Covariances, Ellipsoid, HeadShape, length_of_sum
+from regard.certify.near.exponential import tail, tail_over_square
+from regard.certify.near.head import LocalValues
+from regard.certify.near.heads import LocalHeads
 from regard.certify.near.linear import LinearMove
-from regard.certify.near.matrix_norms import MARGIN, bounds, largest_root
+from regard.certify.near.radii import STATIONS, TokenRadii
 from regard.certify.near.saturation import saturation
-from regard.certify.near.score_moves import STATIONS, ScoreMoves, value_spreads
-from regard.certify.near.some_rows import rows_of
 
 SLIGHTLY = 1.05
 """How much more than the linear part a bound may be for nothing else to be asked."""
@@ -28,123 +35,116 @@ class RowMoves:
 
     straight: Ellipsoid
     beyond: tuple[Ellipsoid, ...]
-    plain: Tensor
-    saturated: Callable[[], Tensor]
+    plain: Upper
+    saturated: Callable[[], Upper]
 
-    @property
-    def linear(self) -> Tensor:
+    @cached_property
+    def linear(self) -> Upper:
         """At least |DF_i[d]| for each row."""
-        return self.straight.size
+        return self.straight.length()
 
     @cached_property
-    def remainder(self) -> Tensor:
+    def remainder(self) -> Upper:
         """At least |F_i(x') - F_i(x) - DF_i[d]| for each row."""
-        return torch.minimum(bounds(gathered(list(self.beyond))), self.plain)
+        return length_of_sum(list(self.beyond)).minimum(self.plain)
 
     @cached_property
-    def saturation(self) -> Tensor:
+    def saturation(self) -> Upper:
         """At least |F_i(x') - F_i(x)| for each row, by what laws and values can reach at all."""
         return self.saturated()
 
     @cached_property
-    def best(self) -> Tensor:
+    def best(self) -> Upper:
         """At least |F_i(x') - F_i(x)| for each row."""
-        joined = torch.minimum(bounds(gathered([self.straight, *self.beyond])), self.linear + self.plain)
-        attained = self.linear - self.straight.slack  # without its rounding
-        if bool((joined <= SLIGHTLY * attained).all()):  # no bound is much smaller than what is nearly attained
-            return joined * MARGIN
-        return torch.minimum(joined, self.saturation) * MARGIN
+        joined = length_of_sum([self.straight, *self.beyond]).minimum(self.linear + self.plain)
+        if bool((joined.value <= SLIGHTLY * self.straight.size.value).all()):  # no bound is much smaller than what is nearly attained
+            return joined
+        return joined.minimum(self.saturation)
 
 
 def row_moves(heads: LocalHeads, linear: LinearMove, moves: Tensor, rows: slice = slice(None)) -> RowMoves:
     """All bounds, with the heads together, for all rows or some."""
-    straight, heads = linear.ellipsoid(moves, rows), rows_of(heads, rows)
-    scores = [ScoreMoves(local, moves) for local in heads.heads]
-    beyond = [_beyond(shape, score) for shape, score in zip(head_shapes(heads), scores, strict=True)]
-    plain = heads.added([sum((part.size + part.slack for part in parts), torch.zeros_like(scores[0].half)) for parts in beyond])
-    return RowMoves(straight, tuple(part for parts in beyond for part in parts), plain, lambda: saturation(heads, scores))
+    straight, heads = linear.ellipsoid(moves, rows), heads.with_rows(rows)
+    scores = [TokenRadii(local, moves) for local in heads.heads]
+    beyond = [_remainder(shape, score) for shape, score in zip(heads.shapes, scores, strict=True)]
+    plain = heads.add([value.length() + law.length() for value, law in beyond])
+    parts = tuple(part for parts in beyond for part in parts)
+    return RowMoves(straight, parts, plain, lambda: saturation(heads, scores))
 
 
-def _beyond(shape: HeadShape, scores: ScoreMoves) -> list[Ellipsoid]:
-    """The remainder of one head as ellipsoids."""
-    values, none = shape.folded, torch.zeros_like(scores.half)
+def _remainder(shape: HeadShape, scores: TokenRadii) -> tuple[Ellipsoid, Ellipsoid]:
+    """(N13) of one head as ellipsoids: (E' - E)[Vᵀd], and the rest, by deviations or by sizes, whichever is smaller in a row."""
+    values, local = shape.folded, scores.local
     each, spread = _curved(values, scores)
-    tail, third = _exponential_part(values, scores), _third(values, scores)
-    short, light = each < spread, tail < third
-    known = torch.where(short, each, none) + torch.where(light, tail, none)
-    curved = torch.where(short, none, scores.local.a * scores.turn * _drift(scores))
-    parts = [Covariances(scores.local.p, curved, values.spread, torch.ones_like(short))]
-    size = torch.where(light, none, _bends(scores))
-    parts += [Covariances(*one) for one in zip(scores.highs, size, *value_spreads(values, scores), strict=True)]
-    return [shape.move(scores.shifted(scores.moves)), shape.within(known, parts)]
+    series, cumulant = _series(values, scores), _third_cumulant(values, scores)
+    short, light = each.value < spread.value, series.value < cumulant.value
+    known = each.where(short) + series.where(light)
+    by_query = local.a * scores.turn
+    drifted = (local.law * scores.drift).sum(-1)
+    weight = scores.swap + (local.law * scores.reach).sum(-1) + by_query * drifted  # of what z is multiplied by
+    curved = (by_query * _drift_deviation(scores)).where(~short)
+    parts = [Covariances(local.law, curved, values.spread, torch.ones_like(short))]
+    bent = _bends(scores).where(~light)
+    spreads, boxed = scores.value_spreads(values)
+    parts += [Covariances(*one) for one in zip(scores.highs, bent, spreads, boxed, strict=True)]
+    return shape.move(scores.shifted(scores.moves)), shape.within(known, weight, parts)
 
 
-def _curved(values: LocalValues, scores: ScoreMoves) -> tuple[Tensor, Tensor]:
+def _curved(values: LocalValues, scores: TokenRadii) -> tuple[Upper, Upper]:
     """At least |Cov(z, q)|: key by key, and by deviations."""
-    local, p = values.local, values.local.p
+    local = values.local
     factor = local.a * scores.turn
-    return factor * (p * values.size * scores.drift).sum(-1), factor * values.spread * _drift(scores)
+    each = (local.law * values.size * scores.drift).sum(-1)
+    return factor * each, factor * values.spread * _drift_deviation(scores)
 
 
-def _drift(scores: ScoreMoves) -> Tensor:
-    return (scores.local.p * scores.drift.square()).sum(-1).sqrt()
+def _drift_deviation(scores: TokenRadii) -> Upper:
+    """At least (E |d - E d|²)^{1/2}."""
+    return (scores.local.law * scores.drift.square()).sum(-1).sqrt()
 
 
-def _bends(scores: ScoreMoves) -> Tensor:
-    """At least sd((ζ - E_tζ)²) at the stations t, times their weights in ∫ (1 - t) dt, (stations, n)."""
-    middles = (torch.arange(STATIONS, dtype=torch.float64).unsqueeze(-1) + 0.5) / STATIONS
-    bent = torch.minimum(scores.half.square(), 2 * scores.half * scores.spreads)  # E x⁴ ≤ (2M)² E x²
-    return (1 - middles) / STATIONS * bent * MARGIN
-
-
-def _third(values: LocalValues, scores: ScoreMoves) -> Tensor:
-    """|∫ (1 - t) κ_t(z, ζ, ζ) dt| over the laws P_t ∝ P e^{tζ}: κ_t ≤ sd_t(z) sd_t((ζ - E_tζ)²), the latter at most half the range squared.
+def _bends(scores: TokenRadii) -> Upper:
+    """At least sd_t((ζ - E_tζ)²) at the stations t, times their weights in ∫ (1 - t) dt, (stations, rows).
 
     For a centered variable on [-A, B] with A + B = 2M and r = (A - B)/2, (x + A)(x - B)(x - r)² ≤ 0 bounds E x⁴, and then
-    Var(x²) ≤ (2r² + M²)σ² + (M² - r²)r² - σ⁴ ≤ M⁴.
+    Var(x²) ≤ (2r² + M²)σ² + (M² - r²)r² - σ⁴ ≤ M⁴; also E x⁴ ≤ (2M)² σ².                                                       (N14)
     """
-    return (value_spreads(values, scores)[0] * _bends(scores)).sum(0) * MARGIN
+    middles = (torch.arange(STATIONS, dtype=torch.float64).unsqueeze(-1) + 0.5) / STATIONS
+    weights = Upper((1 - middles) / STATIONS, 8)  # the weight of a piece is exact, its numbers are rounded
+    return weights * scores.half.square().minimum(2 * scores.half * scores.spreads)
 
 
-def _exponential_part(values: LocalValues, scores: ScoreMoves) -> Tensor:
-    p, om, eps = values.local.p, scores.reach, scores.excess.unsqueeze(-1)
-    weighted = p * values.size
-    deviation = scores.variance.sqrt()
-    second = torch.minimum(values.largest * scores.variance, values.spread * scores.top * deviation)
-    first = (weighted * (exponential_tail(om, 2) + eps * om)).sum(-1)
-    quadratic = torch.minimum(_quadratic(values, scores), second / 2)
-    return torch.minimum(first, quadratic + cubic_part(values, scores))
+def _third_cumulant(values: LocalValues, scores: TokenRadii) -> Upper:
+    """At least |∫ (1 - t) κ_t(z, ζ, ζ) dt|, where κ_t(z, ζ, ζ) = Cov_t(z, (ζ - E_tζ)²) ≤ sd_t(z) sd_t((ζ - E_tζ)²)."""
+    return (scores.value_spreads(values)[0] * _bends(scores)).sum(0)
 
 
-def cubic_part(values: LocalValues, scores: ScoreMoves) -> Tensor:
-    """At least |E[z φ₃(ζ)] - ε E[z ζ]|."""
-    om, eps, deviation = scores.reach, scores.excess.unsqueeze(-1), scores.variance.sqrt()
-    second = torch.minimum(values.largest * scores.variance, values.spread * scores.top * deviation)
-    each = (values.local.p * values.size * (exponential_tail(om, 3) + eps * om)).sum(-1)
-    return torch.minimum(each, second * quotient(scores.top, 3, 2) + values.spread * scores.excess * deviation) * MARGIN
+def _series(values: LocalValues, scores: TokenRadii) -> Upper:
+    """At least |E[z φ₂(ζ)] - ε E[zζ]|: key by key, or the quadratic part E[zζ²]/2 and the cubic one."""
+    om, eps = scores.reach, scores.excess.unsqueeze(-1)
+    first = (values.local.law * values.size * (tail(om, 2) + eps * om)).sum(-1)
+    quadratic = _quadratic(values, scores).minimum(_second_moment(values, scores).halved())
+    return first.minimum(quadratic + cubic_part(values, scores))
 
 
-def _quadratic(values: LocalValues, scores: ScoreMoves) -> Tensor:
-    """At least |E[z ζ²]|/2: the part of the query exactly, the rest by its size."""
-    p, own = values.local.p, scores.by_own
-    rest = (scores.reach - own).clamp_min(0.0)
-    mixed = (p * values.size * (2 * own * rest + rest.square())).sum(-1) / 2
-    if not bool((scores.turn > 0).any()):
+def _second_moment(values: LocalValues, scores: TokenRadii) -> Upper:
+    """At least |E[z ζ²]|: zmax σ², or sd(z) ω* σ."""
+    sigma = scores.deviation
+    return (values.largest * sigma.square()).minimum(values.spread * scores.top * sigma)
+
+
+def cubic_part(values: LocalValues, scores: TokenRadii) -> Upper:
+    """At least |E[z φ₃(ζ)] - ε E[zζ]|: key by key, or by |φ₃(ζ)| ≤ ζ² φ₃(ω*)/ω*²."""
+    om, eps = scores.reach, scores.excess.unsqueeze(-1)
+    each = (values.local.law * values.size * (tail(om, 3) + eps * om)).sum(-1)
+    together = _second_moment(values, scores) * tail_over_square(scores.top, 3)
+    return each.minimum(together + values.spread * scores.excess * scores.deviation)
+
+
+def _quadratic(values: LocalValues, scores: TokenRadii) -> Upper:
+    """At least |E[z ζ²]|/2: the part of the row's own token exactly, and ζ² - (own·d_i)² ≤ 2 o (ω - o) + (ω - o)², o = ρ_i|own| (N15)."""
+    own, rest = scores.by_own, scores.beside_own
+    mixed = (values.local.law * values.size * (2 * own * rest + rest.square())).sum(-1).halved()
+    if not bool((scores.turn.value > 0).any()):
         return mixed
-    return scores.turn.square() / 2 * _own_curvature(values) + mixed
-
-
-def _own_curvature(values: LocalValues) -> Tensor:
-    """|Σ_k P_k z_k (own_k·e)²| over unit e, from above: λ_max((Pz)ᵀ[(own_k·own_l)²](Pz))^{1/2}."""
-    found = values.__dict__.get("_curvature")
-    if found is None:
-        weighted = values.z * values.local.p.unsqueeze(-1)
-        root = largest_root(weighted.mT @ values.local.own_pairs @ weighted)
-        slack = values.local.a * values.local.shift + 4 * values.local.tilt
-        sizes = values.local.own_size
-        around = (
-            values.local.p * (values.size * (2 * sizes * slack + slack * slack) + values.w * values.local.shift * sizes.square())
-        ).sum(-1)
-        found = (root + 2 * around) * MARGIN
-        values.__dict__["_curvature"] = found
-    return found
+    return scores.turn.square().halved() * values.own_curvature + mixed

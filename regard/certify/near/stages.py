@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from regard import maps
-from regard._round import EPS, gamma, product_norm_bound
+from regard._enclosed import Vectors, computed_lengths, largest_roots
+from regard._round import product_norm_bound
+from regard._upper import Lower, Upper, exact, relative_error, root, sizes
 from regard._verb import Verb
 from regard.attention import Attention
 from regard.certify.locating import doubled, one_sequence
 from regard.certify.near.context_head import ContextHead
 from regard.certify.near.heads import LocalHeads
 from regard.certify.near.linear import LinearMove
-from regard.certify.near.matrix_norms import MARGIN, largest_root
 from regard.certify.near.moves import row_moves
 from regard.certify.near.steepness import derivative_change
 from regard.certify.subject import subject_of
@@ -37,13 +38,13 @@ class Stage:
 
     value: Tensor
     push: Callable[[Tensor], Tensor]
-    remainder: Tensor
-    cap: Tensor
-    change: Callable[[Tensor], Tensor]
+    remainder: Upper
+    cap: Upper
+    change: Callable[[Upper], Upper]
 
 
 stage = Verb("stage")
-"""stage.one(map, value, moves) -> Stage, for maps that are not made of others."""
+"""stage.one(map, value, moves) -> Stage, for maps that are not made of others; moves (n,) are how far each token may be from its value."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class FeedForward:
     second: maps.Affine
 
 
-def grouped(inner: Sequence[object]) -> list[object]:
+def group_feed_forward(inner: Sequence[object]) -> list[object]:
     """The maps of a composition, with feed-forward layers as one."""
     found: list[object] = []
     rest = list(inner)
@@ -86,7 +87,10 @@ def _attention(map: Attention | maps.Heads, value: Tensor, moves: Tensor) -> Sta
         moved = heads.push(blocks.permute(0, 2, 1, 3).reshape(n, d, m * c))
         return moved.unflatten(-1, (m, c)).permute(0, 2, 1, 3)
 
-    return Stage(doubled(map)(value), push, found.remainder, found.best, lambda tangents: derivative_change(heads, moves, tangents))
+    def change(tangents: Upper) -> Upper:
+        return derivative_change(heads, moves, tangents)
+
+    return Stage(doubled(map)(value), push, found.remainder, found.best, change)
 
 
 @stage.rule(maps.ToContext)
@@ -95,20 +99,20 @@ def _context(map: maps.ToContext, value: Tensor, moves: Tensor) -> Stage:
 
     Each query is on its own, and Df = Cov(v, z) for keys that are centered, so that those far away lose no digits.
     """
-    local = ContextHead(map, value)
+    local, rho = ContextHead(map, value), exact(moves)
     steep, lost = local.spread * local.kappa, local.error * local.spread
-    bend = 2 * steep * local.kappa * moves * MARGIN
-    cap = torch.clamp(steep * moves, max=2 * local.spread) * MARGIN
-    remainder = bend * moves / 2 + lost * (1 + local.kappa * moves)
+    bend = 2 * steep * local.kappa * rho
+    cap = (steep * rho).minimum(2 * local.spread)
+    remainder = (bend * rho).halved() + lost * (1 + local.kappa * rho)
     turned = bend + lost * local.kappa
     return Stage(local.value, lambda blocks: local.gains @ blocks, remainder, cap, lambda tangents: turned * tangents)
 
 
 @stage.rule(maps.Affine)
 def _affine(map: maps.Affine, value: Tensor, moves: Tensor) -> Stage:
-    w = map.w.detach().double()
-    after = maps.Affine(w, None if map.b is None else map.b.detach().double())(value)
-    return Stage(after, lambda blocks: w.mT @ blocks, torch.zeros_like(moves), product_norm_bound(w) * moves * MARGIN, torch.zeros_like)
+    map = _double(map)
+    rho = exact(moves)
+    return Stage(map(value), lambda blocks: map.w.mT @ blocks, _none(rho), Upper(product_norm_bound(map.w)) * rho, _none)
 
 
 @stage.rule(maps.Normalize)
@@ -118,67 +122,92 @@ def _normalize(map: maps.Normalize, value: Tensor, moves: Tensor) -> Stage:
     With g the centered token and |g| ≤ √d s: |(1/s)'e| ≤ |e|/(√d s²), |(1/s)''[t, e]| ≤ 2|t||e|/(d s³).
     """
     weight, bias = (None if t is None else t.detach().double() for t in (map.weight, map.bias))
-    map = maps.Normalize(map.eps, weight, bias, map.centered)
-    width = math.sqrt(value.shape[-1])
-    centered = value - value.mean(-1, keepdim=True) if map.centered else value
-    size = (centered.square().mean(-1) + map.eps).sqrt() / MARGIN
-    least = size - moves / width
-    top = 1.0 if weight is None else float(weight.abs().max())
-    infinite = torch.full_like(moves, math.inf)
-    blur = 64 * (value.shape[-1] + 8) * EPS * (1 + value.norm(dim=-1) / size)  # what the mean of a token takes of its digits
-    if float(blur.max()) > 1e-6:
+    map, wide, rho = maps.Normalize(map.eps, weight, bias, map.centered), value.shape[-1], exact(moves)
+    centered = Vectors(value - value.mean(-1, keepdim=True), relative_error(wide + 4) * computed_lengths(value)) if map.centered else None
+    tokens = Vectors(value, exact(0.0)) if centered is None else centered
+    length = computed_lengths(tokens.center)
+    shortest = Lower(length.value, length.roundings) - tokens.error
+    low = (shortest.square() / wide + Lower(float(map.eps))).sqrt()
+    high = (tokens.lengths().square() / wide + Upper(float(map.eps))).sqrt()
+    least = low - rho / Lower(math.sqrt(wide), 1)
+    top = exact(1.0) if weight is None else sizes(weight).amax()
+    blur = 64 * relative_error(wide + 8) * (1 + computed_lengths(value) / low)  # what the mean of a token takes of its digits
+    if float(blur.amax()) > 1e-6:
         raise Refusal("a norm layer gets a token whose mean is so large that float64 has no digits left; center the tokens")
-    rounding = top * blur * (moves / least + width)
-    remainder = torch.where(least > 0, top * moves.square() / width * (1 / (size * least) + size / least**3) * MARGIN + rounding, infinite)
-    bend = torch.where(least > 0, top * (4 * moves / (width * least.square()) + blur / least) * MARGIN, infinite)
+    rounding = top * blur * (rho / least + root(wide))
+    over = exact(1.0) / (low * least) + high / (least.square() * least)
+    remainder = top * rho.square() / Lower(math.sqrt(wide), 1) * over + rounding
+    bend = top * (4 * rho / (least.square() * Lower(math.sqrt(wide), 1)) + blur / least)
+    dead = least.value <= 0
+    remainder, bend = (part.map(lambda found: torch.where(dead, math.inf, found)) for part in (remainder, bend))
     gains = torch.func.vmap(torch.func.jacrev(map))(value).unsqueeze(1)
-    return Stage(
-        map(value), lambda blocks: gains @ blocks, remainder, travel.one(map, value, moves).moves, lambda tangents: bend * tangents
-    )
+    cap = Upper(travel.one(map, value, moves).moves)
+    return Stage(map(value), lambda blocks: gains @ blocks, remainder, cap, lambda tangents: bend * tangents)
 
 
 @stage.rule(maps.Pointwise)
 def _pointwise(map: maps.Pointwise, value: Tensor, moves: Tensor) -> Stage:
     """|φ(x + t) - φ(x) - φ'(x) t| ≤ |φ''| |t|²/2 for each entry, and for each token by its length."""
+    rho = exact(moves)
     slope = _slopes(map.activation, value)[0][:, None, :, None]
-    bend = curvature_of(map.activation)[0]
-    cap = travel.one(map, value, moves).moves
-    turned = min(bend, math.inf) * moves if bend < math.inf else torch.full_like(moves, 2 * float(steepness.one(map.activation)))
-    return Stage(map(value), lambda blocks: slope * blocks, bend / 2 * moves.square(), cap, lambda tangents: turned * tangents)
+    bend = Upper(curvature_of(map.activation)[0])
+    turned = (bend * rho).minimum(2 * Upper(float(steepness.one(map.activation))))
+    cap = Upper(travel.one(map, value, moves).moves)
+    beyond = bend.halved() * rho.square()
+    return Stage(map(value), lambda blocks: slope * blocks, beyond, cap, lambda tangents: turned * tangents)
 
 
 @stage.rule(FeedForward)
 def _feed_forward(map: FeedForward, value: Tensor, moves: Tensor) -> Stage:
-    """Both layers at once: |w_2ᵀ(φ''(h)(w_1ᵀt)²)|/2 ≤ |t|²/2 λ_max(w_2ᵀD[(w_k·w_l)²]D w_2)^{1/2}, and the third derivative beside it."""
-    w_1, w_2 = map.first.w.detach().double(), map.second.w.detach().double()
-    hidden = maps.Affine(w_1, None if map.first.b is None else map.first.b.detach().double())(value)
+    """Both layers at once: |w_2ᵀ(φ''(h)(w_1ᵀt)²)|/2 ≤ |t|²/2 λ_max(w_2ᵀD[(w_k·w_l)²]D w_2)^{1/2}, and the third derivative beside it.
+
+    sup |D²f[t, e]| over unit t and e is that over t = e, for each output direction a symmetric form.
+    """
+    first, second, rho = _double(map.first), _double(map.second), exact(moves)
+    w_1, w_2 = first.w, second.w
+    hidden = first(value)
     slope, bend = _slopes(map.activation, hidden)
-    second_order, third_order = curvature_of(map.activation)
-    weighted = bend.unsqueeze(-1) * w_2
-    sharp = largest_root(weighted.mT @ (w_1.mT @ w_1).square() @ weighted)
-    columns, rows = w_1.norm(dim=0), w_2.norm(dim=1)
-    steepest = float(columns.max()) * float(largest_root((w_1 * rows) @ w_1.mT)) ** 2
-    norms = product_norm_bound(w_1), product_norm_bound(w_2)
-    # sup |D²f[t, e]| over unit t and e is that over t = e, for each output direction a symmetric form
-    first = torch.minimum(second_order * norms[0] ** 2 * norms[1] * torch.ones_like(moves), sharp + moves * third_order * steepest)
-    whole = moves.square() / 2 * torch.minimum(first, sharp + moves / 3 * third_order * steepest)
-    blur = gamma(len(w_1) + 2) * (value.abs() @ w_1.abs() + (0.0 if map.first.b is None else map.first.b.detach().double().abs()))
-    reach = moves.unsqueeze(-1) * columns * MARGIN + 2 * blur  # where an entry can be: a sign may be a rounding
+    blur = relative_error(2 * len(w_1) + 4) * (sizes(value) @ sizes(w_1) + (exact(0.0) if first.b is None else sizes(first.b)))
+    columns, rows = computed_lengths(w_1.mT), computed_lengths(w_2)
+    norms = Upper(product_norm_bound(w_1)), Upper(product_norm_bound(w_2))
+    most = norms[0] * Upper(float(steepness.one(map.activation))) * norms[1]
     if isinstance(map.activation, maps.Relu):
-        whole = _crossed(hidden, reach, w_2)
-    most = norms[0] * steepness.one(map.activation) * norms[1]
-    turned = torch.minimum(torch.nan_to_num(first * moves, nan=math.inf), torch.full_like(moves, 2 * most)) * MARGIN
-    if isinstance(map.activation, maps.Relu):  # the slope changes only where an entry can cross zero
-        turned = torch.minimum(turned, ((reach >= hidden.abs()).double() * columns * rows).sum(-1) * MARGIN)
+        reach = rho.unsqueeze(-1) * columns + 2 * blur  # where an entry can be: a sign may be a rounding
+        beyond = _crossed(hidden, reach, w_2, norms[1])
+        crossing = (columns * rows).map(lambda value: value.expand_as(hidden)).where(reach.value >= hidden.abs())
+        turned = crossing.sum(-1).minimum(2 * most)  # the slope changes only where an entry can cross zero
+    else:
+        second_order, third_order = (Upper(found) for found in curvature_of(map.activation))
+        sharp = _sharpest(w_1, w_2, bend, columns, rows) + (third_order * blur * columns.square() * rows).sum(-1)
+        steepest = columns.amax() * _weighted_norm(w_1, rows)
+        anywhere = second_order * norms[0].square() * norms[1]
+        bent = anywhere.minimum(sharp + rho * third_order * steepest)
+        beyond = rho.square().halved() * bent.minimum(sharp + rho / 3 * third_order * steepest)
+        turned = (bent * rho).minimum(2 * most)
     gains = ((w_1.unsqueeze(0) * slope.unsqueeze(1)) @ w_2).mT.unsqueeze(1)
-    after = maps.Affine(w_2, None if map.second.b is None else map.second.b.detach().double())(map.activation(hidden))
-    return Stage(after, lambda blocks: gains @ blocks, whole * MARGIN, most * moves * MARGIN, lambda tangents: turned * tangents)
+    after = second(map.activation(hidden))
+    return Stage(after, lambda blocks: gains @ blocks, beyond, most * rho, lambda tangents: turned * tangents)
 
 
-def _crossed(hidden: Tensor, moves: Tensor, w_2: Tensor) -> Tensor:
+def _sharpest(w_1: Tensor, w_2: Tensor, bend: Tensor, columns: Upper, rows: Upper) -> Upper:
+    """At least λ_max(w_2ᵀD[(w_k·w_l)²]D w_2)^{1/2} with D = diag φ''(h), for each token; terms cancel, their rounding does not."""
+    weighted = bend.unsqueeze(-1) * w_2
+    whole = (sizes(bend) * columns.square() * rows).sum(-1)
+    rounding = relative_error(4 * w_1.shape[-1] + 2 * len(w_1) + 64) * whole.square()
+    return largest_roots(weighted.mT @ (w_1.mT @ w_1).square() @ weighted, error=rounding)
+
+
+def _weighted_norm(w_1: Tensor, rows: Upper) -> Upper:
+    """At least λ_max(Σ_k |w_2k| w_1k w_1kᵀ)."""
+    scaled = w_1 * rows.value.sqrt()
+    found = largest_roots(scaled @ scaled.mT, scaled.shape[-1]).square()
+    return Upper(found.value, found.roundings + rows.roundings + 4)
+
+
+def _crossed(hidden: Tensor, reach: Upper, w_2: Tensor, norm: Upper) -> Upper:
     """What is beyond the linear part of max(h, 0): an entry adds only how far it can go beyond zero."""
-    beyond = (moves - hidden.abs()).clamp_min(0.0)
-    return torch.minimum(product_norm_bound(w_2) * beyond.norm(dim=-1), beyond @ w_2.norm(dim=1))
+    beyond = reach - Lower(hidden.abs())
+    return (norm * beyond.norm()).minimum((beyond * computed_lengths(w_2)).sum(-1))
 
 
 def _slopes(activation: maps.Activation, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,3 +230,12 @@ def curvature_of(activation: maps.Activation) -> tuple[float, float]:
     if isinstance(activation, maps.Tanh):
         return 0.76981, 2.00001
     return math.inf, math.inf
+
+
+def _double(map: maps.Affine) -> maps.Affine:
+    """An affine map in float64."""
+    return maps.Affine(map.w.detach().double(), None if map.b is None else map.b.detach().double())
+
+
+def _none(moves: Upper) -> Upper:
+    return exact(torch.zeros_like(moves.value))

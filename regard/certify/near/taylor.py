@@ -14,49 +14,50 @@ import torch
 from torch import Tensor
 
 from regard import maps
+from regard._enclosed import computed_lengths, spectral_norms
+from regard._upper import Upper, exact, total
 from regard.certify.locating import summands
-from regard.certify.near.linear import shares
-from regard.certify.near.matrix_norms import MARGIN, largest_root, matrix_norms
-from regard.certify.near.stages import Stage, grouped, stage
+from regard.certify.near.linear import column_reach
+from regard.certify.near.stages import Stage, group_feed_forward, stage
 from regard.certify.theorem import Refusal
-from regard.norms import Frobenius, SequenceNorm
+from regard.norms import Frobenius, SequenceNorm, TokenSum
 
 NUMBERS = 60_000_000
 """How many numbers the derivatives of all columns may hold; beyond it, old remainders are merged into one."""
-ROUNDING = 1e-11
-"""What float64 may lose in values and products, relative to their sizes; added to every remainder."""
+ROUNDING = Upper(1e-11)
+"""What float64 may lose in values and products, relative to their sizes: assumed, and added to every remainder."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """∂x_i/∂d_j (n, m, d, c) of one origin whose m tokens move by at most `radii` (m,). Columns of the same origin share that tensor."""
+    """∂x_i/∂d_j (n, m, d, c) of one origin whose m tokens move by at most `radii` (m,). Columns of the same origin share that object."""
 
     blocks: Tensor
-    radii: Tensor
+    radii: Upper
 
     def plus(self, other: Column | None) -> Column:
         """The sum with a column of the same origin."""
         return self if other is None else Column(self.blocks + other.blocks, self.radii)
 
-    def size(self) -> Tensor:
-        """Σ_j |B_ij|_F ρ_j for each token i, no less than the reach."""
-        if not bool(torch.isfinite(self.radii).all()):
-            return torch.full((len(self.blocks),), math.inf, dtype=torch.float64)
-        return self.blocks.flatten(-2).norm(dim=-1) @ self.radii
+    @property
+    def bounded(self) -> bool:
+        """Whether something is known of its radii."""
+        return bool(torch.isfinite(self.radii.value).all())
 
-    def reach(self, steps: int = 0) -> Tensor:
-        """At least |Σ_j B_ij d_j| for each token i: λ_max(Σ_j ρ_j² B_ij B_ijᵀ/λ_j)^{1/2} λ in proportion to the blocks, or better."""
-        moving = self.radii > 0
+    def size(self) -> Upper:
+        """Σ_j |B_ij|_F ρ_j for each token i, no less than the reach."""
+        if not self.bounded:
+            return Upper(torch.full((len(self.blocks),), math.inf, dtype=torch.float64))
+        return (computed_lengths(self.blocks.flatten(-2)) * self.radii).sum(-1)
+
+    def reach(self, steps: int = 0) -> Upper:
+        """At least |Σ_j B_ij d_j| for each token i, by (N18)."""
+        moving = self.radii.value > 0
         if not bool(moving.any()):
-            return torch.zeros(len(self.blocks), dtype=torch.float64)
-        if not bool(torch.isfinite(self.radii).all()):
-            return torch.full((len(self.blocks),), math.inf, dtype=torch.float64)
-        scaled = self.blocks[:, moving] * self.radii[moving][None, :, None, None]
-        sizes = scaled.flatten(-2).norm(dim=-1).clamp_min(1e-300)
-        share = (shares(scaled, steps) if steps else sizes / sizes.sum(-1, keepdim=True)).sqrt()
-        wide = (scaled / share[..., None, None]).transpose(1, 2).flatten(-2)
-        gram = wide @ wide.mT if wide.shape[-2] <= wide.shape[-1] else wide.mT @ wide
-        return torch.minimum(largest_root(gram, max(wide.shape[-2:])), sizes.sum(-1)) * (MARGIN + ROUNDING)
+            return exact(torch.zeros(len(self.blocks), dtype=torch.float64))
+        if not self.bounded:
+            return Upper(torch.full((len(self.blocks),), math.inf, dtype=torch.float64))
+        return column_reach(self.blocks[:, moving], self.radii[moving], steps) * (1 + ROUNDING)
 
 
 @dataclass(frozen=True)
@@ -65,30 +66,35 @@ class State:
 
     value: Tensor
     columns: tuple[Column, ...]
-    cap: Tensor
+    cap: Upper
 
-    def moves(self) -> Tensor:
+    def moves(self) -> Upper:
         """At least how far each token is from its value."""
-        total = sum((column.reach() for column in self.columns), torch.zeros(len(self.value), dtype=torch.float64))
-        return torch.minimum(total, self.cap) * MARGIN
+        return total_reach(self.columns).minimum(self.cap)
 
-    def remainder(self) -> Tensor:
+    def remainder(self) -> Upper:
         """The part of the moves that is not linear in the input."""
-        return sum((column.reach() for column in self.columns[1:]), torch.zeros(len(self.value), dtype=torch.float64))
+        nothing = exact(torch.zeros(len(self.value), dtype=torch.float64))
+        return total([nothing, *(column.reach() for column in self.columns[1:])])
 
-    def deviation(self, norm: SequenceNorm) -> float:
+    def deviation(self, norm: SequenceNorm) -> Upper:
         """At least the norm of x' - x: in Frobenius norm the move of one token is measured for all rows together."""
-        each = float(norm.of(self.moves().unsqueeze(-1)))
+        each = norm_of_rows(norm, self.moves())
         first = self.columns[0]
-        if not isinstance(norm, Frobenius) or len(first.radii) != 1:
+        if not isinstance(norm, Frobenius) or len(first.radii.value) != 1:
             return each
-        stacked = first.blocks[:, 0].flatten(0, 1)
-        linear = float(matrix_norms(stacked)) * float(first.radii[0]) * (1 + ROUNDING)
-        beyond = sum(float(norm.of(column.reach().unsqueeze(-1))) for column in self.columns[1:])
-        return min(each, (linear + beyond) * MARGIN)
+        linear = spectral_norms(first.blocks[:, 0].flatten(0, 1)) * first.radii[0] * (1 + ROUNDING)
+        return each.minimum(total([linear, *(norm_of_rows(norm, column.reach()) for column in self.columns[1:])]))
 
 
-def fresh(n: int, width: int, radii: Tensor) -> Column:
+def norm_of_rows(norm: SequenceNorm, moves: Upper) -> Upper:
+    """At least the norm of a sequence whose tokens have lengths of at most `moves` (n,)."""
+    if isinstance(norm, Frobenius):
+        return moves.norm()
+    return moves.sum() if isinstance(norm, TokenSum) else moves.amax()  # an entry is no larger than its token
+
+
+def fresh(n: int, width: int, radii: Upper) -> Column:
     """A column that starts here."""
     eye = torch.eye(n, dtype=torch.float64)[:, :, None, None] * torch.eye(width, dtype=torch.float64)
     return Column(eye, radii)
@@ -97,9 +103,9 @@ def fresh(n: int, width: int, radii: Tensor) -> Column:
 def start(points: Tensor, radii: Tensor) -> State:
     """The input itself; only tokens that move have columns."""
     n, d = points.shape
-    moving = radii > 0
-    column = fresh(n, d, radii)
-    return State(points, (Column(column.blocks[:, moving], radii[moving]),), radii)
+    moving, moves = radii > 0, exact(radii)
+    column = fresh(n, d, moves)
+    return State(points, (Column(column.blocks[:, moving], moves[moving]),), moves)
 
 
 def step(map: object, state: State) -> State:
@@ -110,7 +116,7 @@ def step(map: object, state: State) -> State:
 def slopes(map: object, state: State) -> tuple[Column, ...]:
     """The columns of a tangent |e_j| ≤ 1 after a map, anywhere within the moves of a state."""
     n, d = state.value.shape
-    found = _run(map, state, (fresh(n, d, torch.ones(n, dtype=torch.float64)),))[1]
+    found = _run(map, state, (fresh(n, d, exact(torch.ones(n, dtype=torch.float64))),))[1]
     assert found is not None
     return found
 
@@ -120,68 +126,69 @@ Tangents = tuple[Column, ...] | None
 
 def _run(map: object, state: State, tangents: Tangents) -> tuple[State, Tangents]:
     if isinstance(map, maps.Compose):
-        for inner in grouped(map.maps):
+        for inner in group_feed_forward(map.maps):
             state, tangents = _run(inner, state, tangents)
         return state, tangents
     if isinstance(map, maps.Residual):
         after, turned = _run(map.map, state, tangents)
-        return _around(state, after), None if tangents is None or turned is None else _total([tangents, turned])
+        return _around(state, after), None if tangents is None or turned is None else _add_columns([tangents, turned])
     if isinstance(map, maps.Added):
-        return _added([_run(part, state, tangents) for part in summands(map)])
-    moves = state.moves()
+        return _add([_run(part, state, tangents) for part in summands(map)])
+    moves = state.moves().bound
     if bool(torch.isinf(moves).any()):
         raise Refusal("the moves before a map are not bounded")
     found = stage.one(map, state.value, moves)
-    after = _after(found.value, _pushed(found, state.columns), found.remainder, found.cap)
-    return after, None if tangents is None else _turned(found, tangents)
+    after = _after(found, _push(found, state.columns))
+    return after, None if tangents is None else _turn(found, tangents)
 
 
-def _pushed(found: Stage, columns: tuple[Column, ...]) -> tuple[Column, ...]:
+def _push(found: Stage, columns: tuple[Column, ...]) -> tuple[Column, ...]:
     return tuple(Column(found.push(column.blocks), column.radii) for column in columns)
 
 
-def _turned(found: Stage, tangents: tuple[Column, ...]) -> tuple[Column, ...]:
+def _turn(found: Stage, tangents: tuple[Column, ...]) -> tuple[Column, ...]:
     """A tangent after a map: through the derivative at the center, and what the derivative may be more."""
     n, d = found.value.shape
     reach = total_reach(tangents)
-    change = torch.nan_to_num(found.change(reach), nan=math.inf, posinf=math.inf) + ROUNDING * reach
-    return _merged((*_pushed(found, tangents), fresh(n, d, change)))
+    change = found.change(reach).firm() + ROUNDING * reach
+    return _merge((*_push(found, tangents), fresh(n, d, change)))
 
 
 def _around(state: State, after: State) -> State:
     """A residual connection."""
     if after.value.shape != state.value.shape:
         raise Refusal("a residual connection around a map that changes the width")
-    return State(state.value + after.value, _total([state.columns, after.columns]), state.cap + after.cap)
+    return State(state.value + after.value, _add_columns([state.columns, after.columns]), state.cap + after.cap)
 
 
-def _added(found: list[tuple[State, Tangents]]) -> tuple[State, Tangents]:
+def _add(found: list[tuple[State, Tangents]]) -> tuple[State, Tangents]:
     """A sum of maps of one state: columns of the same origin add with their directions."""
     values, columns, caps = zip(*((state.value, state.columns, state.cap) for state, _ in found), strict=True)
     if len({value.shape for value in values}) > 1:
         raise Refusal("a sum of maps that give tokens of different widths")
     turned = [tangents for _, tangents in found if tangents is not None]
-    return State(sum(values[1:], values[0]), _total(list(columns)), sum(caps[1:], caps[0])), _total(turned) if turned else None
+    state = State(sum(values[1:], values[0]), _add_columns(list(columns)), total(caps))
+    return state, _add_columns(turned) if turned else None
 
 
-def _total(parts: list[tuple[Column, ...]]) -> tuple[Column, ...]:
+def _add_columns(parts: list[tuple[Column, ...]]) -> tuple[Column, ...]:
     """The sum, with a column for its rounding: what cancels leaves the rounding of what it was."""
     n, _, d, _ = parts[0][0].blocks.shape
     joined = parts[0]
     for part in parts[1:]:
-        joined = _joined(joined, part)
-    lost = sum((column.size() for part in parts for column in part), torch.zeros(n, dtype=torch.float64))
-    return _merged((*joined, fresh(n, d, ROUNDING * lost)))
+        joined = _join(joined, part)
+    lost = total([column.size() for part in parts for column in part])
+    return _merge((*joined, fresh(n, d, ROUNDING * lost)))
 
 
-def _joined(before: tuple[Column, ...], after: tuple[Column, ...]) -> tuple[Column, ...]:
+def _join(before: tuple[Column, ...], after: tuple[Column, ...]) -> tuple[Column, ...]:
     """Sums of columns of the same origin. One from before that was merged inside goes on alone; what became of it is in the merged one."""
     inside = {id(column.radii): column for column in after}
     known = tuple(column.plus(inside.pop(id(column.radii), None)) for column in before)
-    return _merged(known + tuple(inside.values()))
+    return _merge(known + tuple(inside.values()))
 
 
-def _merged(columns: tuple[Column, ...]) -> tuple[Column, ...]:
+def _merge(columns: tuple[Column, ...]) -> tuple[Column, ...]:
     """The same with fewer numbers: all remainders as one, per token."""
     if sum(column.blocks.numel() for column in columns) <= NUMBERS or len(columns) <= 2:
         return columns
@@ -189,17 +196,14 @@ def _merged(columns: tuple[Column, ...]) -> tuple[Column, ...]:
     return columns[0], fresh(n, d, total_reach(columns[1:]))
 
 
-def total_reach(columns: tuple[Column, ...]) -> Tensor:
+def total_reach(columns: tuple[Column, ...]) -> Upper:
     """At least the length of the sum of columns, for each token."""
-    total = columns[0].reach()
-    for column in columns[1:]:
-        total = total + column.reach()
-    return total
+    return total([column.reach() for column in columns])
 
 
-def _after(value: Tensor, columns: tuple[Column, ...], remainder: Tensor, cap: Tensor) -> State:
-    """The state after a map with this remainder, which is never more than the cap and the linear part together."""
-    n, d = value.shape
-    rounding = ROUNDING * (value.norm(dim=-1) + 1e-300)
-    known = torch.minimum(torch.nan_to_num(remainder, nan=math.inf, posinf=math.inf), cap + total_reach(columns)) + rounding
-    return State(value, _merged((*columns, fresh(n, d, known))), cap + rounding)
+def _after(found: Stage, columns: tuple[Column, ...]) -> State:
+    """The state after a map with its remainder, which is never more than the cap and the linear part together."""
+    n, d = found.value.shape
+    rounding = ROUNDING * computed_lengths(found.value)
+    known = found.remainder.firm().minimum(found.cap + total_reach(columns)) + rounding
+    return State(found.value, _merge((*columns, fresh(n, d, known))), found.cap + rounding)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import torch
-
-from regard._round import outward
+from regard._upper import exact
 from regard.certificate import rounded_up
 from regard.certify.near.facts import local_facts
 from regard.certify.near.steepness import row_constants
@@ -53,9 +50,9 @@ def frobenius(subject: Any, domain: Near, norm: Frobenius) -> Bound:
     if facts.ball.probability < 1:
         hypotheses.append(assumed("the random start of the norm at the center is drawn once, independently of the data"))
     return Bound(
-        facts.ball.constant(radius),
+        float(facts.ball.constant(radius)),
         tuple(hypotheses),
-        note=f"|J| at the center ≤ {rounded_up(facts.ball.norm)}",
+        note=f"|J| at the center ≤ {rounded_up(float(facts.ball.norm))}",
         probability=facts.ball.probability,
     )
 
@@ -66,14 +63,14 @@ def token_max(subject: Any, domain: Near, norm: TokenMax) -> Bound:
     facts = local_facts(subject, domain)
     rows = row_constants(facts.heads, facts.linear, moves_of(domain))
     hypotheses = (checked("softmax rows"), checked("scores bilinear in pairs of tokens"), _arithmetic())
-    return Bound(outward(float(rows.amax())), hypotheses)
+    return Bound(float(rows.amax()), hypotheses)
 
 
 def _radius(domain: Near) -> float:
     if isinstance(domain, Neighborhood) and isinstance(domain.norm, Frobenius):
         return float(domain.radius)
-    return outward(math.sqrt(float(torch.square(moves_of(domain)).sum())))
+    return float(exact(moves_of(domain)).norm())
 
 
 def _arithmetic() -> Any:
-    return assumed("float64 sums and eigenvalues are right to 1e-10; the rounding of scores and means is bounded and added")
+    return assumed("exp and log are right to 8 units in the last place, eigenvalues and factorizations as LAPACK's analysis says")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from regard._round import outward
 from regard.certify.near.facts import local_facts
 from regard.certify.subject import MultiHead
 from regard.certify.theorem import Bound, Refusal, Theorem, assumed, checked
@@ -38,4 +37,4 @@ def ball_deviation(subject: Any, domain: Near, norm: Frobenius) -> Bound:
     hypotheses = [checked("softmax rows"), checked("scores bilinear in pairs of tokens"), _arithmetic()]
     if facts.ball.probability < 1:
         hypotheses.append(assumed("the random start of the norm at the center is drawn once, independently of the data"))
-    return Bound(outward(facts.ball.deviation(_radius(domain))), tuple(hypotheses), probability=facts.ball.probability)
+    return Bound(float(facts.ball.deviation(_radius(domain))), tuple(hypotheses), probability=facts.ball.probability)

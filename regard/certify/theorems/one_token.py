@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 
-from regard._round import outward
+from regard._upper import exact, stack
 from regard.certify.near.facts import local_facts
 from regard.certify.near.moves import SLIGHTLY
-from regard.certify.near.own_row import own_remainder
-from regard.certify.near.token import RestMoves, column_norms
+from regard.certify.near.token import OtherRows
 from regard.certify.subject import MultiHead
 from regard.certify.theorem import Bound, Refusal, Theorem, checked
 from regard.certify.theorems.ball_constant import _arithmetic
@@ -55,17 +53,16 @@ def one_token(subject: Any, domain: Radii, norm: Frobenius) -> Bound:
     moves = torch.zeros(facts.heads.n, dtype=torch.float64)
     moves[token] = radius
     rows, at = (facts.row(token, moves), 0) if facts.large else (facts.rows(moves), token)
-    own = float(rows.remainder[at])
-    own = own if facts.large else min(own, own_remainder(facts.heads, token, radius))
-    own_whole = min(float(rows.best[at]), float(rows.linear[at]) + own)
-    rest = RestMoves(facts.heads, token, radius)
-    column = column_norms(facts.heads, token)
-    beyond = column.whole * radius + math.hypot(rest.remainder, own)
-    others = column.rest * radius + rest.remainder
-    if others > SLIGHTLY * (column.rest - column.error) * radius:  # else no bound is much smaller than what is nearly attained
-        others = min(others, rest.whole)
-    apart = math.hypot(own_whole, others)
+    own = rows.remainder[at]
+    own = own if facts.large else own.minimum(facts.own_row(token).remainder(radius))
+    own_whole = rows.best[at].minimum(rows.linear[at] + own)
+    rest, column, r = OtherRows(facts.heads, token, radius), facts.column(token), exact(radius)
+    beyond = column.whole * r + stack([rest.remainder, own]).norm()
+    others = column.rest * r + rest.remainder
+    nearly = SLIGHTLY * (float(column.rest) - float(column.error)) * radius
+    if float(others) > nearly:  # else no bound is much smaller than what is nearly attained
+        others = others.minimum(rest.whole)
     return Bound(
-        outward(min(beyond, apart)),
+        float(beyond.minimum(stack([own_whole, others]).norm())),
         (checked("one token moves"), checked("softmax rows"), checked("scores bilinear in pairs of tokens"), _arithmetic()),
     )

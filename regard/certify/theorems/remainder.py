@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from regard._round import outward
+from regard._upper import Upper
 from regard.certify.near.facts import local_facts
+from regard.certify.near.taylor import norm_of_rows
 from regard.certify.setting import moves_of
 from regard.certify.subject import MultiHead
 from regard.certify.theorem import Bound, Refusal, Theorem, checked
@@ -57,8 +55,7 @@ def remainder(subject: Any, domain: Near, norm: SequenceNorm) -> Bound:
     if alone(subject, domain, norm):
         raise Refusal("where tokens are wide and one moves, the theorem for one moving token stands in")
     rows = row_deviations(subject, domain)
-    value = float(norm.of(rows.unsqueeze(-1)))
-    return Bound(outward(value), (checked("softmax rows"), checked("scores bilinear in pairs of tokens"), _arithmetic()))
+    return Bound(float(norm_of_rows(norm, rows)), (checked("softmax rows"), checked("scores bilinear in pairs of tokens"), _arithmetic()))
 
 
 def alone(subject: Any, domain: Near, norm: SequenceNorm) -> bool:
@@ -66,7 +63,6 @@ def alone(subject: Any, domain: Near, norm: SequenceNorm) -> bool:
     return isinstance(norm, Frobenius) and int((moves_of(domain) > 0).sum()) == 1 and local_facts(subject, domain).large
 
 
-def row_deviations(subject: Any, domain: Near) -> Tensor:
+def row_deviations(subject: Any, domain: Near) -> Upper:
     """At least |F_i(x') - F_i(x)| for each row (n,)."""
-    facts = local_facts(subject, domain)
-    return torch.nan_to_num(facts.rows(moves_of(domain)).best, nan=torch.inf)
+    return local_facts(subject, domain).rows(moves_of(domain)).best

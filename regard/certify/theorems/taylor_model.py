@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import torch
+import math
+
 from torch import Tensor
 
-from regard._round import outward, spectral_norm_bound
+from regard._round import spectral_norm_bound
+from regard._upper import Upper, total
 from regard.certificate import Hypothesis
 from regard.certify.locating import one_sequence
-from regard.certify.near.taylor import ROUNDING, slopes, start, step
+from regard.certify.near.taylor import ROUNDING, norm_of_rows, slopes, start, step
 from regard.certify.setting import moves_of
 from regard.certify.theorem import Bound, Refusal, Theorem, assumed
 from regard.domains import Near
@@ -49,16 +51,16 @@ def constant(map: Map, domain: Near, norm: SequenceNorm) -> Bound:
     """The norm of the end-to-end derivative at the given input, and what it can change on the way to any other of the neighborhood."""
     points = _points(map, domain)
     first, *rest = slopes(map, start(points, moves_of(domain)))
-    beyond = sum(float(norm.of(column.reach().unsqueeze(-1))) for column in rest)
+    beyond = [norm_of_rows(norm, column.reach()) for column in rest]
     if isinstance(norm, TokenMax):
-        return Bound(outward(float(first.reach(8).amax()) + beyond), (_arithmetic(),))
+        return Bound(float(total([first.reach(8).amax(), *beyond])), (_arithmetic(),))
     n, m, wide, deep = first.blocks.shape
     if m * deep > LARGEST:
         raise Refusal(
             f"the derivative has {m * deep} inputs; in Frobenius norm the Taylor model takes up to {LARGEST}, in TokenMax() any number"
         )
     matrix = first.blocks.permute(0, 2, 1, 3).reshape(n * wide, m * deep)
-    return Bound(outward(spectral_norm_bound(matrix) * (1 + ROUNDING) + beyond), (_arithmetic(),))
+    return Bound(float(total([Upper(spectral_norm_bound(matrix)) * (1 + ROUNDING), *beyond])), (_arithmetic(),))
 
 
 @THEOREM.deviation(Compose, Near, SequenceNorm)
@@ -66,11 +68,10 @@ def constant(map: Map, domain: Near, norm: SequenceNorm) -> Bound:
 def taylor_model(map: Map, domain: Near, norm: SequenceNorm) -> Bound:
     """The norm of the moves of all tokens; says so where it is vacuous."""
     state = step(map, start(_points(map, domain), moves_of(domain)))
-    linear = state.columns[0].reach()
-    rest = float(norm.of(state.remainder().unsqueeze(-1)))
-    vacuous = rest > 100 * float(norm.of(linear.unsqueeze(-1))) and bool(torch.isfinite(linear).all())
+    linear, rest = norm_of_rows(norm, state.columns[0].reach()), norm_of_rows(norm, state.remainder())
+    vacuous = float(rest) > 100 * float(linear) and math.isfinite(float(linear))
     note = "vacuous here: remainders are over a hundred times the linear part" if vacuous else ""
-    return Bound(outward(state.deviation(norm)), (_arithmetic(),), note=note)
+    return Bound(float(state.deviation(norm)), (_arithmetic(),), note=note)
 
 
 def _points(map: Map, domain: Near) -> Tensor:

@@ -1,0 +1,181 @@
+"""Signed numbers with what rounding may have changed in them: numbers, vectors and matrices, each within an error of the true one.
+
+The error is an `Upper`, in Euclidean length for vectors and in spectral norm for matrices; it may be one number for all of them. So rounding
+is looked after where a number is made, and the formulas of theorems read `lengths()`, `spreads(law)`, `norm`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard._round import spectral_norm_bound
+from regard._upper import ELEMENTARY, UNIT, Lower, Upper, exact, relative_error
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Each entry of `center` is within `error` of a true number; minus infinity is exact."""
+
+    center: Tensor
+    error: Upper
+
+    def __getitem__(self, index: object) -> Numbers:
+        return Numbers(self.center[index], self.error)  # type: ignore[index]
+
+    def largest(self, more: Upper | None = None) -> Tensor:
+        """No true number, and `more` added to it, is above this."""
+        added = self.error.bound if more is None else (self.error + more).bound
+        return _above(self.center + added, self.center, added)
+
+    def smallest(self, less: Upper | None = None) -> Tensor:
+        """No true number, and `less` taken from it, is below this."""
+        taken = self.error.bound if less is None else (self.error + less).bound
+        return -_above(-self.center + taken, self.center, taken)
+
+    def exp(self, more: Upper | None = None) -> Upper:
+        """At least e^(x + more)."""
+        found = torch.exp(self.largest(more))
+        return Upper(torch.where(self.center == -math.inf, 0.0, found.clamp_min(1e-300)), ELEMENTARY)
+
+    def exp_low(self, less: Upper | None = None) -> Lower:
+        """At most e^(x - less)."""
+        return Lower(torch.exp(self.smallest(less)), ELEMENTARY).map(_without_subnormal)
+
+    def logistic(self, more: Upper | None = None) -> Upper:
+        """At least σ(x + more), σ(x) = 1/(1 + e^{-x}), which is at most one."""
+        found = torch.sigmoid(self.largest(more)).clamp_min(1e-300)
+        return Upper(torch.where(self.center == -math.inf, 0.0, found), ELEMENTARY).minimum(exact(1.0))
+
+    def logistic_low(self, less: Upper | None = None) -> Lower:
+        """At most σ(x - less)."""
+        return Lower(torch.sigmoid(self.smallest(less)), ELEMENTARY).map(_without_subnormal)
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Each vector along the last dimension of `center` is within `error`, in length, of a true one."""
+
+    center: Tensor
+    error: Upper
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.center.shape
+
+    def __getitem__(self, index: object) -> Vectors:
+        """Some of them; for an error that is one number for all."""
+        return Vectors(self.center[index], self.error)  # type: ignore[index]
+
+    def lengths(self) -> Upper:
+        """At least |v| of each."""
+        return computed_lengths(self.center) + self.error
+
+    def times(self, matrix: Matrix) -> Vectors:
+        """vᵀM of each: |ṽᵀM̃ - vᵀM| ≤ |M| e_v + |ṽ| e_M + γ |ṽ| |M̃|_F."""
+        longest = computed_lengths(self.center).amax()
+        width = self.center.shape[-1]
+        rounding = relative_error(width + 1) * longest * matrix.length
+        error = matrix.norm * self.error + longest * matrix.error + rounding
+        return Vectors(self.center @ matrix.center, error)
+
+    def spreads(self, law: Upper) -> Upper:
+        """At least |[√P_k v_k]_k|₂ for every law P below `law` (…, rows, n), of each row of vectors (rows, n, d).
+
+        The errors add |[√P_k e_k]|₂ ≤ √ΣP · error, and a law sums to one.
+        """
+        norms = spectral_norms(self.center * law.value.sqrt().unsqueeze(-1))
+        return Upper(norms.value, norms.roundings + law.roundings // 2 + 3) + self.error
+
+    def narrowed(self) -> Vectors:
+        """In the coordinates of their span, where that has fewer: no length and no spread is less than before.
+
+        With Q of nearly orthonormal columns, v = Q(Qᵀv) + rest, so |v| ≤ |Q| |Qᵀv| + |rest|.
+        """
+        flat = self.center.flatten(0, -2)
+        values, vectors = torch.linalg.eigh(flat.mT @ flat)
+        basis = vectors[:, values > 1e-13 * values[-1].clamp_min(1e-300)]
+        inside = flat @ basis
+        stretch = Upper(spectral_norm_bound(basis))
+        rounding = relative_error(2 * flat.shape[-1] + 4) * computed_lengths(flat).amax() * computed_lengths(basis.flatten())
+        left = computed_lengths(flat - inside @ basis.mT).amax() + rounding * (stretch + 1)
+        scaled = (inside * stretch.bound).unflatten(0, self.center.shape[:-1])
+        return Vectors(scaled, self.error + left + Upper(4 * UNIT) * computed_lengths(scaled).amax())
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix within `error` of a true one, in spectral norm, with `norm` at least that of the true one."""
+
+    center: Tensor
+    error: Upper
+    norm: Upper
+
+    @property
+    def length(self) -> Upper:
+        """At least |M̃|_F of the center."""
+        return computed_lengths(self.center.flatten())
+
+
+def exact_matrix(matrix: Tensor) -> Matrix:
+    """A matrix that is the true one."""
+    return Matrix(matrix, exact(0.0), Upper(spectral_norm_bound(matrix)))
+
+
+def computed_lengths(vectors: Tensor) -> Upper:
+    """At least the lengths of vectors as they are, (…, d) to (…)."""
+    width = vectors.shape[-1]
+    squares = vectors.square().sum(-1)
+    return Upper(squares + width * 1e-305 * (squares < 1e-280), width + 2).sqrt()  # squares that vanished
+
+
+def spectral_norms(matrices: Tensor) -> Upper:
+    """At least the spectral norm of each matrix (…, a, b) as it is, from the smaller Gram matrix."""
+    a, b = matrices.shape[-2:]
+    if a == 1 or b == 1:
+        return computed_lengths(matrices.flatten(-2))
+    gram = matrices @ matrices.mT if a <= b else matrices.mT @ matrices
+    return largest_roots(gram, max(a, b))
+
+
+def largest_roots(gram: Tensor, terms: int = 0, error: Upper | None = None) -> Upper:
+    """At least √λ_max of symmetric positive matrices (…, a, a).
+
+    The eigenvalue is backward stable: it is within 8 a · 2u · trace of a true one (assumed of LAPACK; it is far less). terms: how many
+    products were added for each entry of a Gram matrix AᵀA, whose rounding γ |A|_F² = γ trace bounds. error: what else the matrices may be
+    off, in spectral norm.
+    """
+    size = gram.shape[-1]
+    if not size:
+        return Upper(gram.new_zeros(gram.shape[:-2]))
+    finite = torch.isfinite(gram).flatten(-2).all(-1)
+    gram = torch.where(finite[..., None, None], gram, 0.0)
+    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0)
+    top = torch.linalg.eigvalsh(gram)[..., -1].clamp_min(0)
+    square = top + (16 * size + 2 * terms + 2) * UNIT * trace + (trace < 1e-280) * (size * terms + 1) * 1e-305 * (trace > 0)
+    found = Upper(torch.where(finite, square, math.inf), size + 4)
+    return (found if error is None else found + error).sqrt()
+
+
+def half_diameters(points: Vectors, seen: Tensor) -> Upper:
+    """At least half of the largest distance of points (1 or rows, n, d) among those that each row sees.
+
+    No law on them has a larger deviation in any direction (Popoviciu's inequality).
+    """
+    apart = torch.cdist(points.center, points.center, compute_mode="donot_use_mm_for_euclid_dist")
+    both = seen.unsqueeze(-1) & seen.unsqueeze(-2)
+    widest = torch.where(both, apart, 0.0).flatten(1).amax(-1)
+    return Upper(widest, points.shape[-1] + 4).halved() + points.error
+
+
+def _above(total: Tensor, *parts: Tensor) -> Tensor:
+    """A rounded sum, raised past its rounding."""
+    finite = [part.abs().nan_to_num(posinf=0.0, neginf=0.0) for part in parts]
+    return total + 4 * UNIT * sum(finite[1:], finite[0])
+
+
+def _without_subnormal(value: Tensor) -> Tensor:
+    return torch.where(value > 1e-290, value, 0.0)
