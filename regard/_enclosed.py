@@ -15,6 +15,8 @@ from torch import Tensor
 from regard._round import spectral_norm_bound
 from regard._upper import ELEMENTARY, UNIT, Lower, Upper, exact, relative_error
 
+_INFINITE = torch.tensor(math.inf, dtype=torch.float64)
+
 
 @dataclass(frozen=True)
 class Numbers:
@@ -29,12 +31,12 @@ class Numbers:
     def largest(self, more: Upper | None = None) -> Tensor:
         """No true number, and `more` added to it, is above this."""
         added = self.error.bound if more is None else (self.error + more).bound
-        return _above(self.center + added, self.center, added)
+        return torch.nextafter(self.center + added, _INFINITE)
 
     def smallest(self, less: Upper | None = None) -> Tensor:
         """No true number, and `less` taken from it, is below this."""
         taken = self.error.bound if less is None else (self.error + less).bound
-        return -_above(-self.center + taken, self.center, taken)
+        return torch.nextafter(self.center - taken, -_INFINITE)
 
     def exp(self, more: Upper | None = None) -> Upper:
         """At least e^(x + more)."""
@@ -169,12 +171,6 @@ def half_diameters(points: Vectors, seen: Tensor) -> Upper:
     both = seen.unsqueeze(-1) & seen.unsqueeze(-2)
     widest = torch.where(both, apart, 0.0).flatten(1).amax(-1)
     return Upper(widest, points.shape[-1] + 4).halved() + points.error
-
-
-def _above(total: Tensor, *parts: Tensor) -> Tensor:
-    """A rounded sum, raised past its rounding."""
-    finite = [part.abs().nan_to_num(posinf=0.0, neginf=0.0) for part in parts]
-    return total + 4 * UNIT * sum(finite[1:], finite[0])
 
 
 def _without_subnormal(value: Tensor) -> Tensor:

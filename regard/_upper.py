@@ -6,7 +6,8 @@ A number carries how many roundings it went through (the counter of Stewart; Hig
 
 for true numbers that are real and not negative. One rounded sum, product, quotient or root adds one: fl(z) = z (1 + δ), |δ| ≤ u. So
 arithmetic costs what it costs without proofs, and `bound` pays for all roundings at once. ∞ is "nothing is known", for a true number
-that is real all the same: so 0 · ∞ = 0. What underflows is lifted to `TINY` in an Upper and dropped to zero in a Lower.
+that is real all the same, and so is what is no number. A product below `TINY` is lifted to it in an Upper, and is zero in a Lower: there
+rounding is no longer relative. So zero times anything is `TINY`, which is as good as zero.
 
 Assumed: sums, products, quotients and roots are rounded to nearest; exp, log and their kin are right to `ELEMENTARY` roundings.
 """
@@ -23,7 +24,7 @@ from torch import Tensor
 
 UNIT = 2.0**-53
 TINY = 1e-290
-"""No product of numbers that are not zero is taken to be less: there, rounding is no longer relative."""
+"""No product is taken to be less."""
 ELEMENTARY = 16
 """Roundings that an elementary function of torch may have: eight units in the last place."""
 
@@ -37,7 +38,7 @@ class Directed(ABC):
     __array_priority__ = 1000  # numpy's arrays and torch's tensors leave operators to us, and we refuse them
 
     def __init__(self, value: Tensor | float, roundings: int = 0) -> None:
-        self.value = torch.as_tensor(value, dtype=torch.float64)
+        self.value = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
         self.roundings = roundings
 
     @property
@@ -45,9 +46,10 @@ class Directed(ABC):
     def bound(self) -> Tensor:
         """The numbers with all roundings paid for."""
 
+    @staticmethod
     @abstractmethod
-    def _product(self, value: Tensor, *factors: Tensor) -> Tensor:
-        """A product without its underflow and its 0 · ∞."""
+    def _settle(value: Tensor) -> Tensor:
+        """A fresh product without its underflow, in place."""
 
     def __float__(self) -> float:
         return float(self.bound)
@@ -91,18 +93,17 @@ class Directed(ABC):
 
     def __mul__(self: Self, other: Self | int) -> Self:
         other = self._like(other)
-        value = self._product(self.value * other.value, self.value, other.value)
-        return type(self)(value, self.roundings + other.roundings + 1)
+        return type(self)(self._settle(self.value * other.value), self.roundings + other.roundings + 1)
 
     __radd__ = __add__
     __rmul__ = __mul__
 
     def halved(self: Self) -> Self:
         """Half of it, exactly."""
-        return type(self)(self._product(self.value * 0.5, self.value), self.roundings)
+        return type(self)(self._settle(self.value * 0.5), self.roundings)
 
     def square(self: Self) -> Self:
-        return type(self)(self._product(self.value.square(), self.value), 2 * self.roundings + 1)
+        return type(self)(self._settle(self.value.square()), 2 * self.roundings + 1)
 
     def sqrt(self: Self) -> Self:
         return type(self)(self.value.sqrt(), (self.roundings + 1) // 2 + 1)
@@ -118,8 +119,7 @@ class Directed(ABC):
     def __matmul__(self: Self, other: Self) -> Self:
         other = self._like(other)
         terms = self.value.shape[-1]
-        found = self.value @ other.value
-        return type(self)(self._product(found, found), self.roundings + other.roundings + terms)
+        return type(self)(self._settle(self.value @ other.value), self.roundings + other.roundings + terms + 1)
 
     def _like(self: Self, other: Self | int) -> Self:
         if type(other) is type(self):
@@ -147,11 +147,9 @@ class Upper(Directed):
         """The same with its roundings paid for."""
         return Upper(self.bound)
 
-    def _product(self, value: Tensor, *factors: Tensor) -> Tensor:
-        alive = factors[0] != 0
-        for factor in factors[1:]:
-            alive = alive & (factor != 0)
-        return torch.where(alive, value.clamp_min(TINY), 0.0)
+    @staticmethod
+    def _settle(value: Tensor) -> Tensor:
+        return value.clamp_min_(TINY)
 
     def __sub__(self, other: Lower) -> Upper:
         """A difference is at least the true one where what is taken away is at most the true one. Never below zero."""
@@ -168,37 +166,27 @@ class Upper(Directed):
             other = Lower(float(other))
         if type(other) is not Lower:
             raise TypeError(f"Upper over {type(other).__name__}: only a Lower, or a whole number, may divide an Upper")
-        value = torch.nan_to_num(self.value / other.value, nan=math.inf, posinf=math.inf)
-        return Upper(self._product(value, self.value), self.roundings + other.roundings + 1)
+        return Upper(self._settle(self.value / other.value), self.roundings + other.roundings + 1)
 
     def minimum(self, *others: Upper) -> Upper:
-        """Of several bounds of the same number, the smallest; and of numbers, the smallest."""
-        return _fold(torch.minimum, (self, *others))
+        """Of several bounds of the same number, the smallest; and of numbers, the smallest. What is no number is no bound."""
+        return _fold(torch.fmin, (self, *others))
 
     def maximum(self, *others: Upper) -> Upper:
         """Of several numbers, the largest."""
         return _fold(torch.maximum, (self, *others))
 
-    def __matmul__(self, other: Upper) -> Upper:
-        other = self._like(other)
-        terms = self.value.shape[-1]
-        alive = (self.value.amax() > 0) & (other.value.amax() > 0)
-        found = self.value @ other.value + terms * TINY * alive.double()  # products that vanished
-        return Upper(torch.nan_to_num(found, nan=math.inf, posinf=math.inf), self.roundings + other.roundings + terms + 1)
-
     def sums_of_others(self) -> Upper:
         """Σ_{l≠k} x_l for each k, each summed by itself: x_k taken from the sum of all would lose what is small beside it."""
         size = self.value.shape[-1]
-        finite = self.value.clamp(max=1e300)
-        found = finite @ (1 - torch.eye(size, dtype=torch.float64))
-        found = torch.where(found >= 1e300, math.inf, found)
-        return Upper(torch.nan_to_num(found, nan=math.inf), self.roundings + size)
+        found = self.value.clamp(max=1e300) @ (1 - torch.eye(size, dtype=torch.float64))
+        return Upper(torch.where(found >= 1e300, math.inf, found), self.roundings + size)
 
     # Functions that grow: of the bound, and rounded themselves
 
     def grow(self, function: Callable[[Tensor], Tensor]) -> Upper:
         """f(x) for an elementary function that grows and is not negative."""
-        return Upper(torch.nan_to_num(function(self.bound), nan=math.inf, posinf=math.inf), ELEMENTARY)
+        return Upper(function(self.bound), ELEMENTARY)
 
     def exp(self) -> Upper:
         return self.grow(torch.exp)
@@ -224,8 +212,9 @@ class Lower(Directed):
         value = self.value if self.roundings == 0 else self.value * (1 - (self.roundings + 2) * UNIT)
         return torch.nan_to_num(value, nan=0.0)
 
-    def _product(self, value: Tensor, *factors: Tensor) -> Tensor:
-        return torch.where(value >= TINY, value, 0.0)
+    @staticmethod
+    def _settle(value: Tensor) -> Tensor:
+        return value.masked_fill_(~(value >= TINY), 0.0)
 
     def __sub__(self, other: Upper) -> Lower:
         """At most the true difference; zero where nothing is known of it."""
@@ -242,12 +231,11 @@ class Lower(Directed):
             other = Upper(float(other))
         if type(other) is not Upper:
             raise TypeError(f"Lower over {type(other).__name__}: only an Upper, or a whole number, may divide a Lower")
-        value = torch.nan_to_num(self.value / other.value, nan=0.0)
-        return Lower(self._product(value), self.roundings + other.roundings + 1)
+        return Lower(self._settle(self.value / other.value), self.roundings + other.roundings + 1)
 
     def maximum(self, *others: Lower) -> Lower:
-        """Of several bounds of the same number, the largest; and of numbers, the largest."""
-        return _fold(torch.maximum, (self, *others))
+        """Of several bounds of the same number, the largest; and of numbers, the largest. What is no number is no bound."""
+        return _fold(torch.fmax, (self, *others))
 
     def minimum(self, *others: Lower) -> Lower:
         """Of several numbers, the smallest."""
@@ -303,12 +291,10 @@ def _grown(roundings: int) -> float:
 
 
 def _fold(function: Callable[[Tensor, Tensor], Tensor], parts: Sequence[Self]) -> Self:
-    """The smallest or largest; ∞ stands for what is no number in an Upper, 0 in a Lower."""
     kind = type(parts[0])
     if any(type(part) is not kind for part in parts):
-        raise TypeError(f"{kind.__name__} beside {[type(part).__name__ for part in parts]}: bounds of one side are compared")
-    nothing = math.inf if kind is Upper else 0.0
-    value = torch.nan_to_num(parts[0].value, nan=nothing, posinf=math.inf)
+        raise TypeError(f"{[type(part).__name__ for part in parts]}: only bounds of one side are compared")
+    value = parts[0].value
     for part in parts[1:]:
-        value = function(value, torch.nan_to_num(part.value, nan=nothing, posinf=math.inf))
+        value = function(value, part.value)
     return kind(value, max(part.roundings for part in parts))

@@ -64,20 +64,37 @@ class LocalFacts:
         return self.heads.width * self.heads.d * max(self.heads.n, self.heads.d / 8) > LARGE
 
 
-_kept: list[tuple[Any, Any, bool, list[Tensor], LocalFacts]] = []
-KEPT = 2
+@dataclass(frozen=True)
+class _Kept:
+    """What was asked about, with copies of all its numbers: a tensor may be written to behind its version."""
+
+    declared: Any
+    residual: bool
+    marks: Tensor | None
+    contents: list[Tensor]
+    facts: LocalFacts
+
+    def answers(self, subject: MultiHead, marks: Tensor | None, contents: list[Tensor]) -> bool:
+        same = self.declared is subject.declared and self.residual == subject.residual and (self.marks is None) == (marks is None)
+        return same and len(contents) == len(self.contents) and all(torch.equal(a, b) for a, b in zip(contents, self.contents, strict=True))
+
+
+_kept: list[_Kept] = []
+KEPT, KEPT_SMALL = 2, 16
+SMALL = 4_000
+"""Tokens squared times width up to which more facts are kept: the layers of a small network."""
 
 
 def local_facts(subject: MultiHead, domain: Near) -> LocalFacts:
-    """The facts for all heads of a subject."""
-    contents = [leaf for leaf in pytree.tree_leaves((subject.declared, domain.points)) if isinstance(leaf, Tensor)]
-    for known, points, residual, copies, facts in _kept:
-        same = known is subject.declared and points is domain.points and residual == subject.residual
-        if same and all(torch.equal(a, b) for a, b in zip(contents, copies, strict=True)):
-            return facts
+    """The facts for all heads of a subject at a sequence."""
+    measure = domain.measure
+    contents = [leaf for leaf in pytree.tree_leaves((subject.declared, measure)) if isinstance(leaf, Tensor)]
+    for known in _kept:
+        if known.answers(subject, measure.marks, contents):
+            return known.facts
     heads = LocalHeads(subject, domain)
     facts = LocalFacts(heads, LinearMove(heads), FrobeniusBall(heads))
-    copies = [leaf.detach().clone() for leaf in contents]  # a tensor may be written to behind its version, by `.data` or through an array
-    _kept.insert(0, (subject.declared, domain.points, subject.residual, copies, facts))
-    del _kept[KEPT:]
+    copies = [leaf.detach().clone() for leaf in contents]
+    _kept.insert(0, _Kept(subject.declared, subject.residual, measure.marks, copies, facts))
+    del _kept[KEPT_SMALL if heads.n**2 * heads.d <= SMALL else KEPT :]
     return facts

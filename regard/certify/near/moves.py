@@ -37,6 +37,7 @@ class RowMoves:
     beyond: tuple[Ellipsoid, ...]
     plain: Upper
     saturated: Callable[[], Upper]
+    scores: tuple[TokenRadii, ...]
 
     @cached_property
     def linear(self) -> Upper:
@@ -69,7 +70,7 @@ def row_moves(heads: LocalHeads, linear: LinearMove, moves: Tensor, rows: slice 
     beyond = [_remainder(shape, score) for shape, score in zip(heads.shapes, scores, strict=True)]
     plain = heads.add([value.length() + law.length() for value, law in beyond])
     parts = tuple(part for parts in beyond for part in parts)
-    return RowMoves(straight, parts, plain, lambda: saturation(heads, scores))
+    return RowMoves(straight, parts, plain, lambda: saturation(heads, scores), tuple(scores))
 
 
 def _remainder(shape: HeadShape, scores: TokenRadii) -> tuple[Ellipsoid, Ellipsoid]:

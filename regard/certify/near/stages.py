@@ -17,9 +17,7 @@ from regard._verb import Verb
 from regard.attention import Attention
 from regard.certify.locating import doubled, one_sequence
 from regard.certify.near.context_head import ContextHead
-from regard.certify.near.heads import LocalHeads
-from regard.certify.near.linear import LinearMove
-from regard.certify.near.moves import row_moves
+from regard.certify.near.facts import local_facts
 from regard.certify.near.steepness import derivative_change
 from regard.certify.subject import subject_of
 from regard.certify.theorem import Refusal
@@ -79,8 +77,8 @@ def _unknown(map: object, value: Tensor, moves: Tensor) -> Stage:
 @stage.rule(Attention)
 def _attention(map: Attention | maps.Heads, value: Tensor, moves: Tensor) -> Stage:
     one_sequence(map)
-    heads = LocalHeads(subject_of(map), Neighborhood(value, 0.0, TokenMax()))
-    found = row_moves(heads, LinearMove(heads, 4), moves)
+    facts = local_facts(subject_of(map), Neighborhood(value, 0.0, TokenMax()))
+    heads, found = facts.heads, facts.rows(moves)
 
     def push(blocks: Tensor) -> Tensor:
         n, m, d, c = blocks.shape
@@ -88,7 +86,7 @@ def _attention(map: Attention | maps.Heads, value: Tensor, moves: Tensor) -> Sta
         return moved.unflatten(-1, (m, c)).permute(0, 2, 1, 3)
 
     def change(tangents: Upper) -> Upper:
-        return derivative_change(heads, moves, tangents)
+        return derivative_change(heads, found.scores, tangents)
 
     return Stage(doubled(map)(value), push, found.remainder, found.best, change)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from torch import Tensor
 
 from regard._upper import Upper, exact, total
 from regard.certify.near.head import LocalValues
@@ -13,18 +14,16 @@ from regard.certify.near.linear import LinearMove
 from regard.certify.near.radii import STATIONS, TokenRadii
 
 
-def row_constants(heads: LocalHeads, linear: LinearMove, moves: Tensor) -> Upper:
+def row_constants(heads: LocalHeads, linear: LinearMove, scores: Sequence[TokenRadii]) -> Upper:
     """At least |J_i(x') e| of each row over |e_k| ≤ 1, anywhere within the moves: from the center, or as a whole."""
-    scores = [TokenRadii(local, moves) for local in heads.heads]
-    tangents = torch.ones_like(moves)
+    tangents = torch.ones(heads.n, dtype=torch.float64)
     near = linear(tangents) + heads.combine(lambda values, h: _change(values, scores[h], exact(tangents)))
     whole = heads.combine(lambda values, h: _whole(values, scores[h]))
     return near.minimum(1 + whole if heads.residual else whole)
 
 
-def derivative_change(heads: LocalHeads, moves: Tensor, tangents: Upper) -> Upper:
-    """At least |(J_i(x') - J_i(x)) e| of each row over |e_k| ≤ τ_k, anywhere within the moves."""
-    scores = [TokenRadii(local, moves) for local in heads.heads]
+def derivative_change(heads: LocalHeads, scores: Sequence[TokenRadii], tangents: Upper) -> Upper:
+    """At least |(J_i(x') - J_i(x)) e| of each row over |e_k| ≤ τ_k, anywhere within the moves of the scores."""
     return heads.combine(lambda values, h: _change(values, scores[h], tangents))
 
 

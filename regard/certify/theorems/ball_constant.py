@@ -61,7 +61,7 @@ def frobenius(subject: Any, domain: Near, norm: Frobenius) -> Bound:
 def token_max(subject: Any, domain: Near, norm: TokenMax) -> Bound:
     """The largest of the rows' constants."""
     facts = local_facts(subject, domain)
-    rows = row_constants(facts.heads, facts.linear, moves_of(domain))
+    rows = row_constants(facts.heads, facts.linear, facts.rows(moves_of(domain)).scores)
     hypotheses = (checked("softmax rows"), checked("scores bilinear in pairs of tokens"), _arithmetic())
     return Bound(float(rows.amax()), hypotheses)
 
