@@ -73,7 +73,9 @@ def test_counters_of_roundings():
     assert (low / a).roundings == (low / 2).roundings + 3 == 10
     assert (a - low).roundings == (low - a).roundings == 1
     assert a.exp().roundings == a.expm1().roundings == a.tanh().roundings == a.sinh().roundings == ELEMENTARY == 16
-    assert [part.roundings for part in (a.amax(-1), a[0], a.unsqueeze(0), a.where(a.value > 0), a.minimum(b), stack([a, b]))] == [3] * 4 + [5] * 2
+    assert [part.roundings for part in (a.amax(-1), a[0], a.unsqueeze(0), a.where(a.value > 0), a.minimum(b), stack([a, b]))] == [3] * 4 + [
+        5
+    ] * 2
 
 
 @pytest.mark.parametrize("seed", range(8))

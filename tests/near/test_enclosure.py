@@ -192,13 +192,25 @@ def test_what_follows_from_the_enclosure(size):
     high, low = found.laws.high.bound, found.laws.low.bound
     change = torch.maximum(high - s.p, s.p - low)
     boxed = (change.square() / s.p).sum(-1).sqrt()
-    peak = torch.where(sigma.square() * min(bow, 0.4995) < 0.99, steep * sigma / (1 + min(bow, 0.4995) * sigma.square()), steep / (2 * min(bow, 0.4995) ** 0.5))
-    parts = torch.stack([boxed, steep * sigma, peak, torch.full_like(sigma, math.expm1(top) ** 0.5), torch.full_like(sigma, math.sinh(half))])
+    peak = torch.where(
+        sigma.square() * min(bow, 0.4995) < 0.99,
+        steep * sigma / (1 + min(bow, 0.4995) * sigma.square()),
+        steep / (2 * min(bow, 0.4995) ** 0.5),
+    )
+    parts = torch.stack(
+        [boxed, steep * sigma, peak, torch.full_like(sigma, math.expm1(top) ** 0.5), torch.full_like(sigma, math.sinh(half))]
+    )
     is_close(found.relative, parts.amin(0), rel=1e-5, abs=1e-13)
     is_close(found.swap, torch.full((4,), 2 * math.tanh(half / 2), dtype=D))
     is_close(found.ratio, (change / s.p).amax(-1).clamp(max=math.expm1(top)), rel=1e-6)
     f = torch.tensor([2.0, 0.5, 1.0, 3.0], dtype=D)
-    shifted = torch.stack([2 * math.tanh(half / 2) * torch.full((4,), 3.0, dtype=D), found.relative.bound * (s.p * f.square()).sum(-1).sqrt(), found.laws.carried(exact(f)).bound])
+    shifted = torch.stack(
+        [
+            2 * math.tanh(half / 2) * torch.full((4,), 3.0, dtype=D),
+            found.relative.bound * (s.p * f.square()).sum(-1).sqrt(),
+            found.laws.carried(exact(f)).bound,
+        ]
+    )
     is_close(found.shifted(exact(f)), shifted.amin(0))
 
 
