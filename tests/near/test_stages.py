@@ -1,4 +1,4 @@
-"""Maps at a value for tokens that move about it, and the Taylor model through several: each number by its formula, and above brute force."""
+"""Maps at a value for tokens that move about it, and the Taylor model through several of them, by their formulas."""
 
 import math
 
@@ -210,10 +210,9 @@ def test_context_stages():
     far = stage.one(map, X, torch.full((3,), 1e3, dtype=D))
     is_close(far.cap, torch.full((3,), 2 * spread, dtype=D))
     head = ContextHead(map, X)
-    keys_ = keys - min(
-        ((keys * 0).mean(0), keys.mean(0), (keys.amax(0) + keys.amin(0)) / 2), key=lambda c: float((keys - c).norm(dim=-1).max())
-    )
-    scores = float(X.norm(dim=-1).max()) * two(a) * float(keys_.norm(dim=-1).max())
+    centers = (torch.zeros(4, dtype=D), keys.mean(0), (keys.amax(0) + keys.amin(0)) / 2)
+    away = keys - min(centers, key=lambda c: float((keys - c).norm(dim=-1).max()))
+    scores = float(X.norm(dim=-1).max()) * two(a) * float(away.norm(dim=-1).max())
     eta = 8 * float(relative_error(4 * 4 + 16)) * 2 * scores
     error = 16 * (4 * eta + float(relative_error(4 * (5 + 4) + 64))) * 2
     assert float(head.error) == pytest.approx(error, rel=1e-6)

@@ -74,7 +74,7 @@ def test_rows_in_closed_form(name, radius):
     """c and a + c t² are above the squares on a grid of t, and not far above the least that would do."""
     s = plain(**CASES[name])
     move = TokenMove(s.values, TOKEN, radius)
-    rows, theta, away, v, reach = facts(s, radius)
+    rows, theta, away, _, reach = facts(s, radius)
     assert torch.equal(move.rows, rows)
     assert torch.allclose(move.theta.center[:, 0], theta, atol=1e-9)
     assert torch.allclose(move.away.center, away, atol=1e-10)
