@@ -6,14 +6,16 @@ VENV   := .venv
 RUN    := $(VENV)/bin/python
 PIP    := $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help audit test lint bench falsify clean
+.PHONY: help audit test test-fast lint bench falsify mutate clean
 
 help:
 	@echo "make audit   audit all-MiniLM-L6-v2 on the included sentences -> audit-report/report.html"
 	@echo "make test    run every test (JOBS=4 for four processes)"
+	@echo "make test-fast  the tests that are not marked slow"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   ratios to the fused kernel and to peers, certificates over attacks (QUICK=1: the short form)"
 	@echo "make falsify attack every certificate (SECONDS_=3600 for an hour)"
+	@echo "make mutate  plant 10 faults in proofs and run the tests about them (NIGHTLY=1: 60 faults; SEED=1: others)"
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -43,6 +45,9 @@ JOBS ?= 2
 test: $(VENV)/.dev
 	$(RUN) -m pytest -n $(JOBS) --dist loadfile
 
+test-fast: $(VENV)/.dev
+	$(RUN) -m pytest -n $(JOBS) --dist loadfile -m "not slow"
+
 lint: $(VENV)/.dev
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -60,6 +65,11 @@ bench: $(VENV)/.bench
 SECONDS_ ?= 300
 falsify: $(VENV)/.dev
 	$(RUN) -m benchmarks.falsify --seconds $(SECONDS_)
+
+COUNT ?= $(if $(NIGHTLY),60,10)
+SEED  ?= 0
+mutate: $(VENV)/.dev
+	$(RUN) -m benchmarks.mutate --count $(COUNT) --seed $(SEED)
 
 clean:
 	rm -rf $(VENV) audit-report benchmarks/results

@@ -13,7 +13,7 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -219,6 +219,14 @@ def sweep(cases: Iterator[Case], seconds: float, ascended: int) -> Tally:
         if spent >= 1:
             break
         attack(case, tally, ascend=tally.ascended < ascended * min(1.0, spent + 0.02))
+    return tally
+
+
+def attack_all(cases: Iterable[Case], ascended: int) -> Tally:
+    """Every case, however long it takes; the first `ascended` that can be are attacked by gradient ascent as well."""
+    tally = Tally()
+    for case in cases:
+        attack(case, tally, ascend=tally.ascended < ascended)
     return tally
 
 

@@ -131,7 +131,7 @@ def computed_lengths(vectors: Tensor) -> Upper:
     """At least the lengths of vectors as they are, (…, d) to (…)."""
     width = vectors.shape[-1]
     squares = vectors.square().sum(-1)
-    return Upper(squares + width * 1e-305 * (squares < 1e-280), width + 2).sqrt()  # squares that vanished
+    return Upper(squares + width * 1e-305 * (squares < 1e-280).double(), width + 2).sqrt()  # squares that vanished
 
 
 def spectral_norms(matrices: Tensor) -> Upper:
@@ -157,7 +157,8 @@ def largest_roots(gram: Tensor, terms: int = 0, error: Upper | None = None) -> U
     gram = torch.where(finite[..., None, None], gram, 0.0)
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0)
     top = torch.linalg.eigvalsh(gram)[..., -1].clamp_min(0)
-    square = top + (16 * size + 2 * terms + 2) * UNIT * trace + (trace < 1e-280) * (size * terms + 1) * 1e-305 * (trace > 0)
+    vanished = (size * terms + 1) * 1e-305 * ((trace > 0) & (trace < 1e-280)).double()
+    square = top + (16 * size + 2 * terms + 2) * UNIT * trace + vanished
     found = Upper(torch.where(finite, square, math.inf), size + 4)
     return (found if error is None else found + error).sqrt()
 

@@ -29,7 +29,7 @@ def exp_bound(value: float) -> float:
 def gamma(count: int) -> float:
     """The relative error of a sum of `count` products, in any order: k u / (1 - k u), u the unit roundoff, rounded up."""
     units = up(count * EPS / 2)
-    return math.inf if units >= 1 else up(units / (1 - 2 * units))
+    return math.inf if units >= 0.5 else up(units / (1 - 2 * units))
 
 
 def _scaled(matrix: Tensor) -> tuple[Tensor, int]:

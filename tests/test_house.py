@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import regard as r
+from benchmarks.mutate.declared import read
+from benchmarks.mutate.planting import mutants_of, walk
 from tests import nouns
 
 PACKAGE = Path(r.__file__).parent
@@ -77,6 +79,48 @@ def test_every_citation_is_in_the_bibliography():
     assert cited
     assert cited <= keys, f"cited and not in references.bib: {sorted(cited - keys)}"
     assert keys <= cited, f"in references.bib and never cited: {sorted(keys - cited)}"
+
+
+def test_every_proof_names_the_tests_that_are_about_it():
+    """A file of proofs without tests of its own would pass `make mutate` in silence."""
+    root = PACKAGE.parent
+    declared = read(root)
+    assert len(declared.proofs) > 60
+    without = [file for file in declared.proofs if not declared.tests.get(file)]
+    assert not without, "say in benchmarks/mutate/tests.toml which tests are about these files"
+    assert not [test for tests in declared.tests.values() for test in tests if not (root / test.split("::")[0]).exists()]
+    assert not [file for file in declared.proofs if not (root / file).exists()]
+
+
+def test_every_explained_survivor_is_a_fault_that_can_be_planted():
+    """An entry of a line that has changed explains nothing."""
+    root = PACKAGE.parent
+    declared = read(root)
+    keys = {mutant.key for mutant in walk(root, declared.proofs)}
+    assert not [key for key in declared.explained if key not in keys]
+    assert all(why.strip() for why in declared.explained.values())
+
+
+def test_faults_are_planted_where_proofs_are(tmp_path):
+    """Each kind of fault, and nothing in words, annotations or places of axes."""
+    (tmp_path / "proof.py").write_text(
+        'LARGE = 4\n\ndef bound(a: Literal[3], b):\n    """Twice 2 + 2."""\n    if a > 1e-9:\n        raise Refusal(f"{a + 1}")\n'
+        "    return outward(max(a, b.sum(-1)) * b[1] - math.sqrt(b))\n"
+    )
+    found = {(mutant.function, mutant.operator, mutant.text) for mutant in mutants_of(tmp_path, "proof.py")}
+    assert found == {
+        ("LARGE", "constant", "2"),
+        ("LARGE", "constant", "8"),
+        ("bound", "comparison", "(a <= 1e-09)"),
+        ("bound", "allowance", "0.0"),
+        ("bound", "margin", "(max(a, b.sum(-1)) * b[1] - math.sqrt(b))"),
+        ("bound", "term", "(max(a, b.sum(-1)) * b[1])"),
+        ("bound", "sign", "(max(a, b.sum(-1)) * b[1] + math.sqrt(b))"),
+        ("bound", "factor", "(b[1])"),
+        ("bound", "factor", "(max(a, b.sum(-1)))"),
+        ("bound", "min-max", "min(a, b.sum(-1))"),
+        ("bound", "root", "(b)"),
+    }
 
 
 def test_no_room_without_a_purpose():

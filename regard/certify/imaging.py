@@ -268,7 +268,8 @@ def carried(map: Any, domain: Near) -> Tensor:
         apart = torch.stack([carried(part, domain) for part in summands(map)]).sum(0)
         return apart.clamp(max=deviation(map, domain, TokenMax()).value)
     if isinstance(map, maps.ToContext) and map.attention.normalizer.rowwise:  # a query that stays gives what it gave
-        return torch.where(moves_of(domain) > 0, deviation(map, domain, TokenMax()).value, 0.0)
+        moves = moves_of(domain)
+        return torch.where(moves > 0, torch.full_like(moves, deviation(map, domain, TokenMax()).value), 0.0)
     if isinstance(map, maps.Compose):
         last, margin = along(map.maps, domain)
         if isinstance(last, Near):

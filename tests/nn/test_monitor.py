@@ -486,6 +486,31 @@ def test_logits_count_where_they_doubled_above_the_level():
     assert said(RULE, history(100.0)) == []
 
 
+def test_growth_of_a_logit_is_counted_from_one():
+    """From a half to sixty is sixty times, not a hundred and twenty; and from two to a hundred is fifty."""
+    rule = Rule(window=3, growth=100.0, level=50.0)
+    assert said(rule, history(0.5, 99.9)) == said(rule, history(1e-9, 99.9)) == []
+    assert said(rule, history(0.5, 100.0)) == said(rule, history(1.0, 100.0)) == [(20, "max_logit")]
+    assert said(rule, history(2.0, 199.9)) == []
+    assert said(rule, history(2.0, 200.0)) == [(20, "max_logit")]
+    (growth,) = rule.found(history(0.5, 150.0))
+    assert growth.factor == 150.0
+
+
+def test_growth_of_a_norm_is_counted_from_zero():
+    assert said(RULE, history(25.0, 25.0, norms=[1e-3, 2e-3])) == [(20, "qk_norm")]
+    assert said(RULE, history(25.0, 25.0, norms=[0.0, 1e-3])) == [(20, "qk_norm")]
+
+
+def test_the_words_of_a_growth():
+    (growth,) = RULE.found(history(30.0, 60.0))
+    assert str(growth) == "a, head 0: the largest logit went from 30 at step 10 to 60 at step 20 (2 times)"
+    (lost,) = RULE.found(history(30.0, "inf"))
+    assert str(lost) == "a, head 0: the largest logit is not finite at step 20 (it was 30 at step 10)"
+    (grown,) = RULE.found(history(-1.0, 60.0))
+    assert str(grown) == "a, head 0: the largest logit went from -1 at step 10 to 60 at step 20"
+
+
 def test_the_window_forgets():
     assert said(RULE, history(30.0, 40.0, 45.0, 60.0)) == [(40, "max_logit")]
     assert said(RULE, history(30.0, 40.0, 45.0, 50.0, 60.0)) == []

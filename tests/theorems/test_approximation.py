@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import regard as r
+from regard._round import gamma
 from regard.certify.approximation import approximation_error, kernel_error, row_errors
 from regard.certify.theorems.approximation import mass_moved
 
@@ -196,3 +197,76 @@ def test_kernel_error_against_noise():
         assert error <= kernel_error(float(noise.abs().max()), radius).value
     with pytest.raises(r.ArgumentError, match="relative_error: is 1"):
         kernel_error(1.0, 1.0)
+
+
+@pytest.mark.parametrize("gap", [1e-12, 1e-3, 0.3, 2.0, 50.0])
+def test_the_mass_moved_is_the_smaller_of_two_inequalities(gap):
+    """√(2 gap) by Pinsker, 2√(1 - e^{-gap}) by Bretagnolle and Huber."""
+    stated = min(math.sqrt(2 * gap), 2 * math.sqrt(-math.expm1(-gap)))
+    assert stated <= mass_moved(gap) <= min(2.0, stated * (1 + 1e-9))
+    assert mass_moved(0.0) == 0
+    assert mass_moved(math.inf) == 2.0
+
+
+@pytest.mark.parametrize("error", [0.0, 1e-3, 0.5, 0.999])
+def test_kernel_error_is_its_formula(error):
+    """2η/(1 + √(1 - η²)) times the radius."""
+    stated = 3.0 * 2 * error / (1 + math.sqrt(1 - error**2))
+    assert kernel_error(error, 3.0).value == pytest.approx(stated, rel=1e-9)
+    assert kernel_error(error, 3.0).value <= 6.0
+
+
+def test_errors_of_rows_are_their_formula():
+    """√(2 gap_i) times the radius of the values that row i sees: the middle of their box, their mean or half their diameter."""
+    g = torch.Generator().manual_seed(7)
+    w_v, x = draw(g, 3, 2), draw(g, 6, 3)
+    attention = r.Attention(r.Bilinear(draw(g, 3, 3)), r.Linear(w_v), support=r.Causal())
+    exact = attention.weights(x)
+    law = blurred(exact, g, 0.05)
+    values, found = x @ w_v, row_errors(attention, law, x)
+    for i in range(6):
+        seen = values[: i + 1]
+        gap = float((law[i, : i + 1] * (law[i, : i + 1] / exact[i, : i + 1]).log()).sum())
+        centers = (seen.mean(0), 0.5 * (seen.amax(0) + seen.amin(0)))
+        radius = min(float((seen - center).norm(dim=-1).max()) for center in centers)
+        radius = min(radius, float(torch.cdist(seen, seen).max()) / 2)
+        stated = mass_moved(max(gap, 0.0)) * radius
+        assert float(found[i]) == pytest.approx(stated, rel=1e-4, abs=1e-5)
+    assert approximation_error(attention, law, x).value == pytest.approx(float(found.max()), rel=1e-9)
+
+
+def test_rows_that_do_not_sum_to_one_pay_for_it():
+    """|Σ - 1| times the longest value."""
+    x = torch.tensor([[3.0], [4.0]], dtype=torch.float64)
+    attention = r.Attention(r.Dot(scale=0.0))
+    law = torch.full((2, 2), 0.5 * (1 + 8e-4), dtype=torch.float64)
+    assert float(row_errors(attention, law, x).max()) == pytest.approx(8e-4 * 4.0, rel=1e-2)
+
+
+def test_heads_side_by_side_add_as_squares():
+    g = torch.Generator().manual_seed(3)
+    attention = r.Attention(r.Dot(draw(g, 2, 3, 2), draw(g, 2, 3, 2)), r.Linear(draw(g, 2, 3, 2)))
+    x = draw(g, 5, 3)
+    law = blurred(attention.weights(x), g)
+    rows = row_errors(attention, law, x)
+    assert approximation_error(attention, law, x).value == pytest.approx(float(rows.square().sum(0).sqrt().max()), rel=1e-9)
+
+
+def test_what_rounding_may_take_from_a_gap():
+    """γ(16 (n + 2d) + 1024) (|s| + log(n + 1) + 1): exact rows cost √(2 slack) times the radius, and no less."""
+    x = torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]], dtype=torch.float64)
+    w, b = torch.tensor([[2.0, 0.0], [0.0, 1.0]], dtype=torch.float64), torch.tensor([1.0, 0.0], dtype=torch.float64)
+    size_w, longest = math.sqrt(5), 2.0
+    rotary = r.potentials.base.Scaled(r.Bilinear(w) + r.Alibi(0.7), -2.0)
+    for potential, score in (
+        (r.Dot(scale=3.0), 3 * longest**2),
+        (r.Dot(w, w, scale=-0.5, b_q=b, b_k=3 * b), 0.5 * (size_w * longest + 1) * (size_w * longest + 3)),
+        (r.Bilinear(w), size_w * longest**2),
+        (rotary, 2 * (size_w * longest**2 + 0.7 * 2)),
+    ):
+        attention = r.Attention(potential)
+        slack = gamma(16 * (3 + 2 + 2) + 1024) * (score + math.log(4) + 1)
+        radius = math.sqrt(5) / 2
+        law = attention.weights(x)
+        found = float(row_errors(attention, law, x).max())
+        assert found == pytest.approx(math.sqrt(2 * slack) * radius, rel=2e-3)

@@ -108,3 +108,45 @@ def test_refusals(kernel, domain, sentence):
 def test_bad_input():
     with pytest.raises(r.ArgumentError, match="kernel: is a Attention"):
         contraction(r.Attention(r.Dot()), Whole())
+
+
+def test_the_coefficient_is_the_radius_of_the_keys_times_that_of_the_slopes():
+    """R κ for bilinear scores, about the mean or the middle of the box; for Gaussian ones A = I/b²; others by their slopes."""
+    generator = torch.Generator().manual_seed(5)
+    keys, a = draw(generator, 4, 3) + 5.0, draw(generator, 3, 3)
+    centers = (keys.mean(0), 0.5 * (keys.amax(0) + keys.amin(0)))
+    radii = [float((keys - center).norm(dim=-1).max()) for center in centers]
+    kappas = [float(((keys - center) @ a.mT).norm(dim=-1).max()) for center in centers]
+    found = contraction(r.Attention(r.Bilinear(a)).softmatch(keys), Whole()).value
+    assert found == pytest.approx(min(radius * kappa for radius, kappa in zip(radii, kappas, strict=True)), rel=1e-9)
+    found = contraction(r.Attention(r.Gaussian(bandwidth=2.0)).softmatch(keys), Whole()).value
+    assert found == pytest.approx(min(radii) ** 2 / 4, rel=1e-9)
+    query = draw(generator, 3)
+    found = contraction(r.Attention(r.Laplace(bandwidth=2.0)).softmatch(keys), Ball(1.0, query)).value
+    assert found == pytest.approx(min(radii) / 2, rel=1e-9)
+
+
+def test_slopes_are_taken_where_queries_and_keys_are():
+    """Student's t before its steepest point: the ball about the keys that reaches the farthest query."""
+    keys = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64)
+    potential, domain = r.StudentT(nu=3.0, bandwidth=20.0), Ball(0.5, torch.tensor([0.0, 3.0], dtype=torch.float64))
+    apart = 2 * 3.5  # two tokens of a ball of radius 3.5
+    slope = 4 * apart / (3 * 400 + apart**2)
+    assert contraction(r.Attention(potential).softmatch(keys), domain).value == pytest.approx(slope, rel=1e-9)
+
+
+def test_laws_of_a_lookup_live_in_the_image_of_the_ball():
+    """B(Wᵀc + b, |W| R), which the second kernel is told."""
+    generator = torch.Generator().manual_seed(6)
+    w, b, center = draw(generator, 3, 2), draw(generator, 2), draw(generator, 3)
+    both = contraction(r.Linear(w, b) @ r.Identity(), Ball(0.7, center))
+    place = both.parts[1].domain
+    assert torch.allclose(place.center, center @ w + b, atol=1e-13)
+    assert place.radius == pytest.approx(0.7 * float(torch.linalg.matrix_norm(w, 2)), rel=1e-9)
+
+
+def test_laws_of_a_softmatch_live_in_the_smaller_ball_of_the_keys():
+    keys = torch.tensor([[0.0], [0.1], [0.2], [4.0]], dtype=torch.float64)
+    both = contraction(r.Attention(r.Dot()).softmatch(keys) @ r.Identity(), Whole())
+    assert both.parts[1].domain.radius == pytest.approx(2.0, rel=1e-9)
+    assert float(both.parts[1].domain.center) == pytest.approx(2.0)

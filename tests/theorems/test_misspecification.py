@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import regard as r
+from regard._round import gamma
 from regard.certify.misspecification import apriori, dropped, misspecification, replaced
 from regard.domains import Ball, Neighborhood, Whole, one_token
 from regard.maps import Heads
@@ -193,3 +194,78 @@ def test_counts_are_checked():
         replaced(3, 1.0, 0.5)
     with pytest.raises(r.ArgumentError, match="distance: is -1"):
         replaced(3, -1.0)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0])
+def test_a_token_among_equal_ones_attains_both_formulas(p):
+    """n - 1 equal tokens and one at the distance d: replacing and dropping it move the law by d / n^{1/p}."""
+    points = torch.zeros(4, 1, dtype=torch.float64)
+    points[0] = 6.0
+    assert replaced(4, 6.0, p) == pytest.approx(6 / 4 ** (1 / p), rel=1e-12)
+    assert dropped(4, 6.0, p) == pytest.approx(6 / 4 ** (1 / p), rel=1e-12)
+    assert dropped(points, p=p) == pytest.approx(6 / 4 ** (1 / p), rel=1e-9)
+    assert dropped(points, p=p) >= 6 / 4 ** (1 / p)
+
+
+def test_a_dropped_token_of_a_sequence_goes_to_the_others_in_equal_shares():
+    """max_i (mean_{j≠i} |x_i - x_j|^p / n)^{1/p}."""
+    points = torch.tensor([[0.0], [1.0], [5.0]], dtype=torch.float64)
+    assert dropped(points, p=2.0) == pytest.approx(math.sqrt((25 + 16) / 2 / 3), rel=1e-9)
+    assert dropped(points, p=1.0) == pytest.approx((5 + 4) / 2 / 3, rel=1e-9)
+    assert dropped(points, p=math.inf) == pytest.approx(5.0, rel=1e-9)
+
+
+def test_the_bound_is_the_constant_times_the_distance():
+    g = torch.Generator().manual_seed(2)
+    w = torch.randn(2, 3, generator=g, dtype=torch.float64)
+    norm = float(torch.linalg.matrix_norm(w, 2))
+    x, y = (torch.randn(5, 2, generator=g, dtype=torch.float64) for _ in range(2))
+    for measured, stated in (
+        (r.Frobenius(), float((x - y).norm())),
+        (r.TokenMax(), float((x - y).norm(dim=-1).max())),
+        (r.Wasserstein(2.0), float(wasserstein(r.Measure(x), r.Measure(y), 2.0))),
+        (r.Wasserstein(math.inf), float(wasserstein(r.Measure(x), r.Measure(y), math.inf))),
+    ):
+        found = misspecification(r.Affine(w), x, y, norm=measured)
+        assert found.distance_in == pytest.approx(stated, rel=1e-9)
+        assert found.distance_in >= stated * (1 - 1e-15)
+        assert found.bound.value == pytest.approx(norm * stated, rel=1e-9)
+    assert apriori(r.Affine(w), r.Whole(), r.TokenMax(), 0.5).value == pytest.approx(0.5 * norm, rel=1e-9)
+
+
+def test_measures_with_weights_pay_for_what_a_plan_may_miss():
+    """Twice the rounding of the masses, carried across the whole set: the same law, and W_8 sees the eighth root of it."""
+    points, weights = torch.tensor([[0.0], [8.0]], dtype=torch.float64), torch.tensor([0.25, 0.75], dtype=torch.float64).log()
+    map = r.Attention(r.Dot(scale=0.0))
+    found = misspecification(map, r.Measure(points, weights), r.Measure(points, weights), norm=r.Wasserstein(8.0)).distance_in
+    missed = 2 * gamma(8 * 4 + 64)
+    assert 8 * missed**0.125 * (1 - 1e-9) <= found <= 8 * (missed + 8e-16) ** 0.125
+    assert misspecification(map, points, points, norm=r.Wasserstein(8.0)).distance_in == 0
+
+
+def test_balls_that_hold_both_inputs_are_as_small_as_can_be():
+    """An equilateral triangle: the ball about its center, R = side/√3, beats those about zero, and the box."""
+    x = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.5, math.sqrt(0.75)]], dtype=torch.float64)
+    slope = torch.eye(2, dtype=torch.float64)
+    found = misspecification(r.Attention(r.Bilinear(slope)), x, x + 1e-9, norm=r.TokenMax()).constant
+    assert found.domain.radius == pytest.approx(1 / math.sqrt(3), rel=1e-6)
+    line = torch.tensor([[0.0], [0.1], [0.2], [4.0]], dtype=torch.float64) + 3.0
+    found = misspecification(r.Attention(r.Bilinear(torch.ones(1, 1, dtype=torch.float64))), line, line, norm=r.TokenMax()).constant
+    assert found.domain.radius == pytest.approx(2.0, rel=1e-2)
+
+
+def test_a_domain_that_just_holds_both():
+    x = torch.tensor([[3.0, 4.0], [0.0, 0.0]], dtype=torch.float64)
+    map, y = r.Affine(torch.eye(2, dtype=torch.float64)), torch.zeros(2, 2, dtype=torch.float64)
+    for domain, enough in (
+        (lambda size: r.Ball(size), 5.0),
+        (lambda size: r.Neighborhood(y, size, r.Frobenius()), 5.0),
+        (lambda size: r.Neighborhood(y, size, r.TokenMax()), 5.0),
+        (lambda size: r.Radii(y, torch.tensor([size, 0.0], dtype=torch.float64)), 5.0),
+    ):
+        misspecification(map, x, y, norm=r.TokenMax(), domain=domain(enough + 1e-9))
+        with pytest.raises(r.ArgumentError, match="does not hold both"):
+            misspecification(map, x, y, norm=r.TokenMax(), domain=domain(enough - 1e-9))
+    misspecification(map, x, y, norm=r.TokenMax(), domain=r.Ball(9.0, tokens=2))
+    with pytest.raises(r.ArgumentError, match="does not hold both"):
+        misspecification(map, x, y, norm=r.TokenMax(), domain=r.Ball(9.0, tokens=3))

@@ -149,3 +149,47 @@ def test_bad_input():
     assert "TokenSum" in rank_collapse(r.Attention(r.Dot()), x, norm=r.TokenSum()).refused[0]
     with pytest.raises(r.ArgumentError, match="give Ball"):
         collapse_after([r.Attention(r.Dot())], x)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_the_bound_is_its_formula(mixed):
+    """Σ_h |W_h||A_h| or |W_O| √Σ_h (|W_h||A_h|)², times ρ² and the norm of the offsets."""
+    g = torch.Generator().manual_seed(9)
+    a, w = draw(g, 2, 3, 3), draw(g, 2, 3, 2)
+    w_o = draw(g, 2, 2, 3)
+    attention = r.Attention(r.Bilinear(a), r.Linear(w))
+    map = Heads(attention, w_o) if mixed else attention
+
+    def two(matrix):
+        return float(torch.linalg.matrix_norm(matrix, 2))
+
+    joined_ = math.hypot(*(two(w[h]) * two(a[h]) for h in range(2)))
+    stated = min(two(w_o.reshape(4, 3)) * joined_, sum(two(w[h] @ w_o[h]) * two(a[h]) for h in range(2))) if mixed else joined_
+    x = draw(g, 5, 3)
+    offsets = [(x - center).norm(dim=-1) for center in (x.mean(0), 0.5 * (x.amax(0) + x.amin(0)))]
+    best = min(offsets, key=lambda lengths: float(lengths.max()))
+    assert rank_collapse(map, x).value == pytest.approx(stated * float(best.max()) ** 3, rel=1e-9)
+    own = x.norm(dim=-1)
+    found = rank_collapse(map, x, torch.zeros(3, dtype=torch.float64), norm=r.Frobenius()).value
+    assert found == pytest.approx(stated * float(own.max()) ** 2 * float(own.norm()), rel=1e-9)
+    assert collapse_after([map], Ball(0.3, torch.zeros(3))).value == pytest.approx(stated * 0.3**3, rel=1e-9)
+
+
+def test_tokens_on_a_line_are_closest_to_the_middle_of_their_box():
+    """Three tokens together and one far away: the mean is the worse center."""
+    x = torch.tensor([[0.0], [0.0], [0.0], [2.0]], dtype=torch.float64)
+    map = r.Attention(r.Bilinear(torch.ones(1, 1, dtype=torch.float64)))
+    assert rank_collapse(map, x).value == pytest.approx(1.0, rel=1e-9)
+    triangle = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.5, math.sqrt(0.75)]], dtype=torch.float64)
+    plane = r.Attention(r.Bilinear(torch.eye(2, dtype=torch.float64)))
+    assert rank_collapse(plane, triangle).value == pytest.approx(3**-1.5, rel=1e-9)
+
+
+def test_widths_follow_the_layers():
+    """Heads side by side make wider tokens: 2 heads of 2 columns, so the next layer has the width 4."""
+    g = torch.Generator().manual_seed(4)
+    wide = r.Attention(r.Dot(draw(g, 2, 3, 2), draw(g, 2, 3, 2)), r.Linear(draw(g, 2, 3, 2)))
+    found = collapse_after([wide, r.Attention(r.Bilinear(draw(g, 4, 4)))], Ball(0.3, torch.zeros(3)))
+    assert math.isfinite(found.value)
+    narrow = collapse_after([wide, r.Attention(r.Dot())], Ball(0.3, torch.zeros(3)))
+    assert narrow.value == pytest.approx(narrow.parts[0].value ** 3 / 2, rel=1e-9)  # 1/√4 of dot products

@@ -94,7 +94,8 @@ class TokenMove:
         squares = self._whole(self.times).square()
         levels = squares.firm().map(lambda value: value[:, :: CELLS // 8])
         above = squares[:, 1:].unsqueeze(1) - Lower(levels.value).unsqueeze(-1)  # (rows, levels, cells)
-        slopes = (above / Lower(left.square(), 1).unsqueeze(1)).amax(-1)
+        steep = above / Lower(left.square(), 1).unsqueeze(1)
+        slopes = steep.where(above.value > 0).amax(-1)  # nothing over nothing, at the start, asks for nothing
         value = torch.where(torch.isfinite(slopes.value) & torch.isfinite(levels.value + slopes.value * last), slopes.value, math.inf)
         best = (levels.value + 0.1 * value * last).argmin(-1, keepdim=True)
 

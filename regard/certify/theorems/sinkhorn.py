@@ -85,7 +85,8 @@ def iterations(row: float, crossed: float, tolerance: float) -> float:
         return 1.0
     if not tolerance > 1e-13 * (1 + row):
         return math.inf
-    rate = -2 * math.log(math.tanh(max(crossed, 1e-300) / 4)) if crossed < 60 else 4 * math.exp(-crossed / 2)  # -log tanh z ≥ 2 exp(-2z)
+    rate = 4 * math.exp(-crossed / 2)  # -log tanh z ≥ 2 exp(-2z), and from z = 2.5 on float64 sees no more than that
+    rate = -2 * math.log(math.tanh(max(crossed, 1e-300) / 4)) if crossed < 10 else rate
     return 2 + math.ceil(math.log(row / (tolerance - 1e-13 * (1 + row))) / rate * (1 + 1e-9)) if rate > 0 else math.inf
 
 

@@ -1,0 +1,55 @@
+"""What is declared: which files are proofs, which tests are about each, and which faults no test can see."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest brings it
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Declared:
+    """proofs: files, with the functions that count where not all do. tests: what to run for each.
+
+    explained: faults that change nothing a test could see, with the reason.
+    """
+
+    proofs: dict[str, frozenset[str] | None]
+    tests: dict[str, tuple[str, ...]]
+    explained: dict[tuple[str, str, str, str, str], str]
+
+
+def read(root: Path, survivors: Path = HERE / "survivors.toml") -> Declared:
+    """The declarations of `tests.toml`, for the files that are there, and those of a list of survivors."""
+    written = _toml(HERE / "tests.toml")
+    left_out, only = written["not-proofs"], written["only"]
+    files = [file for room in written["rooms"] for file in _files(root, room)] + written["files"]
+    chosen = sorted(set(files) - set(left_out))
+    proofs = {file: frozenset(only[file]) if file in only else None for file in chosen}
+    tests = {file: tuple(written["tests"].get(file) or _same_name(root, file)) for file in proofs}
+    known = _toml(survivors).get("survivor", []) if survivors.exists() else []
+    explained = {(k["file"], k["function"], k["operator"], k["before"], k["after"]): k["why"] for k in known}
+    return Declared(proofs, {file: found for file, found in tests.items() if found}, explained)
+
+
+def _files(root: Path, room: str) -> list[str]:
+    found = sorted((root / room).rglob("*.py"))
+    return [str(path.relative_to(root)) for path in found if path.name != "__init__.py"]
+
+
+def _same_name(root: Path, file: str) -> list[str]:
+    """tests/theorems/test_x.py for x.py."""
+    path = f"tests/theorems/test_{Path(file).stem.lstrip('_')}.py"
+    return [path] if (root / path).exists() else []
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    return tomllib.loads(path.read_text())

@@ -1,0 +1,298 @@
+"""Numbers on one side of true ones: every operation against exact rationals, its counter of roundings, and where it underflows."""
+
+import math
+from fractions import Fraction
+
+import mpmath
+import pytest
+import torch
+
+from regard._enclosed import (
+    Matrix,
+    Numbers,
+    Vectors,
+    computed_lengths,
+    exact_matrix,
+    half_diameters,
+    largest_roots,
+    spectral_norms,
+)
+from regard._upper import ELEMENTARY, TINY, UNIT, Lower, Upper, exact, exact_lower, relative_error, root, sizes, stack, total
+from tests.nouns import D
+
+U = Fraction(1, 2**53)
+G = torch.Generator().manual_seed(4)
+
+
+def numbers(*shape):
+    return torch.rand(*shape, generator=G, dtype=D) * 10.0 ** torch.randint(-3, 4, shape, generator=G)
+
+
+def fractions(tensor):
+    return [Fraction(v) for v in tensor.flatten().tolist()]
+
+
+@pytest.mark.parametrize("roundings", [0, 1, 7, 1000, 10**9])
+def test_the_bound_pays_for_every_rounding(roundings):
+    """value (1 - u)^{∓k}, to two units more."""
+    with mpmath.workdps(60):
+        factor = (1 - mpmath.mpf(2) ** -53) ** -roundings
+        above, below = float(Upper(3.0, roundings)), float(Lower(3.0, roundings))
+        room = 1 + 6 * UNIT + 2 * (roundings * UNIT) ** 2
+        assert 3 * factor <= above <= 3 * factor * room
+        assert 3 / factor / room <= below <= 3 / factor
+
+
+def test_the_bound_of_nothing_known():
+    assert float(Upper(math.nan)) == float(Upper(math.nan, 3)) == math.inf
+    assert float(Lower(math.nan, 3)) == 0
+    assert float(Upper(1.0, 2**53)) == math.inf
+    assert float(Upper(1.0, 2**52)) == math.inf
+
+
+def test_counters_of_roundings():
+    """One for a sum, a product, a quotient or a root, on top of those of what goes in; halves are exact."""
+    a, b, low = Upper(numbers(4), 3), Upper(numbers(4), 5), Lower(numbers(4), 6)
+    counted = {
+        6: a + b,
+        9: a * b,
+        4: a + 2,
+        7: a.square(),
+        3: a.sqrt(),
+        2: Upper(numbers(4), 2).sqrt(),
+        10: a / low,
+        5: b.halved(),
+        13: Upper(numbers(3, 4), 3) @ Upper(numbers(4, 2), 5),
+    }
+    for roundings, found in counted.items():
+        assert found.roundings == roundings
+    assert a.sum().roundings == 3 + 3
+    assert a.norm().roundings == (7 + 3 + 1) // 2 + 1
+    assert a.sums_of_others().roundings == 3 + 4
+    assert (Lower(numbers(3, 4), 3) @ Lower(numbers(4, 2), 5)).roundings == 13
+    assert (low / a).roundings == (low / 2).roundings + 3 == 10
+    assert (a - low).roundings == (low - a).roundings == 1
+    assert a.exp().roundings == a.expm1().roundings == a.tanh().roundings == a.sinh().roundings == ELEMENTARY == 16
+    assert [part.roundings for part in (a.amax(-1), a[0], a.unsqueeze(0), a.where(a.value > 0), a.minimum(b), stack([a, b]))] == [3] * 4 + [
+        5
+    ] * 2
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_operations_against_rationals(seed):
+    """Bounds of sums, products, quotients, roots and norms of numbers that are exact: on their side, and within a few units."""
+    g = torch.Generator().manual_seed(seed)
+    x, y = (torch.rand(5, generator=g, dtype=D) * 10.0 ** torch.randint(-3, 4, (5,), generator=g) for _ in range(2))
+    fx, fy = fractions(x), fractions(y)
+    pairs = list(zip(fx, fy, strict=True))
+    above, below = (exact(x), exact(y)), (exact_lower(x), exact_lower(y))
+    cases = [
+        (above[0] + above[1], below[0] + below[1], [a + b for a, b in pairs]),
+        (above[0] * above[1], below[0] * below[1], [a * b for a, b in pairs]),
+        (above[0] / below[1], below[0] / above[1], [a / b for a, b in pairs]),
+        (above[0] / 3, below[0] / 3, [a / 3 for a in fx]),
+        (above[0].square(), below[0].square(), [a * a for a in fx]),
+        (above[0].sum(), below[0].sum(), [sum(fx)]),
+        (above[0].halved(), below[0].halved(), [a / 2 for a in fx]),
+        (above[0].norm().square(), below[0].norm().square(), [sum(a * a for a in fx)]),
+        (above[0].unsqueeze(0) @ above[1].unsqueeze(-1), below[0].unsqueeze(0) @ below[1].unsqueeze(-1), [sum(a * b for a, b in pairs)]),
+        (above[0].minimum(above[1]), below[0].minimum(below[1]), [min(p) for p in pairs]),
+        (above[0].maximum(above[1]), below[0].maximum(below[1]), [max(p) for p in pairs]),
+        (above[0].amax(-1), below[0].amax(-1), [max(fx)]),
+        (total([above[0], above[1], above[0]]), below[0] + below[1] + below[0], [2 * a + b for a, b in pairs]),
+    ]
+    for high, low, truths in cases:
+        for top, bottom, truth in zip(fractions(high.bound), fractions(low.bound), truths, strict=True):
+            assert bottom <= truth <= top
+            assert truth * (1 - 40 * U) <= bottom
+            assert top <= truth * (1 + 40 * U)
+
+
+def test_differences_against_rationals():
+    """Only what is at most the true number is taken from an Upper: it stays above, and never below zero."""
+    for seed in range(6):
+        g = torch.Generator().manual_seed(seed)
+        x, y = (torch.rand(5, generator=g, dtype=D) for _ in range(2))
+        for high, low, a, b in zip(
+            (exact(x) - exact_lower(y)).bound.tolist(), (exact_lower(x) - exact(y)).bound.tolist(), fractions(x), fractions(y), strict=True
+        ):
+            truth = max(a - b, Fraction(0))
+            assert Fraction(low) <= truth <= Fraction(high) <= truth * (1 + 8 * U)
+            assert truth * (1 - 8 * U) <= Fraction(low)
+        for high, low, a in zip((1 - exact_lower(x)).bound.tolist(), (1 - exact(x)).bound.tolist(), fractions(x), strict=True):
+            assert Fraction(low) <= 1 - a <= Fraction(high) <= (1 - a) * (1 + 8 * U)
+
+
+def test_sums_of_others_keep_what_is_small():
+    x = torch.tensor([1.0, 1e-20, 2e-20], dtype=D)
+    found = fractions(exact(x).sums_of_others().bound)
+    for here, k in zip(found, range(3), strict=True):
+        truth = sum(Fraction(float(v)) for i, v in enumerate(x) if i != k)
+        assert truth <= here <= truth * (1 + 12 * U)
+    infinite = exact(torch.tensor([math.inf, 1.0], dtype=D)).sums_of_others().bound
+    assert infinite.tolist()[1] == math.inf
+    assert 1 <= infinite.tolist()[0] < 1.1
+
+
+def test_products_that_underflow_do_not_vanish():
+    """TINY in an Upper, zero in a Lower; what is no number is no bound."""
+    small = 1e-200
+    assert (exact(small) * exact(small)).value == exact(small).square().value == TINY
+    assert (exact_lower(small) * exact_lower(small)).value == exact_lower(small).square().value == 0
+    assert exact(5e-324).halved().value == TINY
+    assert exact_lower(5e-324).halved().value == 0
+    assert float(exact(0.0) * exact(math.inf)) == float(exact(1.0) / Lower(0.0)) == float(exact(0.0) / Lower(0.0)) == math.inf
+    assert float(exact(0.0) * exact(1.0)) <= 2 * TINY
+    assert (exact(1e-300) / exact_lower(1e100)).value == TINY
+    assert float(exact_lower(0.0) / exact(0.0)) == float(exact_lower(1.0) / exact(math.inf)) == 0
+    lost = exact(torch.full((1, 2), small, dtype=D)) @ exact(torch.full((2, 1), small, dtype=D))
+    assert float(lost) >= 2 * Fraction(small) ** 2
+    nothing = Upper(math.nan)
+    assert nothing.minimum(exact(2.0)).value == exact(2.0).minimum(nothing).value == 2
+    assert float(nothing.maximum(exact(2.0))) == float(exact(2.0).maximum(nothing)) == math.inf
+    assert Lower(math.nan).maximum(exact_lower(2.0)).value == 2
+
+
+def test_elementary_functions_against_sixty_digits():
+    """Of the bound, and eight units in the last place for the function."""
+    with mpmath.workdps(60):
+        for value in (1e-9, 0.3, 2.0, 30.0):
+            for name, function in (("exp", mpmath.exp), ("expm1", mpmath.expm1), ("sinh", mpmath.sinh), ("tanh", mpmath.tanh)):
+                truth = function(mpmath.mpf(value))
+                assert truth * (1 + 14 * UNIT) <= float(getattr(exact(value), name)()) <= truth * (1 + 40 * UNIT)
+    assert float(exact(1000.0).exp()) == math.inf
+
+
+def test_what_may_not_be_mixed():
+    for wrong in (
+        lambda: exact(1.0) + 0.5,
+        lambda: exact(1.0) + exact_lower(1.0),
+        lambda: exact(1.0) * -1,
+        lambda: exact(1.0) - exact(1.0),
+        lambda: exact_lower(1.0) - exact_lower(1.0),
+        lambda: exact(1.0) / exact(1.0),
+        lambda: exact(1.0) / 0,
+        lambda: exact(1.0) / 0.5,
+        lambda: exact_lower(1.0) / exact_lower(1.0),
+        lambda: exact_lower(1.0) / 0,
+        lambda: exact(1.0).minimum(exact_lower(1.0)),
+    ):
+        with pytest.raises(TypeError):
+            wrong()
+    with pytest.raises(ValueError, match="not negative"):
+        exact(-1.0)
+    assert float((0 + exact(2.0)).value) == 2.0
+    assert float((exact(2.0) / 1).value) == float((exact_lower(2.0) / 1).value) == 2.0
+
+
+def test_relative_errors_and_roots():
+    with mpmath.workdps(60):
+        for count in (1, 100, 10**6):
+            truth = (1 - mpmath.mpf(2) ** -53) ** -count - 1
+            assert truth <= float(relative_error(count)) <= truth * (1 + 8 / mpmath.mpf(count))
+        assert mpmath.sqrt(3) <= float(root(3)) <= mpmath.sqrt(3) * (1 + 8 * UNIT)
+    assert sizes(torch.tensor([-2.0, 3.0], dtype=D)).value.tolist() == [2.0, 3.0]
+
+
+# Signed numbers with their errors
+
+
+@pytest.mark.parametrize("center", [-600.0, -3.0, 0.0, 0.4, 30.0])
+def test_enclosed_numbers(center):
+    """largest and smallest, e^x and σ(x), with the error and with more: on their side, and no farther than it takes."""
+    given = Numbers(torch.tensor([center, -math.inf], dtype=D), exact(1e-3))
+    with mpmath.workdps(60):
+        low, high = mpmath.mpf(center) - mpmath.mpf(1e-3), mpmath.mpf(center) + mpmath.mpf(1e-3)
+        more = mpmath.mpf(0.25)
+        close = 1 + 1e-12
+        assert high <= float(given.largest()[0]) <= high + 1e-12
+        assert high + more <= float(given.largest(exact(0.25))[0]) <= high + more + 1e-12
+        assert low - 1e-12 <= float(given.smallest()[0]) <= low
+        assert low - more - 1e-12 <= float(given.smallest(exact(0.25))[0]) <= low - more
+
+        def logistic(x):
+            return 1 / (1 + mpmath.exp(-x))
+
+        for above, below, function in ((given.exp, given.exp_low, mpmath.exp), (given.logistic, given.logistic_low, logistic)):
+            for extra, by in ((None, mpmath.mpf(0)), (exact(0.25), more)):
+                assert function(high + by) <= above(extra).bound[0].item() <= function(high + by) * close
+                assert function(low - by) / close <= below(extra).bound[0].item() <= function(low - by)
+                assert above(extra).bound[1].item() == below(extra).bound[1].item() == 0
+    assert 1.0 <= given.logistic(exact(1e9)).bound[0].item() <= 1 + 40 * UNIT
+
+
+def test_lengths_of_vectors():
+    vectors = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1e-160, 0.0]], dtype=D)
+    found = Vectors(vectors, exact(0.5)).lengths().bound.tolist()
+    assert 5.5 <= found[0] <= 5.5 * (1 + 1e-14)
+    assert 0.5 <= found[1] <= 0.5 * (1 + 1e-14)
+    assert computed_lengths(vectors).bound[2] >= 1e-160
+    assert computed_lengths(torch.ones(7, dtype=D)).roundings == (7 + 3) // 2 + 1
+
+
+def test_products_of_vectors_and_matrices():
+    """|M| e_v + |v| e_M + γ |v| |M|_F."""
+    g = torch.Generator().manual_seed(5)
+    v, m = torch.randn(6, 4, generator=g, dtype=D), torch.randn(4, 3, generator=g, dtype=D)
+    longest, size = float(v.norm(dim=-1).max()), float(m.norm())
+    norm = float(torch.linalg.matrix_norm(m, 2))
+    made = Vectors(v, exact(1e-3)).times(Matrix(m, exact(1e-2), exact(norm)))
+    assert torch.equal(made.center, v @ m)
+    assert float(made.error) == pytest.approx(norm * 1e-3 + longest * 1e-2, rel=1e-9)
+    rounded = Vectors(v, exact(0.0)).times(exact_matrix(m))
+    assert float(rounded.error) == pytest.approx(float(relative_error(5)) * longest * size, rel=1e-9)
+    assert float(exact_matrix(m).norm) == pytest.approx(norm, rel=1e-9)
+    assert float(exact_matrix(m).length) == pytest.approx(size, rel=1e-9)
+
+
+def test_spreads_and_narrow_coordinates():
+    """|[√P_k v_k]| and the error; in the span of the vectors nothing is shorter."""
+    g = torch.Generator().manual_seed(6)
+    flat = torch.randn(2, 5, 2, generator=g, dtype=D) @ torch.randn(2, 7, generator=g, dtype=D)
+    law = torch.rand(2, 5, generator=g, dtype=D).softmax(-1)
+    exactly = [float(torch.linalg.matrix_norm(law[i].sqrt().unsqueeze(-1) * flat[i], 2)) for i in range(2)]
+    found = Vectors(flat, exact(0.25)).spreads(exact(law)).bound.tolist()
+    for bound, truth in zip(found, exactly, strict=True):
+        assert truth + 0.25 <= bound <= truth * (1 + 1e-9) + 0.25
+    narrow = Vectors(flat, exact(0.0)).narrowed()
+    assert narrow.shape == (2, 5, 2)
+    for bound, truth in zip(narrow.spreads(exact(law)).bound.tolist(), exactly, strict=True):
+        assert truth <= bound <= truth * (1 + 1e-9)
+    lengths, long = narrow.lengths().bound, flat.norm(dim=-1)
+    assert bool((long <= lengths).all())
+    assert bool((lengths <= long * (1 + 1e-9) + 1e-12).all())
+    assert float(narrow.error) <= 1e-12
+    assert float(Vectors(flat, exact(0.5)).narrowed().error) == pytest.approx(0.5, rel=1e-9)
+
+
+def test_spectral_norms_of_several_matrices():
+    g = torch.Generator().manual_seed(7)
+    for shape in ((3, 4, 4), (3, 6, 2), (3, 2, 6), (3, 1, 5), (3, 5, 1), (2, 3, 40, 3)):
+        matrices = torch.randn(*shape, generator=g, dtype=D)
+        truth = torch.linalg.matrix_norm(matrices, 2)
+        found = spectral_norms(matrices).bound
+        assert bool((truth * (1 - 1e-15) <= found).all())
+        assert bool((found <= truth * (1 + 1e-12)).all())
+
+
+def test_largest_roots_count_the_rounding_of_a_gram_matrix():
+    """√(λ + (16 a + 2 terms + 2) u · trace), and what else the matrix may be off."""
+    gram = torch.diag(torch.tensor([4.0, 1.0, 1.0], dtype=D))
+    for terms in (0, 1000, 10**6):
+        found = Fraction(float(largest_roots(gram, terms)))
+        least = 4 + (16 * 3 + 2 * terms + 2) * U * 6
+        assert least <= found**2 <= least * (1 + 30 * U)
+    assert float(largest_roots(gram, error=exact(5.0))) == pytest.approx(3.0, rel=1e-12)
+    assert float(largest_roots(torch.full((2, 2), math.inf, dtype=D))) == math.inf
+    assert float(largest_roots(torch.zeros(2, 2, dtype=D), 5)) == 0
+    assert largest_roots(torch.zeros(3, 0, 0, dtype=D)).bound.tolist() == [0.0] * 3
+    assert float(largest_roots(torch.diag(torch.tensor([1e-300, 0.0], dtype=D)), 3)) >= 1e-150
+
+
+def test_half_of_a_diameter():
+    """Among the points that a row sees alone."""
+    points = torch.tensor([[[0.0, 0.0], [3.0, 4.0], [100.0, 0.0]]], dtype=D)
+    seen = torch.tensor([[True, True, False], [False, True, False], [True, True, True]])
+    found = half_diameters(Vectors(points, exact(0.25)), seen).bound.tolist()
+    assert found == pytest.approx([2.75, 0.25, 50.25], rel=1e-12)
+    assert found[0] >= 2.75
