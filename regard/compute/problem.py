@@ -143,9 +143,10 @@ def pose(
     if log_counts is not None and log_counts.ndim >= 2 and log_counts.shape[-2] == groups:
         log_counts = grouped("log_weights", log_counts, heads, -2)
     keys, values = grouped_features(queries, keys, heads), grouped("values", values, heads)
+    nouns, tensors = (potential, normalizer, support), (queries, keys, values)
     given = (log_counts, log_queries, query_marks, key_marks)
-    problem = Problem(potential, normalizer, support, queries, keys, values, x.shape[-2], *given)
-    return problem.replace(batch_shape=_batch_shape(problem))
+    shapeless = Problem(*nouns, *tensors, x.shape[-2], *given)
+    return Problem(*nouns, *tensors, x.shape[-2], *given, _batch_shape(shapeless))
 
 
 def _check_digits(dtype: torch.dtype, **nouns: Any) -> None:
