@@ -104,7 +104,7 @@ def _normalize(map: maps.Normalize, domain: TokenSet) -> Ball:
     radius = outward(largest_weight(map) * hat_radius(map, domain, width))
     everywhere = Ball(radius, None if map.bias is None else map.bias.detach().double(), domain.tokens)
     ball = ball_of(domain, width)
-    if ball is None:
+    if ball is None or not isinstance(domain, Ball):
         return everywhere
     value, margin = located.one(map, Measure(ball[0]))
     near = outward(float(travel.one(map, *ball).moves) + margin)

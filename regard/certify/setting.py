@@ -44,7 +44,8 @@ def balls_of(domain: Domain, width: int) -> list[BallFacts]:
     if isinstance(domain, Whole):
         return [BallFacts(origin, math.inf, math.inf)]
     if isinstance(domain, Shell):
-        return [BallFacts(origin, math.inf, math.inf)]  # the mean of a token is free
+        radius = shell_radius(domain, width)
+        return [BallFacts(origin, radius, radius)]
     if isinstance(domain, Ball):
         center = origin if domain.center is None else domain.center.detach().double()
         length = vector_norm_bound(center)
@@ -58,6 +59,11 @@ def balls_of(domain: Domain, width: int) -> list[BallFacts]:
         radius = max(outward(vector_norm_bound(x - center) + rounding + float(r)) for x, r in zip(points, moves, strict=True))
         found.append(BallFacts(center, radius, reach))
     return found
+
+
+def shell_radius(domain: Shell, width: int) -> float:
+    """At least the length of a token: √d · outer about zero; about their means tokens are anywhere."""
+    return math.inf if domain.centered else outward(math.sqrt(width) * domain.outer)
 
 
 def pair_bias(head: Head, domain: Domain) -> Tensor | None:

@@ -20,7 +20,8 @@ $N(x) = \gamma\,\hat x + \beta$, $\hat x = \bar x/\sqrt{s^2 + \epsilon}$, with $
 $s = |\bar x|/\sqrt d$:
 $$ |N(x) - N(x')| \le \frac{\max|\gamma|}{\sqrt{s_0^2 + \epsilon}}\,|x - x'| \quad\text{whenever } s, s' \ge s_0,\qquad |N(x) - \beta| \le
 \max|\gamma|\sqrt d. $$
-A token within $r$ of $x$ has $s' \ge s - r/\sqrt d$.
+A token within $r$ of $x$ has $s' \ge s - r/\sqrt d$. A shell about the means of tokens bounds $s$ of both layers from below, since
+$|x|^2 = |x - \mathrm{mean}|^2 + d\,\mathrm{mean}^2$; one about zero says nothing of how far tokens are from their means.
 """,
     hypotheses=("eps is positive, or no token is constant (zero, for RMSNorm)",),
     source="(ba2016), (zhang2019)",
@@ -39,7 +40,7 @@ def normalize(map: Normalize, domain: Domain, norm: Norm) -> Bound:
     refuse_entries(norm, "a norm layer")
     least = least_deviation(map, domain)
     if least == 0 and map.eps == 0:
-        raise Refusal("with eps = 0 a norm layer jumps at constant tokens; use eps > 0, or Shell(inner) with inner > 0")
+        raise Refusal(_jump(map))
     value = outward(largest_weight(map) / math.sqrt(least * least * (1 - 1e-15) + map.eps))
     return Bound(value, (checked(f"every token has deviation at least {least:.6g}"),))
 
@@ -49,3 +50,11 @@ def carried(map: Normalize, domain: Near, norm: Norm) -> Bound:
     """For each token the smaller of constant × radius and the sum of both lengths."""
     refuse_entries(norm, "a norm layer")
     return Bound(gathered(domain, travel.one(map, domain.measure.points, moves_of(domain)), norm))
+
+
+def _jump(map: Normalize) -> str:
+    """Why a norm layer without eps has no constant, and what would help."""
+    if map.centered:
+        remedy = "use eps > 0, or Shell(inner) with inner > 0, about the mean of each token"
+        return f"with eps = 0 LayerNorm jumps at constant tokens; {remedy}"
+    return "with eps = 0 RMSNorm jumps at zero; use eps > 0, or Shell(inner, centered=False) with inner > 0"
