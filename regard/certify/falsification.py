@@ -21,7 +21,7 @@ from regard.domains import Ball, Domain, Near, Radii, Shell, TokenSet, Whole
 from regard.errors import ArgumentError
 from regard.maps import Added, Affine, Compose, FromQueries, Heads, Joint, Residual, ToContext
 from regard.measure import Measure
-from regard.norms import EntryMax, Frobenius, Norm, TokenMax, TokenSum, Wasserstein
+from regard.norms import EntryMax, Frobenius, Norm, SequenceNorm, TokenMax, TokenSum, Wasserstein
 
 Function = Callable[[Tensor], Tensor]
 
@@ -133,7 +133,8 @@ class _Attack:
                 rate *= 0.5
             if rate <= 1e-3:
                 break
-        return Witness(max(0.0, best - self._rounding(value)), x, center, self.norm)
+        moved = best if isinstance(self.norm, SequenceNorm) else self._distance(self.function(x), value)
+        return Witness(max(0.0, moved - self._rounding(value)), x, center, self.norm)
 
     def _rounding(self, value: Tensor) -> float:
         """What rounding may add to a distance of values: a witness must not rest on it."""

@@ -29,7 +29,7 @@ def diameter(map: Map, domain: Near, norm: Norm) -> Bound:
     """2ρ, times √n in Frobenius and n in TokenSum norm."""
     held = image(map, enclosing(domain))
     if not isinstance(held, Ball) or math.isinf(held.radius):
-        raise Refusal("the image is not bounded")
+        raise Refusal("the image is not bounded; put a norm layer first, or use a smaller radius")
     tokens = outputs(map, domain.measure.size)
     assert tokens is not None
     return Bound(outward(2 * held.radius * norm_factor(norm, tokens)), (checked(f"every value is in a ball of radius {held.radius:.6g}"),))

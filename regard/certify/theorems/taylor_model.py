@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -51,14 +53,14 @@ def constant(map: Map, domain: Near, norm: SequenceNorm) -> Bound:
     first, *rest = slopes(map, start(points, moves_of(domain)))
     beyond = sum(float(norm.of(column.reach().unsqueeze(-1))) for column in rest)
     if isinstance(norm, TokenMax):
-        return Bound(outward(float(first.reach(8).amax()) + beyond), (_arithmetic(),))
+        return Bound(_in_range(float(first.reach(8).amax()) + beyond), (_arithmetic(),))
     n, m, wide, deep = first.blocks.shape
     if m * deep > LARGEST:
         raise Refusal(
             f"the derivative has {m * deep} inputs; in Frobenius norm the Taylor model takes up to {LARGEST}, in TokenMax() any number"
         )
     matrix = first.blocks.permute(0, 2, 1, 3).reshape(n * wide, m * deep)
-    return Bound(outward(spectral_norm_bound(matrix) * (1 + ROUNDING) + beyond), (_arithmetic(),))
+    return Bound(_in_range(spectral_norm_bound(matrix) * (1 + ROUNDING) + beyond), (_arithmetic(),))
 
 
 @THEOREM.deviation(Compose, Near, SequenceNorm)
@@ -70,7 +72,14 @@ def taylor_model(map: Map, domain: Near, norm: SequenceNorm) -> Bound:
     rest = float(norm.of(state.remainder().unsqueeze(-1)))
     vacuous = rest > 100 * float(norm.of(linear.unsqueeze(-1))) and bool(torch.isfinite(linear).all())
     note = "vacuous here: remainders are over a hundred times the linear part" if vacuous else ""
-    return Bound(outward(state.deviation(norm)), (_arithmetic(),), note=note)
+    return Bound(_in_range(state.deviation(norm)), (_arithmetic(),), note=note)
+
+
+def _in_range(value: float) -> float:
+    """A number, or a refusal: a model that leaves the range of numbers proves no infinity."""
+    if not math.isfinite(value):
+        raise Refusal("its remainders leave the range of numbers on this domain; use a smaller radius")
+    return outward(value)
 
 
 def _points(map: Map, domain: Near) -> Tensor:
