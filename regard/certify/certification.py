@@ -9,6 +9,7 @@ from typing import Any
 from regard._verb import Verb
 from regard.attention import Attention
 from regard.certificate import Certificate
+from regard.certify.shapes import fit
 from regard.certify.subject import Head, MultiHead, subject_of
 from regard.certify.theorem import NO_THEOREM, Refusal, constants, deviations, rungs
 from regard.domains import Ball, Domain, Near
@@ -64,7 +65,9 @@ def _check_arguments(domain: Domain, norm: Norm) -> None:
 
 def _smallest(quantity: Verb, map: Any, domain: Domain, norm: Norm) -> Certificate:
     try:
-        subject = prepared(map)
+        declared = map if isinstance(map, (Attention, Map)) else declare.one(map)
+        fit(declared, domain)
+        subject = prepared(declared)
     except Refusal as refusal:
         return _none(quantity.name, domain, norm, [str(refusal)], [])
     return smallest(quantity, subject, domain, norm)
@@ -85,14 +88,9 @@ def smallest(quantity: Verb, subject: Any, domain: Domain, norm: Norm) -> Certif
     return replace(best, others=others, refused=(*best.refused, *refused, *help))
 
 
-def prepared(map: Any) -> Any:
-    """What theorems are about: heads for attention, the map itself for the algebra, a declared module."""
-    if isinstance(map, (Attention, Heads)):
-        return subject_of(map)
-    if isinstance(map, Map):
-        return map
-    found = declare.one(map)
-    return subject_of(found) if isinstance(found, (Attention, Heads)) else found
+def prepared(declared: Any) -> Any:
+    """What theorems are about: heads for attention, the map itself for the algebra."""
+    return subject_of(declared) if isinstance(declared, (Attention, Heads)) else declared
 
 
 def _only(subject: Any) -> Any:

@@ -15,11 +15,11 @@ from regard.attention import Attention
 from regard.certify.certification import declare, deviation_domain
 from regard.certify.places import farthest, project, unit, units
 from regard.certify.setting import moves_of
-from regard.certify.subject import width_of_attention
+from regard.certify.shapes import widths
 from regard.compute import ReferenceEngine, apply
 from regard.domains import Ball, Domain, Near, Radii, Shell, TokenSet, Whole
 from regard.errors import ArgumentError
-from regard.maps import Added, Affine, Compose, FromQueries, Heads, Joint, Residual, ToContext
+from regard.maps import Heads
 from regard.measure import Measure
 from regard.norms import EntryMax, Frobenius, Norm, SequenceNorm, TokenMax, TokenSum, Wasserstein
 
@@ -72,17 +72,19 @@ class _Attack:
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         self._sequence_norm = _matched(norm)
         measure = domain.measure if isinstance(domain, Near) else None
-        self.function = _function(map, measure)
+        declared = declare.one(map) if isinstance(map, torch.nn.Module) else map
+        self.function = _function(declared, measure)
         if isinstance(domain, Near):
             self.tokens, self.width = domain.measure.points.shape
         else:
             assert isinstance(domain, TokenSet)
             known = None if not isinstance(domain, Ball) or domain.center is None else len(domain.center)
             self.tokens = domain.tokens or tokens
-            found = known or width or _width_of(map)
+            found = known or width or widths.one(declared, None).takes
             if found is None:
                 raise ArgumentError("width", "is not given", "say how wide a token is: the domain and the map leave it open")
             self.width = found
+        widths.one(declared, self.width)
 
     def climb(self, start: int, steps: int) -> Witness:
         """Alternate: the worst direction at a point, then the point uphill for that direction."""
@@ -273,8 +275,6 @@ class _Attack:
 
 def _function(map: Any, measure: Measure | None) -> Function:
     """The map on bare points; weights and marks of the domain's measure are held fixed."""
-    if isinstance(map, torch.nn.Module):
-        map = declare.one(map)
     if isinstance(map, Attention):
         return _joined(_plain(map, measure))
     if isinstance(map, Heads):
@@ -307,18 +307,6 @@ def _joined(function: Function) -> Function:
         return value if value.ndim == 2 else value.reshape(-1, *value.shape[-2:]).transpose(0, 1).flatten(1)
 
     return joined
-
-
-def _width_of(map: Any) -> int | None:
-    if isinstance(map, Attention):
-        return width_of_attention(map)
-    if isinstance(map, (Heads, ToContext, FromQueries, Joint)):
-        return width_of_attention(map.attention)
-    if isinstance(map, Affine):
-        return int(map.w.shape[0])
-    if isinstance(map, (Compose, Added)):
-        return next((found for inner in map.maps if (found := _width_of(inner)) is not None), None)
-    return _width_of(map.map) if isinstance(map, Residual) else None
 
 
 def _matched(norm: Norm) -> Any:

@@ -16,6 +16,7 @@ from regard.attention import Attention
 from regard.certify.certification import declare, deviation
 from regard.certify.locating import enclosing, located, one_sequence, passed, summands, tokenwise
 from regard.certify.setting import moves_of, width_of
+from regard.certify.shapes import fit
 from regard.certify.subject import Head, MultiHead, subject_of
 from regard.certify.theorem import Refusal
 from regard.certify.tokenwise import (
@@ -42,6 +43,7 @@ imaging = Verb("imaging")
 def image(map: Any, domain: Domain) -> Domain:
     """A domain that holds f(x) for every x of the domain: f(D) ⊆ image(f, D)."""
     inner = map if isinstance(map, (maps.Map, Attention)) else declare.one(map)
+    fit(inner, domain)
     found: Domain = imaging.one(inner, domain)
     return found
 

@@ -124,12 +124,18 @@ def subject_of(map: Attention | Heads, residual: bool = False) -> MultiHead:
     return MultiHead(map, heads, w_o, residual)
 
 
-def single_heads(attention: Attention) -> list[Attention]:
-    """An attention for each head, in float64. Grouped keys and values are repeated."""
+def count_heads(attention: Attention) -> int:
+    """How many heads an attention has."""
     counts = sorted({count for _, count in _leads(attention)} | {1})
     heads = counts[-1]
     if any(heads % count for count in counts):
-        raise Refusal(f"the head counts {counts} do not divide each other")
+        raise Refusal(f"the head counts {counts} do not divide each other; give as many heads, or groups of them")
+    return heads
+
+
+def single_heads(attention: Attention) -> list[Attention]:
+    """An attention for each head, in float64. Grouped keys and values are repeated."""
+    heads = count_heads(attention)
     return [_picked(attention, head, heads) for head in range(heads)]
 
 
