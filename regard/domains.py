@@ -150,6 +150,8 @@ def _sequence(points: Tensor | Measure) -> Tensor:
 def _radius(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
         raise ArgumentError(name, f"is {value!r}", "give a number that is not negative")
+    if math.isinf(value):
+        raise ArgumentError(name, "is infinite", "give a finite number; tokens anywhere are Whole(), or Whole(tokens=n)")
 
 
 def _count(tokens: int | None) -> None:

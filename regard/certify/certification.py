@@ -102,7 +102,7 @@ def _only(subject: Any) -> Any:
 
 def _help(quantity: Verb, subject: Any, domain: Domain, norm: Norm, refused: list[str]) -> list[str]:
     """What would help: bounded tokens, where they are not; a norm with theorems, where no refusal says what to do."""
-    bounded = isinstance(domain, Near) or (isinstance(domain, Ball) and math.isfinite(domain.radius))
+    bounded = isinstance(domain, (Near, Ball))
     found = [] if bounded else list(remedies.one(subject))
     return found if any(";" in sentence for sentence in (*refused, *found)) else [*found, _elsewhere(quantity, subject, domain, norm)]
 

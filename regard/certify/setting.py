@@ -11,7 +11,7 @@ from regard._round import outward, vector_norm_bound
 from regard.attention import log_counts
 from regard.certify.scores import BallFacts
 from regard.certify.subject import Head
-from regard.certify.theorem import Refusal
+from regard.certify.theorem import OUT_OF_RANGE, Refusal
 from regard.domains import Ball, Domain, Near, Neighborhood, Radii, Shell, Whole
 from regard.potentials import Potential, SoftCap
 from regard.potentials.base import Scaled, Sum
@@ -59,6 +59,13 @@ def balls_of(domain: Domain, width: int) -> list[BallFacts]:
         radius = max(outward(vector_norm_bound(x - center) + rounding + float(r)) for x, r in zip(points, moves, strict=True))
         found.append(BallFacts(center, radius, reach))
     return found
+
+
+def finite_ball(radius: float, center: Tensor | None, tokens: int | None) -> Ball:
+    """A ball whose radius and center were computed; a refusal where they left the range of numbers."""
+    if not math.isfinite(radius) or not (center is None or bool(torch.isfinite(center).all())):
+        raise Refusal(OUT_OF_RANGE)
+    return Ball(radius, center, tokens)
 
 
 def shell_radius(domain: Shell, width: int) -> float:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
+
 from regard._verb import Verb
 from regard.certificate import Certificate, Hypothesis
 
@@ -148,7 +150,7 @@ def rungs(quantity: Verb, subject: Any, domain: Any, norm: Any) -> tuple[list[Ce
                     found.append(theorem.certificate(bound, domain, norm, quantity.name))
                 else:
                     refused.append(f"{theorem.title}: {OUT_OF_RANGE}")
-        except OverflowError:
+        except (OverflowError, torch.linalg.LinAlgError):  # eigenvalues of what is not finite
             refused.append(f"{theorem.title}: {OUT_OF_RANGE}")
         except Refusal as refusal:
             refused.append(f"{theorem.title}: {refusal}")

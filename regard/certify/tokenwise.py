@@ -90,6 +90,7 @@ def _pointwise(map: maps.Pointwise, points: Tensor, radii: Tensor) -> Travel:
 def _normalize(map: maps.Normalize, points: Tensor, radii: Tensor) -> Travel:
     """|N(x') - N(x)| ≤ min(max|γ| r / √(low² + eps), |N(x') - β| + |N(x) - β|)."""
     low, high = deviations(map, points, radii)
+    refuse_jump(map, float(low.min()))
     top = largest_weight(map)
     slopes = top * SLACK / (low.square() + map.eps).sqrt()
     here = deviations(map, points, torch.zeros_like(radii))[1]
@@ -149,6 +150,16 @@ def deviations(map: maps.Normalize, points: Tensor, radii: Tensor) -> tuple[Tens
     return ((size / SLACK - reach) / SLACK).clamp_min(0.0), (size * SLACK + reach) * SLACK
 
 
+def refuse_jump(map: maps.Normalize, least: float) -> None:
+    """Refuse a norm layer without eps where a token may be its own mean (zero, for RMSNorm): it has no value there."""
+    if map.eps > 0 or least > 0:
+        return
+    if map.centered:
+        remedy = "use eps > 0, or Shell(inner) with inner > 0, about the mean of each token"
+        raise Refusal(f"with eps = 0 LayerNorm jumps at constant tokens; {remedy}")
+    raise Refusal("with eps = 0 RMSNorm jumps at zero; use eps > 0, or Shell(inner, centered=False) with inner > 0")
+
+
 def hat_length(map: maps.Normalize, deviation: Tensor, width: int) -> Tensor:
     """At least |x̂| = √width s/√(s² + eps), which grows with the deviation s; never more than √width."""
     full = math.sqrt(width) * SLACK
@@ -158,9 +169,9 @@ def hat_length(map: maps.Normalize, deviation: Tensor, width: int) -> Tensor:
 
 def ball_of(domain: Domain, width: int) -> tuple[Tensor, Tensor] | None:
     """The center (1, width) and radius (1,) of a ball that holds the tokens; None where there is none."""
-    if isinstance(domain, Shell) and not domain.centered and math.isfinite(domain.outer):
-        domain = Ball(shell_radius(domain, width), None, domain.tokens)
-    if not isinstance(domain, Ball) or math.isinf(domain.radius):
+    if isinstance(domain, Shell) and math.isfinite(radius := shell_radius(domain, width)):
+        domain = Ball(radius, None, domain.tokens)
+    if not isinstance(domain, Ball):
         return None
     center = torch.zeros(width, dtype=torch.float64) if domain.center is None else domain.center.detach().double()
     return center.unsqueeze(0), torch.tensor([float(domain.radius)], dtype=torch.float64)

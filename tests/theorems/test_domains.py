@@ -66,6 +66,11 @@ def test_projections_and_farthest_points_stay_inside(index):
     [
         (lambda: Ball(-1.0), "radius", "not negative"),
         (lambda: Ball(math.nan), "radius", "not negative"),
+        (lambda: Ball(math.inf), "radius", r"Whole\(\)"),
+        (lambda: Neighborhood(torch.zeros(2, 2), math.inf), "radius", r"Whole\(tokens=n\)"),
+        (lambda: Neighborhood(torch.zeros(2, 2), math.nan), "radius", "not negative"),
+        (lambda: one_token(torch.zeros(2, 2), 0, math.inf), "radii", "finite numbers"),
+        (lambda: one_token(torch.zeros(2, 2), 0, math.nan), "radii", "finite numbers"),
         (lambda: Ball(True), "radius", "not negative"),
         (lambda: Ball(1.0, torch.zeros(2, 2)), "center", r"one point \(d,\)"),
         (lambda: Ball(1.0, tokens=0), "tokens", "one or more"),

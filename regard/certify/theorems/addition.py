@@ -16,7 +16,7 @@ from regard.certificate import Certificate, Hypothesis
 from regard.certify.certification import certify, deviation
 from regard.certify.locating import summands
 from regard.certify.subject import single_heads, subject_of
-from regard.certify.theorem import Bound, Refusal, Theorem, checked, finite
+from regard.certify.theorem import OUT_OF_RANGE, Bound, Refusal, Theorem, checked, finite
 from regard.certify.theorems import taylor_model
 from regard.certify.theorems.mean_value import radius_in
 from regard.certify.theorems.residual import coupled
@@ -280,5 +280,7 @@ def _united(parts: Sequence[Mapping]) -> tuple[list[Mapping], float]:
     if len({w.shape for w in affine}) > 1:
         raise Refusal("the affine parts of the sum have different shapes; give them one")
     matrices = torch.stack(affine)
+    if not bool(torch.isfinite(matrices.sum(0)).all()):
+        raise Refusal(OUT_OF_RANGE)
     rounding = outward(gamma(len(affine)) * float(matrices.abs().sum()), matrices.numel() + 8)
     return [*(part for part in parts if not isinstance(part, Affine)), Affine(matrices.sum(0))], rounding

@@ -15,7 +15,7 @@ from regard.certify.imaging import along, image, norm_factor, outputs
 from regard.certify.locating import doubled, enclosing, one_sequence, slip
 from regard.certify.setting import balls_of, width_of
 from regard.certify.subject import Head, single_heads, subject_of
-from regard.certify.theorem import Bound, Refusal, Theorem, checked, finite
+from regard.certify.theorem import OUT_OF_RANGE, Bound, Refusal, Theorem, checked, finite
 from regard.certify.tokenwise import SLACK, hat_radius
 from regard.domains import Ball, Domain, Near, TokenSet
 from regard.lookups import Factored, Identity, Linear, Lookup
@@ -169,7 +169,10 @@ def _projection(layer: Normalize, w: Tensor | None, b: Tensor | None) -> tuple[T
     offset = None if layer.bias is None else layer.bias @ w
     w = w if layer.weight is None else layer.weight.unsqueeze(-1) * w
     w = w - w.mean(-2, keepdim=True) if layer.centered else w
-    return w, b if offset is None else offset if b is None else offset + b
+    b = b if offset is None else offset if b is None else offset + b
+    if not all(bool(torch.isfinite(made).all()) for made in (w, b) if made is not None):
+        raise Refusal(OUT_OF_RANGE)
+    return w, b
 
 
 def _size(layer: Normalize, w: Tensor | None, b: Tensor | None, width: int) -> float:

@@ -6,8 +6,8 @@ import math
 
 from regard._round import outward
 from regard.certify.setting import moves_of
-from regard.certify.theorem import Bound, Refusal, Theorem, checked
-from regard.certify.tokenwise import gathered, largest_weight, least_deviation, refuse_entries, travel
+from regard.certify.theorem import Bound, Theorem, checked
+from regard.certify.tokenwise import gathered, largest_weight, least_deviation, refuse_entries, refuse_jump, travel
 from regard.domains import Domain, Near
 from regard.maps import Normalize
 from regard.norms import Norm
@@ -39,9 +39,8 @@ def normalize(map: Normalize, domain: Domain, norm: Norm) -> Bound:
     """max|γ| / √(s₀² + eps), s₀ the least deviation over the domain."""
     refuse_entries(norm, "a norm layer")
     least = least_deviation(map, domain)
-    if least == 0 and map.eps == 0:
-        raise Refusal(_jump(map))
-    value = outward(largest_weight(map) / math.sqrt(least * least * (1 - 1e-15) + map.eps))
+    refuse_jump(map, least)
+    value = outward(largest_weight(map) / math.hypot(least, math.sqrt(map.eps)))  # squares of small numbers vanish
     return Bound(value, (checked(f"every token has deviation at least {least:.6g}"),))
 
 
@@ -50,11 +49,3 @@ def carried(map: Normalize, domain: Near, norm: Norm) -> Bound:
     """For each token the smaller of constant × radius and the sum of both lengths."""
     refuse_entries(norm, "a norm layer")
     return Bound(gathered(domain, travel.one(map, domain.measure.points, moves_of(domain)), norm))
-
-
-def _jump(map: Normalize) -> str:
-    """Why a norm layer without eps has no constant, and what would help."""
-    if map.centered:
-        remedy = "use eps > 0, or Shell(inner) with inner > 0, about the mean of each token"
-        return f"with eps = 0 LayerNorm jumps at constant tokens; {remedy}"
-    return "with eps = 0 RMSNorm jumps at zero; use eps > 0, or Shell(inner, centered=False) with inner > 0"

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from regard._round import outward, spectral_norm_bound
 from regard.certificate import Hypothesis
-from regard.certify.locating import one_sequence
+from regard.certify.locating import doubled, one_sequence
 from regard.certify.near.taylor import ROUNDING, slopes, start, step
 from regard.certify.setting import moves_of
 from regard.certify.theorem import Bound, Refusal, Theorem, assumed
 from regard.domains import Near
+from regard.errors import ArgumentError
 from regard.maps import Compose, Map, Residual
 from regard.norms import Frobenius, SequenceNorm, TokenMax
 
@@ -86,8 +87,18 @@ def _points(map: Map, domain: Near) -> Tensor:
     one_sequence(map)
     measure = domain.measure
     if measure.log_weights is not None or measure.marks is not None:
-        raise Refusal("weights and marks of the points have no Taylor model")
+        raise Refusal("weights and marks of the points have no Taylor model; give the points without them")
+    if not _has_value(map, measure.points):
+        raise Refusal("the value at the given sequence is no number; use eps > 0 in norm layers, or smaller weights")
     return measure.points
+
+
+def _has_value(map: Map, points: Tensor) -> bool:
+    """Whether every number on the way is finite; attention does not take others."""
+    try:
+        return bool(torch.isfinite(doubled(map)(points)).all())
+    except ArgumentError:
+        return False
 
 
 def _arithmetic() -> Hypothesis:
