@@ -14,7 +14,7 @@ import regard as r
 from benchmarks.drawing import Draw
 from regard.attention import log_counts
 from regard.domains import Ball, Domain, Near, Neighborhood, Radii, Shell, Whole
-from regard.maps import Added, Compose, FromQueries, Heads, Joint, Normalize, Residual, ToContext
+from regard.maps import Added, Compose, FromQueries, Heads, Joint, Residual, ToContext
 from regard.measure import Measure
 from regard.normalizers import Reference
 from regard.norms import Norm, TokenMax
@@ -134,7 +134,7 @@ def inside(draw: Draw, case: Case, tokens: int | None = None) -> Tensor:
     if isinstance(domain, Near):
         return _near(draw, domain, length)
     if isinstance(domain, Shell):
-        return _in_shell(draw, domain, n, d, _centered(case.map))
+        return _in_shell(draw, domain, n, d)
     return _in_ball(draw, n, d, draw.size(0.01, 100.0)) + draw.pick([0.0, 1.0]) * draw.normal(d)
 
 
@@ -157,22 +157,15 @@ def _near(draw: Draw, domain: Near, length: float) -> Tensor:
     return domain.measure.points + length * domain.radius * step
 
 
-def _in_shell(draw: Draw, domain: Shell, n: int, d: int, centered: bool) -> Tensor:
+def _in_shell(draw: Draw, domain: Shell, n: int, d: int) -> Tensor:
     """Tokens whose deviation is often the least one; the mean is free where it is taken off."""
     x = draw.normal(n, d)
-    x = x - x.mean(-1, keepdim=True) if centered else x
+    x = x - x.mean(-1, keepdim=True) if domain.centered else x
     x = x / x.square().mean(-1, keepdim=True).sqrt()
     most = domain.outer if math.isfinite(domain.outer) else 3 * domain.inner + 1
     share = torch.rand(n, 1, generator=draw.generator, dtype=torch.float64) * (torch.rand(n, 1, generator=draw.generator) > 0.6)
     x = x * (domain.inner * (1 + 1e-12) + share * max(0.0, most * (1 - 1e-12) - domain.inner * (1 + 1e-12)))
-    return x + draw.size(0.1, 10.0) * draw.normal(n, 1) if centered else x
-
-
-def _centered(map: Any) -> bool:
-    """Whether the norm layer at the beginning takes the mean off."""
-    if isinstance(map, Compose):
-        return _centered(map.maps[0])
-    return isinstance(map, nn.LayerNorm) or (isinstance(map, Normalize) and map.centered)
+    return x + draw.size(0.1, 10.0) * draw.normal(n, 1) if domain.centered else x
 
 
 def other_law(draw: Draw, case: Case, x: Tensor) -> Tensor:

@@ -169,7 +169,7 @@ def layers(seed: int) -> Case:
     makers = [_norm_layer, _gated, _hidden, _lipschitz, _folded, _folded, _block, _block, _stack]
     map = first_valid(lambda: draw.pick(makers)(draw, d))
     inner = draw.size(0.01, 3.0)
-    shell = Shell(inner, draw.pick([math.inf, inner * draw.size(1.0, 10.0)]), n)
+    shell = Shell(inner, draw.pick([math.inf, inner * draw.size(1.0, 10.0)]), n, draw.chance(0.5))
     choices = [domains(draw, n, d, plain=True) for _ in range(5)]
     domain = draw.pick([Whole(n), shell, *choices] if _starts_with_a_norm(map) else [Whole(n), *choices])
     return Case(seed, map, domain, norms(draw, domain), n, d, "layers")
@@ -302,7 +302,8 @@ def modules(seed: int) -> Case:
         parameter.data.add_(draw.pick([0.0, 0.3]) * draw.normal(*parameter.shape))
     choices = [domains(draw, n, d, plain=True) for _ in range(5)]
     inner = draw.size(0.01, 3.0)
-    domain = draw.pick([Whole(n), Shell(inner, tokens=n), *choices] if isinstance(module, (nn.LayerNorm, nn.RMSNorm)) else choices)
+    shell = Shell(inner, tokens=n, centered=draw.chance(0.5))
+    domain = draw.pick([Whole(n), shell, *choices] if isinstance(module, (nn.LayerNorm, nn.RMSNorm)) else choices)
     return Case(seed, module, domain, norms(draw, domain), n, d, "modules")
 
 

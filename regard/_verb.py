@@ -1,6 +1,7 @@
 """Verb: an open table of typed rules. The nouns do not know the verbs; anyone may add a rule.
 
-`one` takes the most specific rule (one truth), `all` gives every matching rule (for bounds, of which the minimum is a bound).
+`one` takes the most specific rule (one truth), `all` gives every matching rule (for bounds, of which the minimum is
+a bound). `rule` registers the one rule for its types, `another` one of several.
 """
 
 from __future__ import annotations
@@ -18,22 +19,31 @@ class Verb:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._rules: dict[tuple[type, ...], Callable[..., Any]] = {}
+        self._rules: list[tuple[tuple[type, ...], Callable[..., Any]]] = []
         self._chosen: dict[tuple[type, ...], Callable[..., Any]] = {}
 
     def rule(self, *types: type) -> Callable[[Rule], Rule]:
         """Register a rule for these argument types; a second rule for the same types is an error."""
+        if any(types == known for known, _ in self._rules):
+            raise AmbiguousRuleError(f"{self.name} already has a rule for {_names(types)}; register a more specific type instead")
+        return self.another(*types)
+
+    def another(self, *types: type) -> Callable[[Rule], Rule]:
+        """Register one of several rules for these argument types: all of them are true, and `all` gives each."""
         if not types or not all(isinstance(kind, type) for kind in types):
             raise TypeError(f"{self.name}.rule(...) takes one or more types, found {types!r}")
-        if types in self._rules:
-            raise AmbiguousRuleError(f"{self.name} already has a rule for {_names(types)}; register a more specific type instead")
 
         def register(function: Rule) -> Rule:
-            self._rules[types] = function
+            self._rules.append((types, function))
             self._chosen.clear()
             return function
 
         return register
+
+    @property
+    def rules(self) -> tuple[tuple[tuple[type, ...], Callable[..., Any]], ...]:
+        """The table, in the order in which rules were registered."""
+        return tuple(self._rules)
 
     def one(self, *arguments: Any) -> Any:
         """Run the most specific rule."""
@@ -44,8 +54,8 @@ class Verb:
         return self.one(*arguments)
 
     def all(self, *types: type) -> list[Callable[..., Any]]:
-        """Every rule that matches these types."""
-        return [function for signature, function in self._rules.items() if _matches(types, signature)]
+        """Every rule that matches these types, in the order in which they were registered."""
+        return [function for signature, function in self._rules if _matches(types, signature)]
 
     def choose(self, *types: type) -> Callable[..., Any]:
         """The most specific rule for these types; rules may look at fewer arguments than there are."""
@@ -54,16 +64,19 @@ class Verb:
         return self._chosen[types]
 
     def _resolve(self, types: tuple[type, ...]) -> Callable[..., Any]:
-        matching = [signature for signature in self._rules if _matches(types, signature)]
+        matching = [signature for signature, _ in self._rules if _matches(types, signature)]
         if not matching:
             raise NoRuleError(f"{self.name} has no rule for {_names(types)}; add one with @{self.name}.rule({_names(types)})")
-        best = [s for s in matching if all(_matches(s, other) for other in matching)]
+        best = list({s for s in matching if all(_matches(s, other) for other in matching)})
         if len(best) != 1:
             options = " and ".join(f"({_names(s)})" for s in matching)
             raise AmbiguousRuleError(
                 f"{self.name} has the rules {options}, none the most specific; settle it with @{self.name}.rule({_names(types)})"
             )
-        return self._rules[best[0]]
+        functions = [function for signature, function in self._rules if signature == best[0]]
+        if len(functions) > 1:
+            raise AmbiguousRuleError(f"{self.name} has several rules for {_names(best[0])}; ask for all of them")
+        return functions[0]
 
 
 def _matches(types: tuple[type, ...], signature: tuple[type, ...]) -> bool:

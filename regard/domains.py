@@ -54,19 +54,29 @@ class Ball(TokenSet):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Shell(TokenSet):
-    """Every token at a root mean square distance from its own mean between `inner` and `outer`: what norm layers need.
+    """Every token at a root mean square distance between `inner` and `outer` from its own mean, or from zero.
 
-    For RMSNorm, whose tokens are not centered, the distance is from zero.
+    centered=True: inner ≤ |x_i - mean(x_i)|/√d ≤ outer, as LayerNorm sees tokens; their means are anywhere.
+    centered=False: inner ≤ |x_i|/√d ≤ outer, as RMSNorm sees them; how far they are from their means is open.
+    |x_i|² = |x_i - mean|² + d mean², so |x_i|/√d ≥ inner on the first too: Shell(inner) is for both layers.
     """
 
     inner: float
     outer: float = math.inf
     tokens: int | None = None
+    centered: bool = True
 
     def __post_init__(self) -> None:
+        if not isinstance(self.centered, bool):
+            remedy = "give True (distances from the mean of a token) or False (from zero)"
+            raise ArgumentError("centered", f"is {self.centered!r}", remedy)
         if not 0 <= self.inner <= self.outer or math.isinf(self.inner):
             raise ArgumentError("inner and outer", f"are {self.inner} and {self.outer}", "give 0 <= inner <= outer, inner finite")
         _count(self.tokens)
+
+    def __repr__(self) -> str:
+        counted = "" if self.tokens is None else f", tokens={self.tokens}"
+        return f"Shell(inner={describe(self.inner)}, outer={describe(self.outer)}{counted}, centered={self.centered})"
 
 
 class Near(Domain):
@@ -140,6 +150,8 @@ def _sequence(points: Tensor | Measure) -> Tensor:
 def _radius(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
         raise ArgumentError(name, f"is {value!r}", "give a number that is not negative")
+    if math.isinf(value):
+        raise ArgumentError(name, "is infinite", "give a finite number; tokens anywhere are Whole(), or Whole(tokens=n)")
 
 
 def _count(tokens: int | None) -> None:

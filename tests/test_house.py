@@ -166,3 +166,10 @@ def test_verbs_guard_their_doors():
     with pytest.raises(r.AmbiguousRuleError, match=r"settle it with @example.rule\(Both\)"):
         verb.one(Both())
     assert len(verb.all(Both)) == 2
+
+    verb.rule(Both)(lambda value: "both")
+    verb.another(Both)(lambda value: "both again")  # several rules for the same types, for verbs of which all are true
+    assert [rule(Both()) for rule in verb.all(Both)] == ["a", "b", "both", "both again"]
+    with pytest.raises(r.AmbiguousRuleError, match=r"has several rules for Both"):
+        verb.one(Both())
+    assert [kinds for kinds, _ in verb.rules] == [(int,), (A,), (B,), (Both,), (Both,)]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from regard._verb import Verb
 from regard.attention import Attention
 from regard.certificate import Certificate
-from regard.certify.subject import MultiHead, subject_of
-from regard.certify.theorem import Refusal, rungs
+from regard.certify.shapes import fit
+from regard.certify.subject import Head, MultiHead, subject_of
+from regard.certify.theorem import NO_THEOREM, Refusal, constants, deviations, rungs
 from regard.domains import Ball, Domain, Near
 from regard.errors import ArgumentError
 from regard.maps import Heads, Map
-from regard.norms import Norm
+from regard.norms import EntryMax, Frobenius, Norm, TokenMax, TokenSum, Wasserstein
 
 declare = Verb("declare")
 """declare.one(module) -> Map: what a module of torch does, as a value; rules are in modules.py."""
@@ -29,7 +31,7 @@ def certify(map: Any, domain: Domain, norm: Norm) -> Certificate:
     smallest bound, with the others on its ladder. Infinity is an answer: it comes with the reasons, and with what would help.
     """
     _check_arguments(domain, norm)
-    return _smallest("constant", map, domain, norm)
+    return _smallest(constants, map, domain, norm)
 
 
 def deviation(map: Any, domain: Domain, norm: Norm) -> Certificate:
@@ -39,7 +41,7 @@ def deviation(map: Any, domain: Domain, norm: Norm) -> Certificate:
     """
     _check_arguments(domain, norm)
     deviation_domain(domain)
-    return _smallest("deviation", map, domain, norm)
+    return _smallest(deviations, map, domain, norm)
 
 
 def deviation_domain(domain: Domain) -> None:
@@ -61,38 +63,34 @@ def _check_arguments(domain: Domain, norm: Norm) -> None:
         raise ArgumentError("norm", f"is {norm!r}", "give Frobenius(), TokenMax(), TokenSum() or Wasserstein(p)")
 
 
-def _smallest(quantity: str, map: Any, domain: Domain, norm: Norm) -> Certificate:
+def _smallest(quantity: Verb, map: Any, domain: Domain, norm: Norm) -> Certificate:
     try:
-        subject = prepared(map)
+        declared = map if isinstance(map, (Attention, Map)) else declare.one(map)
+        fit(declared, domain)
+        subject = prepared(declared)
     except Refusal as refusal:
-        return _none(quantity, domain, norm, [str(refusal)], [])
+        return _none(quantity.name, domain, norm, [str(refusal)], [])
     return smallest(quantity, subject, domain, norm)
 
 
-def smallest(quantity: str, subject: Any, domain: Domain, norm: Norm) -> Certificate:
+def smallest(quantity: Verb, subject: Any, domain: Domain, norm: Norm) -> Certificate:
     """The smallest bound of a subject, with the others on its ladder."""
     found, refused = rungs(quantity, subject, domain, norm)
     head = _only(subject)
     if head is not None:
         more, reasons = rungs(quantity, head, domain, norm)
         found, refused = found + more, refused + reasons
-    finite = [certificate for certificate in found if not math.isnan(certificate.value)]
-    best = min(finite, key=lambda certificate: certificate.value, default=None)
+    best = min(found, key=lambda certificate: certificate.value, default=None)
     if best is None:
-        return _none(quantity, domain, norm, refused, _help(subject, domain))
-    others = tuple(other for other in finite if other is not best)
-    help = _help(subject, domain) if math.isinf(best.value) else []
-    return _with(best, others=others, refused=(*best.refused, *refused, *help))
+        return _none(quantity.name, domain, norm, refused, _help(quantity, subject, domain, norm, refused))
+    others = tuple(other for other in found if other is not best)
+    help = _help(quantity, subject, domain, norm, refused) if math.isinf(best.value) else []
+    return replace(best, others=others, refused=(*best.refused, *refused, *help))
 
 
-def prepared(map: Any) -> Any:
-    """What theorems are about: heads for attention, the map itself for the algebra, a declared module."""
-    if isinstance(map, (Attention, Heads)):
-        return subject_of(map)
-    if isinstance(map, Map):
-        return map
-    found = declare.one(map)
-    return subject_of(found) if isinstance(found, (Attention, Heads)) else found
+def prepared(declared: Any) -> Any:
+    """What theorems are about: heads for attention, the map itself for the algebra."""
+    return subject_of(declared) if isinstance(declared, (Attention, Heads)) else declared
 
 
 def _only(subject: Any) -> Any:
@@ -102,10 +100,35 @@ def _only(subject: Any) -> Any:
     return subject.separate[0] if subject.folded is None else subject.folded[0]
 
 
-def _help(subject: Any, domain: Domain) -> list[str]:
-    """Where tokens are not bounded, what would help; elsewhere the refusals say it."""
-    bounded = isinstance(domain, Near) or (isinstance(domain, Ball) and math.isfinite(domain.radius))
-    return [] if bounded else list(remedies.one(subject))
+def _help(quantity: Verb, subject: Any, domain: Domain, norm: Norm, refused: list[str]) -> list[str]:
+    """What would help: bounded tokens, where they are not; a norm with theorems, where no refusal says what to do."""
+    bounded = isinstance(domain, (Near, Ball))
+    found = [] if bounded else list(remedies.one(subject))
+    return found if any(";" in sentence for sentence in (*refused, *found)) else [*found, _elsewhere(quantity, subject, domain, norm)]
+
+
+NORMS = (TokenMax(), Frobenius(), TokenSum(), EntryMax(), Wasserstein(2.0))
+
+
+def _elsewhere(quantity: Verb, subject: Any, domain: Domain, norm: Norm) -> str:
+    """A sentence for what no theorem is about, with the norms in which there are theorems about it."""
+    subjects = [subject] if _only(subject) is None else [subject, _only(subject)]
+    known = [repr(other) for other in NORMS if type(other) is not type(norm) and any(
+        quantity.all(type(one), type(domain), type(other)) for one in subjects
+    )]  # fmt: skip
+    why = f"no theorem bounds the {quantity.name} of {_named(subject)} in {norm!r} on a {type(domain).__name__}"
+    if not known:
+        return f"{why}; add a rule with Theorem.{quantity.name}({type(subject).__name__}, Domain, Norm)"
+    return f"{why}; there are theorems in {' and '.join(known[:2])}"
+
+
+def _named(subject: Any) -> str:
+    """What a subject is, in the words of its declaration."""
+    if isinstance(subject, MultiHead):
+        subject = subject.separate[0]
+    if isinstance(subject, Head):
+        return f"{type(subject.normalizer).__name__} rows of {type(subject.attention.potential).__name__} scores"
+    return type(subject).__name__
 
 
 @remedies.rule(object)
@@ -114,10 +137,4 @@ def _nothing(subject: Any) -> tuple[str, ...]:
 
 
 def _none(quantity: str, domain: Any, norm: Norm, refused: list[str], help: list[str]) -> Certificate:
-    return Certificate(math.inf, domain, norm, "no theorem", refused=(*refused, *help), quantity=quantity)
-
-
-def _with(certificate: Certificate, **changes: Any) -> Certificate:
-    import dataclasses
-
-    return dataclasses.replace(certificate, **changes)
+    return Certificate(math.inf, domain, norm, NO_THEOREM, refused=(*refused, *help), quantity=quantity)

@@ -11,19 +11,17 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from regard._object import Object
 from regard.attention import Attention
 from regard.certify.certification import declare, deviation_domain
 from regard.certify.places import farthest, project, unit, units
 from regard.certify.setting import moves_of
+from regard.certify.shapes import widths
 from regard.compute import ReferenceEngine, apply
 from regard.domains import Ball, Domain, Near, Radii, Shell, TokenSet, Whole
 from regard.errors import ArgumentError
 from regard.maps import Heads
 from regard.measure import Measure
-from regard.norms import EntryMax, Frobenius, Norm, TokenMax, TokenSum, Wasserstein
-from regard.parameters import Tokens
-from regard.parameters import width as width_of
+from regard.norms import EntryMax, Frobenius, Norm, SequenceNorm, TokenMax, TokenSum, Wasserstein
 
 Function = Callable[[Tensor], Tensor]
 
@@ -74,17 +72,19 @@ class _Attack:
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         self._sequence_norm = _matched(norm)
         measure = domain.measure if isinstance(domain, Near) else None
-        self.function = _function(map, measure)
+        declared = declare.one(map) if isinstance(map, torch.nn.Module) else map
+        self.function = _function(declared, measure)
         if isinstance(domain, Near):
             self.tokens, self.width = domain.measure.points.shape
         else:
             assert isinstance(domain, TokenSet)
             known = None if not isinstance(domain, Ball) or domain.center is None else len(domain.center)
             self.tokens = domain.tokens or tokens
-            found = known or width or _declared_width(map)
+            found = known or width or widths.one(declared, None).takes
             if found is None:
                 raise ArgumentError("width", "is not given", "say how wide a token is: the domain and the map leave it open")
             self.width = found
+        widths.one(declared, self.width)
 
     def climb(self, start: int, steps: int) -> Witness:
         """Alternate: the worst direction at a point, then the point uphill for that direction."""
@@ -135,7 +135,8 @@ class _Attack:
                 rate *= 0.5
             if rate <= 1e-3:
                 break
-        return Witness(max(0.0, best - self._rounding(value)), x, center, self.norm)
+        moved = best if isinstance(self.norm, SequenceNorm) else self._distance(self.function(x), value)
+        return Witness(max(0.0, moved - self._rounding(value)), x, center, self.norm)
 
     def _rounding(self, value: Tensor) -> float:
         """What rounding may add to a distance of values: a witness must not rest on it."""
@@ -274,8 +275,6 @@ class _Attack:
 
 def _function(map: Any, measure: Measure | None) -> Function:
     """The map on bare points; weights and marks of the domain's measure are held fixed."""
-    if isinstance(map, torch.nn.Module):
-        map = declare.one(map)
     if isinstance(map, Attention):
         return _joined(_plain(map, measure))
     if isinstance(map, Heads):
@@ -308,11 +307,6 @@ def _joined(function: Function) -> Function:
         return value if value.ndim == 2 else value.reshape(-1, *value.shape[-2:]).transpose(0, 1).flatten(1)
 
     return joined
-
-
-def _declared_width(map: Any) -> int | None:
-    """How wide the tokens are that a map takes, where its tensors say it."""
-    return width_of(map, Tokens.QUERIES) or width_of(map) if isinstance(map, Object) else None
 
 
 def _matched(norm: Norm) -> Any:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard._round import outward, product_norm_bound
+from regard.certify.about import all_of, rows_by, scores_by
 from regard.certify.scores import same, tied
 from regard.certify.setting import pair_bias, tokens_of
 from regard.certify.subject import Head
@@ -16,6 +17,7 @@ from regard.certify.terms import moving_term
 from regard.certify.theorem import Hypothesis, Refusal, checked
 from regard.domains import Domain
 from regard.lookups import Factored
+from regard.normalizers import Softmax
 from regard.potentials import Gaussian
 
 
@@ -45,13 +47,14 @@ class GaussianRows:
         )
 
 
+GAUSSIAN = all_of(rows_by(Softmax), scores_by(Gaussian))
+"""What theorems about Gaussian rows are about."""
+
+
 def gaussian_rows(head: Head, domain: Domain) -> GaussianRows:
     """The facts, or a sentence that says what is missing."""
-    if not head.softmax:
-        raise Refusal("")
     term, factor = moving_term(head.potential)
-    if not isinstance(term, Gaussian):
-        raise Refusal("")
+    assert isinstance(term, Gaussian)
     if not factor > 0:
         raise Refusal("a score that grows with the distance has no constant on the whole space; use a positive factor")
     if not tied(term):

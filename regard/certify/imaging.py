@@ -15,7 +15,8 @@ from regard._verb import Verb
 from regard.attention import Attention
 from regard.certify.certification import declare, deviation
 from regard.certify.locating import enclosing, located, one_sequence, passed, summands, tokenwise
-from regard.certify.setting import moves_of, width_of
+from regard.certify.setting import finite_ball, moves_of, width_of
+from regard.certify.shapes import fit
 from regard.certify.subject import Head, MultiHead, subject_of
 from regard.certify.theorem import Refusal
 from regard.certify.tokenwise import (
@@ -26,7 +27,9 @@ from regard.certify.tokenwise import (
     growth,
     hat_radius,
     largest_weight,
+    least_deviation,
     normalize_width,
+    refuse_jump,
     steepness,
     travel,
 )
@@ -42,6 +45,7 @@ imaging = Verb("imaging")
 def image(map: Any, domain: Domain) -> Domain:
     """A domain that holds f(x) for every x of the domain: f(D) ⊆ image(f, D)."""
     inner = map if isinstance(map, (maps.Map, Attention)) else declare.one(map)
+    fit(inner, domain)
     found: Domain = imaging.one(inner, domain)
     return found
 
@@ -80,7 +84,7 @@ def _affine(map: maps.Affine, domain: TokenSet) -> TokenSet:
         return Whole(domain.tokens)
     center, radius = ball
     rounding = gamma(2 * len(w) + 8) * float(affine_size(w, b, center))
-    return Ball(outward(product_norm_bound(w) * float(radius) + rounding), maps.Affine(w, b)(center)[0], domain.tokens)
+    return finite_ball(outward(product_norm_bound(w) * float(radius) + rounding), maps.Affine(w, b)(center)[0], domain.tokens)
 
 
 @imaging.rule(maps.Pointwise, TokenSet)
@@ -92,23 +96,24 @@ def _pointwise(map: maps.Pointwise, domain: TokenSet) -> TokenSet:
     if domain.center is None:
         if float(map.activation(torch.zeros(1, dtype=torch.float64))) != 0:
             raise Refusal(f"{type(map.activation).__name__} moves zero, and the width of a token is not known; give the ball a center")
-        return Ball(outward(slope * domain.radius), None, domain.tokens)
+        return finite_ball(outward(slope * domain.radius), None, domain.tokens)
     center = domain.center.detach().double()
-    return Ball(outward(slope * domain.radius + 1e-13 * vector_norm_bound(center)), map.activation(center), domain.tokens)
+    return finite_ball(outward(slope * domain.radius + 1e-13 * vector_norm_bound(center)), map.activation(center), domain.tokens)
 
 
 @imaging.rule(maps.Normalize, TokenSet)
 def _normalize(map: maps.Normalize, domain: TokenSet) -> Ball:
     """B(β, max|γ| √d), with less than √d where tokens hardly differ from their mean, or B(N(c), slope · R) where that is smaller."""
+    refuse_jump(map, least_deviation(map, domain))
     width = normalize_width(map, domain)
     radius = outward(largest_weight(map) * hat_radius(map, domain, width))
-    everywhere = Ball(radius, None if map.bias is None else map.bias.detach().double(), domain.tokens)
+    everywhere = finite_ball(radius, None if map.bias is None else map.bias.detach().double(), domain.tokens)
     ball = ball_of(domain, width)
-    if ball is None:
+    if ball is None or not isinstance(domain, Ball):
         return everywhere
     value, margin = located.one(map, Measure(ball[0]))
     near = outward(float(travel.one(map, *ball).moves) + margin)
-    return everywhere if everywhere.radius <= near else Ball(near, value.points[0], domain.tokens)
+    return everywhere if everywhere.radius <= near else finite_ball(near, value.points[0], domain.tokens)
 
 
 @imaging.rule(maps.Gated, TokenSet)
@@ -120,7 +125,7 @@ def _gated(map: maps.Gated, domain: TokenSet) -> TokenSet:
     factor, offset = growth(map.activation)
     inner, gate = entries(map.w, map.b, *ball)[0] * factor + offset, entries(map.w_gate, map.b_gate, *ball)[0]
     product = min(vector_norm_bound(inner) * float(gate.max()), float(inner.max()) * vector_norm_bound(gate))
-    return Ball(outward(product_norm_bound(map.w_out) * product), None, domain.tokens)
+    return finite_ball(outward(product_norm_bound(map.w_out) * product), None, domain.tokens)
 
 
 @imaging.rule(maps.Residual, TokenSet)
@@ -145,7 +150,7 @@ def _sum_of(sets: Sequence[Domain], tokens: int | None) -> TokenSet:
     if len({len(center) for center in centers}) > 1:
         raise Refusal("the terms of the sum have tokens of different widths; give them one width")
     rounding = len(balls) * EPS * sum(vector_norm_bound(center) for center in centers)
-    return Ball(outward(sum(ball.radius for ball in balls) + rounding), sum(centers[1:], centers[0]) if centers else None, tokens)
+    return finite_ball(outward(sum(ball.radius for ball in balls) + rounding), sum(centers[1:], centers[0]) if centers else None, tokens)
 
 
 @imaging.rule(maps.Compose, Near)
@@ -198,13 +203,13 @@ def _mixed(subject: MultiHead, center: Tensor, radius: float, tokens: int | None
     parts = [_values(head, center, radius) for head in subject.separate]
     if subject.folded is None or subject.w_o is None:
         (value, size, reach) = parts[0]
-        return Ball(outward(reach + gamma(4 * len(center) + 64) * size), value, tokens)
+        return finite_ball(outward(reach + gamma(4 * len(center) + 64) * size), value, tokens)
     folded = [_values(head, center, radius, output) for head, output in zip(subject.folded, subject.w_o, strict=True)]
     total = torch.stack([value for value, _, _ in folded]).sum(0)
     total = total if subject.b_o is None else total + subject.b_o
     size = sum(size for _, size, _ in folded) + (0.0 if subject.b_o is None else vector_norm_bound(subject.b_o))
     reach = subject.combined([reach for _, _, reach in parts], [reach for _, _, reach in folded])
-    return Ball(outward(reach + gamma(4 * len(center) + 4 * len(parts) + 64) * size), total, tokens)
+    return finite_ball(outward(reach + gamma(4 * len(center) + 4 * len(parts) + 64) * size), total, tokens)
 
 
 def _values(head: Head, center: Tensor, radius: float, output: Tensor | None = None) -> tuple[Tensor, float, float]:
@@ -256,7 +261,7 @@ def _around(map: Any, domain: Near) -> Near:
 
 def _finite(radii: Tensor) -> Tensor:
     if not bool(torch.isfinite(radii).all()):
-        raise Refusal("the value may move without bound")
+        raise Refusal("the value may move without bound; use a smaller radius, or put a norm layer first")
     return radii
 
 

@@ -14,10 +14,10 @@ from regard._round import EPS, gamma, outward, vector_norm_bound
 from regard._verb import Verb
 from regard.attention import Attention
 from regard.certify.certification import certify
-from regard.certify.setting import balls_of, pair_bias
+from regard.certify.setting import balls_of, finite_ball, pair_bias
 from regard.certify.subject import Head, single_heads, subject_of
 from regard.certify.theorem import Refusal
-from regard.certify.tokenwise import affine_size, deviations, largest_weight, lengths
+from regard.certify.tokenwise import affine_size, deviations, largest_weight, lengths, refuse_jump
 from regard.domains import Ball, Near, Neighborhood
 from regard.measure import Measure
 from regard.norms import TokenMax
@@ -75,7 +75,7 @@ def enclosing(domain: Near) -> Ball:
     if measure.log_weights is not None or measure.marks is not None:
         raise Refusal("a ball of tokens forgets weights and marks; give the points without them")
     best = min(balls_of(domain, measure.points.shape[-1]), key=lambda ball: ball.radius)
-    return Ball(best.radius, best.center, measure.size)
+    return finite_ball(best.radius, best.center, measure.size)
 
 
 # A sequence that is only known up to a margin
@@ -94,13 +94,20 @@ def slip(map: Any, measure: Measure, margin: float) -> float:
     if margin == 0:
         return 0.0
     if not math.isfinite(margin):
-        raise Refusal("the value may move without bound")
+        raise Refusal("the value may move without bound; use a smaller radius, or put a norm layer first")
     domain = Neighborhood(measure, margin, TokenMax())
     bare = measure.log_weights is None and measure.marks is None
     return outward(margin * certify(map, enclosing(domain) if bare and not tokenwise(map) else domain, TokenMax()).value)
 
 
 # Maps
+
+
+def _valued(measure: Measure, points: Tensor) -> Measure:
+    """The tokens of a value, with the weights and marks of the sequence."""
+    if not bool(torch.isfinite(points).all()):
+        raise Refusal("the value at the given sequence is no finite number; use smaller weights")
+    return measure.replace(points=points)
 
 
 @located.rule(object)
@@ -113,12 +120,12 @@ def _nowhere(map: Any, measure: Measure) -> tuple[Measure, float]:
 def _affine_value(map: maps.Affine, measure: Measure) -> tuple[Measure, float]:
     map = doubled(map)
     rounding = gamma(2 * len(map.w) + 8) * affine_size(map.w, map.b, measure.points)
-    return measure.replace(points=map(measure.points)), outward(float(rounding.max()))
+    return _valued(measure, map(measure.points)), outward(float(rounding.max()))
 
 
 @located.rule(maps.Pointwise)
 def _pointwise_value(map: maps.Pointwise, measure: Measure) -> tuple[Measure, float]:
-    return measure.replace(points=map(measure.points)), 1e-13 * float(lengths(measure.points).max())
+    return _valued(measure, map(measure.points)), 1e-13 * float(lengths(measure.points).max())
 
 
 @located.rule(maps.Normalize)
@@ -126,12 +133,13 @@ def _normalize_value(map: maps.Normalize, measure: Measure) -> tuple[Measure, fl
     """x - mean is exact up to γ|x|, which counts against the deviation."""
     map, width = doubled(map), measure.points.shape[-1]
     low, _ = deviations(map, measure.points, torch.zeros(measure.size, dtype=torch.float64))
+    refuse_jump(map, float(low.min()))
     relative = gamma(8 * width + 64) * (1 + lengths(measure.points) / (low.square() + map.eps).sqrt())
     if not bool((relative < 1e-3).all()):
         raise Refusal("a token is so close to constant that rounding decides its direction")
     offset = 0.0 if map.bias is None else vector_norm_bound(map.bias)
     size = largest_weight(map) * math.sqrt(width) * float(relative.max()) + gamma(8) * offset
-    return measure.replace(points=map(measure.points)), outward(4 * size)
+    return _valued(measure, map(measure.points)), outward(4 * size)
 
 
 @located.rule(maps.Gated)
@@ -139,7 +147,7 @@ def _gated_value(map: maps.Gated, measure: Measure) -> tuple[Measure, float]:
     map = doubled(map)
     sizes = affine_size(map.w, map.b, measure.points) * affine_size(map.w_gate, map.b_gate, measure.points)
     rounding = 8 * gamma(2 * sum(map.w.shape) + 1000) * vector_norm_bound(map.w_out) * float(sizes.max())
-    return measure.replace(points=map(measure.points)), outward(rounding)
+    return _valued(measure, map(measure.points)), outward(rounding)
 
 
 @located.rule(maps.Compose)
@@ -157,7 +165,7 @@ def _residual_value(map: maps.Residual, measure: Measure) -> tuple[Measure, floa
     one_sequence(map.map)
     value, margin = located.one(map.map, measure)
     total = measure.points + value.points
-    return measure.replace(points=total), outward(margin + 2 * EPS * float(lengths(total).max()))
+    return _valued(measure, total), outward(margin + 2 * EPS * float(lengths(total).max()))
 
 
 @located.rule(maps.Added)
@@ -167,7 +175,7 @@ def _added_value(map: maps.Added, measure: Measure) -> tuple[Measure, float]:
     if len({value.shape for value in values}) > 1:
         raise Refusal("the parts of the sum give tokens of different widths; give them one width")
     rounding = gamma(len(values)) * sum(float(lengths(value).max()) for value in values)
-    return measure.replace(points=torch.stack(values).sum(0)), outward(sum(margin for _, margin in found) + rounding)
+    return _valued(measure, torch.stack(values).sum(0)), outward(sum(margin for _, margin in found) + rounding)
 
 
 @located.rule(Attention)
@@ -181,7 +189,7 @@ def _attention_value(map: Any, measure: Measure) -> tuple[Measure, float]:
     if subject.w_o is not None:
         error = outward(sum(size * vector_norm_bound(output) for size, output in zip(sizes, subject.w_o, strict=True)))
         error += 0.0 if subject.b_o is None else gamma(len(sizes) + 8) * vector_norm_bound(subject.b_o)
-    return measure.replace(points=_attention_points(doubled(map), measure)), outward(error)
+    return _valued(measure, _attention_points(doubled(map), measure)), outward(error)
 
 
 @located.rule(maps.ToContext)
@@ -196,7 +204,7 @@ def _context_value(map: maps.ToContext, measure: Measure) -> tuple[Measure, floa
     points, marks = torch.cat([measure.points, given.points.detach().double()]), torch.cat([measure.positions(), given.positions()])
     error = _head_error(subject_of(map.attention).separate[0], Measure(points, marks=marks))
     value = doubled(map.attention)(measure, doubled(given)).points
-    return measure.replace(points=value.reshape(value.shape[-2:])), outward(error)
+    return _valued(measure, value.reshape(value.shape[-2:])), outward(error)
 
 
 def _attention_points(map: Any, measure: Measure) -> Tensor:

@@ -62,12 +62,14 @@ def _ball(domain: Ball, x: Tensor) -> Tensor:
 
 @project.rule(Shell)
 def _shell(domain: Shell, x: Tensor) -> Tensor:
-    mean = x.mean(-1, keepdim=True)
+    """Each token away from its center, scaled; one that is its center goes out along ±1, ∓1, ..."""
+    mean = x.mean(-1, keepdim=True) if domain.centered else torch.zeros_like(x[..., :1])
     away = x - mean
+    aside = torch.ones_like(x) - 2 * (torch.arange(x.shape[-1]) % 2).to(x.dtype)
+    aside = aside - aside.mean(-1, keepdim=True) if domain.centered else aside
+    away = torch.where((away == 0).all(-1, keepdim=True), aside, away)
     size = away.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-300)
-    away = away * (size.clamp(domain.inner * (1 + 1e-12), domain.outer) / size)
-    room = (domain.outer**2 * (1 - 1e-12) - away.square().mean(-1, keepdim=True)).clamp_min(0.0).sqrt()
-    return mean.clamp(-room, room) + away  # RMSNorm measures from zero: such a token is in both readings of a shell
+    return mean + away * (size.clamp(domain.inner * (1 + 1e-12), domain.outer * (1 - 1e-12)) / size)
 
 
 @project.rule(Neighborhood)

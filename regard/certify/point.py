@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard._round import EPS, gamma, outward, product_norm_bound, spectral_norm_bound, vector_norm_bound
 from regard.certify.scores import Form
-from regard.certify.setting import moves_of, pair_bias
+from regard.certify.setting import pair_bias
 from regard.certify.subject import Head
 from regard.certify.terms import moving_term
 from regard.certify.theorem import Refusal
@@ -86,13 +86,6 @@ class Point:
         return outward(16 * EPS * self.reach * math.sqrt(float(masses.sum())))
 
 
-def tokens_at(domain: Near) -> Tensor:
-    """The tokens of a domain that is one sequence."""
-    if float(moves_of(domain).max()) > 0:
-        raise Refusal("")
-    return domain.measure.points
-
-
 def point_of(head: Head, domain: Near) -> Point:
     """The facts at one sequence, for one bilinear form or a Gaussian score without projections."""
     if ("point", id(domain)) not in head.facts:
@@ -101,7 +94,7 @@ def point_of(head: Head, domain: Near) -> Point:
 
 
 def _point(head: Head, domain: Near) -> Point:
-    points = tokens_at(domain)
+    points = domain.measure.points
     head.factors  # noqa: B018 (values without a theorem are refused here)
     bias = pair_bias(head, domain)
     bias = torch.zeros(len(points), len(points), dtype=torch.float64) if bias is None else bias

@@ -21,7 +21,7 @@ def gibbs_balls(head: Head, domain: Domain, slot: bool = False) -> list[tuple[Ba
     slot: whether the theorem allows one more key with the value zero and a fixed score.
     """
     if not head.softmax and not (slot and isinstance(head.normalizer, SinkSoftmax)):
-        raise Refusal(f"rows of {type(head.normalizer).__name__} are not Gibbs laws")
+        raise Refusal(f"rows of {type(head.normalizer).__name__} are not Gibbs laws; use Softmax()")
     head.factors  # noqa: B018 (values without a theorem are refused here)
     found = bounded_balls(head, domain)
     if isinstance(head.normalizer, SinkSoftmax):

@@ -11,7 +11,7 @@ from regard._round import outward, vector_norm_bound
 from regard.attention import log_counts
 from regard.certify.scores import BallFacts
 from regard.certify.subject import Head
-from regard.certify.theorem import Refusal
+from regard.certify.theorem import OUT_OF_RANGE, Refusal
 from regard.domains import Ball, Domain, Near, Neighborhood, Radii, Shell, Whole
 from regard.parameters import walk
 from regard.potentials import Potential, SoftCap
@@ -46,7 +46,8 @@ def balls_of(domain: Domain, width: int) -> list[BallFacts]:
     if isinstance(domain, Whole):
         return [BallFacts(origin, math.inf, math.inf)]
     if isinstance(domain, Shell):
-        return [BallFacts(origin, math.inf, math.inf)]  # the mean of a token is free
+        radius = shell_radius(domain, width)
+        return [BallFacts(origin, radius, radius)]
     if isinstance(domain, Ball):
         center = origin if domain.center is None else domain.center.detach().double()
         length = vector_norm_bound(center)
@@ -60,6 +61,18 @@ def balls_of(domain: Domain, width: int) -> list[BallFacts]:
         radius = max(outward(vector_norm_bound(x - center) + rounding + float(r)) for x, r in zip(points, moves, strict=True))
         found.append(BallFacts(center, radius, reach))
     return found
+
+
+def finite_ball(radius: float, center: Tensor | None, tokens: int | None) -> Ball:
+    """A ball whose radius and center were computed; a refusal where they left the range of numbers."""
+    if not math.isfinite(radius) or not (center is None or bool(torch.isfinite(center).all())):
+        raise Refusal(OUT_OF_RANGE)
+    return Ball(radius, center, tokens)
+
+
+def shell_radius(domain: Shell, width: int) -> float:
+    """At least the length of a token: √d · outer about zero; about their means tokens are anywhere."""
+    return math.inf if domain.centered else outward(math.sqrt(width) * domain.outer)
 
 
 def pair_bias(head: Head, domain: Domain) -> Tensor | None:

@@ -117,8 +117,8 @@ def subject_of(map: Attention | Heads, residual: bool = False) -> MultiHead:
     return MultiHead(map, heads, w_o, residual)
 
 
-def single_heads(attention: Attention) -> list[Attention]:
-    """An attention for each head, in float64. Grouped keys and values are repeated."""
+def count_heads(attention: Attention) -> int:
+    """How many heads an attention has."""
     try:
         found = list(leads(attention))
     except ArgumentError as error:  # a tensor that does not say what it is
@@ -129,8 +129,13 @@ def single_heads(attention: Attention) -> list[Attention]:
     counts = sorted({torch.Size(lead).numel() for *_, lead in found} | {1})
     heads = counts[-1]
     if any(heads % count for count in counts):
-        raise Refusal(f"the head counts {counts} do not divide each other")
-    exact = rebuilt(attention, _in_float64)
+        raise Refusal(f"the head counts {counts} do not divide each other; give as many heads, or groups of them")
+    return heads
+
+
+def single_heads(attention: Attention) -> list[Attention]:
+    """An attention for each head, in float64. Grouped keys and values are repeated."""
+    heads, exact = count_heads(attention), rebuilt(attention, _in_float64)
     return [one_head(exact, head, heads) for head in range(heads)]
 
 

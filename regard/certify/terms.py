@@ -10,10 +10,13 @@ from regard.potentials.positions import PositionPotential
 
 def moving_term(potential: Potential) -> tuple[Potential, float]:
     """The term that looks at tokens and the factor before it; terms that look at positions alone are fixed biases and are left out."""
-    terms = [(term, float(factor)) for term, factor in linear_terms(potential)]
-    if len(terms) == 1:
-        return terms[0]
-    moving = [pair for pair in terms if not isinstance(pair[0], PositionPotential)]
+    moving = moving_terms(potential)
     if len(moving) != 1:
         raise Refusal("scores that are a sum of several terms have no theorem of this kind; keep one term beside position biases")
     return moving[0]
+
+
+def moving_terms(potential: Potential) -> list[tuple[Potential, float]]:
+    """All terms of a sum that look at tokens, each with its factor; a potential that is no sum is its own term."""
+    terms = [(term, float(factor)) for term, factor in linear_terms(potential)]
+    return terms if len(terms) == 1 else [pair for pair in terms if not isinstance(pair[0], PositionPotential)]

@@ -4,29 +4,69 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
+
+from regard._verb import Verb
 from regard.certificate import Certificate, Hypothesis
+
+constants = Verb("constant")
+"""constants.all(types of subject, domain, norm): the rules that bound how much a change is amplified."""
+
+deviations = Verb("deviation")
+"""deviations.all(types of subject, domain, norm): the rules that bound how far a value moves from a given one."""
 
 
 class Refusal(Exception):
-    """A theorem does not apply: one sentence that says why, and what would help; empty where it is not about such things at all."""
+    """A theorem does not apply: one sentence that says why, and after a semicolon what would help.
+
+    It is for what the theorem is about. What it is not about never reaches it: types, and `about`, say so before.
+    """
+
+    def __init__(self, sentence: str) -> None:
+        if not isinstance(sentence, str) or not sentence.strip():
+            raise ValueError("a Refusal needs a sentence that says why; where a theorem is not about something, say so with about=")
+        super().__init__(sentence)
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What a theorem gives for one map on one domain."""
+    """What a theorem gives for one map on one domain.
+
+    An infinite `value` is a claim only with `unbounded`: the theorem proves that no number holds. Without it, it is a
+    number that left the range of numbers, and counts as refused.
+    """
 
     value: float
     hypotheses: tuple[Hypothesis, ...] = ()
     parts: tuple[Certificate, ...] = ()
     note: str = ""
     probability: float = 1.0
+    unbounded: bool = False
 
 
 Rule = Callable[..., "Bound | list[Bound]"]
 AnyRule = TypeVar("AnyRule", bound=Callable[..., "Bound | list[Bound]"])
+About = Callable[[Any, Any, Any], bool]
+"""about(subject, domain, norm): whether a rule is about this, where the types of the three cannot say it."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A rule of a theorem as it is registered in `constants` or `deviations`."""
+
+    theorem: Theorem
+    rule: Rule
+    about: About | None
+
+    def __call__(self, subject: Any, domain: Any, norm: Any) -> list[Bound]:
+        """The bounds by this rule; none where it is about other things."""
+        if self.about is not None and not self.about(subject, domain, norm):
+            return []
+        found = self.rule(subject, domain, norm)
+        return found if isinstance(found, list) else [found]
 
 
 @dataclass(frozen=True)
@@ -42,27 +82,39 @@ class Theorem:
     hypotheses: tuple[str, ...]
     proof: str
     source: str = ""
-    rules: list[tuple[str, tuple[type, ...], Rule]] = field(default_factory=list, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.name in THEOREMS:
             raise ValueError(f"there are two theorems called {self.name}")
         THEOREMS[self.name] = self
 
-    def constant(self, *types: type) -> Callable[[AnyRule], AnyRule]:
+    def constant(self, *types: type, about: About | None = None) -> Callable[[AnyRule], AnyRule]:
         """Register a rule that bounds the Lipschitz constant of a subject on a domain in a norm."""
-        return self._register("constant", types)
+        return self._register(constants, types, about)
 
-    def deviation(self, *types: type) -> Callable[[AnyRule], AnyRule]:
+    def deviation(self, *types: type, about: About | None = None) -> Callable[[AnyRule], AnyRule]:
         """Register a rule that bounds how far a value moves over a domain."""
-        return self._register("deviation", types)
+        return self._register(deviations, types, about)
 
-    def _register(self, quantity: str, types: tuple[type, ...]) -> Callable[[AnyRule], AnyRule]:
+    def _register(self, quantity: Verb, types: tuple[type, ...], about: About | None) -> Callable[[AnyRule], AnyRule]:
+        if len(types) != 3:
+            raise TypeError(f"a rule of {self.name} takes the types of a subject, a domain and a norm, found {types!r}")
+
         def register(rule: AnyRule) -> AnyRule:
-            self.rules.append((quantity, types, rule))
+            quantity.another(*types)(Claim(self, rule, about))
             return rule
 
         return register
+
+    @property
+    def rules(self) -> tuple[tuple[str, tuple[type, ...], Rule], ...]:
+        """What is bounded, the types it is bounded for, and the rule, for each rule of this theorem."""
+        return tuple(
+            (quantity.name, types, claim.rule)
+            for quantity in (constants, deviations)
+            for types, claim in quantity.rules
+            if isinstance(claim, Claim) and claim.theorem is self
+        )
 
     @property
     def cited(self) -> str:
@@ -80,24 +132,37 @@ class Theorem:
 THEOREMS: dict[str, Theorem] = {}
 """All theorems by name, in the order in which their files load."""
 
+NO_THEOREM = "no theorem"
+"""What a certificate says in place of a theorem where nothing is claimed."""
+OUT_OF_RANGE = "the bound leaves the range of numbers; use a smaller domain or smaller weights"
 
-def rungs(quantity: str, subject: Any, domain: Any, norm: Any) -> tuple[list[Certificate], list[str]]:
+
+def rungs(quantity: Verb, subject: Any, domain: Any, norm: Any) -> tuple[list[Certificate], list[str]]:
     """Every theorem that matches, as certificates, and the sentences of those that refuse."""
-    found, refused = [], []
-    for theorem in THEOREMS.values():
-        for kind, types, rule in theorem.rules:
-            if kind != quantity or not all(isinstance(a, t) for a, t in zip((subject, domain, norm), types, strict=True)):
-                continue
-            try:
-                bounds = rule(subject, domain, norm)
-                for bound in bounds if isinstance(bounds, list) else [bounds]:
-                    found.append(theorem.certificate(bound, domain, norm, quantity))
-            except OverflowError:  # the bound leaves the range of numbers
-                found.append(theorem.certificate(Bound(math.inf), domain, norm, quantity))
-            except Refusal as refusal:
-                if str(refusal):
-                    refused.append(f"{theorem.title}: {refusal}")
-    return found, refused
+    found: list[Certificate] = []
+    refused: list[str] = []
+    for claim in quantity.all(type(subject), type(domain), type(norm)):
+        assert isinstance(claim, Claim)
+        theorem = claim.theorem
+        try:
+            for bound in claim(subject, domain, norm):
+                if math.isfinite(bound.value) or bound.unbounded:
+                    found.append(theorem.certificate(bound, domain, norm, quantity.name))
+                else:
+                    refused.append(f"{theorem.title}: {OUT_OF_RANGE}")
+        except (OverflowError, torch.linalg.LinAlgError):  # eigenvalues of what is not finite
+            refused.append(f"{theorem.title}: {OUT_OF_RANGE}")
+        except Refusal as refusal:
+            refused.append(f"{theorem.title}: {refusal}")
+    return found, list(dict.fromkeys(refused))
+
+
+def finite(part: Certificate, what: str) -> Certificate:
+    """A part that a bound is made of, or a refusal that says why `what` has none."""
+    if math.isfinite(part.value):
+        return part
+    proved = [part.theorem] if part.theorem != NO_THEOREM else []
+    raise Refusal(f"{what} has no finite bound on {part.domain}: {'. '.join([*proved, *part.refused][:2])}")
 
 
 def checked(statement: str) -> Hypothesis:

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard import maps
 from regard._round import gamma, outward, product_norm_bound, vector_norm_bound
 from regard._verb import Verb
-from regard.certify.setting import moves_of
+from regard.certify.setting import moves_of, shell_radius
 from regard.certify.theorem import Refusal
 from regard.domains import Ball, Domain, Near, Neighborhood, Shell, TokenSet
 from regard.norms import EntryMax, Frobenius, Norm, TokenSum
@@ -90,6 +90,7 @@ def _pointwise(map: maps.Pointwise, points: Tensor, radii: Tensor) -> Travel:
 def _normalize(map: maps.Normalize, points: Tensor, radii: Tensor) -> Travel:
     """|N(x') - N(x)| ≤ min(max|γ| r / √(low² + eps), |N(x') - β| + |N(x) - β|)."""
     low, high = deviations(map, points, radii)
+    refuse_jump(map, float(low.min()))
     top = largest_weight(map)
     slopes = top * SLACK / (low.square() + map.eps).sqrt()
     here = deviations(map, points, torch.zeros_like(radii))[1]
@@ -149,6 +150,16 @@ def deviations(map: maps.Normalize, points: Tensor, radii: Tensor) -> tuple[Tens
     return ((size / SLACK - reach) / SLACK).clamp_min(0.0), (size * SLACK + reach) * SLACK
 
 
+def refuse_jump(map: maps.Normalize, least: float) -> None:
+    """Refuse a norm layer without eps where a token may be its own mean (zero, for RMSNorm): it has no value there."""
+    if map.eps > 0 or least > 0:
+        return
+    if map.centered:
+        remedy = "use eps > 0, or Shell(inner) with inner > 0, about the mean of each token"
+        raise Refusal(f"with eps = 0 LayerNorm jumps at constant tokens; {remedy}")
+    raise Refusal("with eps = 0 RMSNorm jumps at zero; use eps > 0, or Shell(inner, centered=False) with inner > 0")
+
+
 def hat_length(map: maps.Normalize, deviation: Tensor, width: int) -> Tensor:
     """At least |x̂| = √width s/√(s² + eps), which grows with the deviation s; never more than √width."""
     full = math.sqrt(width) * SLACK
@@ -157,8 +168,10 @@ def hat_length(map: maps.Normalize, deviation: Tensor, width: int) -> Tensor:
 
 
 def ball_of(domain: Domain, width: int) -> tuple[Tensor, Tensor] | None:
-    """The center (1, width) and radius (1,) of a Ball; None for other sets."""
-    if not isinstance(domain, Ball) or math.isinf(domain.radius):
+    """The center (1, width) and radius (1,) of a ball that holds the tokens; None where there is none."""
+    if isinstance(domain, Shell) and math.isfinite(radius := shell_radius(domain, width)):
+        domain = Ball(radius, None, domain.tokens)
+    if not isinstance(domain, Ball):
         return None
     center = torch.zeros(width, dtype=torch.float64) if domain.center is None else domain.center.detach().double()
     return center.unsqueeze(0), torch.tensor([float(domain.radius)], dtype=torch.float64)
@@ -166,8 +179,8 @@ def ball_of(domain: Domain, width: int) -> tuple[Tensor, Tensor] | None:
 
 def least_deviation(map: maps.Normalize, domain: Domain) -> float:
     """At most the root mean square of x - mean over all tokens of the domain."""
-    if isinstance(domain, Shell):
-        return float(domain.inner)
+    if isinstance(domain, Shell):  # |x|² = |x - mean|² + d mean²: far from the mean is far from zero, not the converse
+        return float(domain.inner) if domain.centered or not map.centered else 0.0
     if isinstance(domain, Near):
         return float(deviations(map, domain.measure.points, moves_of(domain))[0].min())
     ball = ball_of(domain, 1) if isinstance(domain, Ball) and domain.center is not None else None
@@ -189,6 +202,8 @@ def normalize_width(map: maps.Normalize, domain: Domain) -> int:
 def hat_radius(map: maps.Normalize, domain: TokenSet, width: int) -> float:
     """At least |x̂| over the domain: √d, or less where the tokens hardly differ from their mean."""
     if isinstance(domain, Shell):
+        if domain.centered and not map.centered:  # the mean of a token is free
+            return math.sqrt(width) * SLACK
         outer = torch.tensor([outward(float(domain.outer))], dtype=torch.float64)
         return float(hat_length(map, outer, width))
     ball = ball_of(domain, width)

@@ -47,5 +47,10 @@ def test_deviations():
 
 
 def test_single_entries_have_a_bound_too():
-    entry = deviation(Affine(_t(4, 3)), Radii(_t(2, 4), torch.tensor([0.1, 0.2], dtype=D)), EntryMax())
-    assert "constant times radius" in entry.theorem
+    """r times the longest column of W, and a token that moves along it attains it."""
+    map, x = Affine(_t(4, 3)), _t(2, 4)
+    entry = deviation(map, Radii(x, torch.tensor([0.1, 0.2], dtype=D)), EntryMax())
+    column = map.w[:, int(map.w.norm(dim=0).argmax())]
+    moved = x + torch.stack([torch.zeros_like(column), 0.2 * column / column.norm()])
+    assert entry.value == pytest.approx(float((map(moved) - map(x)).abs().max()), rel=1e-9)
+    assert any("constant times radius" in other.theorem for other in entry.others)

@@ -40,7 +40,7 @@ def test_a_measure_keeps_its_weights_and_marks():
     assert measure.positions().tolist() == [5, 7, 9]
 
 
-@pytest.mark.parametrize("index", range(5))
+@pytest.mark.parametrize("index", range(6))
 def test_projections_and_farthest_points_stay_inside(index):
     g = generator(index)
     x, center = normal(g, 4, 3), normal(g, 3)
@@ -50,12 +50,14 @@ def test_projections_and_farthest_points_stay_inside(index):
         1: (Neighborhood(x, 0.7), lambda y: float((y - x).norm()) <= 0.7),
         2: (Neighborhood(x, 0.7, TokenMax()), lambda y: float((y - x).norm(dim=-1).max()) <= 0.7),
         3: (Radii(x, radii), lambda y: bool(((y - x).norm(dim=-1) <= radii).all())),
-        4: (Shell(0.5, 2.0), lambda y: 0.5 <= float(y.std(-1, correction=0).min()) <= float(y.std(-1, correction=0).max()) <= 2 + 1e-12),
+        4: (Shell(0.5, 2.0), lambda y: 0.5 <= float(y.std(-1, correction=0).min()) <= float(y.std(-1, correction=0).max()) <= 2),
+        5: (Shell(0.5, 2.0, centered=False), lambda y: bool(((y.square().mean(-1) >= 0.25) & (y.square().mean(-1) <= 4)).all())),
     }
     domain, holds = inside[index]
     for scale in (1e-3, 1.0, 1e3):
         assert holds(project.one(domain, normal(g, 4, 3, scale=scale)))
-        if index != 4:
+        assert index < 4 or holds(project.one(domain, torch.full((4, 3), 0.0, dtype=D)))
+        if index < 4:
             assert holds(farthest.one(domain, normal(g, 4, 3, scale=scale)))
 
 
@@ -64,6 +66,11 @@ def test_projections_and_farthest_points_stay_inside(index):
     [
         (lambda: Ball(-1.0), "radius", "not negative"),
         (lambda: Ball(math.nan), "radius", "not negative"),
+        (lambda: Ball(math.inf), "radius", r"Whole\(\)"),
+        (lambda: Neighborhood(torch.zeros(2, 2), math.inf), "radius", r"Whole\(tokens=n\)"),
+        (lambda: Neighborhood(torch.zeros(2, 2), math.nan), "radius", "not negative"),
+        (lambda: one_token(torch.zeros(2, 2), 0, math.inf), "radii", "finite numbers"),
+        (lambda: one_token(torch.zeros(2, 2), 0, math.nan), "radii", "finite numbers"),
         (lambda: Ball(True), "radius", "not negative"),
         (lambda: Ball(1.0, torch.zeros(2, 2)), "center", r"one point \(d,\)"),
         (lambda: Ball(1.0, tokens=0), "tokens", "one or more"),
@@ -71,6 +78,7 @@ def test_projections_and_farthest_points_stay_inside(index):
         (lambda: Whole(-3), "tokens", "one or more"),
         (lambda: Shell(2.0, 1.0), "inner and outer", "0 <= inner <= outer"),
         (lambda: Shell(math.inf), "inner and outer", "inner finite"),
+        (lambda: Shell(0.1, centered=None), "centered", "from zero"),
         (lambda: Neighborhood(torch.zeros(2), 0.1), "points", r"one sequence \(n, d\)"),
         (lambda: Neighborhood(torch.zeros(0, 2), 0.1), "points", "at least one token"),
         (lambda: Neighborhood(torch.zeros(2, 3, 2), 0.1), "points", "batches one by one"),

@@ -100,13 +100,15 @@ def test_float32_maps_are_bounded_in_float64():
 
 
 @pytest.mark.parametrize("norm", [r.Frobenius(), r.TokenMax()])
-def test_an_attack_on_a_shell_stays_in_it_for_both_norm_layers(norm):
-    """A layer norm measures a token from its mean, RMSNorm from zero: a witness is in the shell either way."""
+@pytest.mark.parametrize("centered", [True, False])
+def test_an_attack_on_a_shell_stays_in_it(norm, centered):
+    """A shell says from where it measures, and a witness is inside."""
     g = torch.Generator().manual_seed(0)
     w = 3 * torch.randn(3, 3, generator=g, dtype=torch.float64)
-    layer = r.Normalize(1.0, torch.ones(3, dtype=torch.float64), centered=False)
+    layer = r.Normalize(1.0, torch.ones(3, dtype=torch.float64), centered=centered)
     map = r.Compose((layer, r.Attention(r.Dot(w, w), r.Linear(w))))
-    domain = r.Shell(0.0, 0.1, tokens=4)
+    domain = r.Shell(0.0, 0.1, tokens=4, centered=centered)
     witness = r.falsify(map, domain, norm, width=3, steps=20, restarts=6)
     assert 0 < witness.value <= r.certify(map, domain, norm).value
-    assert float(witness.point.square().mean(-1).sqrt().max()) <= 0.1
+    away = witness.point - witness.point.mean(-1, keepdim=True) if centered else witness.point
+    assert float(away.square().mean(-1).sqrt().max()) <= 0.1

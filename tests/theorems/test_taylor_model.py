@@ -91,7 +91,12 @@ def test_no_derivative_of_the_neighborhood_exceeds_the_constant(pre, activation,
     for radius in (0.0, 1e-4, 1e-2, 0.3):
         domain = r.Neighborhood(x, radius, norm)
         ladder = r.certify(map, domain, norm)
-        value = next(rung.value for rung in (ladder, *ladder.others) if rung.theorem.startswith("the Taylor model"))
+        rungs = [rung.value for rung in (ladder, *ladder.others) if rung.theorem.startswith("the Taylor model")]
+        if not rungs:  # its remainders are no numbers, and it proves no infinity
+            assert radius == 0.3
+            assert any(why.startswith("the Taylor model") and "use a smaller radius" in why for why in ladder.refused)
+            continue
+        (value,) = rungs
         for _ in range(6):
             other = project.one(domain, x + 2 * radius * torch.randn(5, 8, generator=generator, dtype=D))
             jacobian = r.linearize(map, other)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,7 +16,7 @@ from regard.certificate import Certificate, Hypothesis
 from regard.certify.certification import certify, deviation
 from regard.certify.locating import summands
 from regard.certify.subject import single_heads, subject_of
-from regard.certify.theorem import Bound, Refusal, Theorem, checked
+from regard.certify.theorem import OUT_OF_RANGE, Bound, Refusal, Theorem, checked, finite
 from regard.certify.theorems import taylor_model
 from regard.certify.theorems.mean_value import radius_in
 from regard.certify.theorems.residual import coupled
@@ -67,18 +66,20 @@ def followed(map: Added, domain: Near, norm: SequenceNorm) -> Bound:
     return replace(taylor_model.constant(map, domain, norm), note=taylor_model.THEOREM.title)
 
 
-@THEOREM.constant(Residual, Domain, Norm)
-@THEOREM.constant(Compose, TokenSet, Norm)
+def _has_other_forms(map: Residual | Compose, domain: Domain, norm: Norm) -> bool:
+    return bool(_rewritings(map))
+
+
+@THEOREM.constant(Residual, Domain, Norm, about=_has_other_forms)
+@THEOREM.constant(Compose, TokenSet, Norm, about=_has_other_forms)
 def rewritten(map: Residual | Compose, domain: Domain, norm: Norm) -> list[Bound]:
     """The constant of the same map, written as a sum or with heads as one; near an input the Taylor model sees compositions better."""
-    return _kept([_adopted(certify(other, domain, norm), note) for note, other in _rewritings(map)])
+    return _valid([partial(_adopted, other, domain, norm, note) for note, other in _rewritings(map)])
 
 
-@THEOREM.deviation(Added, Near, Norm)
-def carried(map: Added, domain: Near, norm: Norm) -> list[Bound]:
+@THEOREM.deviation(Added, Near, SequenceNorm)
+def carried(map: Added, domain: Near, norm: SequenceNorm) -> list[Bound]:
     """The sum of what the parts move."""
-    if isinstance(norm, Wasserstein):
-        raise Refusal("deviations of sums are of matched tokens; use Frobenius() or TokenMax()")
     return _valid([partial(_deviations, parts, domain, norm, note) for note, parts in _forms(map)])
 
 
@@ -123,21 +124,12 @@ def _deviations(parts: Sequence[Mapping], domain: Near, norm: Norm, note: str) -
 
 
 def _total(found: Sequence[Certificate]) -> float:
-    for part in found:
-        if math.isinf(part.value):
-            raise Refusal(f"a part has no finite bound: {' '.join(part.refused[:2])}".strip())
-    return sum(part.value for part in found)
+    return sum(finite(part, "a part").value for part in found)
 
 
-def _adopted(part: Certificate, note: str) -> Bound:
-    return Bound(part.value, parts=(part,), note=note)
-
-
-def _kept(found: list[Bound]) -> list[Bound]:
-    finite = [bound for bound in found if math.isfinite(bound.value)]
-    if not finite:
-        raise Refusal("")
-    return finite
+def _adopted(other: Mapping, domain: Domain, norm: Norm, note: str) -> Bound:
+    part = certify(other, domain, norm)
+    return Bound(_total([part]), parts=(part,), note=note)
 
 
 # The same map in other words
@@ -288,5 +280,7 @@ def _united(parts: Sequence[Mapping]) -> tuple[list[Mapping], float]:
     if len({w.shape for w in affine}) > 1:
         raise Refusal("the affine parts of the sum have different shapes; give them one")
     matrices = torch.stack(affine)
+    if not bool(torch.isfinite(matrices.sum(0)).all()):
+        raise Refusal(OUT_OF_RANGE)
     rounding = outward(gamma(len(affine)) * float(matrices.abs().sum()), matrices.numel() + 8)
     return [*(part for part in parts if not isinstance(part, Affine)), Affine(matrices.sum(0))], rounding

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from regard._round import outward, product_norm_bound
+from regard._round import outward, product_norm_bound, vector_norm_bound
 from regard.certify.setting import moves_of
-from regard.certify.theorem import Bound, Refusal, Theorem
+from regard.certify.theorem import Bound, Theorem
 from regard.certify.tokenwise import gathered, travel
 from regard.domains import Domain, Near
 from regard.maps import Affine
@@ -15,7 +15,8 @@ THEOREM = Theorem(
     title="affine maps of tokens",
     statement=r"""
 $x_i \mapsto W^\top x_i + b$ has the constant $\|W\|_2$ in Frobenius, TokenMax and TokenSum norm and in every $W_p$, and
-$\max_c\sum_k|W_{kc}|$ in EntryMax norm. Both are attained.
+$\max_c\sum_k|W_{kc}|$ in EntryMax norm. Both are attained. An entry of a token that moves by at most $r$ in length moves by at most
+$r\max_c|W_{\cdot c}|$.
 """,
     hypotheses=(),
     proof=r"""
@@ -35,7 +36,8 @@ def affine(map: Affine, domain: Domain, norm: Norm) -> Bound:
 
 @THEOREM.deviation(Affine, Near, Norm)
 def carried(map: Affine, domain: Near, norm: Norm) -> Bound:
-    """|W|₂ r_i for each token."""
+    """|W|₂ r_i for each token, and entry by entry the longest column of W times r_i."""
     if isinstance(norm, EntryMax):
-        raise Refusal("")
+        columns = max(vector_norm_bound(column) for column in map.w.detach().double().mT)
+        return Bound(outward(columns * float(moves_of(domain).max())))
     return Bound(gathered(domain, travel.one(map, domain.measure.points, moves_of(domain)), norm))

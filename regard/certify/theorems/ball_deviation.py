@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from regard.certify.about import one_token_moves
 from regard.certify.near.facts import local_facts
 from regard.certify.subject import MultiHead
-from regard.certify.theorem import Bound, Refusal, Theorem, assumed, checked
+from regard.certify.theorem import Bound, Theorem, assumed, checked
 from regard.certify.theorems.ball_constant import _arithmetic, _radius
 from regard.domains import Near, Radii
 from regard.norms import Frobenius
@@ -28,11 +29,14 @@ $\sum_ib_i^2\sum_{k\ne i}P_{ik}(v_i\cdot d_k)^2 \le r^2\max_k\lambda_{\max}(\sum
 )
 
 
-@THEOREM.deviation(MultiHead, Near, Frobenius)
+def _several_move(subject: Any, domain: Near, norm: Frobenius) -> bool:
+    """One token that moves has theorems of its own."""
+    return not isinstance(domain, Radii) or not one_token_moves(subject, domain, norm)
+
+
+@THEOREM.deviation(MultiHead, Near, Frobenius, about=_several_move)
 def ball_deviation(subject: Any, domain: Near, norm: Frobenius) -> Bound:
     """The smallest of the three."""
-    if isinstance(domain, Radii) and int((domain.radii > 0).sum()) == 1:
-        raise Refusal("")  # one token that moves has theorems of its own
     facts = local_facts(subject, domain)
     hypotheses = [checked("softmax rows"), checked("scores bilinear in pairs of tokens"), _arithmetic()]
     if facts.ball.probability < 1:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 
 from regard._round import outward, vector_norm_bound
+from regard.certify.about import rows_by
 from regard.certify.rows import gibbs_balls
 from regard.certify.setting import pair_bias, tokens_of, width_of
 from regard.certify.subject import Head
 from regard.certify.theorem import Bound, Refusal, Theorem, checked
 from regard.domains import Domain
+from regard.normalizers import Softmax
 from regard.norms import Frobenius
 
 THEOREM = Theorem(
@@ -35,7 +37,7 @@ sequences that keep the coordinate are some of all sequences there.
 )
 
 
-@THEOREM.constant(Head, Domain, Frobenius)
+@THEOREM.constant(Head, Domain, Frobenius, about=rows_by(Softmax))
 def castin_general(head: Head, domain: Domain, norm: Frobenius) -> Bound:
     """√3 |W| (g² (4n + 1) + n)^½."""
     g, tokens = pull_on_ball(head, domain), tokens_of(domain)
@@ -53,8 +55,6 @@ def castin_general(head: Head, domain: Domain, norm: Frobenius) -> Bound:
 
 def pull_on_ball(head: Head, domain: Domain) -> float:
     """g = |A| R² on the smallest ball about 0 that holds the tokens; a query bias is one more coordinate of the tokens."""
-    if not head.softmax:
-        raise Refusal("")
     form = head.form(head.width(width_of(domain)))
     if form is None:
         raise Refusal("it was published for scores that are one bilinear form xᵀAy")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from regard._round import exp_bound, outward
+from regard.certify.about import rows_by
 from regard.certify.setting import equivariant
 from regard.certify.subject import Head
 from regard.certify.theorem import Bound, Theorem, checked
 from regard.certify.theorems.castin_general import pull_on_ball
 from regard.domains import TokenSet
+from regard.normalizers import Softmax
 from regard.norms import Wasserstein
 
 THEOREM = Theorem(
@@ -25,7 +27,7 @@ It is never below `wasserstein`: $e^{2g}(1 + 2g) + g \le (1 + 3g)e^{2g}$. A quer
 )
 
 
-@THEOREM.constant(Head, TokenSet, Wasserstein)
+@THEOREM.constant(Head, TokenSet, Wasserstein, about=rows_by(Softmax))
 def castin_mean_field(head: Head, domain: TokenSet, norm: Wasserstein) -> Bound:
     """|W| (1 + 3g) e^{2g}."""
     equivariant(head, domain)

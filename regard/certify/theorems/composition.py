@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from regard.certify.imaging import along, image, norm_factor, outputs
 from regard.certify.locating import doubled, enclosing, one_sequence, slip
 from regard.certify.setting import balls_of, width_of
 from regard.certify.subject import Head, single_heads, subject_of
-from regard.certify.theorem import Bound, Refusal, Theorem, checked
+from regard.certify.theorem import OUT_OF_RANGE, Bound, Refusal, Theorem, checked, finite
 from regard.certify.tokenwise import SLACK, hat_radius
 from regard.domains import Ball, Domain, Near, TokenSet
 from regard.errors import ArgumentError
@@ -55,32 +54,32 @@ def composition(map: Compose, domain: Domain, norm: Norm) -> Bound:
     for step in _steps(map.maps):
         domain = image(_steps(map.maps)[len(parts) - 1], domain) if parts else domain
         one_sequence(step)
-        parts.append(_finite(step, certify(step, domain, norm)))
+        parts.append(finite(certify(step, domain, norm), type(step).__name__))
     return Bound(outward(math.prod(part.value for part in parts)), parts=tuple(parts))
 
 
 @THEOREM.constant(Compose, Near, Norm)
 def over_balls(map: Compose, domain: Near, norm: Norm) -> Bound:
     """The same on a ball that holds the neighborhood: better where the neighborhood grows past what norm layers allow."""
-    part = certify(map, enclosing(domain), norm)
-    if math.isinf(part.value):
-        raise Refusal("")
+    part = finite(certify(map, enclosing(domain), norm), "the composition")
     return Bound(part.value, parts=(part,), note="on a ball that holds the neighborhood")
 
 
-@THEOREM.constant(Compose, Domain, Norm)
+def _norm_first(map: Compose, domain: Domain, norm: Norm) -> bool:
+    return _pair(map.maps)
+
+
+@THEOREM.constant(Compose, Domain, Norm, about=_norm_first)
 def folded(map: Compose, domain: Domain, norm: Norm) -> Bound:
     """L(attention') · L(x ↦ x̂), the weights of a norm layer folded into the attention after it."""
-    if not _pair(map.maps):
-        raise Refusal("")
     layer, attention = map.maps
     assert isinstance(layer, Normalize)
     assert isinstance(attention, (Attention, Heads))
     one_sequence(attention)
     inner = fold(layer, attention)
     plain = Normalize(layer.eps, centered=layer.centered)
-    first = _finite(plain, certify(plain, domain, norm))
-    second = _finite(inner, certify(inner, _hats(plain, inner, domain), norm))
+    first = finite(certify(plain, domain, norm), "Normalize")
+    second = finite(certify(inner, _hats(plain, inner, domain), norm), type(inner).__name__)
     value = outward(first.value * second.value * (1 + 1e-6))
     return Bound(value, (checked("roundings of folded matrices are below 1e-9 of their norms"),), (first, second), "norm layer folded in")
 
@@ -94,17 +93,10 @@ def carried(map: Compose, domain: Near, norm: Norm) -> Bound:
     held, margin = along(map.maps[:-1], domain)
     if not isinstance(held, Near):
         raise Refusal("the value inside is not followed around the given sequence")
-    part = _finite(last, deviation(last, held, norm))
+    part = finite(deviation(last, held, norm), type(last).__name__)
     tokens = outputs(last, held.measure.size)
     assert tokens is not None
     return Bound(outward(part.value + norm_factor(norm, tokens) * slip(last, held.measure, margin)), parts=(part,))
-
-
-def _finite(step: Any, part: Certificate) -> Certificate:
-    if math.isinf(part.value):
-        why = " ".join(part.refused[:2])
-        raise Refusal(f"{type(step).__name__} has no finite bound on {part.domain}: {why}")
-    return part
 
 
 def _pair(maps: tuple[Mapping, ...]) -> bool:
@@ -181,7 +173,10 @@ def _projection(layer: Normalize, w: Tensor | None, b: Tensor | None) -> tuple[T
     offset = None if layer.bias is None else layer.bias @ w
     w = w if layer.weight is None else layer.weight.unsqueeze(-1) * w
     w = w - w.mean(-2, keepdim=True) if layer.centered else w
-    return w, b if offset is None else offset if b is None else offset + b
+    b = b if offset is None else offset if b is None else offset + b
+    if not all(bool(torch.isfinite(made).all()) for made in (w, b) if made is not None):
+        raise Refusal(OUT_OF_RANGE)
+    return w, b
 
 
 def _size(layer: Normalize, w: Tensor | None, b: Tensor | None, width: int) -> float:

@@ -13,7 +13,7 @@ from regard._verb import Verb
 from regard.attention import Attention, Softmatch
 from regard.certificate import Certificate
 from regard.certify.scores import BallFacts, bilinear, slopes
-from regard.certify.setting import equivariant
+from regard.certify.setting import equivariant, finite_ball
 from regard.certify.subject import Head, single_heads
 from regard.certify.theorem import Bound, Refusal, Theorem, checked
 from regard.domains import Ball, Domain, Whole
@@ -107,7 +107,7 @@ def _image(kernel: Lookup, domain: Domain, factors: tuple[Tensor, ...], value: f
     center = domain.center.detach().double()
     moved = kernel.values(center.unsqueeze(0).to(factors[0].dtype), None).double().reshape(-1)
     size = vector_norm_bound(center) * math.prod(vector_norm_bound(factor) for factor in factors) + vector_norm_bound(moved)
-    return Ball(outward(value * domain.radius + gamma(8 * sum(factor.shape[0] for factor in factors) + 64) * size), moved)
+    return finite_ball(outward(value * domain.radius + gamma(8 * sum(factor.shape[0] for factor in factors) + 64) * size), moved, None)
 
 
 @contract.rule(Softmatch)
@@ -115,7 +115,7 @@ def _softmatch(kernel: Softmatch, domain: Domain) -> tuple[Bound, Domain]:
     """R κ, the smallest over two balls that hold the keys."""
     head = _one_head(Attention(kernel.potential, normalizer=kernel.normalizer, support=kernel.support))
     if not head.softmax:
-        raise Refusal(f"rows of {type(kernel.normalizer).__name__} are not Gibbs laws")
+        raise Refusal(f"rows of {type(kernel.normalizer).__name__} are not Gibbs laws; use Softmax()")
     equivariant(head, domain)
     keys = kernel.context.points.detach().double()
     if keys.ndim != 2 or not len(keys):
@@ -147,7 +147,7 @@ def _slope_radius(potential: Potential, keys: Tensor, center: Tensor, domain: Do
         rounding = form.error + gamma(keys.shape[-1] + 4) * vector_norm_bound(form.a)
         lengths = [(vector_norm_bound(offset), vector_norm_bound(key - center)) for offset, key in zip(offsets, keys, strict=True)]
         return max(outward(offset + rounding * length) for offset, length in lengths)
-    if not isinstance(domain, Ball) or math.isinf(domain.radius):
+    if not isinstance(domain, Ball):
         raise Refusal(f"slopes of {type(potential).__name__} depend on where queries are; use Ball(radius)")
     query = torch.zeros_like(center) if domain.center is None else domain.center.detach().double()
     radius = max(_around(keys, center), outward(vector_norm_bound(query - center) + domain.radius))

@@ -7,6 +7,7 @@ import math
 from torch import Tensor
 
 from regard._round import gamma, outward, product_norm_bound, vector_norm_bound
+from regard.certify.about import all_of, rows_by, scores_by
 from regard.certify.rows import gibbs_balls
 from regard.certify.scores import BallFacts, Slopes
 from regard.certify.setting import crowding
@@ -14,6 +15,7 @@ from regard.certify.subject import Head
 from regard.certify.terms import moving_term
 from regard.certify.theorem import Bound, Refusal, Theorem, checked
 from regard.domains import Domain, Whole
+from regard.normalizers import Softmax
 from regard.norms import Frobenius, TokenMax
 from regard.potentials import Cosine
 
@@ -42,14 +44,17 @@ The scores are the authors'; their constant is for values that are normalized to
 )
 
 
-@THEOREM.constant(Head, Domain, TokenMax)
+COSINE = all_of(rows_by(Softmax), scores_by(Cosine))
+
+
+@THEOREM.constant(Head, Domain, TokenMax, about=COSINE)
 def cosine_token_max(head: Head, domain: Domain, norm: TokenMax) -> Bound:
     """w (1 + Rα + Rκ), the smallest over balls that hold the tokens."""
     found = [outward(head.w * (1 + ball.radius * (steep.alpha + steep.kappa))) for ball, steep in _cosine_balls(head, domain)]
     return Bound(min(found), (checked("softmax rows of a cosine score"), checked("every token is in a ball of finite radius")))
 
 
-@THEOREM.constant(Head, Domain, Frobenius)
+@THEOREM.constant(Head, Domain, Frobenius, about=COSINE)
 def cosine_frobenius(head: Head, domain: Domain, norm: Frobenius) -> Bound:
     """w (√N (1 + Rα) + Rκ), the smallest over balls that hold the tokens."""
     found = []
@@ -66,8 +71,7 @@ def cosine_frobenius(head: Head, domain: Domain, norm: Frobenius) -> Bound:
 
 def _cosine_balls(head: Head, domain: Domain) -> list[tuple[BallFacts, Slopes]]:
     term, factor = moving_term(head.potential)
-    if not isinstance(term, Cosine) or not head.softmax:
-        raise Refusal("")
+    assert isinstance(term, Cosine)
     if isinstance(domain, Whole):
         raise Refusal("cosine scores are bounded for all tokens, but linear values are not; normalize the values too, or use Ball(radius)")
     return [(ball, cosine_slopes(term, factor, ball)) for ball, _ in gibbs_balls(head, domain)]

@@ -98,7 +98,7 @@ def _head(map: ToContext | FromQueries | Joint) -> Head:
     attention: Attention = map.attention
     head = subject_of(attention).separate[0]
     if not head.softmax:
-        raise Refusal(f"rows of {type(head.normalizer).__name__} are not Gibbs laws")
+        raise Refusal(f"rows of {type(head.normalizer).__name__} are not Gibbs laws; use Softmax()")
     head.factors  # noqa: B018 (values without a theorem are refused here)
     return head
 

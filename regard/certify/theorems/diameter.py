@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from regard._round import outward
 from regard.certify.imaging import image, norm_factor, outputs
 from regard.certify.locating import enclosing
@@ -28,8 +26,8 @@ token.
 def diameter(map: Map, domain: Near, norm: Norm) -> Bound:
     """2ρ, times √n in Frobenius and n in TokenSum norm."""
     held = image(map, enclosing(domain))
-    if not isinstance(held, Ball) or math.isinf(held.radius):
-        raise Refusal("the image is not bounded")
+    if not isinstance(held, Ball):
+        raise Refusal("the image is not bounded; put a norm layer first, or use a smaller radius")
     tokens = outputs(map, domain.measure.size)
     assert tokens is not None
     return Bound(outward(2 * held.radius * norm_factor(norm, tokens)), (checked(f"every value is in a ball of radius {held.radius:.6g}"),))

@@ -36,7 +36,11 @@ $-Ry$ alike, for every $R$, and $C \succeq 2pR^2yy^\top$ with $p$ that does not 
 )
 
 
-@THEOREM.constant(Head, Whole, Norm)
+def _bilinear_rows(head: Head, domain: Whole, norm: Norm) -> bool:
+    return head.softmax and head.form(_width(head)) is not None
+
+
+@THEOREM.constant(Head, Whole, Norm, about=_bilinear_rows)
 def dot_whole(head: Head, domain: Whole, norm: Norm) -> Bound:
     """∞."""
     form = _form(head)
@@ -44,7 +48,8 @@ def dot_whole(head: Head, domain: Whole, norm: Norm) -> Bound:
     if not _sees_two(head, domain):
         raise Refusal("no row sees two keys, and then rows do not look at scores")
     statements = ("softmax rows", "scores are one bilinear form that is not zero", "values are not constant", "some row sees two keys")
-    return Bound(math.inf, tuple(checked(statement) for statement in statements), note="growing_witness(attention, radius) shows it")
+    note = "growing_witness(attention, radius) shows it"
+    return Bound(math.inf, tuple(checked(statement) for statement in statements), note=note, unbounded=True)
 
 
 def growing_witness(subject: Head | Attention, radius: float) -> Tensor:
@@ -58,11 +63,9 @@ def growing_witness(subject: Head | Attention, radius: float) -> Tensor:
 
 
 def _form(head: Head) -> Form:
-    if not head.softmax:
-        raise Refusal("")
-    form = head.form(_width(head))
+    form = head.form(_width(head)) if head.softmax else None
     if form is None:
-        raise Refusal("")
+        raise Refusal("tokens that show it are known for softmax rows of one bilinear form; give Softmax() and Dot() or Bilinear()")
     return form
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
+from torch import Tensor
 
-from regard.certify.setting import balls_of, moves_of
+from regard.certify.setting import balls_of, finite_ball, moves_of
 from regard.certify.theorem import Bound, Refusal, Theorem, checked
 from regard.certify.tokenwise import Travel, ball_of, gathered, refuse_entries, travel
-from regard.domains import Ball, Domain, Near
+from regard.domains import Domain, Near
 from regard.maps import Gated
 from regard.norms import Norm, Wasserstein
 
@@ -36,7 +36,7 @@ def gated(map: Gated, domain: Domain, norm: Norm) -> Bound:
     hypotheses = (checked("every token is in a ball of finite radius"), checked("the slope of the activation"))
     if isinstance(domain, Near) and not isinstance(norm, Wasserstein):
         return Bound(float(_near(map, domain).slopes.max()), hypotheses)
-    return Bound(min(_on_ball(map, ball) for ball in _balls(map, domain)), hypotheses)
+    return Bound(min(float(travel.one(map, *ball).slopes) for ball in _balls(map, domain)), hypotheses)
 
 
 @THEOREM.deviation(Gated, Near, Norm)
@@ -51,17 +51,14 @@ def _near(map: Gated, domain: Near) -> Travel:
     return found
 
 
-def _balls(map: Gated, domain: Domain) -> list[Ball]:
+def _balls(map: Gated, domain: Domain) -> list[tuple[Tensor, Tensor]]:
+    """Centers and radii of balls that hold all tokens."""
     if isinstance(domain, Near):
-        return [Ball(ball.radius, ball.center) for ball in balls_of(domain, len(map.w))]
-    if not isinstance(domain, Ball) or math.isinf(domain.radius):
+        held = [finite_ball(ball.radius, ball.center, None) for ball in balls_of(domain, len(map.w))]
+        return [ball for one in held if (ball := ball_of(one, len(map.w))) is not None]
+    found = ball_of(domain, len(map.w))
+    if found is None:
         raise Refusal(
             "a gated layer grows like the square of its input, so tokens must be bounded; use Ball(radius), or put a norm layer first"
         )
-    return [domain]
-
-
-def _on_ball(map: Gated, ball: Ball) -> float:
-    found = ball_of(ball, len(map.w))
-    assert found is not None
-    return float(travel.one(map, *found).slopes)
+    return [found]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from regard._round import outward
-from regard.certify.gaussian_rows import gaussian_rows
+from regard.certify.gaussian_rows import GAUSSIAN, gaussian_rows
 from regard.certify.subject import Head
 from regard.certify.theorem import Bound, Theorem
 from regard.domains import Domain
@@ -40,14 +40,14 @@ e_i| \le \sqrt2\|M\|\|D\|_F$, for each of $n$ rows. The theorem for two norms is
 )
 
 
-@THEOREM.constant(Head, Domain, TokenMax)
+@THEOREM.constant(Head, Domain, TokenMax, about=GAUSSIAN)
 def gaussian_token_max(head: Head, domain: Domain, norm: TokenMax) -> Bound:
     """|W| + 4 ω |U| |M|."""
     rows = gaussian_rows(head, domain)
     return Bound(outward(head.w + 4 * rows.far * rows.size), rows.hypotheses)
 
 
-@THEOREM.constant(Head, Domain, Frobenius)
+@THEOREM.constant(Head, Domain, Frobenius, about=GAUSSIAN)
 def gaussian_frobenius(head: Head, domain: Domain, norm: Frobenius) -> Bound:
     """The smaller of √n (|W| + 2ω|U||M|) + 2ω|U||M| and √n (|W| + 2√2 ω|U||M|)."""
     rows = gaussian_rows(head, domain)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from torch import Tensor
 
 from regard._round import exp_bound, outward, vector_norm_bound
@@ -49,7 +47,7 @@ def gibbs(tilt: Tilt, domain: Domain, norm: Wasserstein) -> Bound:
     """e^osc (1 + 2Rα), α the slope of the scores of the query."""
     if norm.p != 1:
         raise Refusal(f"the transformation changes weights, which W_p does not see linearly for p = {norm.p:g}; use Wasserstein(1.0)")
-    if not isinstance(domain, Ball) or math.isinf(domain.radius):
+    if not isinstance(domain, Ball):
         raise Refusal("the bound needs a bounded set of tokens; use Ball(radius)")
     query = tilt.query.detach().double()
     if domain.center is not None and len(domain.center) != len(query):

@@ -8,8 +8,8 @@ from typing import Any
 from regard._round import outward
 from regard.certificate import Certificate
 from regard.certify.certification import smallest
-from regard.certify.subject import MultiHead
-from regard.certify.theorem import Bound, Refusal, Theorem
+from regard.certify.subject import Head, MultiHead
+from regard.certify.theorem import Bound, Theorem, constants, finite
 from regard.domains import Domain
 from regard.norms import EntryMax, Frobenius, Norm, TokenMax, Wasserstein
 
@@ -31,13 +31,15 @@ Minkowski in $\ell^{p/2}$ over tokens.
 )
 
 
-@THEOREM.constant(MultiHead, Domain, Norm)
+def _several(subject: MultiHead, domain: Domain, norm: Norm) -> bool:
+    return len(subject.separate) > 1 and not subject.residual
+
+
+@THEOREM.constant(MultiHead, Domain, Norm, about=_several)
 def heads(subject: MultiHead, domain: Domain, norm: Norm) -> list[Bound]:
     """The smallest bound of each head together, and then every theorem that holds for all of them, for the ladder."""
-    if subject.residual or len(subject.separate) == 1:
-        raise Refusal("")
-    separate = [smallest("constant", head, domain, norm) for head in subject.separate]
-    folded = None if subject.folded is None else [smallest("constant", head, domain, norm) for head in subject.folded]
+    separate = _bounds(subject.separate, domain, norm)
+    folded = None if subject.folded is None else _bounds(subject.folded, domain, norm)
     best = _together(subject, separate, folded, norm)
     found = [best]
     for theorem in _shared([*separate, *(folded or ())]):
@@ -46,6 +48,10 @@ def heads(subject: MultiHead, domain: Domain, norm: Norm) -> list[Bound]:
         if bound.value > best.value:
             found.append(replace(bound, note=theorem))
     return found
+
+
+def _bounds(heads: list[Head], domain: Domain, norm: Norm) -> list[Certificate]:
+    return [finite(smallest(constants, head, domain, norm), f"head {h}") for h, head in enumerate(heads)]
 
 
 def _together(subject: MultiHead, separate: list[Certificate], folded: list[Certificate] | None, norm: Norm) -> Bound:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard._round import gamma, outward
-from regard.certify.gaussian_rows import gaussian_rows
+from regard.certify.gaussian_rows import GAUSSIAN, gaussian_rows
 from regard.certify.setting import width_of
 from regard.certify.subject import Head
 from regard.certify.theorem import Bound, Theorem
@@ -35,7 +35,7 @@ c\,\|M^\top\|_\infty\max|D|\;\mathbb{E}_i|a|^2$. With masks, biases and weights 
 )
 
 
-@THEOREM.constant(Head, Domain, EntryMax)
+@THEOREM.constant(Head, Domain, EntryMax, about=GAUSSIAN)
 def kim_infinity_norm(head: Head, domain: Domain, norm: EntryMax) -> Bound:
     """|Uᵀ|_∞ |Mᵀ|_∞ (1 + 4 √c φ)."""
     rows = gaussian_rows(head, domain)

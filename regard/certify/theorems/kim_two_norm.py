@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from regard._round import outward
-from regard.certify.gaussian_rows import gaussian_rows
+from regard.certify.gaussian_rows import GAUSSIAN, gaussian_rows
 from regard.certify.subject import Head
 from regard.certify.theorem import Bound, Theorem
 from regard.certify.theorems import gaussian_whole
@@ -30,7 +30,7 @@ weights $n - 1$ is $\Omega$ there.
 )
 
 
-@THEOREM.constant(Head, Domain, Frobenius)
+@THEOREM.constant(Head, Domain, Frobenius, about=GAUSSIAN)
 def kim_two_norm(head: Head, domain: Domain, norm: Frobenius) -> Bound:
     """√n (4φ + 1) |M| |U|."""
     rows = gaussian_rows(head, domain)

@@ -10,7 +10,7 @@ from regard.certify.certification import smallest
 from regard.certify.near.facts import local_facts
 from regard.certify.setting import moves_of
 from regard.certify.subject import MultiHead
-from regard.certify.theorem import Bound, Refusal, Theorem
+from regard.certify.theorem import Bound, Refusal, Theorem, constants, finite
 from regard.domains import Near, Neighborhood
 from regard.maps import Map
 from regard.norms import Frobenius, Norm, TokenMax, TokenSum
@@ -31,15 +31,16 @@ most $\max_i|d_i|$.
 )
 
 
-@THEOREM.deviation(MultiHead, Near, Norm)
+def _without_theorems(subject: MultiHead, domain: Near, norm: Norm) -> bool:
+    """Heads have theorems of their own near a sequence, which are better."""
+    return not isinstance(norm, (Frobenius, TokenMax)) or not near_theorems(subject, domain)
+
+
+@THEOREM.deviation(MultiHead, Near, Norm, about=_without_theorems)
 @THEOREM.deviation(Map, Near, Norm)
 def mean_value(subject: Any, domain: Near, norm: Norm) -> Bound:
     """L r."""
-    if isinstance(subject, MultiHead) and isinstance(norm, (Frobenius, TokenMax)) and near_theorems(subject, domain):
-        raise Refusal("")
-    part = smallest("constant", subject, domain, norm)
-    if math.isinf(part.value):
-        raise Refusal(f"no constant on the neighborhood: {' '.join(part.refused[:1])}".strip())
+    part = finite(smallest(constants, subject, domain, norm), "the constant")
     return Bound(outward(part.value * radius_in(domain, norm)), parts=(part,))
 
 

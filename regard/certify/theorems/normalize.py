@@ -6,8 +6,8 @@ import math
 
 from regard._round import outward
 from regard.certify.setting import moves_of
-from regard.certify.theorem import Bound, Refusal, Theorem, checked
-from regard.certify.tokenwise import gathered, largest_weight, least_deviation, refuse_entries, travel
+from regard.certify.theorem import Bound, Theorem, checked
+from regard.certify.tokenwise import gathered, largest_weight, least_deviation, refuse_entries, refuse_jump, travel
 from regard.domains import Domain, Near
 from regard.maps import Normalize
 from regard.norms import Norm
@@ -20,7 +20,8 @@ $N(x) = \gamma\,\hat x + \beta$, $\hat x = \bar x/\sqrt{s^2 + \epsilon}$, with $
 $s = |\bar x|/\sqrt d$:
 $$ |N(x) - N(x')| \le \frac{\max|\gamma|}{\sqrt{s_0^2 + \epsilon}}\,|x - x'| \quad\text{whenever } s, s' \ge s_0,\qquad |N(x) - \beta| \le
 \max|\gamma|\sqrt d. $$
-A token within $r$ of $x$ has $s' \ge s - r/\sqrt d$.
+A token within $r$ of $x$ has $s' \ge s - r/\sqrt d$. A shell about the means of tokens bounds $s$ of both layers from below, since
+$|x|^2 = |x - \mathrm{mean}|^2 + d\,\mathrm{mean}^2$; one about zero says nothing of how far tokens are from their means.
 """,
     hypotheses=("eps is positive, or no token is constant (zero, for RMSNorm)",),
     source="(ba2016), (zhang2019)",
@@ -38,9 +39,8 @@ def normalize(map: Normalize, domain: Domain, norm: Norm) -> Bound:
     """max|γ| / √(s₀² + eps), s₀ the least deviation over the domain."""
     refuse_entries(norm, "a norm layer")
     least = least_deviation(map, domain)
-    if least == 0 and map.eps == 0:
-        raise Refusal("with eps = 0 a norm layer jumps at constant tokens; use eps > 0, or Shell(inner) with inner > 0")
-    value = outward(largest_weight(map) / math.sqrt(least * least * (1 - 1e-15) + map.eps))
+    refuse_jump(map, least)
+    value = outward(largest_weight(map) / math.hypot(least, math.sqrt(map.eps)))  # squares of small numbers vanish
     return Bound(value, (checked(f"every token has deviation at least {least:.6g}"),))
 
 

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from regard._upper import exact, stack
+from regard.certify.about import one_token_moves
 from regard.certify.near.facts import local_facts
 from regard.certify.near.moves import SLIGHTLY
 from regard.certify.near.token import OtherRows
 from regard.certify.subject import MultiHead
-from regard.certify.theorem import Bound, Refusal, Theorem, checked
+from regard.certify.theorem import Bound, Theorem, checked
 from regard.certify.theorems.ball_constant import _arithmetic
 from regard.domains import Radii
 from regard.norms import Frobenius
@@ -41,13 +42,10 @@ norm as a matrix in either of two ways; the third order is $\varphi_3$ of `remai
 )
 
 
-@THEOREM.deviation(MultiHead, Radii, Frobenius)
+@THEOREM.deviation(MultiHead, Radii, Frobenius, about=one_token_moves)
 def one_token(subject: Any, domain: Radii, norm: Frobenius) -> Bound:
     """The smaller of: the linear column and what is beyond it; the row of the token and the others on their own."""
-    moving = (domain.radii > 0).nonzero().flatten()
-    if len(moving) != 1:
-        raise Refusal("")
-    token = int(moving[0])
+    token = int(domain.radii.argmax())
     radius = float(domain.radii[token])
     facts = local_facts(subject, domain)
     moves = torch.zeros(facts.heads.n, dtype=torch.float64)

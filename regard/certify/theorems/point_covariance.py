@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from regard._round import outward
+from regard.certify.about import all_of, one_sequence_only, rows_by
 from regard.certify.point import point_of
 from regard.certify.subject import Head
-from regard.certify.theorem import Bound, Refusal, Theorem, checked
+from regard.certify.theorem import Bound, Theorem, checked
 from regard.domains import Near
+from regard.normalizers import Softmax
 from regard.norms import Frobenius, TokenMax
 
 THEOREM = Theorem(
@@ -51,7 +53,7 @@ HYPOTHESES = (
 )
 
 
-@THEOREM.constant(Head, Near, Frobenius)
+@THEOREM.constant(Head, Near, Frobenius, about=all_of(rows_by(Softmax), one_sequence_only))
 def covariance_frobenius(head: Head, domain: Near, norm: Frobenius) -> Bound:
     """√(max_j Σ_i P_ij (w² + η_i²)) + max_i σ_i ζ_i."""
     rows = _rows(head, domain)
@@ -59,7 +61,7 @@ def covariance_frobenius(head: Head, domain: Near, norm: Frobenius) -> Bound:
     return Bound(outward(math.sqrt(crowd) + float(rows.own.max()), 4000 + 4 * len(rows.laws)), HYPOTHESES)
 
 
-@THEOREM.constant(Head, Near, TokenMax)
+@THEOREM.constant(Head, Near, TokenMax, about=all_of(rows_by(Softmax), one_sequence_only))
 def covariance_token_max(head: Head, domain: Near, norm: TokenMax) -> Bound:
     """max_i (√(w² + η_i²) + σ_i ζ_i)."""
     rows = _rows(head, domain)
@@ -67,8 +69,6 @@ def covariance_token_max(head: Head, domain: Near, norm: TokenMax) -> Bound:
 
 
 def _rows(head: Head, domain: Near) -> _Rows:
-    if not head.softmax:
-        raise Refusal("")
     point = point_of(head, domain)
     laws = point.laws()
     spread, own = [], []

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from regard._round import outward
+from regard.certify.about import all_of, one_sequence_only, rows_by
 from regard.certify.point import operator_norm
 from regard.certify.subject import Head
 from regard.certify.theorem import Bound, Theorem, checked
 from regard.certify.theorems.point_jasmin import laws_and_change
 from regard.domains import Near
+from regard.normalizers import Softmax
 from regard.norms import Frobenius
 
 THEOREM = Theorem(
@@ -27,7 +29,7 @@ $\frac14(\max e - \min e)^2 \le \frac14\cdot2$.
 )
 
 
-@THEOREM.constant(Head, Near, Frobenius)
+@THEOREM.constant(Head, Near, Frobenius, about=all_of(rows_by(Softmax), one_sequence_only))
 def point_half(head: Head, domain: Near, norm: Frobenius) -> Bound:
     """w (|P|₂ + ½ (2|A||X|₂ + √n|β|) |X|₂)."""
     laws, size, change = laws_and_change(head, domain)

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from regard._round import outward, product_norm_bound
+from regard.certify.about import all_of, one_sequence_only, rows_by
 from regard.certify.point import operator_norm, point_of
 from regard.certify.subject import Head
 from regard.certify.theorem import Bound, Refusal, Theorem, checked
 from regard.domains import Near
+from regard.normalizers import Softmax
 from regard.norms import Frobenius
 
 THEOREM = Theorem(
@@ -35,7 +37,7 @@ since a subtraction from one loses it.
 )
 
 
-@THEOREM.constant(Head, Near, Frobenius)
+@THEOREM.constant(Head, Near, Frobenius, about=all_of(rows_by(Softmax), one_sequence_only))
 def point_jasmin(head: Head, domain: Near, norm: Frobenius) -> Bound:
     """w (|P|₂ + max_i g₁(P_i) (2|A||X|₂ + √n|β|) |X|₂)."""
     laws, size, change = laws_and_change(head, domain)
@@ -47,8 +49,6 @@ def point_jasmin(head: Head, domain: Near, norm: Frobenius) -> Bound:
 
 def laws_and_change(head: Head, domain: Near) -> tuple[Tensor, float, float]:
     """P̄ ≥ P, a bound of |X|₂, and a bound of |dS|_F / |D|_F, at one sequence."""
-    if not head.softmax:
-        raise Refusal("")
     point, points = point_of(head, domain), domain.measure.points
     form = head.form(points.shape[-1])
     if form is None:

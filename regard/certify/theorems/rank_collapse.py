@@ -13,7 +13,7 @@ from regard._round import outward, vector_norm_bound
 from regard.attention import Attention, as_measure, log_counts
 from regard.certificate import Certificate
 from regard.certify.scores import Form
-from regard.certify.setting import equivariant, width_of
+from regard.certify.setting import equivariant, finite_ball, width_of
 from regard.certify.subject import Head, MultiHead, subject_of
 from regard.certify.theorem import Bound, Refusal, Theorem, assumed, checked
 from regard.domains import Ball, Domain, Neighborhood
@@ -72,11 +72,12 @@ def collapse_after(layers: Sequence[Attention | Heads], domain: Ball) -> Certifi
             subject = _subject(layer)
             width = subject.separate[0].width(width)
             factor, width = _factor(subject, width, ball), _output_width(subject, width)
+            radius = outward(factor * radius**3)
+            after = finite_ball(radius, None, None)  # about a center that only the tokens know
         except Refusal as refusal:
             return _refused(refusal, domain, TokenMax())
-        radius = outward(factor * radius**3)
         parts.append(THEOREM.certificate(Bound(radius, _HYPOTHESES), ball, TokenMax(), "radius of the outputs"))
-        ball = Ball(radius)  # about a center that only the tokens know
+        ball = after
     moved = (assumed("every layer after the first has tokens around a center of its own"),)
     return THEOREM.certificate(Bound(radius, moved, tuple(parts)), domain, TokenMax(), "radius of the outputs")
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from regard._round import outward
+from regard._verb import Verb
 from regard.attention import Attention
 from regard.certificate import Certificate, Hypothesis
 from regard.certify.certification import certify, deviation, smallest
 from regard.certify.locating import one_sequence, tokenwise
 from regard.certify.subject import subject_of
-from regard.certify.theorem import THEOREMS, Bound, Refusal, Theorem, checked
+from regard.certify.theorem import THEOREMS, Bound, Refusal, Theorem, checked, constants, deviations, finite
 from regard.certify.theorems.mean_value import radius_in
 from regard.domains import Domain, Near
 from regard.maps import FromQueries, Heads, Joint, Residual
-from regard.norms import Norm, Wasserstein
+from regard.norms import Norm, SequenceNorm, Wasserstein
 
 THEOREM = Theorem(
     name="residual",
@@ -34,7 +34,10 @@ at most $L\,\|X - Y\|_{L^p}$ for this coupling.
 )
 
 COUPLED = ("wasserstein", "heads", "affine", "pointwise", "normalize", "gated", "composition", "residual", "addition", "cross")
-"""Theorems whose constants hold for every coupling when their parts do (`wasserstein` for p = 2 and ∞; `cross` of queries, each alone)."""
+"""Theorems whose constants hold for every coupling when their parts do (`cross` of queries, each alone)."""
+
+INNER = "what it goes around"
+TOGETHER = "attention with its residual connection"
 
 
 @THEOREM.constant(Residual, Domain, Norm)
@@ -43,63 +46,52 @@ def residual(map: Residual, domain: Domain, norm: Norm) -> Bound:
     one_sequence(map.map)
     if isinstance(map.map, (FromQueries, Joint)):
         raise Refusal("what it goes around gives another number of tokens than it takes")
-    part = certify(map.map, domain, norm)
+    part = finite(certify(map.map, domain, norm), INNER)
     hypotheses: tuple[Hypothesis, ...] = ()
     if isinstance(norm, Wasserstein):
         part, hypotheses = coupled(map.map, part, norm), (checked("the constant holds coupling by coupling"),)
-    _finite(part)
     return Bound(outward(1 + part.value), hypotheses, (part,))
 
 
-@THEOREM.constant(Residual, Domain, Norm)
+def _around_attention(map: Residual, domain: Domain, norm: Norm) -> bool:
+    return isinstance(map.map, (Attention, Heads))
+
+
+@THEOREM.constant(Residual, Domain, Norm, about=_around_attention)
 def joined(map: Residual, domain: Domain, norm: Norm) -> Bound:
     """The bound of attention with its residual, where a theorem sees both together."""
-    return _together("constant", map, domain, norm)
+    return _together(constants, map, domain, norm)
 
 
-@THEOREM.deviation(Residual, Near, Norm)
-def carried(map: Residual, domain: Near, norm: Norm) -> Bound:
+@THEOREM.deviation(Residual, Near, SequenceNorm)
+def carried(map: Residual, domain: Near, norm: SequenceNorm) -> Bound:
     """r plus the deviation of what it goes around."""
     one_sequence(map.map)
-    if isinstance(norm, Wasserstein):
-        raise Refusal("deviations of residuals are of matched tokens; use Frobenius() or TokenMax()")
-    part = _finite(deviation(map.map, domain, norm))
+    part = finite(deviation(map.map, domain, norm), INNER)
     return Bound(outward(radius_in(domain, norm) + part.value), parts=(part,))
 
 
-@THEOREM.deviation(Residual, Near, Norm)
+@THEOREM.deviation(Residual, Near, Norm, about=_around_attention)
 def carried_together(map: Residual, domain: Near, norm: Norm) -> Bound:
     """The deviation of attention with its residual, where a theorem sees both together."""
-    return _together("deviation", map, domain, norm)
+    return _together(deviations, map, domain, norm)
 
 
-def _together(quantity: str, map: Residual, domain: Domain, norm: Norm) -> Bound:
-    if not isinstance(map.map, (Attention, Heads)):
-        raise Refusal("")
+def _together(quantity: Verb, map: Residual, domain: Domain, norm: Norm) -> Bound:
+    assert isinstance(map.map, (Attention, Heads))
     one_sequence(map.map)
-    part = smallest(quantity, subject_of(map.map, residual=True), domain, norm)
-    if math.isinf(part.value):
-        raise Refusal("")
+    part = finite(smallest(quantity, subject_of(map.map, residual=True), domain, norm), TOGETHER)
     return Bound(part.value, part.hypotheses, part.parts, part.theorem)
-
-
-def _finite(part: Certificate) -> Certificate:
-    if math.isinf(part.value):
-        raise Refusal(f"what it goes around has no finite bound: {' '.join(part.refused[:2])}".strip())
-    return part
 
 
 def coupled(map: Any, part: Certificate, norm: Wasserstein) -> Certificate:
     """The smallest bound that holds for every coupling."""
     if tokenwise(map):
         return part
-    if norm.p != 2 and not math.isinf(norm.p):
-        raise Refusal(
-            f"the constant of attention in W_{norm.p:g} does not hold coupling by coupling; use Wasserstein(2) or Wasserstein(math.inf)"
-        )
     rungs = [rung for rung in (part, *part.others) if _holds_coupled(rung)]
     if not rungs:
-        raise Refusal(f"no constant here holds coupling by coupling: {' '.join(part.refused[:1])}".strip())
+        why = f"the constant is by {part.theorem!r}, which does not hold coupling by coupling"
+        raise Refusal(f"{why}; use TokenMax() or Frobenius()")
     return min(rungs, key=lambda rung: rung.value)
 
 

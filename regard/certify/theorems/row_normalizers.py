@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard._round import outward
+from regard.certify.about import all_of, one_sequence_only, rows_by
 from regard.certify.counts import seen_counts
 from regard.certify.point import Point, point_of
 from regard.certify.rows import bounded_balls
@@ -54,11 +55,12 @@ here.
 )
 
 HYPOTHESES = (checked("entmax rows with 1 < alpha ≤ 2, or sparsemax"), checked("the number of tokens"))
+SPARSE = rows_by(Entmax, Sparsemax)
 BALL = (*HYPOTHESES, checked("every token is in a ball of finite radius"))
 POINT = (*HYPOTHESES, checked("one sequence, rounding of its scores included"))
 
 
-@THEOREM.constant(Head, Domain, TokenMax)
+@THEOREM.constant(Head, Domain, TokenMax, about=SPARSE)
 def sparse_token_max(head: Head, domain: Domain, norm: TokenMax) -> Bound:
     """w (1 + T R (a + κ)), the smallest over balls that hold the tokens."""
     alpha = order_of(head.normalizer)
@@ -67,7 +69,7 @@ def sparse_token_max(head: Head, domain: Domain, norm: TokenMax) -> Bound:
     return Bound(min(values), BALL)
 
 
-@THEOREM.constant(Head, Domain, Frobenius)
+@THEOREM.constant(Head, Domain, Frobenius, about=SPARSE)
 def sparse_frobenius(head: Head, domain: Domain, norm: Frobenius) -> Bound:
     """w (√m + R a √(T m') + T R κ), the smallest over balls that hold the tokens."""
     alpha = order_of(head.normalizer)
@@ -81,7 +83,7 @@ def sparse_frobenius(head: Head, domain: Domain, norm: Frobenius) -> Bound:
     return Bound(min(values), BALL)
 
 
-@THEOREM.constant(Head, Near, TokenMax)
+@THEOREM.constant(Head, Near, TokenMax, about=all_of(SPARSE, one_sequence_only))
 def sparse_token_max_at_point(head: Head, domain: Near, norm: TokenMax) -> Bound:
     """max_i (w + σ_i a_i √T_i + σ_i ζ_i)."""
     rows = _rows(head, domain)
@@ -89,7 +91,7 @@ def sparse_token_max_at_point(head: Head, domain: Near, norm: TokenMax) -> Bound
     return Bound(outward(float((head.w + rows.keys * totals + rows.own).max()), 4000 + len(totals)), POINT)
 
 
-@THEOREM.constant(Head, Near, Frobenius)
+@THEOREM.constant(Head, Near, Frobenius, about=all_of(SPARSE, one_sequence_only))
 def sparse_frobenius_at_point(head: Head, domain: Near, norm: Frobenius) -> Bound:
     """w √(max_j Σ_i P_ij) + √(max_j Σ_i t_ij σ_i² a_i²) + max_i σ_i ζ_i."""
     rows = _rows(head, domain)
@@ -139,7 +141,7 @@ def order_of(normalizer: Normalizer) -> float:
     if isinstance(normalizer, Sparsemax):
         return 2.0
     if not isinstance(normalizer, Entmax):
-        raise Refusal("")
+        raise Refusal(f"rows of {type(normalizer).__name__} are not sparse laws; give Entmax(alpha) or Sparsemax()")
     if normalizer.alpha == 1:
         raise Refusal("entmax with alpha = 1 is softmax; write Softmax(), which has theorems of its own")
     if normalizer.alpha > 2:

@@ -7,12 +7,13 @@ import math
 import torch
 
 from regard._round import gamma, outward, product_norm_bound, vector_norm_bound
+from regard.certify.about import rows_by
 from regard.certify.counts import seen_counts
 from regard.certify.rows import bounded_balls
 from regard.certify.scores import BallFacts, Form
 from regard.certify.setting import positions_of
 from regard.certify.subject import Head
-from regard.certify.theorem import Bound, Refusal, Theorem, checked
+from regard.certify.theorem import Bound, Theorem, checked
 from regard.domains import Domain, Near
 from regard.lookups import Factored, Linear
 from regard.normalizers import Sigmoid
@@ -41,11 +42,10 @@ in $\rho$, and so does a constant in the scores. The map is the authors'; the co
 )
 
 
-@THEOREM.constant(Head, Domain, TokenMax)
+@THEOREM.constant(Head, Domain, TokenMax, about=rows_by(Sigmoid))
 def sigmoid(head: Head, domain: Domain, norm: TokenMax) -> Bound:
     """C (w σ(s* + b) + ρ σ'_max (α + ζ)), the smallest over balls that hold the tokens."""
-    if not isinstance(head.normalizer, Sigmoid):
-        raise Refusal("")
+    assert isinstance(head.normalizer, Sigmoid)
     counts = seen_counts(head, domain)
     fixed = _shift(head, domain, len(counts))
     values = []

@@ -6,6 +6,7 @@ import math
 
 from regard._round import gamma, outward, product_norm_bound
 from regard.certificate import Hypothesis
+from regard.certify.about import rows_by
 from regard.certify.rows import bounded_balls
 from regard.certify.scores import BallFacts, Slopes
 from regard.certify.setting import moves_of, pair_bias, tokens_of
@@ -44,7 +45,7 @@ fixed number of iterations that does not balance is another map. The map is the 
 )
 
 
-@THEOREM.constant(Head, Domain, Frobenius)
+@THEOREM.constant(Head, Domain, Frobenius, about=rows_by(Sinkhorn))
 def sinkhorn(head: Head, domain: Domain, norm: Frobenius) -> Bound:
     """w (1 + |A| sup|X_c|₂²), the smallest over balls that hold the tokens."""
     tokens = _doubly_stochastic(head, domain)
@@ -110,8 +111,6 @@ def _size(domain: Domain, tokens: int, ball: BallFacts) -> float:
 
 def _doubly_stochastic(head: Head, domain: Domain) -> int:
     """How many tokens there are, or a sentence about what is missing."""
-    if not isinstance(head.normalizer, Sinkhorn):
-        raise Refusal("")
     if type(head.support).__name__ != "Full":
         raise Refusal("Sinkhorn rows under a mask have no theorem; use the full support")
     if isinstance(domain, Near) and domain.measure.log_weights is not None:

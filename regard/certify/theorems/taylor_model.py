@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from regard._round import spectral_norm_bound
 from regard._upper import Upper, total
 from regard.certificate import Hypothesis
-from regard.certify.locating import one_sequence
+from regard.certify.locating import doubled, one_sequence
 from regard.certify.near.taylor import ROUNDING, norm_of_rows, slopes, start, step
 from regard.certify.setting import moves_of
 from regard.certify.theorem import Bound, Refusal, Theorem, assumed
 from regard.domains import Near
+from regard.errors import ArgumentError
 from regard.maps import Compose, Map, Residual
 from regard.norms import Frobenius, SequenceNorm, TokenMax
 
@@ -53,14 +55,14 @@ def constant(map: Map, domain: Near, norm: SequenceNorm) -> Bound:
     first, *rest = slopes(map, start(points, moves_of(domain)))
     beyond = [norm_of_rows(norm, column.reach()) for column in rest]
     if isinstance(norm, TokenMax):
-        return Bound(float(total([first.reach(8).amax(), *beyond])), (_arithmetic(),))
+        return Bound(_in_range(total([first.reach(8).amax(), *beyond])), (_arithmetic(),))
     n, m, wide, deep = first.blocks.shape
     if m * deep > LARGEST:
         raise Refusal(
             f"the derivative has {m * deep} inputs; in Frobenius norm the Taylor model takes up to {LARGEST}, in TokenMax() any number"
         )
     matrix = first.blocks.permute(0, 2, 1, 3).reshape(n * wide, m * deep)
-    return Bound(float(total([Upper(spectral_norm_bound(matrix)) * (1 + ROUNDING), *beyond])), (_arithmetic(),))
+    return Bound(_in_range(total([Upper(spectral_norm_bound(matrix)) * (1 + ROUNDING), *beyond])), (_arithmetic(),))
 
 
 @THEOREM.deviation(Compose, Near, SequenceNorm)
@@ -71,15 +73,32 @@ def taylor_model(map: Map, domain: Near, norm: SequenceNorm) -> Bound:
     linear, rest = norm_of_rows(norm, state.columns[0].reach()), norm_of_rows(norm, state.remainder())
     vacuous = float(rest) > 100 * float(linear) and math.isfinite(float(linear))
     note = "vacuous here: remainders are over a hundred times the linear part" if vacuous else ""
-    return Bound(float(state.deviation(norm)), (_arithmetic(),), note=note)
+    return Bound(_in_range(state.deviation(norm)), (_arithmetic(),), note=note)
+
+
+def _in_range(value: Upper) -> float:
+    """A number, or a refusal: a model that leaves the range of numbers proves no infinity."""
+    if not math.isfinite(float(value)):
+        raise Refusal("its remainders leave the range of numbers on this domain; use a smaller radius")
+    return float(value)
 
 
 def _points(map: Map, domain: Near) -> Tensor:
     one_sequence(map)
     measure = domain.measure
     if measure.log_weights is not None or measure.marks is not None:
-        raise Refusal("weights and marks of the points have no Taylor model")
+        raise Refusal("weights and marks of the points have no Taylor model; give the points without them")
+    if not _has_value(map, measure.points):
+        raise Refusal("the value at the given sequence is no number; use eps > 0 in norm layers, or smaller weights")
     return measure.points
+
+
+def _has_value(map: Map, points: Tensor) -> bool:
+    """Whether every number on the way is finite; attention does not take others."""
+    try:
+        return bool(torch.isfinite(doubled(map)(points)).all())
+    except ArgumentError:
+        return False
 
 
 def _arithmetic() -> Hypothesis:
