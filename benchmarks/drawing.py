@@ -78,13 +78,13 @@ def potentials(draw: Draw, d: int, heads: tuple[int, ...], groups: tuple[int, ..
         "bilinear": lambda: r.Bilinear(size * draw.normal(*heads, d, d)),
         "rank one": lambda: r.Bilinear(size * rank_one),
         "zero": lambda: r.Bilinear(torch.zeros(*heads, d, d, dtype=D)),
-        "cosine": lambda: r.Cosine(3 * size, 0.1, w_q, w_k),
+        "cosine": lambda: r.Cosine(w_q, w_k, 3 * size, 0.1),
         "gaussian": lambda: r.Gaussian(bandwidth=draw.size(0.3, 3.0)),
         "gaussian tied": lambda: r.Gaussian(one, one, draw.size(0.3, 3.0)),
         "gaussian untied": lambda: r.Gaussian(w_q, w_k, draw.size(0.5, 3.0), b_q, b_k),
         "gaussian away": lambda: -r.Gaussian(bandwidth=draw.size(1.0, 3.0)),
-        "laplace": lambda: r.Laplace(draw.size(0.5, 3.0)),
-        "student": lambda: r.StudentT(draw.size(0.5, 5.0), draw.size(0.5, 3.0)),
+        "laplace": lambda: r.Laplace(bandwidth=draw.size(0.5, 3.0)),
+        "student": lambda: r.StudentT(nu=draw.size(0.5, 5.0), bandwidth=draw.size(0.5, 3.0)),
         "additive": lambda: r.Additive(w_q, w_k, 2 * draw.normal(c)),
         "alibi": lambda: dot + r.Alibi(slope),
         "positions alone": lambda: r.Alibi(slope),
@@ -93,7 +93,7 @@ def potentials(draw: Draw, d: int, heads: tuple[int, ...], groups: tuple[int, ..
         "rotary partial": lambda: r.Rotary(dot, frequencies=draw.normal(1)) + r.Alibi(slope),
         "softcap": lambda: r.SoftCap(dot, draw.size(0.5, 5.0)),
         "sum": lambda: dot + r.Gaussian(bandwidth=2.0) + r.Alibi(slope),
-        "scaled": lambda: 0.5 * r.Laplace(1.0) - dot,
+        "scaled": lambda: 0.5 * r.Laplace() - dot,
     }
 
 

@@ -17,7 +17,7 @@ DECLARATIONS: dict[str, Callable[[], dict[str, object]]] = {
         "support": regard.Window(512, 0),
         "engine": regard.Sdpa(),
     },
-    "tiled: Laplace": lambda: {"potential": regard.Laplace(3.0), "engine": regard.Tiled()},
+    "tiled: Laplace": lambda: {"potential": regard.Laplace(bandwidth=3.0), "engine": regard.Tiled()},
     "tiled: Additive": lambda: {"potential": regard.Additive(None, None, torch.ones(64)), "engine": regard.Tiled()},
     "tiled: Entmax(1.5)": lambda: {"normalizer": regard.Entmax(1.5), "engine": regard.Tiled()},
     "tiled: Sinkhorn": lambda: {"normalizer": regard.Sinkhorn(0.0, 1), "engine": regard.Tiled()},

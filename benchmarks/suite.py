@@ -180,7 +180,7 @@ def others(shape: tuple[int, int, int, int]) -> dict[str, Contender]:
     calls = {
         "attend(Sinkhorn, 5 iterations)": {"normalizer": regard.Sinkhorn(tolerance=0, max_iterations=5)},
         "attend(Sigmoid)": {"normalizer": regard.Sigmoid()},
-        "attend(Laplace)": {"potential": regard.Laplace(3.0)},
+        "attend(Laplace)": {"potential": regard.Laplace(bandwidth=3.0)},
         "attend(SoftCap(Dot))": {"potential": regard.SoftCap(regard.Dot(), 5.0)},
         "attend(Dot + Alibi, Causal)": {"potential": regard.Dot() + heads, "support": regard.Causal()},
         "attend(Window(256, 0))": {"support": regard.Window(256, 0)},

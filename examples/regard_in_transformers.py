@@ -18,7 +18,7 @@ ATTENTIONS: dict[str, dict[str, regard.Potential | regard.Normalizer]] = {
     "warmer": {"normalizer": regard.Softmax(temperature=1.5)},
     "entmax": {"normalizer": regard.Entmax(1.5)},
     "sparsemax": {"normalizer": regard.Sparsemax()},
-    "cosine": {"potential": regard.Cosine(temperature=8.0)},
+    "cosine": {"potential": regard.Cosine(scale=8.0)},
 }
 
 

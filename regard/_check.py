@@ -57,9 +57,16 @@ def parameter(name: str, value: Tensor | None, rank: int, shape: str) -> None:
     finite(name, value)
 
 
-def projections(w_q: Tensor | None, w_k: Tensor | None, b_q: Tensor | None, b_k: Tensor | None) -> None:
-    """The projections of queries and keys: w (..., d, c), b (..., c), with one common c."""
+def projections(w_q: Tensor | None, w_k: Tensor | None, b_q: Tensor | None, b_k: Tensor | None, named: str = "scale") -> None:
+    """The projections of queries and keys: w (..., d, c), b (..., c), with one common c.
+
+    named: the number that comes after them.
+    """
     for name, weight, bias in (("q", w_q, b_q), ("k", w_k, b_k)):
+        if isinstance(weight, (bool, int, float)) or (isinstance(weight, Tensor) and weight.ndim == 0):
+            found = f"is the number {describe(weight)}"
+            remedy = f"the projections w_q and w_k come first: name the number, e.g. {named}=..."
+            raise ArgumentError(f"w_{name}", found, remedy)
         parameter(f"w_{name}", weight, 2, "(..., d, c)")
         parameter(f"b_{name}", bias, 1, "(..., c)")
         if weight is not None and bias is not None and bias.shape[-1] not in (1, weight.shape[-1]):
@@ -107,6 +114,9 @@ def same_device(name: str, value: Tensor, other_name: str, other: Tensor) -> Non
 
 def broadcast(names: str, *shapes: tuple[int, ...]) -> torch.Size:
     """The common batch shape, or an error that names the arguments."""
+    longest = max(shapes, key=len, default=())
+    if all(shape == longest or len(shape) == 0 for shape in shapes):  # nearly always, and cheaper than torch's rule
+        return torch.Size(longest)
     try:
         return torch.broadcast_shapes(*shapes)
     except RuntimeError:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC
+from collections.abc import Hashable
+from inspect import isabstract
 from typing import Any, TypeVar
 
+import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
@@ -24,7 +27,29 @@ class Object(ABC):  # noqa: B024 (the base of abstract classes has no method of 
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        for base in cls.__mro__[1:]:
+            if base is not Object and "__dataclass_params__" in vars(base) and issubclass(base, Object) and not isabstract(base):
+                raise TypeError(
+                    f"{cls.__name__} derives from {base.__name__}, which is final: what is known of {base.__name__} would be "
+                    f"believed of {cls.__name__}; derive it from {base.__mro__[1].__name__}"
+                )
         pytree.register_pytree_node(cls, _flatten, _unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
+
+    def __eq__(self, other: object) -> bool:
+        """Equal values: the same type with equal fields, tensors with equal numbers on one device in one dtype.
+
+        As for numbers, NaN equals nothing; a tensor that holds it, or whose numbers cannot be read (on the device meta,
+        inside vmap), equals itself only.
+        """
+        if self is other:
+            return True
+        if type(self) is not type(other):
+            return NotImplemented
+        return all(_equal(getattr(self, f.name), getattr(other, f.name)) for f in _fields(type(self)))
+
+    def __hash__(self) -> int:
+        """Of the type, the shapes of tensors, and all that is no tensor: the numbers in tensors may be written to."""
+        return hash((type(self), *(_hashable(getattr(self, f.name)) for f in _fields(type(self)))))
 
     def replace(self: Self, **changes: Any) -> Self:
         """The same value with some fields changed; the checks of construction run again."""
@@ -50,12 +75,41 @@ def _fields(cls: type) -> tuple[dataclasses.Field[Any], ...]:
 def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
     if field.default is dataclasses.MISSING or isinstance(value, Tensor):
         return False
-    if isinstance(value, Object):
-        return type(value) is type(field.default) and repr(value) == repr(field.default)
     return bool(value == field.default)
 
 
+def _equal(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return isinstance(one, Tensor) and isinstance(other, Tensor) and _same_numbers(one, other)
+    if isinstance(one, (tuple, list)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(_equal, one, other))
+    if isinstance(one, dict):
+        return type(one) is type(other) and one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    return bool(one == other)
+
+
+def _same_numbers(one: Tensor, other: Tensor) -> bool:
+    if one.dtype != other.dtype or one.device != other.device or one.shape != other.shape or one.is_meta:
+        return False
+    try:
+        return torch.equal(one, other)
+    except RuntimeError:  # a batched or fake tensor has no numbers to read
+        return False
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype
+    if isinstance(value, (tuple, list)):
+        return tuple(_hashable(part) for part in value)
+    return value if isinstance(value, Hashable) else type(value)
+
+
 def _has_tensors(value: Any) -> bool:
+    if value is None or isinstance(value, (int, float, str)):  # what most fields are; a tree costs ten times as much
+        return False
     return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value))
 
 

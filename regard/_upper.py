@@ -82,8 +82,9 @@ class Directed(ABC):
         return type(self)(torch.where(mask, self.value, 0.0), self.roundings)
 
     def amax(self: Self, dim: int | tuple[int, ...] = ()) -> Self:
-        """The largest of true numbers lies on the same side of the largest of these."""
-        return type(self)(self.value.amax(dim), self.roundings)
+        """The largest of true numbers lies on the same side of the largest of these; zero of none."""
+        found = self.value.amax(dim) if self.value.numel() or dim != () else self.value.new_zeros(())
+        return type(self)(found, self.roundings)
 
     # What does
 

@@ -17,6 +17,7 @@ from regard.lookups import Identity, Lookup
 from regard.measure import Measure
 from regard.moments import Mean, Moment
 from regard.normalizers import Normalizer, Reference, Softmax
+from regard.parameters import part
 from regard.potentials import Potential
 from regard.supports import Full, Support
 
@@ -34,11 +35,11 @@ class Attention(Object):
     Heads and batches are leading dimensions and broadcast: with w_q of shape (h, d, c) and x (n, d) the output is (h, n, e).
     """
 
-    potential: Potential
-    lookup: Lookup = Identity()
-    normalizer: Normalizer = Softmax()
-    support: Support = Full()
-    moment: Moment = Mean()
+    potential: Potential = part()
+    lookup: Lookup = part(default=Identity())
+    normalizer: Normalizer = part(default=Softmax())
+    support: Support = part(default=Full())
+    moment: Moment = part(default=Mean())
 
     def __post_init__(self) -> None:
         kinds = {"potential": Potential, "lookup": Lookup, "normalizer": Normalizer, "support": Support, "moment": Moment}

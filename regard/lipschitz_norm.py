@@ -10,6 +10,7 @@ from torch import Tensor
 from regard import _check
 from regard.errors import ArgumentError
 from regard.maps import Map
+from regard.parameters import Tokens, projection
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -19,9 +20,9 @@ class LipschitzNorm(Map):
     u = |Q|_F, v = max_j |k_j|, w = max_j |v_j|. Where all three products are zero all scores are zero. w_q, w_k (d, c), w_v (d, e).
     """
 
-    w_q: Tensor
-    w_k: Tensor
-    w_v: Tensor
+    w_q: Tensor = projection(Tokens.ALL)
+    w_k: Tensor = projection(Tokens.ALL)
+    w_v: Tensor = projection(Tokens.ALL)
 
     def __post_init__(self) -> None:
         for name in ("w_q", "w_k", "w_v"):

@@ -14,6 +14,7 @@ from regard._heads import grouped, projected
 from regard.errors import ArgumentError
 from regard.kernel import AnyLaw, Kernel
 from regard.measure import Measure, dirac
+from regard.parameters import Tokens, parameter, projection, shared
 
 
 class Lookup(Kernel):
@@ -50,8 +51,8 @@ class Identity(Lookup):
 class Linear(Lookup):
     """v(k) = w_vᵀ k + b_v."""
 
-    w_v: Tensor
-    b_v: Tensor | None = None
+    w_v: Tensor = projection(Tokens.KEYS)
+    b_v: Tensor | None = parameter(rank=1, default=None)
 
     def __post_init__(self) -> None:
         _check.parameter("w_v", self.w_v, 2, "(..., d, e)")
@@ -78,9 +79,9 @@ class Linear(Lookup):
 class Factored(Lookup):
     """v(k) = uᵀ(wᵀk) + b: values of projected keys. With w the projection of the potential, values cannot see what scores do not."""
 
-    w: Tensor
-    u: Tensor
-    b: Tensor | None = None
+    w: Tensor = projection(Tokens.KEYS)
+    u: Tensor = parameter(rank=2)
+    b: Tensor | None = parameter(rank=1, default=None)
 
     def __post_init__(self) -> None:
         _check.parameter("w", self.w, 2, "(..., d, c)")
@@ -102,7 +103,7 @@ class Factored(Lookup):
 class FunctionLookup(Lookup):
     """v(k) = g(k) for any function g of the key, applied to all keys at once: (..., n, d) -> (..., n, e)."""
 
-    function: Callable[[Tensor], Tensor]
+    function: Callable[[Tensor], Tensor] = shared()
 
     def values(self, points: Tensor, marks: Tensor | None) -> Tensor:
         values = self.function(points)
@@ -116,7 +117,7 @@ class FunctionLookup(Lookup):
 class Table(Lookup):
     """v(k) is the row of a table at the key's mark (its position): key-value pairs whose values are not functions of keys."""
 
-    table: Tensor
+    table: Tensor = parameter(rank=2)
 
     def __post_init__(self) -> None:
         _check.parameter("table", self.table, 2, "(..., n, e)")

@@ -15,6 +15,7 @@ from regard._object import Object
 from regard.attention import Attention
 from regard.errors import ArgumentError
 from regard.measure import Measure
+from regard.parameters import Tokens, parameter, part, shared
 
 
 class Map(Object):
@@ -33,7 +34,7 @@ Mapping = Map | Attention
 class Compose(Map):
     """x ↦ f_k(… f_1(x)): the first of `maps` acts first."""
 
-    maps: tuple[Mapping, ...]
+    maps: tuple[Mapping, ...] = part()
 
     def __post_init__(self) -> None:
         _mappings("maps", self.maps)
@@ -48,7 +49,7 @@ class Compose(Map):
 class Added(Map):
     """x ↦ Σ_k f_k(x): every one of `maps` acts on the same sequence."""
 
-    maps: tuple[Mapping, ...]
+    maps: tuple[Mapping, ...] = part()
 
     def __post_init__(self) -> None:
         _mappings("maps", self.maps)
@@ -66,7 +67,7 @@ class Added(Map):
 class Residual(Map):
     """x ↦ x + f(x)."""
 
-    map: Mapping
+    map: Mapping = part()
 
     def __post_init__(self) -> None:
         _mapping("map", self.map)
@@ -83,9 +84,9 @@ class Residual(Map):
 class Heads(Map):
     """x ↦ Σ_h attention(x)_h w_o[h] + b_o: the heads of an attention (h, n, e) are joined and mixed; w_o (h, e, d)."""
 
-    attention: Attention
-    w_o: Tensor
-    b_o: Tensor | None = None
+    attention: Attention = part()
+    w_o: Tensor = parameter(rank=2)
+    b_o: Tensor | None = shared(default=None)
 
     def __post_init__(self) -> None:
         if not isinstance(self.attention, Attention):
@@ -102,8 +103,8 @@ class Heads(Map):
 class Affine(Map):
     """x_i ↦ wᵀx_i + b for each token; w (d, e)."""
 
-    w: Tensor
-    b: Tensor | None = None
+    w: Tensor = parameter(rank=2, widths=(Tokens.ALL, None))
+    b: Tensor | None = parameter(rank=1, default=None)
 
     def __post_init__(self) -> None:
         _exactly("w", self.w, 2, "(d, e)")
@@ -118,8 +119,8 @@ class Normalize(Map):
     """x_i ↦ γ (x_i - mean) / √(variance + eps) + β for each token; centered=False leaves the mean: RMSNorm (ba2016), (zhang2019)."""
 
     eps: float = 1e-5
-    weight: Tensor | None = None
-    bias: Tensor | None = None
+    weight: Tensor | None = parameter(rank=1, widths=(Tokens.ALL,), default=None)
+    bias: Tensor | None = parameter(rank=1, widths=(Tokens.ALL,), default=None)
     centered: bool = True
 
     def __post_init__(self) -> None:
@@ -203,11 +204,11 @@ class Gated(Map):
     """x_i ↦ w_outᵀ(activation(wᵀx_i + b) · (w_gateᵀx_i + b_gate)): the gated feed-forward layer (shazeer2020)."""
 
     activation: Activation
-    w: Tensor
-    w_gate: Tensor
-    w_out: Tensor
-    b: Tensor | None = None
-    b_gate: Tensor | None = None
+    w: Tensor = parameter(rank=2, widths=(Tokens.ALL, None))
+    w_gate: Tensor = parameter(rank=2, widths=(Tokens.ALL, None))
+    w_out: Tensor = parameter(rank=2)
+    b: Tensor | None = parameter(rank=1, default=None)
+    b_gate: Tensor | None = parameter(rank=1, default=None)
 
     def __post_init__(self) -> None:
         _exactly("w", self.w, 2, "(d, c)")
@@ -229,8 +230,8 @@ class Gated(Map):
 class ToContext(Map):
     """x ↦ attention(x, context): the queries move, the keys are given."""
 
-    attention: Attention
-    context: Measure | Tensor
+    attention: Attention = part(moving=Tokens.QUERIES)
+    context: Measure | Tensor = shared()
 
     def __call__(self, x: Tensor) -> Tensor:
         found = self.attention(x, self.context)
@@ -241,8 +242,8 @@ class ToContext(Map):
 class FromQueries(Map):
     """y ↦ attention(queries, y): the keys move, the queries are given."""
 
-    attention: Attention
-    queries: Tensor
+    attention: Attention = part(moving=Tokens.KEYS)
+    queries: Tensor = shared()
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.attention(self.queries, x)
@@ -252,8 +253,8 @@ class FromQueries(Map):
 class Joint(Map):
     """(x, y) ↦ attention(x, y) where both move: the first `queries` tokens of a sequence are x, the rest are y."""
 
-    attention: Attention
-    queries: int
+    attention: Attention = part()
+    queries: int = shared()
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.attention(x[..., : self.queries, :], x[..., self.queries :, :])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.kernel import AnyLaw, Kernel
 from regard.measure import GaussianMeasure, Measure, dirac
+from regard.parameters import shared
 
 
 class Moment(Kernel):
@@ -81,7 +82,7 @@ class Mode(Moment):
 class Sample(Moment):
     """Π(ν) = δ at one atom drawn from ν: stochastic hard attention."""
 
-    generator: torch.Generator | None = None
+    generator: torch.Generator | None = shared(default=None)
 
     def encode(self, law: Measure) -> Tensor:
         return law.sample(1, self.generator).squeeze(-2)

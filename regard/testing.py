@@ -1,21 +1,36 @@
-"""The laws, for everyone who adds a noun: check_potential, check_normalizer, check_support raise AssertionError and name the broken law."""
+"""The laws, for everyone who adds a noun: check_potential, check_normalizer, check_support, check_certificates.
+
+They raise AssertionError and name the law that is broken.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from regard.attention import Attention
+from regard.certify import certify, falsify
+from regard.certify.scores import BallFacts, bilinear, slopes
+from regard.certify.setting import positions_of
+from regard.certify.subject import single_heads
+from regard.certify.theorem import Refusal
 from regard.compute import ReferenceEngine, Tiled, attend, engines
-from regard.compute.application import select
 from regard.compute.forms import fast_form
+from regard.compute.selection import select
 from regard.compute.tensors import pose_tensors
-from regard.errors import RefusalError
+from regard.domains import Ball, Neighborhood
+from regard.errors import ArgumentError, RefusalError
 from regard.normalizers import Normalizer, Reference, Softmax
+from regard.norms import Frobenius, TokenMax, TokenSum
+from regard.parameters import Tokens, leads, one_head, projections, walk
+from regard.parameters import width as width_of
 from regard.potentials import Dot, Potential
+from regard.potentials.base import simple_parts
 from regard.potentials.reductions import Reduction, reduce
 from regard.supports import Causal, Full, Support, Window
 
@@ -35,6 +50,9 @@ def check_potential(potential: Potential, *, width: int = 4, seed: int = 0) -> N
     _close("-p is minus p", (-potential).scores(x, y), -scores)
     for causal in (False, True):
         _reduction_is_exact(potential, x, y, scores, causal)
+    _heads_are_declared(potential, scores, lambda one: one.scores(x, y))
+    _tokens_are_seen_as_declared(potential, x, y, scores)
+    _slopes_are_bounds(potential, width, generator)
     form, queries, keys = fast_form.one(potential, *_features(potential, x, y))
     _close("the fast form gives the same scores", form.pair(queries, keys), scores)
     check_engines(potential, width=width, seed=seed)
@@ -53,7 +71,8 @@ def check_normalizer(normalizer: Normalizer, *, seed: int = 0) -> None:
         shift = torch.randn(6, 1, generator=generator, dtype=torch.float64)
         _close("a constant added to a row changes nothing", acting.weights(scores + shift, Reference()), weights, 1e-6)
     order = torch.randperm(6, generator=generator)
-    _close("keys may be listed in any order", acting.weights(scores[:, order], Reference()), weights[:, order], 1e-6)
+    _close("keys may be listed in any order", acting.weights(scores[:, order], Reference()), weights[..., order], 1e-6)
+    _heads_are_declared(acting, weights, lambda one: one.weights(scores, Reference()))
     _support_is_respected(acting, scores)
     _counts_are_copies(acting, scores)
     if normalizer.variational:
@@ -69,6 +88,7 @@ def check_support(support: Support, *, tokens: int = 6) -> None:
     order = torch.randperm(tokens, generator=torch.Generator().manual_seed(0))
     moved = support.allows(marks[order], marks[order]).expand(allowed.shape)
     _holds("permuting tokens with their marks permutes the mask", bool((moved == allowed[..., order, :][..., order]).all()))
+    _heads_are_declared(support, allowed.double(), lambda one: one.allows(marks, marks).double())
     for low in range(tokens):
         for high in range(low, tokens):
             first, last = support.span(low, high)
@@ -78,6 +98,18 @@ def check_support(support: Support, *, tokens: int = 6) -> None:
         theirs = other.allows(marks, marks)
         _holds("a & b allows what both allow", bool(((support & other).allows(marks, marks) == (allowed & theirs)).all()))
         _holds("a | b allows what one allows", bool(((support | other).allows(marks, marks) == (allowed | theirs)).all()))
+
+
+def check_certificates(attention: Attention, *, width: int = 4, radius: float = 0.5, seed: int = 0) -> None:
+    """No attack exceeds a certificate of this attention, on a ball of tokens and near a sequence, in three norms."""
+    generator = torch.Generator().manual_seed(seed)
+    center = torch.randn(width, generator=generator, dtype=torch.float64)
+    points = center + radius * torch.rand(3, width, generator=generator, dtype=torch.float64)
+    for domain in (Ball(radius, center, 3), Neighborhood(points, 0.1)):
+        for norm in (Frobenius(), TokenMax(), TokenSum()):
+            bound = certify(attention, domain, norm)
+            attack = falsify(attention, domain, norm, steps=5, restarts=1, generator=generator)
+            _holds(f"no attack exceeds the certificate in {norm!r} on {domain!r}", attack.value <= bound.value)
 
 
 def check_engines(
@@ -102,7 +134,7 @@ def check_engines(
         for engine in [*(e for e in engines() if e.name not in ("reference", "flex")), Tiled(pairs=16)]:
             problem = pose_tensors(q, k, v, mine, theirs, support, None)
             try:
-                found = select(problem, engine).run(problem)
+                found = select(problem, engine).run()
             except RefusalError:
                 continue
             _close(f"engine {engine.name} equals the reference under {support!r}", found, expected, 1e-9)
@@ -127,6 +159,85 @@ def _scores_are_local(potential: Potential, x: Tensor, y: Tensor, scores: Tensor
         for f, s in ((queries, slice(1, 3)), (keys, slice(2, 6)))
     )
     _close("the scores of a block need the features of its tokens only", potential.pair(rows, columns), scores[..., 1:3, 2:6])
+
+
+def _heads_are_declared(noun: Any, whole: Tensor, run: Callable[[Any], Tensor]) -> None:
+    """Where fields say what their tensors are, each head alone does what it does among all. whole (..., m, n)."""
+    try:
+        shapes = [lead for *_, lead in leads(noun)]
+    except ArgumentError:  # a field says nothing: nothing is claimed
+        return
+    heads = max((torch.Size(lead).numel() for lead in shapes), default=1)
+    if any(torch.Size(lead).numel() not in (1, heads) for lead in shapes):
+        return  # several batches
+    _holds("there are as many heads as the fields say", whole.shape[:-2].numel() == heads)
+    for head, expected in enumerate(whole.reshape(heads, *whole.shape[-2:])):
+        found = run(one_head(noun, head, heads))
+        _close("a head alone is what it is among all", found.reshape(found.shape[-2:]).expand_as(expected), expected)
+
+
+def _tokens_are_seen_as_declared(potential: Potential, x: Tensor, y: Tensor, scores: Tensor) -> None:
+    """Marks, widths and projections are what the potential says of them."""
+    parts = [part for part in walk(potential) if isinstance(part, Potential)]
+    if all(part.positional is False for part in parts):
+        moved = potential.scores(x, y, torch.arange(5).flip(0) * 3, torch.arange(7).square() + 1)
+        _close("a potential that is not positional does not look at marks", moved, scores)
+    for tokens, points in ((Tokens.QUERIES, x), (Tokens.KEYS, y)):
+        _holds("tensors are as wide as they say", width_of(potential, tokens) in (None, points.shape[-1]))
+    unseen = []
+    for tokens, points in ((Tokens.QUERIES, x), (Tokens.KEYS, y)):
+        matrices = [matrix for part in parts for of, matrix in projections(part) if of is tokens]
+        if not matrices or any(matrix is None or matrix.ndim != 2 for matrix in matrices):
+            return
+        seen = torch.cat([matrix.detach().double() for matrix in matrices if matrix is not None], -1)
+        kernel = torch.eye(points.shape[-1], dtype=torch.float64) - seen @ torch.linalg.pinv(seen)
+        unseen.append(points + torch.ones_like(points) @ kernel)
+    if all(projections(part) for part in simple_parts(potential)):
+        _close("tokens are seen through projections alone", potential.scores(*unseen), scores)
+
+
+def _slopes_are_bounds(potential: Potential, width: int, generator: torch.Generator) -> None:
+    """What the rules `bilinear` and `slopes` say, at random tokens of a ball; where there is no rule nothing is claimed."""
+    center = torch.randn(width, generator=generator, dtype=torch.float64)
+    steps = torch.randn(6, width, generator=generator, dtype=torch.float64)
+    tokens = center + 0.7 * steps / steps.norm(dim=-1, keepdim=True) * torch.linspace(0.2, 1.0, 6, dtype=torch.float64).unsqueeze(-1)
+    ball = BallFacts(center, 0.7, float(center.norm()) + 0.7)
+    try:
+        heads = single_heads(Attention(potential))
+        found = [(slopes.one(head.potential, ball), bilinear.one(head.potential, width)) for head in heads]
+        fixed = [_fixed_scores(head.potential, tokens) for head in heads]
+    except Refusal:
+        return
+    for head, (bounds, form), bias in zip(heads, found, fixed, strict=True):
+        by_query, by_key = _pair_slopes(head.potential, tokens)
+        moving = head.potential.scores(tokens, tokens) - bias
+        slack = 1e-9 * (1 + bounds.alpha + bounds.reach)
+        apart = [(part.unsqueeze(-2) - part.unsqueeze(-3)).norm(dim=-1).amax() for part in (by_key, by_query)]
+        _holds("alpha is at least the slope in a key", bool(by_key.norm(dim=-1).amax() <= bounds.alpha + slack))
+        _holds("reach is at least the slope in a query", bool(by_query.norm(dim=-1).amax() <= bounds.reach + slack))
+        _holds("slopes in keys lie in a ball of radius nu", bool(apart[0] <= 2 * max(bounds.nu, bounds.reversed_nu) + slack))
+        _holds("slopes in a query lie in a ball of radius kappa", bool(apart[1] <= 2 * bounds.kappa + slack))
+        _holds("osc is at least the oscillation of a row", bool((moving.amax(-1) - moving.amin(-1)).amax() <= bounds.osc + slack))
+        if form is not None:
+            rest = moving - tokens @ form.a @ tokens.mT - (tokens @ form.beta).unsqueeze(-2) - (tokens @ form.gamma).unsqueeze(-1)
+            _close("the bilinear form is exact up to a constant", rest, rest[:1, :1].expand_as(rest))
+
+
+def _pair_slopes(potential: Potential, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """∂a(x_i, x_j)/∂x_i and ∂a(x_i, x_j)/∂x_j, (n, n, d)."""
+    marks = torch.arange(len(tokens))
+
+    def score(x: Tensor, y: Tensor, i: int, j: int) -> Tensor:
+        return potential.scores(x.unsqueeze(0), y.unsqueeze(0), marks[i : i + 1], marks[j : j + 1]).sum()
+
+    pairs = [[torch.func.grad(score, (0, 1))(x, y, i, j) for j, y in enumerate(tokens)] for i, x in enumerate(tokens)]
+    return tuple(torch.stack([torch.stack([pair[side] for pair in row]) for row in pairs]) for side in (0, 1))  # type: ignore[return-value]
+
+
+def _fixed_scores(potential: Potential, tokens: Tensor) -> Tensor:
+    """The part of the scores that looks at positions only."""
+    positional = positions_of(potential)
+    return torch.zeros(len(tokens), len(tokens), dtype=torch.float64) if positional is None else positional.scores(tokens, tokens)
 
 
 def _tokens_permute(potential: Potential, x: Tensor, y: Tensor, scores: Tensor) -> None:
@@ -157,7 +268,7 @@ def _support_is_respected(normalizer: Normalizer, scores: Tensor) -> None:
     else:  # a doubly stochastic matrix must exist on the support
         allowed[1, 2:4] = False
     weights = normalizer.weights(scores, Reference(allowed=allowed))
-    _holds("no weight outside the support", bool((weights[~allowed] == 0).all()))
+    _holds("no weight outside the support", bool((weights[..., ~allowed] == 0).all()))
     _holds("a query that sees nothing has no weights, and no NaN", bool(torch.isfinite(weights).all()))
 
 
@@ -168,7 +279,7 @@ def _counts_are_copies(normalizer: Normalizer, scores: Tensor) -> None:
     counted = normalizer.weights(scores, Reference(counts.log()))
     copied = normalizer.weights(scores[:, [0, 1, 1, 2, 3, 5]], Reference())
     together = torch.stack(
-        [copied[:, 0], copied[:, 1] + copied[:, 2], copied[:, 3], copied[:, 4], torch.zeros_like(copied[:, 0]), copied[:, 5]], -1
+        [copied[..., 0], copied[..., 1] + copied[..., 2], copied[..., 3], copied[..., 4], torch.zeros_like(copied[..., 0]), copied[..., 5]], -1
     )
     _close("a key that counts twice is two equal keys", counted, together, 1e-6)
 

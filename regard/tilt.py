@@ -12,6 +12,7 @@ from regard._object import Object
 from regard.attention import as_measure
 from regard.errors import ArgumentError
 from regard.measure import Measure
+from regard.parameters import Tokens, part, shared
 from regard.potentials import Potential
 
 
@@ -19,8 +20,8 @@ from regard.potentials import Potential
 class Tilt(Object):
     """μ ↦ Ψ_G(μ)(dy) = G(y) μ(dy) / μ(G), G = exp a(query, ·), at one query point (d,) (vuckovic2020, Definition 3)."""
 
-    potential: Potential
-    query: Tensor
+    potential: Potential = part(moving=Tokens.KEYS)
+    query: Tensor = shared()
 
     def __post_init__(self) -> None:
         if not isinstance(self.potential, Potential):

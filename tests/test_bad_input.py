@@ -24,7 +24,7 @@ CASES = {
     "mix dimension": (lambda: r.Measure(t(3, 2)).mix(r.Measure(t(3, 4)), 0.5), "other: lives in dimension 4"),
     "mix weight": (lambda: r.Measure(t(3, 2)).mix(r.Measure(t(3, 2)), 1.5), "weight: is 1.5; give a number between 0 and 1"),
     "bandwidth zero": (lambda: r.Gaussian(bandwidth=0.0), "bandwidth: is 0.0; give a positive finite number"),
-    "bandwidth negative": (lambda: r.Laplace(-1.0), "bandwidth: is -1.0"),
+    "bandwidth negative": (lambda: r.Laplace(bandwidth=-1.0), "bandwidth: is -1.0"),
     "bandwidth tensor": (lambda: r.Gaussian(bandwidth=torch.tensor([1.0, -1.0])), "bandwidth: has entries that are not positive"),
     "nu": (lambda: r.StudentT(nu=0.0), "nu: is 0.0"),
     "cap": (lambda: r.SoftCap(r.Dot(), float("inf")), "cap: is inf"),

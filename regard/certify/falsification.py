@@ -11,17 +11,19 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from regard._object import Object
 from regard.attention import Attention
 from regard.certify.certification import declare, deviation_domain
 from regard.certify.places import farthest, project, unit, units
 from regard.certify.setting import moves_of
-from regard.certify.subject import width_of_attention
 from regard.compute import ReferenceEngine, apply
 from regard.domains import Ball, Domain, Near, Radii, Shell, TokenSet, Whole
 from regard.errors import ArgumentError
-from regard.maps import Added, Affine, Compose, FromQueries, Heads, Joint, Residual, ToContext
+from regard.maps import Heads
 from regard.measure import Measure
 from regard.norms import EntryMax, Frobenius, Norm, TokenMax, TokenSum, Wasserstein
+from regard.parameters import Tokens
+from regard.parameters import width as width_of
 
 Function = Callable[[Tensor], Tensor]
 
@@ -79,7 +81,7 @@ class _Attack:
             assert isinstance(domain, TokenSet)
             known = None if not isinstance(domain, Ball) or domain.center is None else len(domain.center)
             self.tokens = domain.tokens or tokens
-            found = known or width or _width_of(map)
+            found = known or width or _declared_width(map)
             if found is None:
                 raise ArgumentError("width", "is not given", "say how wide a token is: the domain and the map leave it open")
             self.width = found
@@ -308,16 +310,9 @@ def _joined(function: Function) -> Function:
     return joined
 
 
-def _width_of(map: Any) -> int | None:
-    if isinstance(map, Attention):
-        return width_of_attention(map)
-    if isinstance(map, (Heads, ToContext, FromQueries, Joint)):
-        return width_of_attention(map.attention)
-    if isinstance(map, Affine):
-        return int(map.w.shape[0])
-    if isinstance(map, (Compose, Added)):
-        return next((found for inner in map.maps if (found := _width_of(inner)) is not None), None)
-    return _width_of(map.map) if isinstance(map, Residual) else None
+def _declared_width(map: Any) -> int | None:
+    """How wide the tokens are that a map takes, where its tensors say it."""
+    return width_of(map, Tokens.QUERIES) or width_of(map) if isinstance(map, Object) else None
 
 
 def _matched(norm: Norm) -> Any:

@@ -213,7 +213,7 @@ def _head_error(head: Head, measure: Measure) -> float:
     width, longest = measure.points.shape[-1], float(lengths(measure.points).max())
     bias = pair_bias(head, Neighborhood(measure, 0.0, TokenMax()))
     fixed = 0.0 if bias is None else float(bias[bias > -math.inf].abs().max())
-    score = gamma(8 * width + 256) * (score_size(head.potential, longest, measure) + fixed + 1)
+    score = gamma(8 * width + 256) * (score_size.one(head.potential, longest, measure) + fixed + 1)
     if not score < 0.01:
         raise Refusal("scores are so large that rounding decides the weights")
     value = longest * math.prod(vector_norm_bound(factor) for factor in head.factors)
@@ -221,29 +221,65 @@ def _head_error(head: Head, measure: Measure) -> float:
     return outward((4 * score + gamma(8 * width + 8 * measure.size + 256)) * value)
 
 
-def score_size(potential: Potential, longest: float, measure: Measure) -> float:
-    """What roundings of scores are relative to: products of lengths."""
-    if isinstance(potential, (Dot, Gaussian)):
-        q, k = _projected_size(potential.w_q, potential.b_q, longest), _projected_size(potential.w_k, potential.b_k, longest)
-        if isinstance(potential, Gaussian):
-            return outward(((q + k) / float(potential.bandwidth)) ** 2)
-        width = measure.points.shape[-1] if potential.w_q is None else potential.w_q.shape[-1]
-        return outward(abs(float(potential.factor(width))) * q * k)
-    if isinstance(potential, Bilinear):
-        return outward(vector_norm_bound(potential.a) * longest**2)
-    if isinstance(potential, Rotary):  # an angle is a position times a frequency, rounded
-        fastest = 1.0 if potential.frequencies is None else max(1.0, float(potential.frequencies.abs().max()))
-        turned = float(measure.positions().abs().max()) * fastest
-        return outward((1 + turned) * score_size(potential.potential, longest, measure))
-    if isinstance(potential, Scaled):
-        return outward(abs(float(potential.factor)) * score_size(potential.potential, longest, measure))
-    if isinstance(potential, Sum):
-        return outward(sum(score_size(term, longest, measure) for term in potential.terms))
-    if isinstance(potential, SoftCap):
-        return score_size(potential.potential, longest, measure)
-    if isinstance(potential, PositionPotential):
-        return 0.0
-    raise Refusal(f"the rounding of scores by {type(potential).__name__} is not known")
+score_size = Verb("score_size")
+"""score_size.one(potential, longest, measure) -> what roundings of scores are relative to: products of lengths."""
+
+
+@score_size.rule(Potential)
+def _unknown_size(potential: Potential, longest: float, measure: Measure) -> float:
+    name = type(potential).__name__
+    raise Refusal(f"the rounding of scores by {name} is not known; add a rule with @score_size.rule({name})")
+
+
+@score_size.rule(PositionPotential)
+def _position_size(potential: PositionPotential, longest: float, measure: Measure) -> float:
+    return 0.0
+
+
+@score_size.rule(Dot)
+def _dot_size(potential: Dot, longest: float, measure: Measure) -> float:
+    width = measure.points.shape[-1] if potential.w_q is None else potential.w_q.shape[-1]
+    return outward(abs(float(potential.factor(width))) * math.prod(_projected_sizes(potential, longest)))
+
+
+@score_size.rule(Gaussian)
+def _gaussian_size(potential: Gaussian, longest: float, measure: Measure) -> float:
+    return outward((sum(_projected_sizes(potential, longest)) / float(potential.bandwidth)) ** 2)
+
+
+@score_size.rule(Bilinear)
+def _bilinear_size(potential: Bilinear, longest: float, measure: Measure) -> float:
+    return outward(vector_norm_bound(potential.a) * longest**2)
+
+
+@score_size.rule(Rotary)
+def _rotary_size(potential: Rotary, longest: float, measure: Measure) -> float:
+    """An angle is a position times a frequency, rounded."""
+    fastest = 1.0 if potential.frequencies is None else max(1.0, float(potential.frequencies.abs().max()))
+    turned = float(measure.positions().abs().max()) * fastest
+    return outward((1 + turned) * score_size.one(potential.potential, longest, measure))
+
+
+@score_size.rule(Scaled)
+def _scaled_size(potential: Scaled, longest: float, measure: Measure) -> float:
+    return outward(abs(float(potential.factor)) * score_size.one(potential.potential, longest, measure))
+
+
+@score_size.rule(Sum)
+def _sum_size(potential: Sum, longest: float, measure: Measure) -> float:
+    return outward(sum(score_size.one(term, longest, measure) for term in potential.terms))
+
+
+@score_size.rule(SoftCap)
+def _capped_size(potential: SoftCap, longest: float, measure: Measure) -> float:
+    size: float = score_size.one(potential.potential, longest, measure)
+    return size
+
+
+def _projected_sizes(potential: Dot | Gaussian, longest: float) -> tuple[float, float]:
+    """At least |w_qᵀx + b_q| and |w_kᵀy + b_k| for tokens that are no longer than this."""
+    queries = _projected_size(potential.w_q, potential.b_q, longest)
+    return queries, _projected_size(potential.w_k, potential.b_k, longest)
 
 
 def _projected_size(w: Tensor | None, b: Tensor | None, longest: float) -> float:

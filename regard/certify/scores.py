@@ -18,7 +18,7 @@ from regard._round import gamma, outward, product_norm_bound, spectral_norm_boun
 from regard._verb import Verb
 from regard.certify.theorem import Refusal
 from regard.potentials import Additive, Bilinear, Cosine, Dot, Gaussian, Laplace, Potential, Rotary, SoftCap, StudentT
-from regard.potentials.base import FunctionPotential, Scaled, Sum
+from regard.potentials.base import Scaled, Sum
 from regard.potentials.distance import DistancePotential
 from regard.potentials.positions import PositionPotential
 
@@ -88,7 +88,7 @@ class Form:
 
 
 bilinear = Verb("bilinear")
-"""bilinear.one(potential, width) -> Form, or None where scores are not one bilinear form."""
+"""bilinear.one(potential, width) -> Form, or None where scores are not one bilinear form, up to a constant."""
 
 slopes = Verb("slopes")
 """slopes.one(potential, ball) -> Slopes."""
@@ -180,10 +180,15 @@ def _matrix(weight: Tensor | None, width: int) -> Tensor:
 # Slopes on a ball
 
 
-@slopes.rule(FunctionPotential)
 @slopes.rule(Potential)
 def _unknown(potential: Potential, ball: BallFacts) -> Slopes:
-    raise Refusal(f"nothing is known of the slopes of {type(potential).__name__}; add a rule with @slopes.rule({type(potential).__name__})")
+    """From the bilinear form, where there is one."""
+    form = bilinear.one(potential, len(ball.center))
+    if form is None:
+        name = type(potential).__name__
+        rules = f"@slopes.rule({name}), or with @bilinear.rule({name}) where scores are bilinear"
+        raise Refusal(f"nothing is known of the slopes of {name}; add a rule with {rules}")
+    return _form_slopes(form, ball)
 
 
 @slopes.rule(PositionPotential)
@@ -191,11 +196,8 @@ def _still(potential: PositionPotential, ball: BallFacts) -> Slopes:
     return Slopes(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-@slopes.rule(Dot)
-@slopes.rule(Bilinear)
-def _dot_slopes(potential: Any, ball: BallFacts) -> Slopes:
+def _form_slopes(form: Form, ball: BallFacts) -> Slopes:
     """v = Aᵀx_i + β for every j; z = A x_j + γ."""
-    form = bilinear.one(potential, len(ball.center))
     a = form.norm
     alpha = outward(form.shift(ball.center) + a * ball.radius)
     return Slopes(
@@ -326,9 +328,9 @@ def _student(potential: StudentT, ball: BallFacts) -> Slopes:
 def _cosine(potential: Cosine, ball: BallFacts) -> Slopes:
     """z/√(|z|² + eps) is 1/√eps-Lipschitz with values in the unit ball."""
     w_q, w_k, _, _ = _projected(potential, ball)
-    unit = outward(abs(float(potential.temperature)) / math.sqrt(potential.eps))
+    unit = outward(abs(float(potential.scale)) / math.sqrt(potential.eps))
     alpha, reach = outward(w_k * unit), outward(w_q * unit)
-    return Slopes(alpha, alpha, reach, reach, min(outward(2 * ball.radius * alpha), outward(2 * abs(float(potential.temperature)))), alpha)
+    return Slopes(alpha, alpha, reach, reach, min(outward(2 * ball.radius * alpha), outward(2 * abs(float(potential.scale)))), alpha)
 
 
 @slopes.rule(Additive)

@@ -13,9 +13,11 @@ from regard.certify.scores import BallFacts
 from regard.certify.subject import Head
 from regard.certify.theorem import Refusal
 from regard.domains import Ball, Domain, Near, Neighborhood, Radii, Shell, Whole
+from regard.parameters import walk
 from regard.potentials import Potential, SoftCap
-from regard.potentials.base import Scaled, Sum
+from regard.potentials.base import linear_terms, of_terms
 from regard.potentials.positions import PositionPotential
+from regard.supports import Full
 
 
 def width_of(domain: Domain) -> int | None:
@@ -66,7 +68,7 @@ def pair_bias(head: Head, domain: Domain) -> Tensor | None:
     measure = domain.measure if isinstance(domain, Near) else None
     weights = None if measure is None else log_counts(measure)
     positional = positions_of(head.potential)
-    if positional is None and weights is None and type(support).__name__ == "Full":
+    if positional is None and weights is None and isinstance(support, Full):
         return None
     tokens = tokens_of(domain)
     if tokens is None:
@@ -84,35 +86,25 @@ def pair_bias(head: Head, domain: Domain) -> Tensor | None:
 
 def equivariant(head: Head, domain: Domain) -> None:
     """Refuse what looks at positions: a law of tokens does not know them."""
-    if positions_of(head.potential) is not None or _has_rotary(head.potential) or type(head.attention.support).__name__ != "Full":
+    parts = [part for part in walk(head.potential) if isinstance(part, Potential)]
+    if any(part.positional for part in parts) or not isinstance(head.attention.support, Full):
         raise Refusal("masks and positions are not functions of the law of tokens; use TokenMax() or Frobenius()")
+    for part in parts:
+        if part.positional is None:
+            name = type(part).__name__
+            line = "positional: ClassVar[bool] = False"
+            raise Refusal(f"{name} does not say whether it looks at marks; if not, write `{line}` in {name}")
 
 
 def positions_of(potential: Potential) -> Potential | None:
     """The part of a potential that only looks at positions."""
-    if isinstance(potential, PositionPotential):
-        return potential
-    if isinstance(potential, Scaled):
-        inner = positions_of(potential.potential)
-        return None if inner is None else Scaled(inner, potential.factor)
-    if isinstance(potential, SoftCap):
-        if positions_of(potential.potential) is not None:
-            raise Refusal("a soft cap over a position bias has no theorem; add the bias outside: SoftCap(Dot(), cap) + Alibi(...)")
-        return None
-    if isinstance(potential, Sum):
-        terms = tuple(found for term in potential.terms if (found := positions_of(term)) is not None)
-        return None if not terms else terms[0] if len(terms) == 1 else Sum(terms)
-    return None
-
-
-def _has_rotary(potential: Potential) -> bool:
-    from regard.potentials import Rotary
-
-    if isinstance(potential, Rotary):
-        return True
-    if isinstance(potential, (Scaled, SoftCap)):
-        return _has_rotary(potential.potential)
-    return isinstance(potential, Sum) and any(_has_rotary(term) for term in potential.terms)
+    terms = linear_terms(potential)
+    for term, _ in terms:
+        if not isinstance(term, PositionPotential) and any(isinstance(part, PositionPotential) for part in walk(term)):
+            what = "a soft cap" if isinstance(term, SoftCap) else type(term).__name__
+            remedy = "add the bias outside: SoftCap(Dot(), cap) + Alibi(...)"
+            raise Refusal(f"{what} over a position bias has no theorem; {remedy}")
+    return of_terms([(term, factor) for term, factor in terms if isinstance(term, PositionPotential)])
 
 
 def crowding(head: Head, domain: Domain, osc: float, queries: int | None = None) -> float:

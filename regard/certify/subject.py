@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard._object import Object, rebuild
+from regard._object import Object
 from regard._round import outward, product_norm_bound
 from regard.attention import Attention
 from regard.certify.scores import Form, bilinear
 from regard.certify.theorem import Refusal
+from regard.errors import ArgumentError
 from regard.lookups import Factored, Identity, Linear, Lookup
 from regard.maps import Heads
 from regard.moments import Mean
 from regard.normalizers import SinkSoftmax, Softmax
+from regard.parameters import Meaning, leads, one_head, rebuilt, width
 from regard.potentials import Potential
 from regard.potentials.base import Scaled
-
-RANKS = {
-    "w_q": 2, "w_k": 2, "w_v": 2, "a": 2, "w": 2, "u": 2, "v": 1, "b_q": 1, "b_k": 1, "b_v": 1, "b": 1,
-    "table": 1, "ids": 1, "mask": 2, "frequencies": 1, "omega": 2,
-}  # fmt: skip
-"""How many dimensions a parameter has without heads."""
-NUMBERS = {"scale", "temperature", "bandwidth", "nu", "cap", "slope", "factor", "sink", "bias", "lengths"}
-"""Parameters that are one number for each head."""
 
 
 class Head:
@@ -126,55 +119,25 @@ def subject_of(map: Attention | Heads, residual: bool = False) -> MultiHead:
 
 def single_heads(attention: Attention) -> list[Attention]:
     """An attention for each head, in float64. Grouped keys and values are repeated."""
-    counts = sorted({count for _, count in _leads(attention)} | {1})
+    try:
+        found = list(leads(attention))
+    except ArgumentError as error:  # a tensor that does not say what it is
+        raise Refusal(str(error)) from None
+    for _, name, lead in found:
+        if len([size for size in lead if size > 1]) > 1:
+            raise Refusal(f"{name} has batch dimensions {list(lead)}; bounds are for one sequence with heads")
+    counts = sorted({torch.Size(lead).numel() for *_, lead in found} | {1})
     heads = counts[-1]
     if any(heads % count for count in counts):
         raise Refusal(f"the head counts {counts} do not divide each other")
-    return [_picked(attention, head, heads) for head in range(heads)]
+    exact = rebuilt(attention, _in_float64)
+    return [one_head(exact, head, heads) for head in range(heads)]
 
 
-def _rank(owner: Object, name: str, dimensions: int) -> int:
-    """How many of the dimensions of a field are not heads; a field that nobody here knows has none."""
-    if name == "table" and isinstance(owner, Lookup):
-        return 2
-    return RANKS.get(name, 0 if name in NUMBERS else dimensions)
-
-
-def _leads(value: Object) -> list[tuple[str, int]]:
-    """The head counts of all tensors of a declaration."""
-    found: list[tuple[str, int]] = []
-    for field in dataclasses.fields(value):
-        part = getattr(value, field.name)
-        for item in part if isinstance(part, tuple) else (part,):
-            if isinstance(item, Object):
-                found += _leads(item)
-            elif isinstance(item, Tensor):
-                lead = item.shape[: max(0, item.ndim - _rank(value, field.name, item.ndim))]
-                if len([size for size in lead if size > 1]) > 1:
-                    raise Refusal(f"{field.name} has batch dimensions {list(lead)}; bounds are for one sequence with heads")
-                found.append((field.name, int(torch.Size(lead).numel())))
-    return found
-
-
-def _picked(value: Any, head: int, heads: int) -> Any:
-    """The same declaration for one head."""
-    names = tuple(field.name for field in dataclasses.fields(value))
-    return rebuild(type(value), names, tuple(_pick(value, name, getattr(value, name), head, heads) for name in names))
-
-
-def _pick(owner: Object, name: str, part: Any, head: int, heads: int) -> Any:
-    if isinstance(part, tuple):
-        return tuple(_pick(owner, name, item, head, heads) for item in part)
-    if isinstance(part, Object):
-        return _picked(part, head, heads)
-    if not isinstance(part, Tensor):
-        return part
-    part = part.detach()
-    rank = _rank(owner, name, part.ndim)
-    lead = part.shape[: max(0, part.ndim - rank)]
-    count = int(torch.Size(lead).numel())
-    chosen = part.reshape(count, *part.shape[len(lead) :])[head * count // heads] if lead else part
-    return chosen.double() if chosen.dtype.is_floating_point else chosen
+def _in_float64(owner: Object, name: str, meaning: Meaning | None, item: Any) -> Any:
+    if not isinstance(item, Tensor):
+        return item
+    return item.detach().double() if item.dtype.is_floating_point else item.detach()
 
 
 def _factors(lookup: Lookup) -> tuple[Tensor, ...]:
@@ -188,19 +151,5 @@ def _factors(lookup: Lookup) -> tuple[Tensor, ...]:
 
 
 def width_of_attention(attention: Attention) -> int | None:
-    """The width of a token, from any projection."""
-    found = [_widths(attention.potential), _widths(attention.lookup)]
-    return next((width for width in found if width is not None), None)
-
-
-def _widths(value: Object) -> int | None:
-    for field in dataclasses.fields(value):
-        part = getattr(value, field.name)
-        if isinstance(part, Tensor) and field.name in ("w_q", "w_k", "w_v", "a", "w"):
-            return int(part.shape[-2])
-        for item in part if isinstance(part, tuple) else (part,):
-            if isinstance(item, Object):
-                width = _widths(item)
-                if width is not None:
-                    return width
-    return None
+    """The width of a token, from any tensor that runs over its coordinates."""
+    return width(attention)

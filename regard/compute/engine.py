@@ -1,4 +1,9 @@
-"""Engine: a way to compute a problem. Engines differ in speed, never in meaning; each says in a sentence what it cannot do."""
+"""Engine and Plan: a way to compute problems, and what it decided for one of them.
+
+`Engine.plan(problem)` decides everything that can be decided before a run (form of the scores, precision,
+tile sizes) and gives it as a Plan, or a Refused with a sentence. A plan runs as it stands: nothing is decided
+twice.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,7 @@ import torch
 from torch import Tensor
 
 from regard._object import Object
+from regard._refused import Refused
 from regard.compute.problem import Problem
 
 _engines: list[type[Engine]] = []
@@ -18,37 +24,52 @@ _engines: list[type[Engine]] = []
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a run would take: floating-point operations, and bytes beyond inputs and output."""
+    """What a run would take: operations, bytes beyond inputs and output, and how it is done."""
 
     flops: float
     bytes: float
+    how: str = ""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Plan(Object):
+    """Abstract: a problem and what an engine decided about it, ready to run."""
+
+    engine: Engine
+    problem: Problem
+
+    @abstractmethod
+    def run(self) -> Tensor:
+        """The outputs (..., m, e), in the dtype of the problem."""
+
+    @abstractmethod
+    def free_energy(self) -> Tensor:
+        """The maximum of the variational objective relative to counts, (..., m): one number a query.
+
+        Values are not used.
+        """
+
+    @abstractmethod
+    def predict(self) -> Prediction:
+        """Flops and extra bytes of a run."""
 
 
 class Engine(Object):
-    """Abstract. `rank` orders the engines; the first that does not refuse runs."""
+    """Abstract: a way to compute problems. Engines differ in speed, never in meaning.
+
+    `rank` orders the engines: the lowest is asked first.
+    """
 
     name: ClassVar[str]
     rank: ClassVar[int]
 
     @abstractmethod
-    def refuse(self, problem: Problem) -> str | None:
-        """Why this engine cannot run the problem, as a sentence; None if it can."""
+    def plan(self, problem: Problem) -> Plan | Refused:
+        """How this engine would run the problem, or why it cannot."""
 
-    def only_by_name(self, problem: Problem) -> str | None:
-        """Why this engine should not be chosen unless somebody asks for it; None if it may."""
-        return None
-
-    @abstractmethod
-    def run(self, problem: Problem) -> Tensor:
-        """The outputs (..., m, e)."""
-
-    @abstractmethod
-    def free_energy(self, problem: Problem) -> Tensor:
-        """The maximum of the variational objective relative to counts, one number a query (..., m); values are not used."""
-
-    @abstractmethod
-    def predict(self, problem: Problem) -> Prediction:
-        """Flops and extra bytes of a run."""
+    def offer(self, problem: Problem) -> Plan | Refused:
+        """The plan for a caller who named no engine; some engines must be asked for by name."""
+        return self.plan(problem)
 
 
 def register(engine: type[Engine]) -> type[Engine]:
@@ -65,22 +86,17 @@ def engines() -> list[Engine]:
     return [engine() for engine in _engines]
 
 
-def first_willing(problem: Problem) -> Engine:
-    """The fastest engine that takes the problem unasked; the reference takes any."""
-    return next(e for e in engines() if e.only_by_name(problem) is None and e.refuse(problem) is None)
-
-
-def pairs(problem: Problem) -> float:
+def count_pairs(problem: Problem) -> float:
     """How many pairs of query and key there are, batch included."""
     return float(math.prod(problem.batch_shape) * problem.query_count * problem.key_count)
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Half precisions are computed in float32."""
+    """The dtype that a problem of this dtype is computed in: half precisions in float32."""
     return torch.promote_types(dtype, torch.float32)
 
 
-def row_empty(problem: Problem, rows: slice = slice(None)) -> Tensor:
+def find_empty_rows(problem: Problem, rows: slice = slice(None)) -> Tensor:
     """True for queries that see no key with mass, (..., m)."""
     allowed = problem.support.allows(problem.rows()[..., rows], problem.columns())
     if problem.log_counts is not None:

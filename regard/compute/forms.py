@@ -1,4 +1,4 @@
-"""Fast forms: potentials that give the same scores from better features. The definition stays in the potential."""
+"""Fast forms: other potentials that give the same scores from features that are cheaper to compare."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ fast_form = Verb("fast_form")
 
 
 @fast_form.rule(Potential)
-def _as_it_is(potential: Potential, queries: Features, keys: Features) -> tuple[Potential, Features, Features]:
+def _as_it_is(
+    potential: Potential, queries: Features, keys: Features
+) -> tuple[Potential, Features, Features]:
     return potential, queries, keys
 
 
@@ -43,17 +45,21 @@ class Reduced(Potential):
     def of(reduction: Reduction) -> tuple[Potential, Features, Features]:  # type: ignore[override]
         """The form of a reduction without residues."""
         folded = reduction.folded()
-        biases = [None if bias is None else bias.unsqueeze(-1) for bias in (folded.row_bias and folded.row_bias(), folded.key_bias)]
+        biases = [
+            None if bias is None else bias.unsqueeze(-1)
+            for bias in (folded.row_bias and folded.row_bias(), folded.key_bias)
+        ]
         return Reduced(), (folded.queries, biases[0]), (folded.keys, biases[1])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RationalAdditive(Potential):
-    """Σ_c v_c tanh(q_c + k_c) as Σ_groups N/D: exponentials of tokens, not of pairs, and one division for g coordinates.
+    """Σ_c v_c tanh(q_c + k_c) as Σ_groups N/D, where exponentials are of tokens, not of pairs.
 
-    With x_c = e^{2 q_c} e^{2 k_c}, tanh = (x-1)/(x+1). Over a group of g coordinates the common denominator Π(1 + x_c) is the sum
-    over subsets S of Π_S x_c = (Π_S e^{2q_c})(Π_S e^{2k_c}): a dot product of 2^g features. So is the numerator, with the
-    coefficients Σ_{c∈S} v_c - Σ_{c∉S} v_c. coefficients (..., groups, 2^g); features (..., tokens, groups · 2^g).
+    With x_c = e^{2 q_c} e^{2 k_c}, tanh = (x-1)/(x+1). Over a group of g coordinates the common denominator
+    Π(1 + x_c) is the sum over subsets S of Π_S x_c = (Π_S e^{2q_c})(Π_S e^{2k_c}): a dot product of 2^g
+    features. So is the numerator, with the coefficients Σ_{c∈S} v_c - Σ_{c∉S} v_c. coefficients (..., groups,
+    2^g); features (..., tokens, groups · 2^g).
     """
 
     coefficients: Tensor
@@ -76,7 +82,7 @@ LARGEST_EXPONENT = {torch.float32: 80.0, torch.float64: 300.0}
 
 @fast_form.rule(Additive)
 def _additive(potential: Additive, queries: Tensor, keys: Tensor) -> tuple[Potential, Features, Features]:
-    """Center each coordinate of the queries, shift the keys against it, and clamp keys where every pair is saturated."""
+    """Center the queries, shift the keys against it, and clamp keys where every pair is saturated."""
     if 0 in (queries.numel(), keys.numel()) or queries.dtype not in SATURATED:
         return potential, queries, keys
     low, high = queries.detach().amin(-2, keepdim=True), queries.detach().amax(-2, keepdim=True)
@@ -87,7 +93,11 @@ def _additive(potential: Additive, queries: Tensor, keys: Tensor) -> tuple[Poten
     for group in (3, 2, 1):
         if _check.holds(group * exponent <= LARGEST_EXPONENT[queries.dtype]):
             coefficients = _in_groups(potential.v, group) @ _signs(group, queries)
-            return RationalAdditive(coefficients), _subset_products(queries, group), _subset_products(shifted, group)
+            return (
+                RationalAdditive(coefficients),
+                _subset_products(queries, group),
+                _subset_products(shifted, group),
+            )
     return potential, queries + center, keys
 
 
@@ -161,8 +171,10 @@ class _RationalSum(torch.autograd.Function):
         )
 
 
-def _groups(queries: Tensor, keys: Tensor, coefficients: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
-    """For each group: its features, its coefficients (..., 1, 2^g), and numerator and denominator (..., m, n)."""
+def _groups(
+    queries: Tensor, keys: Tensor, coefficients: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
+    """For each group: features, coefficients (..., 1, 2^g), numerator and denominator (..., m, n)."""
     size, rows = coefficients.shape[-1], queries.shape[-2]
     for index in range(coefficients.shape[-2]):
         some = slice(index * size, (index + 1) * size)

@@ -1,4 +1,4 @@
-"""How each moment is computed through an engine: the projection of the law without the law, where that is possible."""
+"""project: how each moment of the attention laws is computed, without the laws where that is possible."""
 
 from __future__ import annotations
 
@@ -10,46 +10,54 @@ from torch import Tensor
 
 from regard import _check
 from regard._verb import Verb
-from regard.compute.engine import Engine, working_dtype
+from regard.compute.engine import Plan, working_dtype
+from regard.compute.kernel.tiles import Tiling, rows_per_tile
 from regard.compute.problem import Problem
-from regard.compute.tiles import Tiling, rows_of
+from regard.compute.selection import select
 from regard.errors import ArgumentError
 from regard.measure import GaussianMeasure, Measure
 from regard.moments import Law, Mean, Mode, Sample, SecondMoment, pick
 from regard.normalizers import Reference
 
 project = Verb("project")
-"""project.one(moment, problem, engine) -> the moments of every query's law."""
+"""project.one(moment, plan) -> the moments of every query's law."""
 
 
 @project.rule(Mean)
-def _mean(moment: Mean, problem: Problem, engine: Engine) -> Tensor:
-    return engine.run(problem)
+def _mean(moment: Mean, plan: Plan) -> Tensor:
+    return plan.run()
 
 
 @project.rule(SecondMoment)
-def _second(moment: SecondMoment, problem: Problem, engine: Engine) -> GaussianMeasure:
-    """Value augmentation: the same weights average v and v vᵀ, after a common center is taken out, so that nothing cancels."""
+def _second(moment: SecondMoment, plan: Plan) -> GaussianMeasure:
+    """The same weights average 1, v and v vᵀ; a common center is taken out of v, so nothing cancels."""
+    problem = plan.problem
     _need_laws(problem)
     exact = problem.to(working_dtype(problem.dtype))
     center = exact.values.detach().sum(-2, keepdim=True) / max(exact.key_count, 1)
     v = exact.values - center
     squares = (v.unsqueeze(-1) * v.unsqueeze(-2)).flatten(-2)
-    moments = engine.run(exact.change(values=torch.cat([torch.ones_like(v[..., :1]), v, squares], -1)))
-    mass, mean, second = moments.split([1, v.shape[-1], v.shape[-1] ** 2], -1)  # the mass is zero where a query sees nothing
+    augmented = torch.cat([torch.ones_like(v[..., :1]), v, squares], -1)
+    moments = select(exact.replace(values=augmented), plan.engine).run()
+    mass, mean, second = moments.split(
+        [1, v.shape[-1], v.shape[-1] ** 2], -1
+    )  # the mass is zero where a query sees nothing
     covariance = second.unflatten(-1, (v.shape[-1],) * 2) - mean.unsqueeze(-1) * mean.unsqueeze(-2)
     return GaussianMeasure((mean + mass * center).to(problem.dtype), covariance.to(problem.dtype))
 
 
 @project.rule(Law)
-def _law(moment: Law, problem: Problem, engine: Engine) -> Measure:
+def _law(moment: Law, plan: Plan) -> Measure:
     """The law itself has m · n weights: there is no smaller way to say it."""
+    problem = plan.problem
     _need_laws(problem)
     exact = problem.to(working_dtype(problem.dtype))
     weights = exact.normalizer.weights(exact.potential.pair(exact.queries, exact.keys), exact.reference())
     if _check.holds((weights.sum(-1) == 0).any()):
         raise ArgumentError(
-            "moment", "is Law, and some query sees nothing and has no law", "use Mean, which gives zero there, or another support"
+            "moment",
+            "is Law, and some query sees nothing and has no law",
+            "use Mean, which gives zero there, or another support",
         )
     points = exact.values.unsqueeze(-3)
     points = points.expand(*points.shape[:-3], *weights.shape[-2:], -1)
@@ -57,29 +65,38 @@ def _law(moment: Law, problem: Problem, engine: Engine) -> Measure:
 
 
 @project.rule(Mode)
-def _mode(moment: Mode, problem: Problem, engine: Engine) -> Tensor:
-    return _chosen(problem, lambda weights: weights.argmax(-1))
+def _mode(moment: Mode, plan: Plan) -> Tensor:
+    return _pick_values(plan.problem, lambda weights: weights.argmax(-1))
 
 
 @project.rule(Sample)
-def _sample(moment: Sample, problem: Problem, engine: Engine) -> Tensor:
-    _need_laws(problem)
+def _sample(moment: Sample, plan: Plan) -> Tensor:
+    _need_laws(plan.problem)
 
     def draw(weights: Tensor) -> Tensor:
         flat = weights.reshape(-1, weights.shape[-1])
         flat = torch.where(flat.sum(-1, keepdim=True) > 0, flat, torch.ones_like(flat))
         return torch.multinomial(flat, 1, generator=moment.generator).reshape(weights.shape[:-1])
 
-    return _chosen(problem, draw)
+    return _pick_values(plan.problem, draw)
 
 
-def _chosen(problem: Problem, choose: Callable[[Tensor], Tensor]) -> Tensor:
-    """One value for each query, picked by its row of weights, block by block; the gradient reaches the chosen value alone."""
+def _pick_values(problem: Problem, choose: Callable[[Tensor], Tensor]) -> Tensor:
+    """One value for each query, picked by its row of weights, block by block.
+
+    Gradients reach the chosen value alone.
+    """
     exact = problem.to(working_dtype(problem.dtype))
     if exact.key_count == 0:
-        return exact.values.new_zeros(*exact.batch_shape, exact.query_count, exact.values.shape[-1]).to(problem.dtype)
+        return exact.values.new_zeros(*exact.batch_shape, exact.query_count, exact.values.shape[-1]).to(
+            problem.dtype
+        )
     width = exact.potential.width(exact.queries, exact.keys)
-    rows = rows_of(max(1, exact.batch_shape.numel()), exact.key_count, width) if exact.normalizer.rowwise else exact.query_count
+    rows = (
+        rows_per_tile(max(1, exact.batch_shape.numel()), exact.key_count, width)
+        if exact.normalizer.rowwise
+        else exact.query_count
+    )
     tiling = Tiling(exact.support, exact.rows(), exact.columns(), max(1, rows), False)
     picked = [exact.values.new_zeros(*exact.batch_shape, 0, exact.values.shape[-1])]
     for tile in tiling:

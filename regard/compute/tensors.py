@@ -9,9 +9,9 @@ from torch import Tensor
 
 from regard import _check
 from regard.attention import Attention
-from regard.compute.application import select
 from regard.compute.engine import Engine
-from regard.compute.problem import Problem, Tokens, pose
+from regard.compute.problem import Problem, pose
+from regard.compute.selection import select
 from regard.errors import ArgumentError
 from regard.normalizers import Normalizer, Softmax
 from regard.potentials import Dot, Potential
@@ -31,58 +31,89 @@ def attend(
 ) -> Tensor:
     """Attention of queries q (..., m, d) to keys k (..., n, d) with values v (..., n, e): (..., m, e).
 
-    Shapes broadcast as in F.scaled_dot_product_attention; fewer heads of k and v than of q (a divisor) are grouped queries.
-    log_weights (..., n) says how often each key counts. Shapes are checked, values are not: NaN propagates, as in torch.
+    Shapes broadcast as in F.scaled_dot_product_attention; fewer heads of k and v than of q (a divisor) are
+    grouped queries. log_weights (..., n) says how often each key counts. Shapes are checked, values are not:
+    NaN propagates, as in torch.
     """
-    q, k, v = lowered(q, k, v)
-    return _solved(pose_tensors(q, k, v, potential, normalizer, support, log_weights), engine)
+    q, k, v = cast_for_autocast(q, k, v)
+    return _run(pose_tensors(q, k, v, potential, normalizer, support, log_weights), engine)
 
 
-def attend_tokens(attention: Attention, queries: Tokens, keys: Tokens, values: Tensor) -> Tensor:
-    """The same at given marks: potential, normalizer and support of an attention on tokens that are projected already."""
-    q, k, values = lowered(queries.points, keys.points, values)
-    queries, keys = queries.replace(points=q), keys.replace(points=k)
-    return _solved(pose(attention.potential, attention.normalizer, attention.support, queries, keys, values), None)
+def attend_tokens(
+    attention: Attention, q: Tensor, k: Tensor, v: Tensor, query_marks: Tensor | None = None
+) -> Tensor:
+    """The same with potential, normalizer and support of an attention, on projected tokens.
+
+    query_marks (..., m): where the queries stand among the keys; None means 0, 1, 2, ... in order.
+    """
+    q, k, v = cast_for_autocast(q, k, v)
+    parts = (attention.potential, attention.normalizer, attention.support)
+    return _run(pose(*parts, q, k, v, query_marks=query_marks), None)
 
 
-def lowered(*tensors: Any) -> tuple[Any, ...]:
-    """Cast once, as autocast asks of the fused kernel; inside, biases and sums keep their precision."""
+def cast_for_autocast(*tensors: Any) -> tuple[Any, ...]:
+    """The tensors in the dtype that autocast asks for."""
     if not (isinstance(tensors[0], Tensor) and torch.is_autocast_enabled(tensors[0].device.type)):
         return tensors
     low = torch.get_autocast_dtype(tensors[0].device.type)
     return tuple(t.to(low) if isinstance(t, Tensor) and t.dtype == torch.float32 else t for t in tensors)
 
 
-def _solved(problem: Problem, engine: Engine | None) -> Tensor:
+def _run(problem: Problem, engine: Engine | None) -> Tensor:
+    """The outputs, with autocast off: every dtype is chosen by the plan."""
     kind = problem.device.type
     if not torch.is_autocast_enabled(kind):
-        return select(problem, engine).run(problem)
+        return select(problem, engine).run()
     with torch.autocast(kind, enabled=False):
-        return select(problem, engine).run(problem)
+        return select(problem, engine).run()
 
 
 def pose_tensors(
-    q: Tensor, k: Tensor, v: Tensor, potential: Potential, normalizer: Normalizer, support: Support, log_weights: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    potential: Potential,
+    normalizer: Normalizer,
+    support: Support,
+    log_weights: Tensor | None,
 ) -> Problem:
     """The problem that attend poses."""
-    for name, value, kind in (("potential", potential, Potential), ("normalizer", normalizer, Normalizer), ("support", support, Support)):
+    for name, value, kind in (
+        ("potential", potential, Potential),
+        ("normalizer", normalizer, Normalizer),
+        ("support", support, Support),
+    ):
         if not isinstance(value, kind):
-            example = "Where(mask)" if name == "support" and isinstance(value, Tensor) else _EXAMPLES[kind.__name__]
-            raise ArgumentError(name, f"is {_check.describe(value)}", f"give a {kind.__name__} value, e.g. {name}=regard.{example}")
+            example = (
+                "Where(mask)" if name == "support" and isinstance(value, Tensor) else _EXAMPLES[kind.__name__]
+            )
+            raise ArgumentError(
+                name,
+                f"is {_check.describe(value)}",
+                f"give a {kind.__name__} value, e.g. {name}=regard.{example}",
+            )
     q, k, v = (_check.floating(name, t) for name, t in (("q", q), ("k", k), ("v", v)))
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.ndim < 2:
             raise ArgumentError(name, f"has shape {list(t.shape)}", f"give {name} as (..., tokens, width)")
     if k.shape[-2] != v.shape[-2]:
-        raise ArgumentError("v", f"has {v.shape[-2]} rows for {k.shape[-2]} keys", "give one value for each key")
+        raise ArgumentError(
+            "v", f"has {v.shape[-2]} rows for {k.shape[-2]} keys", "give one value for each key"
+        )
     if not q.dtype == k.dtype == v.dtype:
-        raise ArgumentError("q, k and v", f"have dtypes {q.dtype}, {k.dtype} and {v.dtype}", "convert them to one dtype")
+        raise ArgumentError(
+            "q, k and v", f"have dtypes {q.dtype}, {k.dtype} and {v.dtype}", "convert them to one dtype"
+        )
     if log_weights is not None:
         _check.floating("log_weights", log_weights)
         if log_weights.ndim < 1 or log_weights.shape[-1] != k.shape[-2]:
-            raise ArgumentError("log_weights", f"has shape {list(log_weights.shape)}", f"give one entry for each key: (..., {k.shape[-2]})")
+            raise ArgumentError(
+                "log_weights",
+                f"has shape {list(log_weights.shape)}",
+                f"give one entry for each key: (..., {k.shape[-2]})",
+            )
         _check.same_device("log_weights", log_weights, "k", k)
-    return pose(potential, normalizer, support, Tokens(q), Tokens(k, log_weights), v)
+    return pose(potential, normalizer, support, q, k, v, log_counts=log_weights)
 
 
 _EXAMPLES = {"Potential": "Gaussian(bandwidth=2.0)", "Normalizer": "Entmax(1.5)", "Support": "Causal()"}

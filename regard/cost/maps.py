@@ -33,11 +33,12 @@ from regard.cost.costing import assess, charge
 from regard.cost.sizes import Sizes
 from regard.cost.trace import Trace, without_memory
 from regard.errors import ArgumentError
-from regard.lookups import Factored, Linear
 from regard.maps import Affine, Compose, FromQueries, Gated, Heads, Joint, Map, Normalize, Pointwise, Residual, ToContext
 from regard.measure import Measure
 from regard.normalizers import LinearKernel
-from regard.potentials import Bilinear, Potential
+from regard.parameters import Tokens
+from regard.parameters import width as width_of
+from regard.potentials import Potential
 from regard.potentials.reductions import Reduction, reduce
 from regard.supports import Causal, Support, Window
 from regard.supports.base import conjuncts
@@ -53,7 +54,7 @@ def _assess(map: Any, sizes: Sizes, inputs: Any) -> Cost:
     if inputs is not None:
         raise ArgumentError("inputs", "are given for a map of regard", "leave them out: a map takes one sequence, whose sizes are enough")
     ledger = Ledger(sizes, square=sizes.context is None)
-    width = sizes.width or _width(map)
+    width = sizes.width or width_of(map, Tokens.QUERIES)
     if width is None:
         raise ArgumentError("sizes", f"say no width, and {type(map).__name__} takes any", "give Sizes(tokens, width=...)")
     with without_memory():
@@ -64,46 +65,6 @@ def _assess(map: Any, sizes: Sizes, inputs: Any) -> Cost:
 def _dtype(map: Object) -> torch.dtype:
     kinds = [leaf.dtype for leaf in pytree.tree_leaves(map) if isinstance(leaf, Tensor) and leaf.dtype.is_floating_point]
     return kinds[0] if kinds else torch.get_default_dtype()
-
-
-def _width(map: Any) -> int | None:
-    """The width of the tokens that a map takes, where its parameters say it."""
-    if isinstance(map, Compose):
-        return next((found for inner in map.maps if (found := _width(inner)) is not None), None)
-    if isinstance(map, Residual):
-        return _width(map.map)
-    if isinstance(map, Normalize):
-        return next((len(t) for t in (map.weight, map.bias) if t is not None), None)
-    if isinstance(map, (Affine, Gated)):
-        return map.w.shape[0]
-    if isinstance(map, (Heads, ToContext, Joint)):
-        return _width(map.attention)
-    if isinstance(map, FromQueries):
-        return _key_width(map.attention)
-    return _query_width(map.potential) if isinstance(map, Attention) else None
-
-
-def _query_width(potential: Potential) -> int | None:
-    return _first_dimension(potential, ("w_q",)) or (potential.a.shape[-2] if isinstance(potential, Bilinear) else None)
-
-
-def _key_width(attention: Attention) -> int | None:
-    lookup = attention.lookup
-    values = lookup.w_v if isinstance(lookup, Linear) else lookup.w if isinstance(lookup, Factored) else None
-    found = _first_dimension(attention.potential, ("w_k",)) or (None if values is None else values.shape[-2])
-    return found or (attention.potential.a.shape[-1] if isinstance(attention.potential, Bilinear) else None)
-
-
-def _first_dimension(potential: Any, names: tuple[str, ...]) -> int | None:
-    """The width that the projection of this name takes, in a potential or in the potentials that it is made of."""
-    for name, value in vars(potential).items():
-        if name in names and isinstance(value, Tensor):
-            return value.shape[-2]
-        inner = value if isinstance(value, tuple) else (value,)
-        found = next((w for p in inner if isinstance(p, Potential) and (w := _first_dimension(p, names)) is not None), None)
-        if found is not None:
-            return found
-    return None
 
 
 @charge.rule(Map)
@@ -178,7 +139,7 @@ def _heads(map: Heads, x: Tensor, ledger: Ledger) -> Tensor:
 def _attention(attention: Attention, x: Tensor, ledger: Ledger) -> Tensor:
     if ledger.sizes.context is None:
         return _attend(attention, x, x, ledger)
-    return _attend(attention, x, x.new_empty(ledger.sizes.context, _key_width(attention) or x.shape[-1]), ledger)
+    return _attend(attention, x, x.new_empty(ledger.sizes.context, width_of(attention, Tokens.KEYS) or x.shape[-1]), ledger)
 
 
 @charge.rule(ToContext)

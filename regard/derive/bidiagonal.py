@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from regard.derive.jacobian import Jacobian
 
 
-def largest(operator: Jacobian, count: int, tolerance: float, max_iterations: int, generator: torch.Generator | None) -> Estimate:
+def largest_singular_values(
+    operator: Jacobian, count: int, tolerance: float, max_iterations: int, generator: torch.Generator | None
+) -> Estimate:
     """The `count` largest singular values, from below, largest first (golub1965).
 
     J V = U B and Jᵀ U = V Bᵀ + β v eᵀ with B bidiagonal; the singular values of B approach those of J from below. The vectors v are
@@ -28,38 +30,38 @@ def largest(operator: Jacobian, count: int, tolerance: float, max_iterations: in
         return Estimate(nothing, nothing.clone(), 0)
     tiny = 16 * torch.finfo(operator.dtype).eps
     space = _Space(operator, min(limit, 16), grows=count > 1)
-    v = space.keep(space.fresh(generator), None)
+    v = space.keep(space.draw_direction(generator), None)
     u = operator.mv(v)
-    unit = comfortable(u)  # squares of very small or large products leave the floating range
+    unit = safe_scale(u)  # squares of very small or large products leave the floating range
     left: Tensor | None = None
     diagonal: list[Tensor] = []
     above: list[Tensor] = []
     steps, start, worst = 0, 0, torch.zeros(operator.batch_shape, dtype=operator.dtype, device=operator.device)
     while True:
         steps += 1
-        u = _times(u if steps == 1 else operator.mv(v), unit)
+        u = _rescale(u if steps == 1 else operator.mv(v), unit)
         u = u if left is None else torch.addcmul(u, left, operator.over_out(above[-1]), value=-1)
         alpha = operator.dot_out(u, u).sqrt()
         left = u / operator.over_out(_nonzero(alpha))
         diagonal.append(alpha)
-        w, beta = space.orthogonal(torch.addcmul(_times(operator.rmv(left), unit), v, operator.over_in(alpha), value=-1))
+        w, beta = space.orthogonalize(torch.addcmul(_rescale(operator.rmv(left), unit), v, operator.over_in(alpha), value=-1))
         above.append(beta)
         ended = beta <= tiny * torch.maximum(diagonal[0], alpha)
         found = steps - start
         often = found >= min(count, 2) + 4 and found % 2 == 0  # looking costs as much as a small product
         look = steps >= count and (often or bool(ended.all()))
         if look or steps == limit:
-            values, residuals = _triples(diagonal, above, count)
+            values, residuals = _values_and_residuals(diagonal, above, count)
             top = values[..., :1]
             settled = bool((residuals <= tolerance * top).all())
-            if steps == limit or (settled and (count == 1 or _nothing_new(diagonal[start:], above[start:], values, start))):
+            if steps == limit or (settled and (count == 1 or _found_nothing_new(diagonal[start:], above[start:], values, start))):
                 break
             if settled:  # a Krylov space sees each value once: look for its copies from a fresh direction
                 start, worst = steps, torch.maximum(worst, residuals.amax(-1))
                 ended = torch.ones_like(ended)
         if bool(ended.any()):
             above[-1] = torch.where(ended, torch.zeros_like(beta), beta)
-            other, length = space.orthogonal(space.fresh(generator))
+            other, length = space.orthogonalize(space.draw_direction(generator))
             w, beta = torch.where(operator.over_in(ended), other, w), torch.where(ended, length, beta)
         v = space.keep(w, beta)
     residuals = torch.maximum(residuals, worst.unsqueeze(-1))
@@ -67,11 +69,12 @@ def largest(operator: Jacobian, count: int, tolerance: float, max_iterations: in
     return Estimate(values / unit, relative, 2 * steps)
 
 
-def _times(product: Tensor, unit: float) -> Tensor:
+def _rescale(product: Tensor, unit: float) -> Tensor:
+    """A product times the unit of `safe_scale`, without a copy where that is one."""
     return product if unit == 1 else product * unit
 
 
-def comfortable(product: Tensor) -> float:
+def safe_scale(product: Tensor) -> float:
     """A power of two that brings a product near one, where its squares would under- or overflow; else one."""
     size = float(product.abs().amax()) if product.numel() else 0.0
     few = 0.25 * math.log2(torch.finfo(product.dtype).max)
@@ -80,11 +83,11 @@ def comfortable(product: Tensor) -> float:
     return 2.0 ** -round(math.log2(size))
 
 
-def _nothing_new(diagonal: list[Tensor], above: list[Tensor], values: Tensor, start: int) -> bool:
+def _found_nothing_new(diagonal: list[Tensor], above: list[Tensor], values: Tensor, start: int) -> bool:
     """Whether the last fresh direction led to nothing larger than the smallest value that is wanted."""
     if start == 0:
         return False
-    latest = _triples(diagonal, above, 1)[0]
+    latest = _values_and_residuals(diagonal, above, 1)[0]
     return bool((latest <= values[..., -1:] * (1 + 1e-6) + torch.finfo(values.dtype).tiny).all())
 
 
@@ -107,7 +110,7 @@ class _Space:
         self._vectors = torch.empty(capacity, *operator.shape_in, dtype=operator.dtype, device=operator.device)
         self._count = 0
 
-    def fresh(self, generator: torch.Generator | None) -> Tensor:
+    def draw_direction(self, generator: torch.Generator | None) -> Tensor:
         """A random unit vector."""
         shape = self._operator.shape_in
         drawn = torch.rand(shape, generator=generator, dtype=self._operator.dtype, device=self._operator.device).sub_(0.5)
@@ -122,17 +125,17 @@ class _Space:
         self._count += 1
         return v
 
-    def orthogonal(self, w: Tensor) -> tuple[Tensor, Tensor]:
+    def orthogonalize(self, w: Tensor) -> tuple[Tensor, Tensor]:
         """What is left of w outside the span, and its length; once more where little was left, because that loses digits."""
         for _ in range(3):
-            w, taken = self._operator.without(self._vectors[: self._count], w)
+            w, taken = self._operator.project_out(self._vectors[: self._count], w)
             left = self._operator.dot_in(w, w)
             if bool((taken <= left).all()):
                 break
         return w, left.sqrt()
 
 
-def _triples(diagonal: list[Tensor], above: list[Tensor], count: int) -> tuple[Tensor, Tensor]:
+def _values_and_residuals(diagonal: list[Tensor], above: list[Tensor], count: int) -> tuple[Tensor, Tensor]:
     """The largest singular values of the bidiagonal matrix, and their residuals β |last entry of the left vector|."""
     size = len(diagonal)
     band = torch.diag_embed(torch.stack(diagonal, -1))

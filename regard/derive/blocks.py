@@ -21,13 +21,13 @@ from regard.attention import Attention
 from regard.compute.application import problem_of
 from regard.compute.engine import working_dtype
 from regard.compute.problem import Problem
-from regard.derive.bidiagonal import comfortable
+from regard.derive.bidiagonal import safe_scale
 from regard.derive.jacobian import spectral_norms
 from regard.lookups import Identity, Linear, Lookup, Table
 from regard.measure import Measure
 from regard.normalizers import Normalizer, Reference, Softmax
 from regard.potentials import Bilinear, Dot, Potential
-from regard.potentials.base import Scaled
+from regard.potentials.base import linear_terms
 
 NUMBERS = 1 << 23
 """Numbers in the blocks that are held at once."""
@@ -152,7 +152,7 @@ class AttentionBlocks:
         weights, response = self._law(rows)
         assert self._values is not None
         base = self._values[..., 0, :, :]  # the same for every token, (..., d_out, d_in)
-        unit = comfortable(base)
+        unit = safe_scale(base)
         base, response = base * unit, response * unit
         by_query, by_key = self._pair_slopes(rows, slice(0, self.problem.key_count))
         first = slice(0, 1)
@@ -270,6 +270,4 @@ def _slope(feature: Tensor, leaf: Tensor) -> Tensor | None:
 
 def _one_slope(potential: Potential) -> bool:
     """Whether ∂_y a(x, y) does not depend on y."""
-    if isinstance(potential, Scaled):
-        return _one_slope(potential.potential)
-    return isinstance(potential, (Dot, Bilinear))
+    return all(isinstance(term, (Dot, Bilinear)) for term, _ in linear_terms(potential))

@@ -1,4 +1,7 @@
-"""The derivative of any differentiable map from a graph that is built once: products are passes through it, without a new forward pass."""
+"""The derivative of any differentiable map from its autograd graph, which is built once.
+
+Products with the Jacobian are passes through that graph, without a new forward pass.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ class GraphJacobian(Jacobian):
         self.value = value.detach()
 
     def mv(self, tangent: Tensor) -> Tensor:
-        fitting("tangent", tangent, self.shape_in)
+        check_vector("tangent", tangent, self.shape_in)
         if not self._trusted:
             self._compare()
         return self._push(tangent)
@@ -102,13 +105,13 @@ class GraphJacobian(Jacobian):
         self._trusted = True
 
     def rmv(self, cotangent: Tensor) -> Tensor:
-        return self._graph.pull([fitting("cotangent", cotangent, self.shape_out)])
+        return self._graph.pull([check_vector("cotangent", cotangent, self.shape_out)])
 
     def second(self, tangent: Tensor) -> Tensor:
-        return second_derivative(self._function, self.point, fitting("tangent", tangent, self.shape_in))
+        return second_derivative(self._function, self.point, check_vector("tangent", tangent, self.shape_in))
 
     def block(self, i: int, j: int) -> Tensor:
-        i, j = within("i", i, self.value.shape[-2]), within("j", j, self.point.shape[-2])
+        i, j = check_index("i", i, self.value.shape[-2]), check_index("j", j, self.point.shape[-2])
         return self._tokens(slice(i, i + 1))[..., 0, j, :, :]
 
     def rows(self) -> Iterator[tuple[slice, Tensor]]:
@@ -170,14 +173,15 @@ def second_derivative(function: Function, point: Tensor, tangent: Tensor) -> Ten
         return torch.func.jvp(slope, (point,), (tangent,))[1]
 
 
-def within(name: str, index: int, count: int) -> int:
+def check_index(name: str, index: int, count: int) -> int:
     """An index of `count` tokens, counted from the end if negative."""
     if not -count <= index < count:
         raise ArgumentError(name, f"is {index}", f"there are {count} tokens")
     return range(count)[index]
 
 
-def fitting(name: str, value: Tensor, shape: torch.Size) -> Tensor:
+def check_vector(name: str, value: Tensor, shape: torch.Size) -> Tensor:
+    """A tangent or cotangent must have the shape of what it moves, and must not be under differentiation itself."""
     if not isinstance(value, Tensor) or value.shape != shape:
         found = f"has shape {list(value.shape)}" if isinstance(value, Tensor) else f"is a {type(value).__name__}"
         raise ArgumentError(name, found, f"give a tensor of shape {list(shape)}")

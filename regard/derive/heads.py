@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard._heads import mixed
-from regard.derive.graph import fitting, nudged_tensor
+from regard.derive.graph import check_vector, nudged_tensor
 from regard.derive.jacobian import Jacobian
 
 
@@ -26,7 +26,7 @@ class HeadsJacobian(Jacobian):
         return mixed(self._heads.mv(tangent), self._w_o)
 
     def rmv(self, cotangent: Tensor) -> Tensor:
-        fitting("cotangent", cotangent, self.shape_out)
+        check_vector("cotangent", cotangent, self.shape_out)
         return self._heads.rmv((cotangent @ self._w_o.mT).sum_to_size(self._heads.shape_out))
 
     def second(self, tangent: Tensor) -> Tensor:

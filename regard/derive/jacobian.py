@@ -14,7 +14,7 @@ from regard import _check
 from regard._round import spectral_norm_bound, up
 from regard._verb import Verb
 from regard.certificate import Certificate, Hypothesis
-from regard.derive.bidiagonal import comfortable, largest
+from regard.derive.bidiagonal import largest_singular_values, safe_scale
 from regard.derive.estimate import Estimate, UpperEstimate
 from regard.errors import ArgumentError
 from regard.norms import Frobenius, Norm, TokenMax, TokenSum
@@ -22,9 +22,12 @@ from regard.norms import Frobenius, Norm, TokenMax, TokenSum
 DENSE = 2048
 """Up to this many inputs a certificate comes from the whole matrix."""
 NUDGE = 2.0**-46
-"""How far inputs are moved, relative to each entry, to see what rounding does: above float64's own rounding, and far below one."""
+"""How far inputs are moved, relative to each entry, to see what rounding does.
+
+It is above the rounding of float64, and far below one.
+"""
 TOO_MUCH = 0.02
-"""The share of a norm that rounding may have; beyond it the response to a nudge is no measure of it."""
+"""The largest rounding error, as a share of the norm, for which the response to a nudge is trusted."""
 
 
 class Jacobian(ABC):
@@ -123,7 +126,7 @@ class Jacobian(ABC):
             return scalars
         return scalars.reshape(*scalars.shape, *(1,) * (self.value.ndim - scalars.ndim if self.batch_leads else 2))
 
-    def without(self, vectors: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    def project_out(self, vectors: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """w minus its projections on orthonormal tangents (k, *shape), and the square of what was taken away."""
         if not self.batch_shape:
             flat, own = vectors.reshape(len(vectors), -1), w.reshape(-1)
@@ -154,7 +157,7 @@ class Jacobian(ABC):
         if not 1 <= count <= max(1, size):
             raise ArgumentError("count", f"is {count}", f"this Jacobian has {size} singular values; ask for between 1 and {size}")
         _check.between("tolerance", tolerance, 0.0, 1.0)
-        return largest(self, count, tolerance, max(max_iterations, count), generator)
+        return largest_singular_values(self, count, tolerance, max(max_iterations, count), generator)
 
     def influence(self) -> Tensor:
         """|J_ij|₂, how much output token i moves for a step of input token j: (..., m, n)."""
@@ -202,6 +205,7 @@ class Jacobian(ABC):
         return exact._drawn(failure_probability, steps, generator)
 
     def _proved(self) -> Certificate:
+        """From the whole matrix of each element of the batch."""
         matrices = self.dense().reshape(-1, self.size_out, self.size_in)
         parts = []
         for matrix, error in zip(matrices, self._rounding().tolist(), strict=True):
@@ -219,14 +223,14 @@ class Jacobian(ABC):
         generator = torch.Generator(self.device).manual_seed(0)
         other = self.nudged(NUDGE, generator)
         v = torch.randn(self.shape_in, generator=generator, dtype=self.dtype, device=self.device)
-        unit = comfortable(self.mv(v))
+        unit = safe_scale(self.mv(v))
         largest = torch.zeros(self.batch_shape, dtype=self.dtype, device=self.device)
         for _ in range(6):
-            v = v / self.over_in(_divisor(self.dot_in(v, v).sqrt()))
+            v = v / self.over_in(_nonzero_divisor(self.dot_in(v, v).sqrt()))
             moved = (other.mv(v) - self.mv(v)) * unit
             length = self.dot_out(moved, moved).sqrt()
             largest = torch.maximum(largest, length)
-            moved = moved / self.over_out(_divisor(length))
+            moved = moved / self.over_out(_nonzero_divisor(length))
             v = other.rmv(moved) - self.rmv(moved)
             v = v * unit
         return (largest / unit * (self._units() / NUDGE)).reshape(-1)
@@ -237,6 +241,7 @@ class Jacobian(ABC):
         return 16 * math.sqrt(sums) * torch.finfo(torch.float64).eps
 
     def _drawn(self, failure_probability: float, steps: int, generator: torch.Generator | None) -> Certificate:
+        """From `steps` products of JᵀJ with one random vector."""
         elements = max(1, self.batch_shape.numel())
         chance = failure_probability / elements
         if generator is None:
@@ -245,12 +250,12 @@ class Jacobian(ABC):
         v = torch.randn(self.shape_in, generator=generator, dtype=self.dtype, device=self.device)
         v = v / self.over_in(self.dot_in(v, v).sqrt())
         logs = torch.zeros(self.batch_shape, dtype=self.dtype, device=self.device)
-        unit = comfortable(self.mv(v))
+        unit = safe_scale(self.mv(v))
         for _ in range(steps):
             v = self.rmv(self.mv(v) * unit) * unit
             length = self.dot_in(v, v).sqrt()
             logs = logs + length.log()
-            v = v / self.over_in(_divisor(length))
+            v = v / self.over_in(_nonzero_divisor(length))
         roots = ((logs / (2 * steps)).exp() / unit).reshape(-1).tolist()  # |M^{k/2} x|^{1/k} = √e_k, k = 2 steps
         errors = self._rounding().tolist()
         parts = [self._bounded(root, error, chance, 2 * steps) for root, error in zip(roots, errors, strict=True)]
@@ -287,6 +292,7 @@ class Jacobian(ABC):
         )
 
     def _lost(self) -> Certificate:
+        """Infinity, because rounding is too large for a bound."""
         why = "float64 has no digits left at this point: center the points, or make the scores smaller"
         return Certificate(math.inf, "at the point", Frobenius(), "no bound", refused=(why,))
 
@@ -294,7 +300,8 @@ class Jacobian(ABC):
         return f"{type(self).__name__}({list(self.shape_in)} -> {list(self.shape_out)})"
 
 
-def _divisor(length: Tensor) -> Tensor:
+def _nonzero_divisor(length: Tensor) -> Tensor:
+    """The lengths, with one in place of zero."""
     return torch.where(length > 0, length, torch.ones_like(length))
 
 
@@ -339,7 +346,7 @@ def _largest(sums: Tensor) -> Tensor:
 def _joint_influence(jacobian: Jacobian) -> Tensor:
     """Block norms of tokens whose outputs are those of all heads together: at most √Σ_h |J_ij^h|²."""
     influence = jacobian.influence()
-    unit = comfortable(influence)
+    unit = safe_scale(influence)
     return (influence * unit).square().sum_to_size(*jacobian.batch_shape, *influence.shape[-2:]).sqrt() / unit
 
 
@@ -347,7 +354,7 @@ def spectral_norms(blocks: Tensor) -> Tensor:
     """The largest singular value of each matrix (..., a, b), from the smaller Gram matrix."""
     if 0 in blocks.shape[-2:]:
         return blocks.new_zeros(blocks.shape[:-2])
-    unit = comfortable(blocks)
+    unit = safe_scale(blocks)
     blocks = blocks * unit
     gram = blocks @ blocks.mT if blocks.shape[-2] <= blocks.shape[-1] else blocks.mT @ blocks
     if gram.shape[-1] == 1:

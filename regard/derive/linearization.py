@@ -15,9 +15,9 @@ from regard.attention import Attention, as_measure
 from regard.compute import apply
 from regard.compute.application import problem_of
 from regard.compute.engine import working_dtype
-from regard.compute.fused import not_fused
+from regard.compute.engines.sdpa import FusedPlan, Sdpa
 from regard.derive.blocks import AttentionBlocks
-from regard.derive.graph import GraphJacobian, fitting, nudged_tensor, second_derivative, within
+from regard.derive.graph import GraphJacobian, check_index, check_vector, nudged_tensor, second_derivative
 from regard.derive.heads import HeadsJacobian
 from regard.derive.jacobian import Jacobian
 from regard.derive.softmax import AbsorbedProducts, FusedProducts
@@ -49,7 +49,7 @@ def linearize(
 @linearization.rule(Attention)
 def _attention(attention: Attention, x: Any, context: Any, batch: int | None) -> Jacobian:
     source = as_measure("x", x)
-    _outside(source.points)
+    _check_no_transform(source.points)
     if batch is not None and batch not in (0, source.points.ndim - 2):
         raise ArgumentError(
             "batch", f"is {batch}", f"attention takes all {source.points.ndim - 2} leading dimensions as a batch, or 0 of them"
@@ -74,13 +74,13 @@ def _function(function: Any, x: Any, context: Any, batch: int | None) -> Jacobia
     if context is not None:
         raise ArgumentError("context", "was given with a function", "only attention has a context: put it into the function")
     batch = 0 if batch is None else batch
-    point = _outside(_check.floating("x", x))
+    point = _check_no_transform(_check.floating("x", x))
     if not 0 <= batch <= max(0, point.ndim - 1):
         raise ArgumentError("batch", f"is {batch}", f"x has {point.ndim} dimensions")
     return GraphJacobian(function, point, batch)
 
 
-def _outside(points: Tensor) -> Tensor:
+def _check_no_transform(points: Tensor) -> Tensor:
     if torch._C._functorch.is_functorch_wrapped_tensor(points):
         raise ArgumentError("x", "is under a transform of torch.func", "linearize outside of it, or use torch.func.jvp and vjp inside")
     return points
@@ -99,10 +99,12 @@ class AttentionJacobian(Jacobian):
         with torch.enable_grad():
             problem = problem_of(attention, x.replace(points=leaf), context)
             problem = problem.to(working_dtype(problem.dtype))
-        fused = isinstance(attention.moment, Mean) and leaf.device.type == "cpu" and not_fused(problem) is None
+            closed = isinstance(attention.moment, Mean) and leaf.device.type == "cpu"
+            closed = closed and 0 not in (problem.query_count, problem.key_count, *problem.batch_shape)
+            plan = Sdpa().plan(problem) if closed else None
         self._products: FusedProducts | AbsorbedProducts | GraphJacobian
-        if fused and 0 not in (problem.query_count, problem.key_count, *problem.batch_shape):
-            self._products = FusedProducts(leaf, problem, attention, context is None).absorbed()
+        if isinstance(plan, FusedPlan):
+            self._products = FusedProducts(leaf, plan, attention, context is None).absorbed()
         else:
             self._products = GraphJacobian(self._run, self.point, 0)
         self.value = self._products.value.to(self.point.dtype)
@@ -114,22 +116,22 @@ class AttentionJacobian(Jacobian):
         return result.points if isinstance(result, Measure) and isinstance(self._attention.moment, Mean) else result
 
     def mv(self, tangent: Tensor) -> Tensor:
-        fitting("tangent", tangent, self.shape_in)
+        check_vector("tangent", tangent, self.shape_in)
         if isinstance(self._products, GraphJacobian):
             return self._products.mv(tangent).expand(self.shape_out)
         return self._products.push(tangent).to(self.value.dtype).expand(self.shape_out)
 
     def rmv(self, cotangent: Tensor) -> Tensor:
-        fitting("cotangent", cotangent, self.shape_out)
+        check_vector("cotangent", cotangent, self.shape_out)
         own = cotangent.sum_to_size(self._products.value.shape)  # the value may not depend on the batch
         return self._products.rmv(own) if isinstance(self._products, GraphJacobian) else self._products.pull(own).to(self.dtype)
 
     def second(self, tangent: Tensor) -> Tensor:
         """D²f[t, t]: for softmax, 2 Cov(v', s') + Cov(v, s'') + E[(v - o)(s' - E s')²] + E v'' under each row."""
-        return second_derivative(self._run, self.point, fitting("tangent", tangent, self.shape_in))
+        return second_derivative(self._run, self.point, check_vector("tangent", tangent, self.shape_in))
 
     def block(self, i: int, j: int) -> Tensor:
-        i, j = within("i", i, self.value.shape[-2]), within("j", j, self.point.shape[-2])
+        i, j = check_index("i", i, self.value.shape[-2]), check_index("j", j, self.point.shape[-2])
         blocks = self._blocks()
         return self._products_as_graph().block(i, j) if blocks is None else blocks.block(i, j).to(self.value.dtype)
 

@@ -12,8 +12,9 @@ from torch import Tensor
 from regard._types import Scalar, over_scores
 from regard._verb import Verb
 from regard.attention import Attention
-from regard.compute.application import problem_of, select
+from regard.compute.application import problem_of
 from regard.compute.problem import Problem
+from regard.compute.selection import select
 from regard.errors import ArgumentError
 from regard.measure import Measure
 from regard.normalizers import Reference
@@ -53,8 +54,7 @@ class ReversedAttention:
         problem = self._problem
         queries, keys = (t.detach().requires_grad_() for t in (problem.queries, problem.keys))
         with torch.enable_grad():
-            moving = problem.change(queries=queries, keys=keys)
-            out = select(moving, None).run(moving)
+            out = select(problem.replace(queries=queries, keys=keys)).run()
             by_queries, by_keys = torch.autograd.grad(out, (queries, keys), self._cotangent)
         return by_queries, by_keys
 
@@ -144,7 +144,7 @@ def _bilinear(potential: Bilinear, problem: Problem) -> Scalar:
 
 @factor.rule(Cosine)
 def _cosine(potential: Cosine, problem: Problem) -> Scalar:
-    return potential.temperature
+    return potential.scale
 
 
 @factor.rule(Potential)

@@ -14,8 +14,8 @@ from regard import attention as declared
 from regard.attention import Attention
 from regard.compute.application import problem_of
 from regard.compute.engine import working_dtype
+from regard.compute.kernel.tiles import rows_per_tile
 from regard.compute.problem import Problem
-from regard.compute.tiles import rows_of
 from regard.errors import ArgumentError
 from regard.measure import Measure
 from regard.normalizers import Reference
@@ -73,7 +73,7 @@ def row_statistics(attention: Attention, x: Measure | Tensor, context: Measure |
 
 
 def _tiles(problem: Problem) -> Iterator[Tensor]:
-    count = rows_of(max(1, problem.batch_shape.numel()), problem.key_count, problem.potential.width(problem.queries, problem.keys))
+    count = rows_per_tile(max(1, problem.batch_shape.numel()), problem.key_count, problem.potential.width(problem.queries, problem.keys))
     for low in range(0, problem.query_count, count):
         yield torch.arange(low, min(low + count, problem.query_count), device=problem.device)
 

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from regard._verb import Verb
 from regard.attention import Attention
-from regard.compute.flash import LaidOut, lay_out
-from regard.compute.fused import fused_form
-from regard.compute.problem import Problem
-from regard.compute.products import Products
-from regard.compute.tiles import PAIRS
+from regard.compute.engines.sdpa import FusedPlan
+from regard.compute.kernel.aten import pull_kernel, run_kernel
+from regard.compute.kernel.call import Arguments, Call
+from regard.compute.kernel.flash import push_through
+from regard.compute.kernel.products import Products
+from regard.compute.kernel.tiles import PAIRS
 from regard.derive.graph import Graph
 from regard.lookups import Identity, Linear, Lookup
 from regard.normalizers import Softmax
@@ -28,29 +29,25 @@ class FusedProducts:
     Small problems hold their weights; large ones compute them again from the log-sum-exps, block by block, in O(n) memory.
     """
 
-    def __init__(self, point: Tensor, problem: Problem, attention: Attention, self_attention: bool) -> None:
-        with torch.enable_grad():
-            form = fused_form(problem)
-            laid = lay_out(form.queries, form.keys, form.values, form.bias, form.tiling, form.causal, form.scale)
-            present = [t for t in laid.arguments if t is not None]
-        q, k, v, bias = (None if t is None else t.detach() for t in laid.arguments)
-        assert q is not None
-        assert k is not None
-        assert v is not None
-        self._laid: LaidOut = laid.replace(arguments=(q, k, v, bias))
+    def __init__(self, point: Tensor, plan: FusedPlan, attention: Attention, self_attention: bool) -> None:
+        present = [t for t in plan.arguments if t is not None]
+        q, k, v, bias = plan.arguments
+        arguments = (q.detach(), k.detach(), v.detach(), None if bias is None else bias.detach())
+        self._call, self._queries = plan.call, arguments[0]
         with torch.no_grad():
-            out, lse = self._laid.value()
-        self.value = self._laid.unfold(out)
-        affine = _affine_tokens(point, attention, laid) if self_attention else None
+            out, lse = run_kernel(plan.call, *arguments)
+        self.value = plan.call.restore(out)
+        affine = _affine_tokens(point, attention, plan) if self_attention else None
         self._tokens: _Tokens = Graph(point, present) if affine is None else affine
         pairs = q.shape[:-2].numel() * q.shape[-2] * k.shape[-2]
         self._affine = affine
-        self._core: _Core = _Held(self._laid, out, lse) if pairs <= PAIRS else _Streamed(self._laid, out, lse)
+        core = _HeldWeights if pairs <= PAIRS else _StreamedWeights
+        self._core: _Core = core(plan.call, arguments, out, lse)
 
     def absorbed(self) -> FusedProducts | AbsorbedProducts:
         """The cheaper form, where there is one."""
         weights = None if self._affine is None else self._affine.narrow()
-        if weights is None or not isinstance(self._core, _Held):
+        if weights is None or not isinstance(self._core, _HeldWeights):
             return self
         return AbsorbedProducts(self._core, *weights, self.value)
 
@@ -59,11 +56,11 @@ class FusedProducts:
         found = self._tokens.push(tangent)
         if all(change is None for change in found):
             return torch.zeros_like(self.value)
-        return self._laid.unfold(self._core.push([*found, *(None,) * (4 - len(found))]))
+        return self._call.restore(self._core.push([*found, *(None,) * (4 - len(found))]))
 
     def pull(self, cotangent: Tensor) -> Tensor:
         """Jᵀu."""
-        return self._tokens.pull(self._core.pull(self._laid.fold(cotangent.to(self.value.dtype))))
+        return self._tokens.pull(self._core.pull(self._call.lay_out_like(cotangent.to(self.value.dtype), self._queries)))
 
 
 class AbsorbedProducts:
@@ -72,7 +69,7 @@ class AbsorbedProducts:
     With k̃_j = A x_j + ..., q̃_i = Aᵀ x_i + β the slopes of a score in its query and in its key, s' = t k̃ᵀ + q̃ tᵀ.
     """
 
-    def __init__(self, held: _Held, w_q: Tensor | None, w_k: Tensor | None, w_v: Tensor | None, value: Tensor) -> None:
+    def __init__(self, held: _HeldWeights, w_q: Tensor | None, w_k: Tensor | None, w_v: Tensor | None, value: Tensor) -> None:
         self.value, self._held, self._w_v = value, held, w_v
         self._k = held.keys if w_q is None else held.keys @ w_q.mT
         self._q = held.queries if w_k is None else held.queries @ w_k.mT
@@ -81,7 +78,8 @@ class AbsorbedProducts:
         """J t."""
         change = torch.addmm(tangent @ self._k.mT, self._q, tangent.mT)
         mixed = self._held.weights @ tangent
-        return self._held.moved(change).addmm_(mixed, self._w_v) if self._w_v is not None else self._held.moved(change).add_(mixed)
+        moved = self._held.covariance(change)
+        return moved.add_(mixed) if self._w_v is None else moved.addmm_(mixed, self._w_v)
 
     def pull(self, cotangent: Tensor) -> Tensor:
         """Jᵀu."""
@@ -107,34 +105,35 @@ class _Core(Protocol):
     def pull(self, by_out: Tensor) -> list[Tensor]: ...
 
 
-class _Streamed:
-    """The kernel backward, closed-form blocks forward: O(n) memory."""
+class _StreamedWeights:
+    """Weights that are computed again block by block: the kernel backward, closed forms forward, O(n) memory."""
 
-    def __init__(self, laid: LaidOut, out: Tensor, lse: Tensor) -> None:
-        self._laid, self._out, self._lse = laid, out, lse
+    def __init__(self, call: Call, arguments: Arguments, out: Tensor, lse: Tensor) -> None:
+        self._call, self._arguments, self._out, self._lse = call, arguments, out, lse
 
     def push(self, tangents: Tangents) -> Tensor:
-        return self._laid.push(self._out, self._lse, tangents)
+        return push_through(self._call, self._arguments, self._out, self._lse, tangents)[0]
 
     def pull(self, by_out: Tensor) -> list[Tensor]:
-        return list(self._laid.pull(self._out, self._lse, by_out))
+        biased = self._arguments[3] is not None
+        return list(pull_kernel(self._call, biased, *self._arguments, self._out, self._lse, by_out, None))
 
 
-class _Held:
-    """All weights at hand, so a product is a few small matrix products."""
+class _HeldWeights:
+    """The weights of all pairs, held, so that a product is a few small matrix products."""
 
-    def __init__(self, laid: LaidOut, out: Tensor, lse: Tensor) -> None:
-        q, k, v, bias = laid.arguments
-        tiling = laid.call.blocks(q, k)
+    def __init__(self, call: Call, arguments: Arguments, out: Tensor, lse: Tensor) -> None:
+        q, k, v, bias = arguments
+        tiling = call.blocks(q, k)
         whole = tiling.replace(rows=q.shape[-2], in_order=False, batch=None)
         tensors = (q, k, v) if bias is None else (q, k, v, bias.mT)
-        weights = Products(laid.call.scale, bias is not None).weights(tensors, lse.unsqueeze(-1), whole, next(iter(whole)))
+        weights = Products(call.scale, bias is not None).weights(tensors, lse.unsqueeze(-1), whole, next(iter(whole)))
         # Large scores are rounded, so rows sum to one only roughly, and a common part of the keys or values would not drop out.
         total = weights.sum(-1, keepdim=True)
         weights = weights / torch.where(total > 0, total, torch.ones_like(total))
         center = v.mean(-2, keepdim=True)
         self._shape, self._bias = weights.shape, bias
-        self.queries, self.keys = self._flat(laid.call.scale * q), self._flat(laid.call.scale * (k - k.mean(-2, keepdim=True)))
+        self.queries, self.keys = self._flat(call.scale * q), self._flat(call.scale * (k - k.mean(-2, keepdim=True)))
         self._v, self._out, self.weights = self._flat(v - center), self._flat(out - center), self._flat(weights)
         self._add = torch.addmm if self.weights.ndim == 2 else torch.baddbmm
 
@@ -156,11 +155,11 @@ class _Held:
         if change is None:
             assert by_v is not None
             return (self.weights @ self._flat(by_v)).reshape(*self._shape[:-1], -1)
-        result = self.moved(change)
+        result = self.covariance(change)
         result = result if by_v is None else self._add(result, self.weights, self._flat(by_v))
         return result.reshape(*self._shape[:-1], -1)
 
-    def moved(self, change: Tensor) -> Tensor:
+    def covariance(self, change: Tensor) -> Tensor:
         """Cov(v, s') of each row, from the change of scores, which is overwritten."""
         moved = change.mul_(self.weights)
         return moved.addcmul_(self.weights, moved.sum(-1, keepdim=True), value=-1) @ self._v
@@ -214,14 +213,14 @@ def _four(t: Tensor) -> Tensor:
     return t.reshape((1,) * (4 - t.ndim) + t.shape)
 
 
-def _affine_tokens(point: Tensor, attention: Attention, laid: LaidOut) -> _Affine | None:
+def _affine_tokens(point: Tensor, attention: Attention, plan: FusedPlan) -> _Affine | None:
     """For plain dot products of one width, where queries, keys and values are what their projections say and nothing else."""
     projections = affine.one(attention.potential)
     value = affine.one(attention.lookup)
     if projections is None or value is None or not isinstance(attention.normalizer, Softmax):
         return None
     width = point.shape[-1] if projections[0] is None else projections[0].shape[-1]
-    if factor_of(attention, width) != laid.call.scale:
+    if factor_of(attention, width) != plan.call.scale:
         return None
     weights = tuple(None if w is None else w.detach() for w in (*projections, value[0]))
     shapes = {() if w is None else tuple(w.shape[:-2]) for w in weights}
@@ -229,10 +228,10 @@ def _affine_tokens(point: Tensor, attention: Attention, laid: LaidOut) -> _Affin
         return None
     widths = {point.shape[-1] if w is None else w.shape[-1] for w in weights}
     lead = tuple(torch.broadcast_shapes(point.shape[:-2], *shapes))
-    q, _, v, bias = laid.arguments
-    fits = len(lead) <= 2 and widths == {q.shape[-1]} and laid.width == v.shape[-1]
+    q, _, v, bias = plan.arguments
+    fits = len(lead) <= 2 and widths == {q.shape[-1]} and plan.call.width == v.shape[-1]
     same = all(w is None or w.dtype == point.dtype for w in weights) and q.dtype == point.dtype
-    if not fits or not same or (bias is not None and bias.requires_grad) or laid.batch != lead:
+    if not fits or not same or (bias is not None and bias.requires_grad) or plan.call.batch != lead:
         return None
     return _Affine(point, weights)  # type: ignore[arg-type]
 

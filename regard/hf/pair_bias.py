@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from regard import _check
 from regard._types import Features
+from regard.parameters import parameter
 from regard.potentials import Potential
 from regard.potentials.reductions import Reduction, Residue, reduce
 
@@ -17,7 +19,8 @@ from regard.potentials.reductions import Reduction, Residue, reduce
 class PairBias(Potential):
     """a = bias[..., s, t] for the query with mark s and the key with mark t; one row of bias serves every query."""
 
-    bias: Tensor
+    positional: ClassVar[bool] = True
+    bias: Tensor = parameter(rank=2)
 
     def __post_init__(self) -> None:
         _check.floating("bias", self.bias)

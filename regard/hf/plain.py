@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard import _check
 from regard._transforms import moves
-from regard.compute.flash import flash
+from regard.compute.kernel.flash import flash
 from regard.hf.heads import Heads
 from regard.normalizers import Normalizer, Softmax
 from regard.potentials import Dot, Potential

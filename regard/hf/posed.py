@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention import Attention
-from regard.compute.precision import precise
+from regard.compute.precision import with_enough_digits
 from regard.compute.tensors import attend, pose_tensors
 from regard.derive.rows import RowStatistics, row_statistics
 from regard.hf.heads import Heads
@@ -42,7 +42,7 @@ class Posed:
     def weighed(self, dropout: float) -> tuple[Tensor, Tensor]:
         """Outputs, and weights (batch, heads, m, n) of which some are dropped: the whole matrix is held, as in eager attention."""
         laid = self._laid(self._lowered())
-        problem = precise(pose_tensors(*laid, self.potential, self.normalizer, self._divided(), None))
+        problem = with_enough_digits(pose_tensors(*laid, self.potential, self.normalizer, self._divided(), None))
         weights = problem.normalizer.weights(problem.potential.pair(problem.queries, problem.keys), problem.reference())
         weights = F.dropout(weights.to(laid[2].dtype), dropout)
         values = problem.values.to(weights.dtype)  # grouped as the weights are, where heads could not be divided

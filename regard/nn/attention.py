@@ -6,17 +6,17 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
-from regard.compute.problem import Tokens
 from regard.compute.tensors import attend_tokens
 from regard.errors import ArgumentError
 from regard.maps import Map
 from regard.nn.cache import ContextCache, LayerCache, marks_after
-from regard.nn.declaration import cross_heads, repeated, self_heads, simple_parts
+from regard.nn.declaration import cross_heads, repeated, self_heads
 from regard.nn.mechanism import Mechanism
 from regard.nn.shaping import centered
 from regard.nn.visibility import check_batch, check_order, check_pieces
 from regard.normalizers import Normalizer
 from regard.potentials import Dot
+from regard.potentials.base import simple_parts
 from regard.potentials.distance import DistancePotential
 from regard.supports import Full, Support
 
@@ -84,7 +84,7 @@ class MultiHeadAttention(nn.Module):
         marks = None if past == 0 else marks_after(past, x.shape[-2], x.device)
         if any(isinstance(part, DistancePotential) for part in simple_parts(mechanism.potential)):
             keys = repeated(keys, self.heads, -3)  # queries and keys are moved to one center, head by head
-        mixed = attend_tokens(mechanism.replace(support=allowed), Tokens(queries, marks=marks), Tokens(keys), values)
+        mixed = attend_tokens(mechanism.replace(support=allowed), queries, keys, values, marks)
         mixed = repeated(mixed, self.heads, -3)  # where scores know of positions alone, groups of heads see the same
         if mixed.ndim != queries.ndim:
             found = f"has tensors that make {list(mixed.shape)} of queries {list(queries.shape)}"

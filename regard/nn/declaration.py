@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,9 @@ from regard.errors import ArgumentError
 from regard.lookups import Linear
 from regard.maps import Added, Affine, Compose, Heads, Map, ToContext
 from regard.normalizers import Softmax
+from regard.parameters import with_parts
 from regard.potentials import Additive, Bilinear, Cosine, Dot, Gaussian, Laplace, Potential, Rotary, SoftCap, StudentT
-from regard.potentials.base import Scaled, Sum
+from regard.potentials.base import Scaled, Sum, simple_parts
 from regard.potentials.positions import PositionPotential
 
 if TYPE_CHECKING:
@@ -88,17 +88,12 @@ def _bilinear(potential: Bilinear, projections: Projections) -> Dot:
     return Dot(scale=1.0, **projections.then(potential.a, None, None, None))
 
 
+@projected.rule(Sum, Projections)
 @projected.rule(Scaled, Projections)
 @projected.rule(SoftCap, Projections)
 @projected.rule(Rotary, Projections)
-def _around(potential: Any, projections: Projections) -> Potential:
-    made: Potential = potential.replace(potential=projected.one(potential.potential, projections))
-    return made
-
-
-@projected.rule(Sum, Projections)
-def _sum(potential: Sum, projections: Projections) -> Sum:
-    return Sum(tuple(projected.one(term, projections) for term in potential.terms))
+def _around(potential: Potential, projections: Projections) -> Potential:
+    return with_parts(potential, Potential, lambda part: projected.one(part, projections))
 
 
 @projected.rule(PositionPotential, Projections)
@@ -132,16 +127,6 @@ def attention_of(module: MultiHeadAttention, read: Callable[[Any], Any] = exact)
         w_v, b_v = repeated(w_v, module.heads), None if b_v is None else repeated(b_v, module.heads)
     made: Attention = mechanism.replace(potential=potential, lookup=Linear(w_v, b_v))
     return made
-
-
-def simple_parts(potential: Potential) -> Iterator[Potential]:
-    """The potentials that a sum, a multiple, ... is made of."""
-    fields = [getattr(potential, field.name) for field in dataclasses.fields(potential)]
-    inner = [part for field in fields for part in (field if isinstance(field, tuple) else (field,)) if isinstance(part, Potential)]
-    if not inner:
-        yield potential
-    for part in inner:
-        yield from simple_parts(part)
 
 
 def repeated(groups: Tensor, heads: int, dim: int = 0) -> Tensor:

@@ -11,7 +11,6 @@ from torch import Tensor
 from regard._heads import grouped
 from regard._object import Object
 from regard.attention import Attention
-from regard.compute.problem import Tokens
 from regard.compute.tensors import attend_tokens
 from regard.errors import ArgumentError
 from regard.nn.cache import marks_after
@@ -57,4 +56,4 @@ def _uniform(values: Tensor, support: Support, past: int, count: int) -> Tensor:
         return values.mean(-2, keepdim=True)
     blank = torch.zeros_like(values[..., past : past + count, :1]), torch.zeros_like(values[..., :1])
     marks = None if past == 0 else marks_after(past, count, values.device)
-    return attend_tokens(Attention(Dot(scale=0.0), support=support), Tokens(blank[0], marks=marks), Tokens(blank[1]), values)
+    return attend_tokens(Attention(Dot(scale=0.0), support=support), *blank, values, marks)

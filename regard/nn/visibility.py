@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from regard._object import Object
 from regard.errors import ArgumentError
 from regard.normalizers import Normalizer, Sigmoid
+from regard.parameters import leads
 from regard.supports import Document, Padding, Support, Where
-from regard.supports.base import And, Or
 
 
 def check_order(normalizer: Normalizer, support: Support) -> None:
@@ -35,27 +36,20 @@ def check_batch(support: Support, x: Tensor) -> None:
     """A support with one entry for each sequence says so in a dimension of its own, or it would be read as one for each head."""
     if not isinstance(support, Support):
         raise ArgumentError("support", f"is a {type(support).__name__}", "give a Support, e.g. Causal(), Padding(...) or Where(mask)")
-    if isinstance(support, (And, Or)):
-        for part in support.parts:
-            check_batch(part, x)
-    batch, lead = x.shape[:-2], _lead(support)
-    if batch.numel() > 1 and lead and lead[-1] > 1 and len(lead) <= len(batch):
-        found = f"is {support!r} for x {list(x.shape)}: one entry for each head, or for each sequence?"
-        raise ArgumentError("support", found, f"say which: {_remedy(support)}")
+    batch = x.shape[:-2]
+    if batch.numel() <= 1:
+        return
+    for part, _, lead in leads(support):
+        if lead and lead[-1] > 1 and len(lead) <= len(batch):
+            found = f"is {part!r} for x {list(x.shape)}: one entry for each head, or for each sequence?"
+            raise ArgumentError("support", found, f"say which: {_remedy(part)}")
 
 
-def _lead(support: Support) -> tuple[int, ...]:
-    """The dimensions of a support that stand for sequences and heads."""
-    if isinstance(support, Padding):
-        return tuple(support.lengths.shape)
-    if isinstance(support, Document):
-        return tuple(support.ids.shape[:-1])
-    return tuple(support.mask.shape[:-2]) if isinstance(support, Where) else ()
-
-
-def _remedy(support: Support) -> str:
+def _remedy(support: Object) -> str:
     if isinstance(support, Padding):
         return "Padding(lengths.unsqueeze(-1)) for sequences, Padding(lengths.unsqueeze(0)) for heads"
     if isinstance(support, Document):
         return "Document(ids.unsqueeze(-2)) for sequences, Document(ids.unsqueeze(0)) for heads"
-    return "Where(mask.unsqueeze(-3)) for sequences, Where(mask.unsqueeze(0)) for heads"
+    if isinstance(support, Where):
+        return "Where(mask.unsqueeze(-3)) for sequences, Where(mask.unsqueeze(0)) for heads"
+    return "give its tensors a dimension of size one: after the batch for sequences, before the heads for heads"

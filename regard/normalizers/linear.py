@@ -12,12 +12,14 @@ from torch import Tensor
 
 from regard import _check
 from regard._object import Object
+from regard._refused import Refused
 from regard._types import Features, Scalar
 from regard.errors import ArgumentError
 from regard.normalizers.base import Normalizer, Reference
 from regard.normalizers.softmax import Softmax
-from regard.potentials import Gaussian, Potential, Rotary, Scaled
-from regard.potentials.base import Sum
+from regard.parameters import number, parameter, part
+from regard.potentials import Gaussian, Potential
+from regard.potentials.base import with_simple_parts
 from regard.potentials.reductions import Reduction, reduce
 
 
@@ -41,7 +43,7 @@ class Elu(FeatureMap):
 class PositiveRandom(FeatureMap):
     """φ(z) = r^{-1/2} exp(Ωz - |z|²/2): an unbiased positive estimate of exp(q·k) (choromanski2021, FAVOR+). omega (r, c)."""
 
-    omega: Tensor
+    omega: Tensor = parameter(rank=2)
 
     def __post_init__(self) -> None:
         _check.parameter("omega", self.omega, 2, "(r, c)")
@@ -80,7 +82,7 @@ class LinearKernel(Normalizer):
     The potential must reduce to a dot product plus a key bias; its scale is shared evenly, φ(±√|scale| q)·φ(√|scale| k) e^{bias}.
     """
 
-    feature_map: FeatureMap
+    feature_map: FeatureMap = part()
     laws: ClassVar[bool] = True
     variational: ClassVar[bool] = False
 
@@ -95,7 +97,8 @@ class LinearKernel(Normalizer):
 class _PlainGaussian(Potential):
     """A Gaussian that reduces about the origin. Its score does not depend on the origin, but φ(q)·φ(k) does: the data must not move it."""
 
-    bandwidth: Scalar
+    bandwidth: Scalar = number()
+    positional: ClassVar[bool] = False
 
     def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
         return x, y
@@ -114,26 +117,21 @@ def _plain_gaussian(potential: _PlainGaussian, queries: Tensor, keys: Tensor, ca
 
 def _uncentered(potential: Potential) -> Potential:
     """The same potential with the origin of its points where it is."""
-    if isinstance(potential, Gaussian):
-        return _PlainGaussian(potential.bandwidth)
-    if isinstance(potential, Sum):
-        return Sum(tuple(_uncentered(term) for term in potential.terms))
-    if isinstance(potential, (Scaled, Rotary)):
-        return potential.replace(potential=_uncentered(potential.potential))
-    return potential
+    return with_simple_parts(potential, lambda part: _PlainGaussian(part.bandwidth) if isinstance(part, Gaussian) else part)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FeatureKernel(Potential):
     """a(x, y) = log φ(q)·φ(k) + key bias. Features: φ over its largest entry, and the log of that entry with the biases."""
 
-    potential: Potential
-    feature_map: FeatureMap
+    potential: Potential = part()
+    feature_map: FeatureMap = part()
+    positional: ClassVar[bool] = False
 
     def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
         reduction = reduce.one(_uncentered(self.potential), *self.potential.projections(x, y, x_marks, y_marks), False)
-        if isinstance(reduction, str) or reduction.residues:
-            why = reduction if isinstance(reduction, str) else "it has a bias on pairs of positions."
+        if isinstance(reduction, Refused) or reduction.residues:
+            why = reduction.why if isinstance(reduction, Refused) else "it has a bias on pairs of positions."
             raise ArgumentError(
                 "potential", f"cannot become a feature kernel: {why}", "use Dot, Bilinear, Gaussian, Cosine, Rotary of these, or sums"
             )

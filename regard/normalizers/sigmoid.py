@@ -12,6 +12,7 @@ from torch import Tensor
 from regard import _check
 from regard._types import Scalar
 from regard.normalizers.base import Normalizer, Reference, expected, log_total
+from regard.parameters import number
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -21,7 +22,7 @@ class Sigmoid(Normalizer):
     It maximizes ⟨p, s + bias⟩ - Σ c (ρ log ρ + (1-ρ) log(1-ρ)) over densities ρ = p/c in [0, 1].
     """
 
-    bias: Scalar | None = None
+    bias: Scalar | None = number(default=None)
     laws: ClassVar[bool] = False
     variational: ClassVar[bool] = True
 

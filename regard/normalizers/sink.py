@@ -11,6 +11,7 @@ from torch import Tensor
 from regard import _check
 from regard._types import Scalar, over_scores
 from regard.normalizers.base import Normalizer, Reference, entropy_term, expected, without_empty_rows, zero_where
+from regard.parameters import number
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -20,8 +21,8 @@ class SinkSoftmax(Normalizer):
     Rows have mass at most one, so they are not laws. With q = 1 - Σ p they maximize ⟨p, s⟩ + T sink q - T (Σ p log(p/c) + q log q).
     """
 
-    sink: Scalar = 0.0
-    temperature: Scalar = 1.0
+    sink: Scalar = number(default=0.0)
+    temperature: Scalar = number(default=1.0)
     laws: ClassVar[bool] = False
     variational: ClassVar[bool] = True
 

@@ -10,13 +10,14 @@ from torch import Tensor
 from regard import _check
 from regard._types import Scalar, over_scores
 from regard.normalizers.base import Normalizer, Reference, entropy_term, expected, without_empty_rows, zero_where
+from regard.parameters import number
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Softmax(Normalizer):
     """p_j ∝ c_j exp(s_j / T): the law that maximizes ⟨p, s⟩ - T KL(p | c) (vuckovic2020, maximum entropy)."""
 
-    temperature: Scalar = 1.0
+    temperature: Scalar = number(default=1.0)
     laws: ClassVar[bool] = True
     variational: ClassVar[bool] = True
 

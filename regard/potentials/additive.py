@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from regard import _check
 from regard._types import Features
 from regard.errors import ArgumentError
+from regard.parameters import Tokens, parameter, projection
 from regard.potentials.base import Potential, project_both
 
 
@@ -16,11 +18,12 @@ from regard.potentials.base import Potential, project_both
 class Additive(Potential):
     """a(x, y) = Σ_c v_c tanh((w_qᵀx + w_kᵀy)_c) (bahdanau2015, A.1.2)."""
 
-    w_q: Tensor | None
-    w_k: Tensor | None
-    v: Tensor
-    b_q: Tensor | None = None
-    b_k: Tensor | None = None
+    w_q: Tensor | None = projection(Tokens.QUERIES)
+    w_k: Tensor | None = projection(Tokens.KEYS)
+    v: Tensor = parameter(rank=1)
+    b_q: Tensor | None = parameter(rank=1, default=None)
+    b_k: Tensor | None = parameter(rank=1, default=None)
+    positional: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check.projections(self.w_q, self.w_k, self.b_q, self.b_k)

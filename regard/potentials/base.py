@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from regard._heads import grouped_features, projected
 from regard._object import Object
 from regard._types import Features, Scalar, over_scores
 from regard.errors import ArgumentError
+from regard.parameters import children, number, part, shared, walk, with_parts
 
 
 class Potential(Object):
@@ -22,6 +24,9 @@ class Potential(Object):
     `features` keeps of each token what pairs need (projections are taken once, not once a tile), and
     `pair` compares the features of some queries with those of some keys. Sums and scalar multiples are potentials.
     """
+
+    positional: ClassVar[bool | None] = None
+    """Whether it looks at marks, apart from the potentials it is made of; None does not say."""
 
     @abstractmethod
     def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
@@ -80,7 +85,8 @@ class Potential(Object):
 class Sum(Potential):
     """a(x, y) = Σ_t a_t(x, y)."""
 
-    terms: tuple[Potential, ...]
+    terms: tuple[Potential, ...] = part()
+    positional: ClassVar[bool] = False
 
     def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
         pairs = [term.features(x, y, x_marks, y_marks) for term in self.terms]
@@ -104,8 +110,9 @@ class Sum(Potential):
 class Scaled(Potential):
     """a(x, y) = factor · a_0(x, y)."""
 
-    potential: Potential
-    factor: Scalar
+    potential: Potential = part()
+    factor: Scalar = number()
+    positional: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check.number("factor", self.factor)
@@ -127,8 +134,9 @@ class Scaled(Potential):
 class FunctionPotential(Potential):
     """a(x, y) = f(x, y, *parameters) for a plain Python function that broadcasts: (..., m, 1, d), (..., 1, n, d) -> (..., m, n)."""
 
-    function: Callable[..., Tensor]
-    parameters: tuple[Tensor, ...] = ()
+    function: Callable[..., Tensor] = shared()
+    parameters: tuple[Tensor, ...] = ()  # a function says nothing of what they are
+    positional: ClassVar[bool] = False
 
     def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
         return x, y
@@ -140,6 +148,11 @@ class FunctionPotential(Potential):
             raise ArgumentError(
                 "function", f"returned {_check.describe(scores)}", f"return one score for each pair: (..., {expected[0]}, {expected[1]})"
             )
+        points = torch.broadcast_shapes(queries.shape[:-2], keys.shape[:-2])
+        if not self.parameters and scores.shape[:-2] not in (points, torch.Size()):
+            found = f"returned {_check.describe(scores)} for queries and keys with batch shape {list(points)}"
+            remedy = "give tensors with heads as parameters: Potential.of(function, tensor)"
+            raise ArgumentError("function", found, remedy)
         return scores
 
     def width(self, queries: Features, keys: Features) -> int:
@@ -148,6 +161,37 @@ class FunctionPotential(Potential):
 
 def _terms(potential: Potential) -> tuple[Potential, ...]:
     return potential.terms if isinstance(potential, Sum) else (potential,)
+
+
+def linear_terms(potential: Potential) -> list[tuple[Potential, Scalar]]:
+    """A potential as Σ factor · term, with terms that are neither sums nor multiples."""
+    if isinstance(potential, Scaled):
+        return [(term, factor * potential.factor) for term, factor in linear_terms(potential.potential)]
+    if isinstance(potential, Sum):
+        return [pair for term in potential.terms for pair in linear_terms(term)]
+    return [(potential, 1.0)]
+
+
+def of_terms(terms: list[tuple[Potential, Scalar]]) -> Potential | None:
+    """Σ factor · term, None for no terms."""
+    scaled = [term if isinstance(factor, float) and factor == 1.0 else Scaled(term, factor) for term, factor in terms]
+    return None if not scaled else scaled[0] if len(scaled) == 1 else Sum(tuple(scaled))
+
+
+def simple_parts(potential: Potential) -> list[Potential]:
+    """The potentials that a potential is made of, and that are made of no others: leaves of sums, caps, ..."""
+    return [part for part in walk(potential) if isinstance(part, Potential) and not _inner(part)]
+
+
+def with_simple_parts(potential: Potential, change: Callable[[Potential], Potential]) -> Potential:
+    """The same potential with its simple parts replaced; refused where one may see tokens beside its parts."""
+    if not _inner(potential):
+        return change(potential)
+    return with_parts(potential, Potential, lambda part: with_simple_parts(part, change))
+
+
+def _inner(potential: Potential) -> list[Object]:
+    return [child for child in children(potential) if isinstance(child, Potential)]
 
 
 def project(name: str, points: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

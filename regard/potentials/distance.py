@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,12 +11,14 @@ from torch import Tensor
 from regard import _check
 from regard._transforms import forward_rule
 from regard._types import Features, Scalar, over_scores
+from regard.parameters import Tokens, number, parameter, projection
 from regard.potentials.base import Potential, project_both, project_differences
 
 
 class DistancePotential(Potential):
     """A potential of q - k, with q and k the projected points. Abstract: it only says how points are projected."""
 
+    positional: ClassVar[bool] = False
     w_q: Tensor | None
     w_k: Tensor | None
     b_q: Tensor | None
@@ -36,14 +38,14 @@ class Gaussian(DistancePotential):
     A Mahalanobis distance (x-y)ᵀ M (x-y) is w_q = w_k = L with M = L Lᵀ.
     """
 
-    w_q: Tensor | None = None
-    w_k: Tensor | None = None
-    bandwidth: Scalar = 1.0
-    b_q: Tensor | None = None
-    b_k: Tensor | None = None
+    w_q: Tensor | None = projection(Tokens.QUERIES, default=None)
+    w_k: Tensor | None = projection(Tokens.KEYS, default=None)
+    bandwidth: Scalar = number(default=1.0)
+    b_q: Tensor | None = parameter(rank=1, default=None)
+    b_k: Tensor | None = parameter(rank=1, default=None)
 
     def __post_init__(self) -> None:
-        _check.projections(self.w_q, self.w_k, self.b_q, self.b_k)
+        _check.projections(self.w_q, self.w_k, self.b_q, self.b_k, "bandwidth")
         _check.positive("bandwidth", self.bandwidth)
 
     def pair(self, queries: Features, keys: Features) -> Tensor:
@@ -54,14 +56,14 @@ class Gaussian(DistancePotential):
 class Laplace(DistancePotential):
     """a(x, y) = -|q - k| / bandwidth."""
 
-    bandwidth: Scalar = 1.0
-    w_q: Tensor | None = None
-    w_k: Tensor | None = None
-    b_q: Tensor | None = None
-    b_k: Tensor | None = None
+    w_q: Tensor | None = projection(Tokens.QUERIES, default=None)
+    w_k: Tensor | None = projection(Tokens.KEYS, default=None)
+    bandwidth: Scalar = number(default=1.0)
+    b_q: Tensor | None = parameter(rank=1, default=None)
+    b_k: Tensor | None = parameter(rank=1, default=None)
 
     def __post_init__(self) -> None:
-        _check.projections(self.w_q, self.w_k, self.b_q, self.b_k)
+        _check.projections(self.w_q, self.w_k, self.b_q, self.b_k, "bandwidth")
         _check.positive("bandwidth", self.bandwidth)
 
     def pair(self, queries: Features, keys: Features) -> Tensor:
@@ -72,15 +74,15 @@ class Laplace(DistancePotential):
 class StudentT(DistancePotential):
     """a(x, y) = -(nu + 1)/2 · log(1 + |q - k|² / (nu bandwidth²)): polynomial decay."""
 
-    nu: Scalar = 1.0
-    bandwidth: Scalar = 1.0
-    w_q: Tensor | None = None
-    w_k: Tensor | None = None
-    b_q: Tensor | None = None
-    b_k: Tensor | None = None
+    w_q: Tensor | None = projection(Tokens.QUERIES, default=None)
+    w_k: Tensor | None = projection(Tokens.KEYS, default=None)
+    bandwidth: Scalar = number(default=1.0)
+    nu: Scalar = number(default=1.0)
+    b_q: Tensor | None = parameter(rank=1, default=None)
+    b_k: Tensor | None = parameter(rank=1, default=None)
 
     def __post_init__(self) -> None:
-        _check.projections(self.w_q, self.w_k, self.b_q, self.b_k)
+        _check.projections(self.w_q, self.w_k, self.b_q, self.b_k, "bandwidth")
         _check.positive("nu", self.nu)
         _check.positive("bandwidth", self.bandwidth)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from regard import _check
 from regard._types import Features, Scalar, over_scores
 from regard.errors import ArgumentError
+from regard.parameters import Tokens, number, parameter, projection
 from regard.potentials.base import Potential, project_both
 
 
@@ -18,11 +20,12 @@ from regard.potentials.base import Potential, project_both
 class Dot(Potential):
     """a(x, y) = scale · (w_qᵀx + b_q)·(w_kᵀy + b_k); scale None is 1/√c (vaswani2017, 3.2.1)."""
 
-    w_q: Tensor | None = None
-    w_k: Tensor | None = None
-    scale: Scalar | None = None
-    b_q: Tensor | None = None
-    b_k: Tensor | None = None
+    w_q: Tensor | None = projection(Tokens.QUERIES, default=None)
+    w_k: Tensor | None = projection(Tokens.KEYS, default=None)
+    scale: Scalar | None = number(default=None)
+    b_q: Tensor | None = parameter(rank=1, default=None)
+    b_k: Tensor | None = parameter(rank=1, default=None)
+    positional: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check.projections(self.w_q, self.w_k, self.b_q, self.b_k)
@@ -43,7 +46,8 @@ class Dot(Potential):
 class Bilinear(Potential):
     """a(x, y) = xᵀ a y: the general multiplicative score (luong2015, 3.1)."""
 
-    a: Tensor
+    a: Tensor = parameter(rank=2, widths=(Tokens.QUERIES, Tokens.KEYS))
+    positional: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check.parameter("a", self.a, 2, "(..., d, d)")
@@ -63,18 +67,19 @@ class Bilinear(Potential):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cosine(Potential):
-    """a(x, y) = temperature · q̂·k̂ with ẑ = z/√(|z|² + eps), q and k the projected points (qi2023, 3.2)."""
+    """a(x, y) = scale · q̂·k̂ with ẑ = z/√(|z|² + eps), q and k the projected points (qi2023, 3.2)."""
 
-    temperature: Scalar = 1.0
+    w_q: Tensor | None = projection(Tokens.QUERIES, default=None)
+    w_k: Tensor | None = projection(Tokens.KEYS, default=None)
+    scale: Scalar = number(default=1.0)
     eps: float = 1e-6
-    w_q: Tensor | None = None
-    w_k: Tensor | None = None
-    b_q: Tensor | None = None
-    b_k: Tensor | None = None
+    b_q: Tensor | None = parameter(rank=1, default=None)
+    b_k: Tensor | None = parameter(rank=1, default=None)
+    positional: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check.projections(self.w_q, self.w_k, self.b_q, self.b_k)
-        _check.number("temperature", self.temperature)
+        _check.number("scale", self.scale)
         if not (math.isfinite(self.eps) and self.eps > 0):
             raise ArgumentError("eps", f"is {self.eps}", "give a positive number: it keeps the score smooth at zero")
 
@@ -88,4 +93,4 @@ class Cosine(Potential):
         return z * (z.square().sum(-1, keepdim=True) + self.eps).rsqrt()
 
     def pair(self, queries: Features, keys: Features) -> Tensor:
-        return (queries * over_scores(self.temperature)) @ keys.mT
+        return (queries * over_scores(self.scale)) @ keys.mT

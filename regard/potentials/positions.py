@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,11 +14,14 @@ from regard import _check
 from regard._object import Object
 from regard._types import Features, Scalar, over_scores
 from regard.errors import ArgumentError
+from regard.parameters import number, parameter, part
 from regard.potentials.base import Potential
 
 
 class PositionPotential(Potential):
     """A potential that looks at marks only: a bias on pairs of positions. Its features are the marks."""
+
+    positional: ClassVar[bool] = True
 
     def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
         kind = torch.promote_types(x.dtype, torch.float32)
@@ -31,7 +35,7 @@ class PositionPotential(Potential):
 class Alibi(PositionPotential):
     """a = -slope · |s - t| for a query at position s and a key at t (press2022). slope: a number, or one for each head (h,)."""
 
-    slope: Scalar
+    slope: Scalar = number()
 
     def __post_init__(self) -> None:
         _check.number("slope", self.slope)
@@ -101,8 +105,8 @@ class Logarithmic(Buckets):
 class RelativeBias(PositionPotential):
     """a = table[bucket(t - s)]; table (..., count), one row for each head where there are heads (h, count)."""
 
-    table: Tensor
-    buckets: Buckets
+    table: Tensor = parameter(rank=1)
+    buckets: Buckets = part()
 
     def __post_init__(self) -> None:
         _check.parameter("table", self.table, 1, "(..., count)")
@@ -127,10 +131,11 @@ class Rotary(Potential):
     coordinate i with i + f (as in Llama and GPT-NeoX), True pairs 2i with 2i + 1.
     """
 
-    potential: Potential
+    potential: Potential = part()
     base: float = 10000.0
-    frequencies: Tensor | None = None
+    frequencies: Tensor | None = parameter(rank=1, default=None)
     interleaved: bool = False
+    positional: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check.positive("base", self.base)

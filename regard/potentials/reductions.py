@@ -17,6 +17,7 @@ from torch import Tensor
 
 from regard import _check
 from regard._object import Object
+from regard._refused import Refused
 from regard._types import Features, Scalar, over_scores
 from regard._verb import Verb
 from regard.potentials.base import Potential, Scaled, Sum
@@ -25,7 +26,7 @@ from regard.potentials.dot import Bilinear, Cosine, Dot
 from regard.potentials.positions import Alibi, PositionPotential, Rotary
 
 reduce = Verb("reduce")
-"""reduce.one(potential, queries, keys, causal) -> Reduction, or a sentence that says why there is none."""
+"""reduce.one(potential, queries, keys, causal) -> Reduction, or Refused where the scores have no such form."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -45,7 +46,8 @@ class Residue(Object):
 class Reduction(Object):
     """scale · q·k + key_bias + row_bias() + residues; the row bias is computed where it is asked for.
 
-    amplitude: how large the terms of a score are that cancel.
+    What is decided here: which part of a score is a product that a kernel can take, and which part is a bias on keys, on
+    queries or on pairs. amplitude: how large the terms of a score are that cancel.
     """
 
     queries: Tensor
@@ -72,8 +74,8 @@ class Reduction(Object):
 
 
 @reduce.rule(Potential)
-def _none(potential: Potential, queries: Features, keys: Features, causal: bool) -> str:
-    return f"{type(potential).__name__} scores are not a dot product plus a key bias."
+def _none(potential: Potential, queries: Features, keys: Features, causal: bool) -> Refused:
+    return Refused(f"{type(potential).__name__} scores are not a dot product plus a key bias.")
 
 
 @reduce.rule(Dot)
@@ -88,7 +90,7 @@ def _bilinear(potential: Bilinear, queries: Tensor, keys: Tensor, causal: bool) 
 
 @reduce.rule(Cosine)
 def _cosine(potential: Cosine, queries: Tensor, keys: Tensor, causal: bool) -> Reduction:
-    return Reduction(queries, keys, potential.temperature)
+    return Reduction(queries, keys, potential.scale)
 
 
 @reduce.rule(Gaussian)
@@ -130,15 +132,15 @@ def _alibi(potential: Alibi, queries: Tensor, keys: Tensor, causal: bool) -> Red
 
 
 @reduce.rule(Rotary)
-def _rotary(potential: Rotary, queries: Tensor, keys: Tensor, causal: bool) -> Reduction | str:
+def _rotary(potential: Rotary, queries: Tensor, keys: Tensor, causal: bool) -> Reduction | Refused:
     """The features are rotated already."""
     return reduce.one(potential.potential, queries, keys, causal)
 
 
 @reduce.rule(Scaled)
-def _scaled(potential: Scaled, queries: Features, keys: Features, causal: bool) -> Reduction | str:
+def _scaled(potential: Scaled, queries: Features, keys: Features, causal: bool) -> Reduction | Refused:
     inner = reduce.one(potential.potential, queries, keys, causal)
-    if isinstance(inner, str):
+    if isinstance(inner, Refused):
         return inner
     factor = potential.factor
     bias_factor = _column(factor)
@@ -154,10 +156,10 @@ def _scaled(potential: Scaled, queries: Features, keys: Features, causal: bool) 
 
 
 @reduce.rule(Sum)
-def _sum(potential: Sum, queries: Features, keys: Features, causal: bool) -> Reduction | str:
+def _sum(potential: Sum, queries: Features, keys: Features, causal: bool) -> Reduction | Refused:
     parts = [reduce.one(term, q, k, causal) for term, q, k in zip(potential.terms, queries, keys, strict=True)]
     for part in parts:
-        if isinstance(part, str):
+        if isinstance(part, Refused):
             return part
     folded = [part.folded() if isinstance(part.scale, Tensor) else part.shared() for part in parts]
     return Reduction(

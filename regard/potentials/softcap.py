@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from regard import _check
 from regard._types import Features, Scalar, over_scores
+from regard.parameters import number, part
 from regard.potentials.base import Potential
 
 
@@ -16,8 +18,9 @@ from regard.potentials.base import Potential
 class SoftCap(Potential):
     """a = cap · tanh(a_0 / cap): scores that cannot leave (-cap, cap) (gemma2024)."""
 
-    potential: Potential
-    cap: Scalar
+    potential: Potential = part()
+    cap: Scalar = number()
+    positional: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check.positive("cap", self.cap)

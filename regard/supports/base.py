@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from regard._object import Object
+from regard.parameters import part
 
 Span = tuple[float, float]
 """A range of key marks [low, high] outside of which nothing is allowed."""
@@ -53,12 +54,12 @@ class Full(Support):
 class And(Support):
     """What every part allows."""
 
-    parts: tuple[Support, ...]
+    parts: tuple[Support, ...] = part()
 
     def allows(self, queries: Tensor, keys: Tensor) -> Tensor:
         allowed = Full().allows(queries, keys)
-        for part in self.parts:
-            allowed = allowed & part.allows(queries, keys)
+        for inner in self.parts:
+            allowed = allowed & inner.allows(queries, keys)
         return allowed
 
     def span(self, low: int, high: int) -> Span:
@@ -70,12 +71,12 @@ class And(Support):
 class Or(Support):
     """What some part allows."""
 
-    parts: tuple[Support, ...]
+    parts: tuple[Support, ...] = part()
 
     def allows(self, queries: Tensor, keys: Tensor) -> Tensor:
         allowed = ~Full().allows(queries, keys)
-        for part in self.parts:
-            allowed = allowed | part.allows(queries, keys)
+        for inner in self.parts:
+            allowed = allowed | inner.allows(queries, keys)
         return allowed
 
     def span(self, low: int, high: int) -> Span:

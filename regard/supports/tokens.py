@@ -10,6 +10,7 @@ from torch import Tensor
 from regard import _check
 from regard._gather import gather_rows
 from regard.errors import ArgumentError
+from regard.parameters import number, parameter
 from regard.supports.base import Support
 
 
@@ -20,7 +21,7 @@ class Document(Support):
     ids (..., N) broadcast against the batch: (batch, 1, N) where there are heads.
     """
 
-    ids: Tensor
+    ids: Tensor = parameter(rank=1)
 
     def __post_init__(self) -> None:
         if not isinstance(self.ids, Tensor) or self.ids.dtype.is_floating_point or self.ids.ndim < 1:
@@ -35,7 +36,7 @@ class Document(Support):
 class Padding(Support):
     """Every query sees the keys with marks below the length of their sequence. lengths (...): (batch, 1) where there are heads."""
 
-    lengths: Tensor
+    lengths: Tensor = number()
 
     def __post_init__(self) -> None:
         if not isinstance(self.lengths, Tensor) or self.lengths.dtype.is_floating_point or self.lengths.dtype == torch.bool:
@@ -55,7 +56,7 @@ class Padding(Support):
 class Where(Support):
     """A query with mark s sees the key with mark t where mask[..., s, t] is true."""
 
-    mask: Tensor
+    mask: Tensor = parameter(rank=2)
 
     def __post_init__(self) -> None:
         if not isinstance(self.mask, Tensor) or self.mask.dtype != torch.bool or self.mask.ndim < 2:

@@ -17,7 +17,7 @@ def dense_norm(f, x):
 def test_scales_of_every_sign(scale, support):
     """The kernel masks before it scales: a negative scale turned -inf into +inf."""
     x, t = torch.randn(6, 16, dtype=D), torch.randn(6, 16, dtype=D)
-    for potential in (r.Dot(scale=scale), scale * r.Cosine(2.0), scale * r.Gaussian(bandwidth=2.0)):
+    for potential in (r.Dot(scale=scale), scale * r.Cosine(scale=2.0), scale * r.Gaussian(bandwidth=2.0)):
         a = r.Attention(potential, support=support)
         f = lambda x, a=a: r.apply(a, x, engine=r.ReferenceEngine())  # noqa: E731
         assert torch.allclose(a(x), f(x))

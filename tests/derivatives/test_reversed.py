@@ -52,8 +52,8 @@ def test_streamed_products(support):
 
 def test_other_potentials():
     x, u = torch.randn(5, 4, dtype=D), torch.randn(5, 4, dtype=D)
-    back = r.reversed_attention(r.Attention(r.Cosine(3.0)), x, u)
-    unit = r.Cosine(3.0).normalized(x)
+    back = r.reversed_attention(r.Attention(r.Cosine(scale=3.0)), x, u)
+    unit = r.Cosine(scale=3.0).normalized(x)
     assert torch.allclose(back.times_keys(), back.rows() @ unit)
     laplace = r.reversed_attention(r.Attention(r.Laplace()), x, u)
     assert torch.allclose(laplace.rows().sum(-1), torch.zeros(5, dtype=D), atol=1e-12)

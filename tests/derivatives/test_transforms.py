@@ -78,7 +78,7 @@ def test_sinkhorn():
 def test_supports(name):
     some = {key: (FIRST | SECOND)[key] for key in ("jvp", "jacrev", "grad in vmap", "jvp of jvp", "hessian")}
     compare(some, support=SUPPORTS[name])
-    compare(some, support=SUPPORTS[name], potential=r.Laplace(2.0))
+    compare(some, support=SUPPORTS[name], potential=r.Laplace(bandwidth=2.0))
     compare(some, support=SUPPORTS[name], normalizer=r.Entmax(1.5))
 
 

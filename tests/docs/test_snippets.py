@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
+
+from regard.audit.adapters.base import _adapters, _packages
+from regard.certify.theorem import THEOREMS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -49,6 +54,17 @@ def test_pages_listed_without_code_have_none() -> None:
     for name in WITHOUT_CODE:
         assert ROOT / name in PAGES, f"{name} is listed in WITHOUT_CODE and is no page"
         assert not blocks((ROOT / name).read_text(encoding="utf-8")), f"{name} has code now: take it off the list"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_registered() -> Iterator[None]:
+    """A page may show how to add a theorem or a family; what follows does not know them."""
+    registries: tuple[dict[str, Any], ...] = (THEOREMS, _adapters, _packages)
+    known = [dict(registry) for registry in registries]
+    yield
+    for registry, before in zip(registries, known, strict=True):
+        for name in registry.keys() - before.keys():
+            del registry[name]
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=name_of(page)) for page in PAGES])

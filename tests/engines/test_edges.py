@@ -138,13 +138,13 @@ def test_a_fall_back_to_all_pairs_is_said():
     """No engine but the reference takes an empty problem's opposite: make every other engine refuse, and a warning follows."""
     from regard.compute.tensors import pose_tensors
 
-    module = sys.modules["regard.compute.application"]
+    module = sys.modules["regard.compute.selection"]
 
     q = torch.zeros(1, 4)
     problem = pose_tensors(q, q[:0], q[:0], r.Laplace(), r.Softmax(), r.Full(), None)
     large, module.LARGE = module.LARGE, -1
     try:
         with pytest.warns(r.PerformanceWarning, match="explain"):
-            assert module.select(problem, None).name == "reference"
+            assert module.select(problem).engine.name == "reference"
     finally:
         module.LARGE = large

@@ -14,7 +14,7 @@ REDUCIBLE = {
     "dot": {},
     "bilinear": {"potential": r.Bilinear(torch.randn(16, 16, generator=torch.Generator().manual_seed(0)) / 16)},
     "gaussian": {"potential": r.Gaussian(bandwidth=3.0)},
-    "cosine": {"potential": r.Cosine(5.0)},
+    "cosine": {"potential": r.Cosine(scale=5.0)},
     "weights": {"log_weights": torch.randn(9, generator=torch.Generator().manual_seed(1))},
     "causal alibi": {"potential": r.Dot() + r.Alibi(0.1), "support": r.Causal()},
     "rotary": {"potential": r.Rotary(r.Dot())},

@@ -10,7 +10,7 @@ DECLARED = {
     "dot": {},
     "gaussian causal": {"potential": r.Gaussian(bandwidth=1.5), "support": r.Causal()},
     "window": {"support": r.Window(1, 1), "potential": r.Dot() + r.Alibi(0.2)},
-    "laplace": {"potential": r.Laplace(2.0)},
+    "laplace": {"potential": r.Laplace(bandwidth=2.0)},
     "additive": {"potential": r.Additive(None, None, torch.linspace(-1, 1, 3, dtype=D))},
     "softcap": {"potential": r.SoftCap(r.Dot(), 2.0), "support": r.Causal()},
     "entmax": {"normalizer": r.Entmax(1.5)},

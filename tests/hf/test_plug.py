@@ -141,7 +141,7 @@ def test_scaling_softcap_bias_and_sinks() -> None:
     "nouns",
     [
         {"potential": r.Gaussian(bandwidth=2.0)},
-        {"potential": r.Cosine(3.0), "normalizer": r.Softmax(0.5)},
+        {"potential": r.Cosine(scale=3.0), "normalizer": r.Softmax(0.5)},
         {"potential": r.Dot(scale=torch.tensor([0.1, 0.4, 0.7, 1.0]).double())},
         {"potential": r.Dot() + r.Alibi.heads(4)},
         {"normalizer": r.Softmax(torch.tensor([0.5, 1.0, 2.0, 4.0]).double())},

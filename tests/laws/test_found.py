@@ -184,7 +184,7 @@ def test_a_hidden_first_block_has_no_say():
     x, k = torch.randn(6, 4, dtype=D), torch.randn(200, 4, dtype=D) + 1
     weights = torch.zeros(200, dtype=D)
     weights[:64] = -math.inf
-    declared = {"potential": r.Laplace(1e-3), "log_weights": weights}
+    declared = {"potential": r.Laplace(bandwidth=1e-3), "log_weights": weights}
     assert torch.allclose(r.attend(x, k, k, engine=r.Tiled(pairs=1), **declared), r.attend(x, k, k, engine=r.ReferenceEngine(), **declared))
 
 
@@ -213,7 +213,7 @@ def test_couplings_are_not_kernels():
         r.Attention(r.Dot(), normalizer=r.Sinkhorn()).kernel(torch.randn(3, 2))
 
 
-@pytest.mark.parametrize("potential", [r.Gaussian(), r.StudentT(2.0), r.SoftCap(r.Gaussian(), 5.0)])
+@pytest.mark.parametrize("potential", [r.Gaussian(), r.StudentT(nu=2.0), r.SoftCap(r.Gaussian(), 5.0)])
 def test_curvature_where_query_meets_key(potential):
     """The square of a distance is smooth at zero; so is the attention to it."""
     k = torch.randn(5, 2, dtype=D)
@@ -228,9 +228,9 @@ def test_curvature_where_query_meets_key(potential):
 
 def test_half_precision_keeps_norms_and_marks():
     q = torch.randn(64, 64).half() * 60
-    exact = r.attend(q.double(), q.double(), q.double(), potential=r.Cosine(10.0))
+    exact = r.attend(q.double(), q.double(), q.double(), potential=r.Cosine(scale=10.0))
     for engine in (r.Sdpa(), r.Tiled(), r.ReferenceEngine()):
-        out = r.attend(q, q, q, potential=r.Cosine(10.0), engine=engine)
+        out = r.attend(q, q, q, potential=r.Cosine(scale=10.0), engine=engine)
         assert (out.double() - exact).abs().max() / exact.abs().max() < 5e-3
     x, marks = torch.randn(64, 8), torch.arange(64).double() + 1.7e9
     plain = r.apply(r.Attention(r.Dot() + r.Alibi(0.3), support=r.Causal()), x)
@@ -319,13 +319,13 @@ def test_moments_of_values_with_heads():
 
 def test_sinkhorn_never_compiles_unasked():
     """Inside Tiled, too, FlexAttention must be asked for by name."""
-    from regard.compute.engine import first_willing
+    from regard.compute.selection import select
     from regard.compute.tensors import pose_tensors
 
     x = torch.randn(8, 4)
     problem = pose_tensors(x, x, x, r.SoftCap(r.Dot(), 5.0), r.Softmax(), r.Full(), None)
     with torch.no_grad():
-        assert first_willing(problem).name == "tiled"
+        assert select(problem).engine.name == "tiled"
 
 
 @pytest.mark.parametrize("offset", [0.0, 1000.0])

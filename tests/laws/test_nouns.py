@@ -18,6 +18,11 @@ def test_normalizer(name):
     check_normalizer(NORMALIZERS[name])
 
 
+@pytest.mark.parametrize("kind", [r.Softmax, r.SinkSoftmax, r.Sigmoid])
+def test_normalizer_with_heads(kind):
+    check_normalizer(kind(torch.tensor([0.5, 2.0], dtype=D)))
+
+
 @pytest.mark.parametrize("name", SUPPORTS)
 def test_support(name):
     check_support(SUPPORTS[name])

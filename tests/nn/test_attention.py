@@ -90,7 +90,7 @@ LEARNED = {
     "bilinear": lambda: r.Attention(r.Bilinear(nn.Parameter(torch.randn(4, 4, dtype=D)))),
     "additive": lambda: r.Attention(r.Additive(None, None, nn.Parameter(torch.randn(4, dtype=D)))),
     "factor": lambda: r.Attention(
-        nn.Parameter(torch.tensor(0.7, dtype=D)) * r.Laplace(2.0) + r.Alibi(nn.Parameter(torch.tensor(0.1, dtype=D)))
+        nn.Parameter(torch.tensor(0.7, dtype=D)) * r.Laplace(bandwidth=2.0) + r.Alibi(nn.Parameter(torch.tensor(0.1, dtype=D)))
     ),
 }
 
@@ -131,7 +131,7 @@ def test_a_frozen_parameter_stays_frozen():
 
 def test_one_parameter_in_two_places_stays_one():
     shared = nn.Parameter(torch.tensor(1.5, dtype=D))
-    module = attention(r.Attention(r.Gaussian(bandwidth=shared) + r.Laplace(shared)))
+    module = attention(r.Attention(r.Gaussian(bandwidth=shared) + r.Laplace(bandwidth=shared)))
     (name,) = [name for name, _ in module.named_parameters() if name.startswith("mechanism")]
     terms = module.mechanism.value().potential.terms
     assert terms[0].bandwidth is terms[1].bandwidth is module.get_parameter(name)

@@ -78,7 +78,7 @@ def test_degenerate_declarations(attention, norm):
         for points in (x, x[:1].expand(n, 2).contiguous()):
             for radius in (0.0, 0.1 * size):
                 bound = rung(attention, Neighborhood(points, radius, norm), norm)
-                assert EXACT[type(norm)](attention, near(g, points, radius, norm)) <= bound * (1 + 1e-8) + 1e-300
+                assert EXACT[type(norm)](attention, near(g, points, radius, norm)) <= bound * (1 + (1e-8 if size < 1e4 else 1e-7)) + 1e-300  # the oracle loses digits
 
 
 @pytest.mark.parametrize("norm", [Frobenius(), TokenMax()])

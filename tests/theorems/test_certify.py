@@ -41,7 +41,7 @@ def test_trees_and_hypotheses():
     assert tree.count("≤") == 1 + len(found.parts)
     local = certify(attention, Neighborhood(x, 0.1), Frobenius())
     assert any(not hypothesis.checked and "float64" in hypothesis.statement for hypothesis in local.hypotheses)
-    assert "assumed: float64 sums" in str(local)
+    assert "assumed: float64: exp and log" in str(local)
 
 
 def test_what_is_printed_is_a_bound_too():

@@ -22,7 +22,7 @@ POTENTIALS = {
     "gaussian": lambda g: r.Gaussian(bandwidth=2.0),
     "sum": lambda g: 0.5 * (r.Gaussian(0.7 * draw(g, 3, 2), 0.7 * draw(g, 3, 2), bandwidth=2.0) + 0.3 * r.Dot()),
     "laplace": lambda g: r.Laplace(bandwidth=2.0),
-    "student": lambda g: r.StudentT(3.0, 2.0),
+    "student": lambda g: r.StudentT(bandwidth=2.0, nu=3.0),
     "capped": lambda g: r.SoftCap(r.Dot(scale=0.5), 1.0),
 }
 
@@ -78,7 +78,7 @@ def test_the_second_kernel_acts_where_the_first_leads():
     """A Laplace softmatch needs its queries in a ball: a lookup before it hands it the ball of the values."""
     generator = torch.Generator().manual_seed(2)
     lookup = r.Linear(5 * draw(generator, 3, 3), 10 * draw(generator, 3))
-    softmatch = r.Attention(r.StudentT(3.0, 2.0)).softmatch(draw(generator, 4, 3))
+    softmatch = r.Attention(r.StudentT(bandwidth=2.0, nu=3.0)).softmatch(draw(generator, 4, 3))
     certificate = contraction(lookup @ softmatch, Ball(1.0, torch.zeros(3, dtype=torch.float64)))
     assert math.isfinite(certificate.value)
     place = certificate.parts[1].domain

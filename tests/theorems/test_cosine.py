@@ -15,7 +15,7 @@ from tests.theorems.test_castin_general import rung
 
 def cosine_attention(g, d, eps, support=None, bias=True):
     b = [normal(g, 2) if bias else None for _ in range(2)]
-    potential = r.Cosine(1.5, eps, normal(g, d, 2), normal(g, d, 2), *b)
+    potential = r.Cosine(normal(g, d, 2), normal(g, d, 2), 1.5, eps, *b)
     return r.Attention(2.0 * potential, r.Linear(normal(g, d, 3), normal(g, 3)), r.Softmax(0.5), support or r.Full())
 
 
@@ -23,7 +23,9 @@ def test_worked_example():
     """One dimension about 0, no projections: α = τρ̂/√ε, κ = τ min(ρ̂, R/√ε)/√ε, ρ̂ = R/√(R² + ε)."""
     tau, eps, radius = 2.0, 0.25, 1.0
     size = radius / math.sqrt(radius**2 + eps)
-    found = rung(certify(r.Attention(r.Cosine(tau, eps)), Ball(radius, torch.zeros(1, dtype=D)), TokenMax()), "cosine attention on a ball")
+    found = rung(
+        certify(r.Attention(r.Cosine(scale=tau, eps=eps)), Ball(radius, torch.zeros(1, dtype=D)), TokenMax()), "cosine attention on a ball"
+    )
     assert found.value == pytest.approx(1 + 2 * radius * tau * size / math.sqrt(eps), rel=1e-9)
 
 
@@ -40,7 +42,7 @@ def test_attacks_stay_below(seed, support):
 
 
 def test_an_ascent_stays_below_and_comes_near():
-    attention = r.Attention(r.Cosine(1.0, 1.0))
+    attention = r.Attention(r.Cosine(eps=1.0))
     domain = Ball(0.5, torch.zeros(1, dtype=D), tokens=4)
     found = certify(attention, domain, TokenMax())
     witness = falsify(attention, domain, TokenMax(), restarts=2, steps=8)
@@ -49,7 +51,7 @@ def test_an_ascent_stays_below_and_comes_near():
 
 def test_far_from_the_origin_it_is_much_smaller():
     domain = Ball(1.0, torch.tensor([30.0, 0.0], dtype=D), tokens=4)
-    found = certify(r.Attention(r.Cosine(1.0, 1e-6)), domain, TokenMax())
+    found = certify(r.Attention(r.Cosine(eps=1e-6)), domain, TokenMax())
     assert "cosine attention" in found.theorem
     assert found.value < 1.2
     assert rung(found, "softmax attention in TokenMax norm").value > 1000

@@ -37,7 +37,7 @@ POTENTIALS = {
     "rotary": Rotary(Dot(_t(3, 2), _t(3, 2, seed=1))),
     "softcap": SoftCap(Dot(), 1.0),
     "gaussian": Gaussian(bandwidth=1.3),
-    "laplace": Laplace(1.5),
+    "laplace": Laplace(bandwidth=1.5),
     "alibi": Dot() + Alibi(0.4),
 }
 
@@ -69,8 +69,8 @@ def test_queries_anywhere():
         bound = certify(map, Whole(4), norm).value
         found = falsify(map, Whole(4), norm, width=3, steps=10, restarts=1).value
         assert 0.1 * bound <= found <= bound
-    assert math.isfinite(certify(ToContext(_attention(Cosine(2.0, 0.1)), _t(5, 3)), Whole(), TokenMax()).value)
-    assert math.isfinite(certify(ToContext(_attention(Laplace(2.0)), _t(5, 3)), Whole(), TokenMax()).value)
+    assert math.isfinite(certify(ToContext(_attention(Cosine(scale=2.0, eps=0.1)), _t(5, 3)), Whole(), TokenMax()).value)
+    assert math.isfinite(certify(ToContext(_attention(Laplace(bandwidth=2.0)), _t(5, 3)), Whole(), TokenMax()).value)
 
 
 @pytest.mark.parametrize(("name", "norm"), CASES)

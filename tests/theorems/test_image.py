@@ -49,7 +49,7 @@ MAPS = {
     "entmax": _attention(normalizer=Entmax(1.5), lookup=Factored(_t(4, 2), _t(2, 4, seed=1), _t(4, seed=2))),
     "rotary": _attention(potential=Rotary(Dot(_t(4, 2), _t(4, 2, seed=1)))),
     "gaussian": _attention(potential=Gaussian(bandwidth=2.0)),
-    "laplace": _attention(potential=Laplace(2.0)),
+    "laplace": _attention(potential=Laplace(bandwidth=2.0)),
     "window": _attention(support=Window(0, 0)),
     "heads": HEADS,
     "block": Compose(

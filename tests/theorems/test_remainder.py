@@ -33,7 +33,7 @@ def test_every_subset_of_tokens(seed, support):
     here = attention(x)
     for subset in itertools.product((0.0, 1.0), repeat=4):
         radii = 10 ** float(normal(g, 1)) * 0.3 * torch.tensor(subset, dtype=D)
-        rows = row_deviations(subject_of(attention), Radii(x, radii))
+        rows = row_deviations(subject_of(attention), Radii(x, radii)).bound
         for _ in range(6):
             assert bool(((attention(moved(g, x, radii)) - here).norm(dim=-1) <= rows * (1 + 1e-12) + 1e-13).all())
 
@@ -71,7 +71,7 @@ def test_extreme_sizes(size, scale):
     here = attention(x)
     for share in (1e-3, 0.1, 1.0, 3.0):
         radii = share * size * torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=D)
-        rows = row_deviations(subject_of(attention), Radii(x, radii))
+        rows = row_deviations(subject_of(attention), Radii(x, radii)).bound
         assert not bool(rows.isnan().any())
         for _ in range(20):
             assert bool(((attention(moved(g, x, radii)) - here).norm(dim=-1) <= rows + 1e-9 * size).all())
@@ -96,7 +96,7 @@ def test_scores_of_every_kind_with_weights(potential):
     here = attention(measure).points
     for radius in (0.01, 0.5, 5.0):
         radii = radius * torch.tensor([1.0, 0.5, 0.0, 1.0], dtype=D)
-        rows = row_deviations(subject_of(attention), Radii(measure, radii))
+        rows = row_deviations(subject_of(attention), Radii(measure, radii)).bound
         for _ in range(15):
             there = attention(measure.replace(points=moved(g, measure.points, radii))).points
             assert bool(((there - here).norm(dim=-1) <= rows * (1 + 1e-12) + 1e-13).all())

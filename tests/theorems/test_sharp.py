@@ -4,18 +4,18 @@ import pytest
 import torch
 
 import regard as r
+from regard._upper import exact
 from regard.certify.near import facts
-from regard.certify.near.ball import BallScores
+from regard.certify.near.frobenius import FrobeniusScores
 from regard.certify.near.heads import LocalHeads
-from regard.certify.near.matrix_norms import sums_of_others
-from regard.certify.near.score_moves import ScoreMoves
+from regard.certify.near.radii import TokenRadii
 from regard.certify.subject import subject_of
 from tests.theorems.exact import D, generator, normal
 
 
 def test_sums_without_one():
     values = torch.tensor([[1e30, 1.0, 2.0], [1.0, 1e-30, 1e-30]], dtype=D)
-    assert torch.equal(sums_of_others(values), torch.tensor([[3.0, 1e30, 1e30], [2e-30, 1.0, 1.0]], dtype=D))
+    assert torch.equal(exact(values).sums_of_others().value, torch.tensor([[3.0, 1e30, 1e30], [2e-30, 1.0, 1.0]], dtype=D))
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -42,13 +42,13 @@ def test_weights_stay_between_their_bounds(seed):
         one = torch.zeros(n, dtype=D)
         one[seed % n] = radius
         for moves in (one, torch.full((n,), radius, dtype=D)):
-            scores, ball = ScoreMoves(local, moves), BallScores(local, radius).box
+            scores, ball = TokenRadii(local, moves).laws, FrobeniusScores(local, radius).laws
             for _ in range(60):
                 step = normal(g, n, d)
                 y = x + moves.unsqueeze(-1) * step / step.norm(dim=-1, keepdim=True)
                 weights = attention.weights(y)
-                assert bool((scores.low <= weights + 1e-15).all())
-                assert bool((weights <= scores.high + 1e-15).all())
+                assert bool((scores.low.bound <= weights + 1e-15).all())
+                assert bool((weights <= scores.high.bound + 1e-15).all())
                 weights = attention.weights(x + radius * step / step.norm())
-                assert bool((ball.low <= weights + 1e-15).all())
-                assert bool((weights <= ball.high + 1e-15).all())
+                assert bool((ball.low.bound <= weights + 1e-15).all())
+                assert bool((weights <= ball.high.bound + 1e-15).all())

@@ -19,7 +19,7 @@ from regard.audit.adapters.surroundings import ancestor, block_at
 from regard.lookups import Linear
 from regard.normalizers import SinkSoftmax, Softmax
 from regard.potentials import Dot, Gaussian, Potential, Rotary, SoftCap
-from regard.potentials.base import Scaled, Sum
+from regard.potentials.base import Sum, linear_terms
 from regard.potentials.positions import PositionPotential
 from regard.supports import Full, Support
 
@@ -106,16 +106,14 @@ def _temperature(attention: Attention) -> Scalar:
 
 def product(potential: Potential) -> tuple[Dot | Gaussian, Scalar]:
     """The part factor · q·k of scores, which decides how fast they grow; rotations, caps and biases by position do not change it."""
-    if isinstance(potential, (Rotary, SoftCap)):
-        return product(potential.potential)
-    if isinstance(potential, Scaled):
-        inner, factor = product(potential.potential)
-        return inner, potential.factor * factor
-    terms = [term for term in potential.terms if not isinstance(term, PositionPotential)] if isinstance(potential, Sum) else []
-    if len(terms) == 1:
-        return product(terms[0])
-    if isinstance(potential, (Dot, Gaussian)) and potential.w_q is not None:
-        return potential, potential.factor(potential.w_q.shape[-1]) if isinstance(potential, Dot) else potential.bandwidth**-2
+    moving = [(term, factor) for term, factor in linear_terms(potential) if not isinstance(term, PositionPotential)]
+    if len(moving) == 1:
+        term, factor = moving[0]
+        if isinstance(term, (Rotary, SoftCap)):
+            inner, own = product(term.potential)
+            return inner, factor * own
+        if isinstance(term, (Dot, Gaussian)) and term.w_q is not None:
+            return term, factor * (term.factor(term.w_q.shape[-1]) if isinstance(term, Dot) else term.bandwidth**-2)
     raise NotCovered(f"the scores of {type(potential).__name__} are no multiple of the product of queries and keys: they have no QK norm")
 
 

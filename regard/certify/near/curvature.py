@@ -14,8 +14,9 @@ curvature = Verb("curvature")
 
 
 @curvature.rule(Potential)
-def _curved(potential: Potential, width: int) -> None:
-    return None
+def _any(potential: Potential, width: int) -> float | None:
+    form = bilinear.one(potential, width)
+    return None if form is None else float(form.norm)
 
 
 @curvature.rule(PositionPotential)

@@ -127,8 +127,12 @@ class LocalHead:
     @cached_property
     def y(self) -> Vectors:
         """x_k - m_i, (rows, n, d)."""
-        away = self.x.center.unsqueeze(0) - self.means.center.unsqueeze(1)
-        return Vectors(away, self.x.error + self.means.error + Upper(4 * UNIT) * self.radius)
+        return Vectors(self.x.center.unsqueeze(0) - self.means.center.unsqueeze(1), self.y_error)
+
+    @cached_property
+    def y_error(self) -> Upper:
+        """How far any computed y_ik may be off."""
+        return self.x.error + self.means.error + Upper(4 * UNIT) * self.radius
 
     # Slopes of scores
 

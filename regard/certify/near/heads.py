@@ -9,7 +9,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from regard._enclosed import Vectors
 from regard._upper import Upper, exact, relative_error, stack, total
 from regard.certify.near.ellipsoids import HeadShape
 from regard.certify.near.head import LocalHead, LocalValues, narrow_value_matrix, value_matrix
@@ -166,15 +165,14 @@ class LocalHeads:
 
 def _block_errors(local: LocalHead, values: LocalValues, rho: Upper, heads: LocalHeads) -> Upper:
     matrix, v, c = values.matrix, local.by_key, local.by_query
-    y: Vectors = local.y
-    wide = 2 * local.radius + y.error  # at least |y|
+    wide = 2 * local.radius + local.y_error  # at least |y|
     steep = c.lengths().amax()
     relative = relative_error(local.law_roundings + 2 * local.n + 3 * local.d + heads.width + len(heads.heads) + 16)
     thick = matrix.length + matrix.error
     size = (local.law * (wide * local.alpha + 1)) @ rho.unsqueeze(-1)
     inexact = thick * relative * (size[..., 0] + 2 * wide * steep * rho)
-    slope = (local.law * (y.error * local.alpha + wide * v.error)) @ rho.unsqueeze(-1)
-    turned = 2 * (y.error * steep + wide * c.error) * rho
+    slope = (local.law * (local.y_error * local.alpha + wide * v.error)) @ rho.unsqueeze(-1)
+    turned = 2 * (local.y_error * steep + wide * c.error) * rho
     known = matrix.error * (size[..., 0] + 2 * wide * steep * rho)
     return inexact + matrix.norm * (slope[..., 0] + turned) + known
 

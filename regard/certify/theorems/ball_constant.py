@@ -73,4 +73,4 @@ def _radius(domain: Near) -> float:
 
 
 def _arithmetic() -> Any:
-    return assumed("exp and log are right to 8 units in the last place, eigenvalues and factorizations as LAPACK's analysis says")
+    return assumed("float64: exp and log are right to 8 units in the last place, eigenvalues as LAPACK's analysis says")

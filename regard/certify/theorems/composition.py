@@ -19,11 +19,12 @@ from regard.certify.subject import Head, single_heads, subject_of
 from regard.certify.theorem import Bound, Refusal, Theorem, checked
 from regard.certify.tokenwise import SLACK, hat_radius
 from regard.domains import Ball, Domain, Near, TokenSet
+from regard.errors import ArgumentError
 from regard.lookups import Factored, Identity, Linear, Lookup
 from regard.maps import Compose, Heads, Mapping, Normalize
 from regard.norms import Norm
-from regard.potentials import Dot, Potential, Rotary, SoftCap
-from regard.potentials.base import Scaled, Sum
+from regard.potentials import Dot, Potential
+from regard.potentials.base import simple_parts, with_simple_parts
 from regard.potentials.positions import PositionPotential
 
 THEOREM = Theorem(
@@ -140,19 +141,22 @@ def fold(layer: Normalize, attention: Attention | Heads) -> Attention | Heads:
 
 
 def _potential(layer: Normalize, potential: Potential) -> Potential:
-    if isinstance(potential, Dot):
-        if layer.weight is None and layer.bias is None and not layer.centered:
-            return potential
-        w_q, b_q = _projection(layer, potential.w_q, potential.b_q)
-        w_k, b_k = _projection(layer, potential.w_k, potential.b_k)
-        return Dot(w_q, w_k, potential.factor(w_q.shape[-1]), b_q, b_k)
-    if isinstance(potential, (Scaled, SoftCap, Rotary)):
-        return potential.replace(potential=_potential(layer, potential.potential))
-    if isinstance(potential, Sum):
-        return Sum(tuple(_potential(layer, term) for term in potential.terms))
+    try:
+        return with_simple_parts(potential, lambda part: _simple(layer, part))
+    except ArgumentError as error:  # a potential that may see tokens beside its parts
+        raise Refusal(str(error)) from None
+
+
+def _simple(layer: Normalize, potential: Potential) -> Potential:
     if isinstance(potential, PositionPotential):
         return potential
-    raise Refusal(f"a norm layer is folded into dot products, not into {type(potential).__name__}")
+    if not isinstance(potential, Dot):
+        raise Refusal(f"a norm layer is folded into dot products, not into {type(potential).__name__}")
+    if layer.weight is None and layer.bias is None and not layer.centered:
+        return potential
+    w_q, b_q = _projection(layer, potential.w_q, potential.b_q)
+    w_k, b_k = _projection(layer, potential.w_k, potential.b_k)
+    return Dot(w_q, w_k, potential.factor(w_q.shape[-1]), b_q, b_k)
 
 
 def _lookup(layer: Normalize, lookup: Lookup) -> Lookup:
@@ -211,11 +215,7 @@ def _check_rounding(norm: float, size: float, width: int, what: str) -> None:
 
 
 def _dots(potential: Potential) -> list[Dot]:
-    if isinstance(potential, Dot):
-        return [potential]
-    if isinstance(potential, (Scaled, SoftCap, Rotary)):
-        return _dots(potential.potential)
-    return [dot for term in potential.terms for dot in _dots(term)] if isinstance(potential, Sum) else []
+    return [part for part in simple_parts(potential) if isinstance(part, Dot)]
 
 
 def _hats(plain: Normalize, inner: Attention | Heads, domain: Domain) -> Ball:

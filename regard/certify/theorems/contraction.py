@@ -24,7 +24,7 @@ from regard.maps import ToContext
 from regard.moments import Law, Mean, Moment
 from regard.norms import Wasserstein
 from regard.potentials import Dot, Gaussian, Potential
-from regard.potentials.base import Scaled, Sum
+from regard.potentials.base import linear_terms, of_terms
 
 THEOREM = Theorem(
     name="contraction",
@@ -157,12 +157,13 @@ def _slope_radius(potential: Potential, keys: Tensor, center: Tensor, domain: Do
 
 def _mixed(potential: Potential) -> Potential:
     """The part of the scores that both points enter: -|q - k|²/(2b²) is q·k/b² and terms of one point alone."""
-    if isinstance(potential, Scaled):
-        return Scaled(_mixed(potential.potential), potential.factor)
-    if isinstance(potential, Sum):
-        return Sum(tuple(_mixed(term) for term in potential.terms))
+    found = of_terms([(_mixed_term(term), factor) for term, factor in linear_terms(potential)])
+    return potential if found is None else found
+
+
+def _mixed_term(potential: Potential) -> Potential:
     if isinstance(potential, Gaussian):  # the factor covers the rounding of 1/b²
-        return _mixed(Dot(potential.w_q, potential.w_k, (1 + 1e-14) / float(potential.bandwidth) ** 2))
+        return _mixed_term(Dot(potential.w_q, potential.w_k, (1 + 1e-14) / float(potential.bandwidth) ** 2))
     if isinstance(potential, Dot) and potential.w_q is None and potential.w_k is not None:  # queries are as wide as projected keys
         return potential.replace(w_q=torch.eye(potential.w_k.shape[-1], dtype=torch.float64))
     return potential

@@ -75,7 +75,7 @@ def _cosine_balls(head: Head, domain: Domain) -> list[tuple[BallFacts, Slopes]]:
 
 def cosine_slopes(potential: Cosine, factor: float, ball: BallFacts) -> Slopes:
     """α, κ and the oscillation of a cosine score on a ball."""
-    tau = outward(abs(float(potential.temperature) * factor))
+    tau = outward(abs(float(potential.scale) * factor))
     slope_q, size_q = normalized_bounds(potential.w_q, potential.b_q, ball, potential.eps)
     slope_k, size_k = normalized_bounds(potential.w_k, potential.b_k, ball, potential.eps)
     around = min(size_k, outward(slope_k * ball.radius))

@@ -18,7 +18,8 @@ from regard.lookups import Factored, Linear
 from regard.normalizers import Sigmoid
 from regard.norms import TokenMax
 from regard.potentials import Dot, Potential
-from regard.potentials.base import Scaled, Sum
+from regard.potentials.base import linear_terms
+from regard.potentials.positions import PositionPotential
 
 THEOREM = Theorem(
     name="sigmoid",
@@ -91,11 +92,17 @@ def _at_center(form: Form, ball: BallFacts) -> float:
 
 def _constant(potential: Potential, width: int) -> float:
     """At least the part of bilinear scores that depends on no token: scale b_q·b_k."""
-    if isinstance(potential, Scaled):
-        return outward(abs(float(potential.factor)) * _constant(potential.potential, width))
-    if isinstance(potential, Sum):
-        return outward(sum(_constant(term, width) for term in potential.terms))
-    if not isinstance(potential, Dot) or potential.b_q is None or potential.b_k is None:
+    terms = linear_terms(potential)
+    return outward(sum(outward(abs(float(factor)) * _dot_constant(term, width)) for term, factor in terms))
+
+
+def _dot_constant(potential: Potential, width: int) -> float:
+    if isinstance(potential, PositionPotential):  # a bias, which is counted as such
+        return 0.0
+    if not isinstance(potential, Dot):  # all of a bilinear score that is left where tokens are zero
+        nothing = torch.zeros(1, width, dtype=torch.float64)
+        return outward(abs(float(potential.scores(nothing, nothing))) * (1 + 1e-12))
+    if potential.b_q is None or potential.b_k is None:
         return 0.0
     columns = max(len(potential.b_q), len(potential.b_k), width if potential.w_q is None else potential.w_q.shape[-1])
     b_q, b_k = (b.expand(columns) for b in (potential.b_q, potential.b_k))  # one entry stands for all

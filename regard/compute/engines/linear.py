@@ -9,7 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regard.compute.engine import Engine, Prediction, register, working_dtype
+from regard._refused import Refused
+from regard.compute.engine import Engine, Plan, Prediction, register, working_dtype
 from regard.compute.problem import Problem, SupportParts
 from regard.normalizers import FeatureKernel, Softmax
 
@@ -25,58 +26,91 @@ class Linear(Engine):
     name: ClassVar[str] = "linear"
     rank: ClassVar[int] = 5
 
-    def refuse(self, problem: Problem) -> str | None:
+    def plan(self, problem: Problem) -> LinearPlan | Refused:
+        """The keys that everyone sees, with their biases."""
         if not isinstance(problem.potential, FeatureKernel) or not isinstance(problem.normalizer, Softmax):
-            return "sums over keys can only be taken once for a LinearKernel."
+            return Refused("sums over keys can only be taken once for a LinearKernel.")
         parts = SupportParts.of(problem.support)
         if parts.rest:
-            return f"{type(parts.rest[0]).__name__} masks pairs, so sums over keys differ from query to query."
+            return Refused(
+                f"{type(parts.rest[0]).__name__} masks pairs, so sums over keys differ from query to query."
+            )
         if parts.causal and (not problem.in_order() or problem.query_count != problem.key_count):
-            return "running sums need queries and keys in one common order."
+            return Refused("running sums need queries and keys in one common order.")
         if problem.query_count == 0 or problem.key_count == 0:
-            return "there is nothing to sum."
-        return None
+            return Refused("there is nothing to sum.")
+        exact = problem.to(working_dtype(problem.dtype))
+        bias = exact.keys[1] if exact.log_counts is None else exact.keys[1] + exact.log_counts.unsqueeze(-1)
+        for padding in parts.padding:
+            bias = bias.masked_fill(~padding.allows_keys(exact.columns()).unsqueeze(-1), -math.inf)
+        return LinearPlan(self, problem, exact, bias, CHUNK if parts.causal else None)
 
-    def run(self, problem: Problem) -> Tensor:
-        sums, _ = self._sums(problem.to(working_dtype(problem.dtype)))
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LinearPlan(Plan):
+    """Sums over keys.
+
+    What is decided here: the dtype, that of the problem `exact`; the log-weight of each key (`bias`, -inf
+    where padding hides it); and whether sums run over all keys, or over the past in chunks of so many rows
+    (`chunk`).
+    """
+
+    exact: Problem
+    bias: Tensor
+    chunk: int | None
+
+    def run(self) -> Tensor:
+        sums, _ = self._sum_keys()
         total, mass = sums[..., :-1], sums[..., -1:]
         seen = mass != 0
-        return torch.where(seen, total / torch.where(seen, mass, torch.ones_like(mass)), torch.zeros_like(total)).to(problem.dtype)
+        out = torch.where(
+            seen, total / torch.where(seen, mass, torch.ones_like(mass)), torch.zeros_like(total)
+        )
+        return out.to(self.problem.dtype)
 
-    def free_energy(self, problem: Problem) -> Tensor:
-        exact = problem.to(working_dtype(problem.dtype))
-        sums, level = self._sums(exact)
+    def free_energy(self) -> Tensor:
+        sums, level = self._sum_keys()
         mass = sums[..., -1]
         seen = mass > 0
-        energy = torch.where(seen, mass, torch.ones_like(mass)).log() + level.squeeze(-1) + exact.queries[1].squeeze(-1)
+        rows = level.squeeze(-1) + self.exact.queries[1].squeeze(-1)
+        energy = torch.where(seen, mass, torch.ones_like(mass)).log() + rows
         return energy.masked_fill(~seen, -math.inf)
 
-    def predict(self, problem: Problem) -> Prediction:
+    def predict(self) -> Prediction:
+        problem = self.problem
         features, width = problem.queries[0].shape[-1], problem.values.shape[-1] + 1
         tokens = math.prod(problem.batch_shape) * (problem.query_count + problem.key_count)
-        chunk = CHUNK if SupportParts.of(problem.support).causal else 0
-        return Prediction(2.0 * tokens * features * width + 2.0 * tokens * chunk * (features + width), 4.0 * tokens * width)
+        flops = 2.0 * tokens * features * width + 2.0 * tokens * (self.chunk or 0) * (features + width)
+        how = "sums over all keys" if self.chunk is None else f"running sums in chunks of {self.chunk} rows"
+        kind = str(self.exact.dtype).removeprefix("torch.")
+        return Prediction(flops, 4.0 * tokens * width, f"{how}, {features} features in {kind}")
 
-    def _sums(self, problem: Problem) -> tuple[Tensor, Tensor]:
-        """[Σ_j κ_ij v_j, Σ_j κ_ij] e^{-level_i} for each query, (..., m, e + 1), and the levels (..., m or 1, 1)."""
-        (queries, _), (keys, bias) = problem.queries, problem.keys
-        bias = bias if problem.log_counts is None else bias + problem.log_counts.unsqueeze(-1)
-        parts = SupportParts.of(problem.support)
-        for padding in parts.padding:
-            bias = bias.masked_fill(~padding.allows_keys(problem.columns()).unsqueeze(-1), -math.inf)
-        augmented = torch.cat([problem.values, torch.ones_like(problem.values[..., :1])], -1)
-        if parts.causal:
-            return _running(queries, keys, bias, augmented)
+    def _sum_keys(self) -> tuple[Tensor, Tensor]:
+        """[Σ_j κ_ij v_j, Σ_j κ_ij] e^{-level_i}, (..., m, e + 1), and the levels (..., m or 1, 1)."""
+        (queries, _), (keys, _), values, bias = (
+            self.exact.queries,
+            self.exact.keys,
+            self.exact.values,
+            self.bias,
+        )
+        augmented = torch.cat([values, torch.ones_like(values[..., :1])], -1)
+        if self.chunk is not None:
+            return _sum_past(queries, keys, bias, augmented, self.chunk)
         level = _finite(bias.detach().amax(-2, keepdim=True))
         return queries @ (keys.mT @ ((bias - level).exp() * augmented)), level
 
 
-def _running(queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ_{j≤i} (φ(q_i)·φ(k_j)) e^{bias_j} v_j, chunk by chunk; each row has its own level, so that a late large key hides no early one."""
+def _sum_past(
+    queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """Σ_{j≤i} (φ(q_i)·φ(k_j)) e^{bias_j - level_i} v_j, chunk by chunk, and the levels.
+
+    Each row has its own level, the largest bias it has seen, so that a late large key hides no early one.
+    """
     state, height = None, torch.full_like(bias[..., :1, :], -math.inf)
     outputs, levels = [], []
-    for low in range(0, queries.shape[-2], CHUNK):
-        some = slice(low, low + CHUNK)
+    for low in range(0, queries.shape[-2], chunk):
+        some = slice(low, low + chunk)
         q, k, v, b = (t[..., some, :] for t in (queries, keys, values, bias))
         past = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
         visible = b.mT.expand(*b.shape[:-2], q.shape[-2], k.shape[-2]).masked_fill(~past, -math.inf)
@@ -92,4 +126,5 @@ def _running(queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor) -> tup
 
 
 def _finite(level: Tensor) -> Tensor:
+    """Levels with zero in place of -inf, so that differences of levels are numbers."""
     return torch.where(level == -math.inf, torch.zeros_like(level), level)

@@ -1,24 +1,27 @@
-"""Blocks of query rows in plain torch: every potential and every normalizer, in O(n) memory, forward and backward."""
+"""Blocks in plain torch: every potential and every normalizer of rows, O(n) memory, forward and backward."""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from regard.compute.blocks import Parts, by_rows, online, splits
-from regard.compute.engine import Engine, Prediction, first_willing, pairs, register
+from regard._refused import Refused
+from regard.compute.engine import Engine, Plan, Prediction, count_pairs, register
 from regard.compute.engines.reference import Reference as ReferenceEngine
 from regard.compute.engines.reference import feature_width
 from regard.compute.forms import Reduced, fast_form
-from regard.compute.precision import precise
+from regard.compute.kernel.blocks import Parts, attend_online, can_split_batch, map_rows
+from regard.compute.kernel.tiles import PAIRS, Tiling, rows_per_tile
+from regard.compute.precision import needed_dtype
 from regard.compute.problem import Problem
-from regard.compute.tiles import PAIRS, Tiling, rows_of
+from regard.compute.selection import select
 from regard.errors import ArgumentError
-from regard.normalizers import Reference, Sigmoid, Sinkhorn, Softmax
+from regard.normalizers import Normalizer, Reference, Sigmoid, Sinkhorn, Softmax
 from regard.normalizers.base import without_empty_rows, zero_where
 from regard.normalizers.sinkhorn import key_shares, query_shares
 from regard.potentials.reductions import Reduction, reduce
@@ -35,104 +38,177 @@ class Tiled(Engine):
 
     def __post_init__(self) -> None:
         if self.pairs < 1:
-            raise ArgumentError("pairs", f"is {self.pairs}", "give how many query-key pairs a tile may hold, one or more")
-
-    def refuse(self, problem: Problem) -> str | None:
-        if problem.query_count == 0 or problem.key_count == 0:
-            return "there is nothing to cut into tiles."
-        if problem.hidden_parameters():
-            return (
-                "the potential uses a tensor that wants a gradient but is not one of its parameters; declare it: Potential.of(f, tensor)."
+            raise ArgumentError(
+                "pairs", f"is {self.pairs}", "give how many query-key pairs a tile may hold, one or more"
             )
-        return None
 
-    def run(self, problem: Problem) -> Tensor:
-        exact = precise(problem)
+    def plan(self, problem: Problem) -> TiledPlan | Refused:
+        """The fastest form of the scores in the dtype that keeps their digits, and the size of the blocks."""
+        if problem.query_count == 0 or problem.key_count == 0:
+            return Refused("there is nothing to cut into tiles.")
+        if problem.hidden_parameters():
+            return Refused(
+                "the potential uses a tensor that wants a gradient but is not one of its parameters; "
+                "declare it: Potential.of(f, tensor)."
+            )
+        if not problem.normalizer.rowwise and not isinstance(problem.normalizer, Sinkhorn):
+            return Refused(
+                f"the rows of {type(problem.normalizer).__name__} depend on each other, "
+                "so blocks of rows are not enough."
+            )
+        reduction = reduce.one(problem.potential, problem.queries, problem.keys, False)
+        exact = problem.to(needed_dtype(problem, reduction))
+        if exact is not problem:
+            reduction = reduce.one(exact.potential, exact.queries, exact.keys, False)
+        parts = _make_parts(exact, reduction)
+        tiling = self._tile(exact, parts)
+        if isinstance(exact.normalizer, Softmax):
+            return OnlinePlan(self, problem, exact, parts, self._cut_keys(exact, parts, tiling))
         if isinstance(exact.normalizer, Sinkhorn):
-            return self._sinkhorn(exact).to(problem.dtype)
-        if isinstance(exact.normalizer, Softmax):
-            return self._softmax(exact)[0].to(problem.dtype)
-        parts = _parts(exact)
-        return by_rows(_weigh, parts, self._tiling(exact, parts)).to(problem.dtype)
+            unpruned = tiling.replace(in_order=False)
+            return SinkhornPlan(self, problem, exact, parts.replace(normalizer=Softmax()), unpruned)
+        return RowsPlan(self, problem, exact, parts, tiling)
 
-    def free_energy(self, problem: Problem) -> Tensor:
-        exact = precise(problem)
-        if isinstance(exact.normalizer, Softmax):
-            temperature, lse = exact.normalizer.temperature, self._softmax(exact)[1]
-            seen = lse > -math.inf  # the energy of nothing is -inf whatever the temperature
-            factor = temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
-            energy = factor * torch.where(seen, lse, torch.zeros_like(lse))
-            return energy.masked_fill(~seen, -math.inf)
-        if not exact.normalizer.rowwise:  # the rows are coupled: all of them are needed at once
-            return ReferenceEngine().free_energy(exact)
-        parts = _parts(exact)
-        best = by_rows(_best, parts, self._tiling(exact, parts)).squeeze(-1)
-        return best.expand(*problem.batch_shape, problem.query_count)
-
-    def predict(self, problem: Problem) -> Prediction:
-        count = pairs(problem)
-        passes = 1 if problem.normalizer.rowwise else 2 * getattr(problem.normalizer, "max_iterations", 1)
-        held = 3 * 4 * min(float(self.pairs), count) * problem.potential.width(problem.queries, problem.keys)
-        return Prediction(count * (2 * feature_width(problem) * passes + 20 + 2 * problem.values.shape[-1]), held)
-
-    def _tiling(self, problem: Problem, parts: Parts, prune: bool = True) -> Tiling:
-        """Blocks of one element of the batch where that is possible: more rows, and keys that stay in cache."""
+    def _tile(self, problem: Problem, parts: Parts) -> Tiling:
+        """Blocks of one element of the batch where that is possible, so that its keys stay in cache."""
         batch = problem.batch_shape
-        split = splits(parts, batch)
+        split = can_split_batch(parts, batch)
         width = parts.potential.width(parts.queries, parts.keys)
-        rows = rows_of(1 if split else max(1, batch.numel()), problem.key_count, width, self.pairs)
+        rows = rows_per_tile(1 if split else max(1, batch.numel()), problem.key_count, width, self.pairs)
         marks = (problem.rows(), problem.columns())
-        return Tiling(problem.support, *marks, rows, prune and problem.in_order(), batch=tuple(batch) if split else None)
+        return Tiling(
+            problem.support, *marks, rows, problem.in_order(), batch=tuple(batch) if split else None
+        )
 
-    def _softmax(self, problem: Problem) -> tuple[Tensor, Tensor]:
-        parts = _parts(problem)
-        tiling = self._tiling(problem, parts)
+    def _cut_keys(self, problem: Problem, parts: Parts, tiling: Tiling) -> Tiling:
+        """The same with blocks of keys too: softmax needs no whole rows."""
         rows = max(min(64, problem.query_count), tiling.rows)
         batch = 1 if tiling.batch is not None else max(1, problem.batch_shape.numel())
         columns = max(64, self.pairs // (batch * rows * parts.potential.width(parts.queries, parts.keys)))
-        return online(parts, tiling.replace(rows=rows, columns=columns))
+        return tiling.replace(rows=rows, columns=columns)
 
-    def _sinkhorn(self, problem: Problem) -> Tensor:
-        """Find the log-potentials of the keys without the matrix; then it is softmax attention with a key bias."""
-        assert isinstance(problem.normalizer, Sinkhorn)
-        parts = _parts(problem.change(normalizer=Softmax()))
-        tiling = self._tiling(problem, parts, prune=False)
-        shares = query_shares(problem.log_queries, problem.query_count, problem.values).unsqueeze(-1)
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TiledPlan(Plan):
+    """Abstract: a problem cut into blocks.
+
+    What is decided here: the dtype, that of the problem `exact`; the form of the scores (`parts`); and the
+    blocks (`tiling`).
+    """
+
+    exact: Problem
+    parts: Parts
+    tiling: Tiling
+
+    @abstractmethod
+    def passes(self) -> int:
+        """How often all scores are computed."""
+
+    def predict(self) -> Prediction:
+        problem, tiling = self.problem, self.tiling
+        assert isinstance(self.engine, Tiled)
+        count = count_pairs(problem)
+        held = (
+            3
+            * 4
+            * min(float(self.engine.pairs), count)
+            * problem.potential.width(problem.queries, problem.keys)
+        )
+        flops = count * (2 * feature_width(problem) * self.passes() + 20 + 2 * problem.values.shape[-1])
+        keys = "all" if tiling.columns is None else f"{min(tiling.columns, problem.key_count)}"
+        blocks = f"{min(tiling.rows, problem.query_count)} queries and {keys} keys"
+        batch = "" if tiling.batch is None else ", one element of the batch at a time"
+        kind = str(self.exact.dtype).removeprefix("torch.")
+        how = f"{type(self.parts.potential).__name__} scores in blocks of {blocks} in {kind}{batch}"
+        return Prediction(flops, held, how)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OnlinePlan(TiledPlan):
+    """Softmax with running sums over blocks of keys."""
+
+    def passes(self) -> int:
+        return 1
+
+    def run(self) -> Tensor:
+        return attend_online(self.parts, self.tiling)[0].to(self.problem.dtype)
+
+    def free_energy(self) -> Tensor:
+        assert isinstance(self.exact.normalizer, Softmax)
+        temperature, lse = self.exact.normalizer.temperature, attend_online(self.parts, self.tiling)[1]
+        seen = lse > -math.inf  # the energy of nothing is -inf whatever the temperature
+        factor = temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
+        energy = factor * torch.where(seen, lse, torch.zeros_like(lse))
+        return energy.masked_fill(~seen, -math.inf)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RowsPlan(TiledPlan):
+    """Whole rows, for normalizers that need them."""
+
+    def passes(self) -> int:
+        return 1
+
+    def run(self) -> Tensor:
+        return map_rows(_weigh, self.parts, self.tiling).to(self.problem.dtype)
+
+    def free_energy(self) -> Tensor:
+        best = map_rows(_maximize, self.parts, self.tiling).squeeze(-1)
+        return best.expand(*self.exact.batch_shape, self.exact.query_count)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SinkhornPlan(TiledPlan):
+    """Sinkhorn: find the log-potentials of the keys block by block; the rest is softmax attention."""
+
+    def passes(self) -> int:
+        assert isinstance(self.exact.normalizer, Sinkhorn)
+        return 2 * self.exact.normalizer.max_iterations
+
+    def run(self) -> Tensor:
+        exact, parts = self.exact, self.parts
+        assert isinstance(exact.normalizer, Sinkhorn)
+        shares = query_shares(exact.log_queries, exact.query_count, exact.values).unsqueeze(-1)
 
         def column_mass(log_keys: Tensor) -> Tensor:
-            weighted = parts.replace(queries=(parts.queries, shares), log_counts=log_keys.unsqueeze(-1), potential=parts.potential)
-            return by_rows(_column_mass, weighted, tiling, summed=True).squeeze(-1)
+            weighted = parts.replace(queries=(parts.queries, shares), log_counts=log_keys.unsqueeze(-1))
+            return map_rows(_column_mass, weighted, self.tiling, summed=True).squeeze(-1)
 
-        start = key_shares(problem.log_counts, problem.key_count, problem.values).expand(*problem.batch_shape, -1)
-        log_keys = problem.normalizer.balance(column_mass, start)
-        balanced = problem.change(normalizer=Softmax(), log_counts=log_keys)
-        return first_willing(balanced).run(balanced)
+        start = key_shares(exact.log_counts, exact.key_count, exact.values).expand(*exact.batch_shape, -1)
+        log_keys = exact.normalizer.balance(column_mass, start)
+        return select(exact.replace(normalizer=Softmax(), log_counts=log_keys)).run().to(self.problem.dtype)
 
-
-def _parts(problem: Problem) -> Parts:
-    potential, queries, keys = _best_form(problem)
-    counts = None if problem.log_counts is None else problem.log_counts.unsqueeze(-1)
-    normalizer = problem.normalizer
-    if isinstance(normalizer, Sigmoid) and normalizer.bias is None:  # blocks see fewer keys: fix the count now
-        shift = normalizer.shift(problem.values.mT, Reference(problem.log_counts))
-        normalizer = Sigmoid(shift[..., 0, 0] if isinstance(shift, Tensor) else shift)
-    return Parts(potential, normalizer, queries, keys, counts, problem.values)
+    def free_energy(self) -> Tensor:
+        """The rows are coupled: all of them are needed at once."""
+        return ReferenceEngine().plan(self.exact).free_energy()
 
 
-def _best_form(problem: Problem) -> tuple:
-    """A dot product where the scores are one and its terms do not cancel, else the potential's own fast form."""
-    reduction = reduce.one(problem.potential, problem.queries, problem.keys, False)
+def _make_parts(problem: Problem, reduction: Reduction | Refused) -> Parts:
+    """A dot product where the scores are one without biases on pairs, else the potential's own fast form."""
     if isinstance(reduction, Reduction) and not reduction.residues:
-        return Reduced.of(reduction)
-    return fast_form.one(problem.potential, problem.queries, problem.keys)
+        potential, queries, keys = Reduced.of(reduction)
+    else:
+        potential, queries, keys = fast_form.one(problem.potential, problem.queries, problem.keys)
+    counts = None if problem.log_counts is None else problem.log_counts.unsqueeze(-1)
+    return Parts(potential, _with_fixed_count(problem), queries, keys, counts, problem.values)
+
+
+def _with_fixed_count(problem: Problem) -> Normalizer:
+    """The normalizer, such that it does not matter how many keys a block holds."""
+    normalizer = problem.normalizer
+    if not isinstance(normalizer, Sigmoid) or normalizer.bias is not None:
+        return normalizer
+    shift = normalizer.shift(problem.values.mT, Reference(problem.log_counts))
+    return Sigmoid(shift[..., 0, 0] if isinstance(shift, Tensor) else shift)
 
 
 def _weigh(parts: Parts, allowed: Tensor | None) -> Tensor:
+    """The outputs of one block, (..., rows, e)."""
     scores = parts.potential.pair(parts.queries, parts.keys)
     return parts.normalizer.weights(scores, parts.reference(allowed)) @ parts.values
 
 
-def _best(parts: Parts, allowed: Tensor | None) -> Tensor:
+def _maximize(parts: Parts, allowed: Tensor | None) -> Tensor:
     """The objective at its maximum, (..., rows, 1)."""
     scores = parts.potential.pair(parts.queries, parts.keys)
     reference = parts.reference(allowed)

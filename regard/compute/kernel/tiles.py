@@ -18,7 +18,7 @@ PAIRS = 1 << 19
 """Pairs in a tile: enough rows for a fast matrix product, few enough that the scores stay near the cache."""
 
 
-def rows_of(batch: int, keys: int, width: int, pairs: int = PAIRS) -> int:
+def rows_per_tile(batch: int, keys: int, width: int, pairs: int = PAIRS) -> int:
     """How many query rows make a tile."""
     return max(1, min(1024, pairs // max(1, batch * keys * width)))
 
@@ -35,22 +35,27 @@ class Tile:
     batch: Index | None = None
 
 
-def at(tensor: Tensor, batch: Index | None, kept: int = 2) -> Tensor:
+def element_of_batch(tensor: Tensor, batch: Index | None, kept: int = 2) -> Tensor:
     """The view of a tensor (..., *kept dimensions) at one element of a batch it broadcasts to."""
     if batch is None:
         return tensor
     lead = tensor.ndim - kept
-    return tensor[tuple(i if size > 1 else 0 for i, size in zip(batch[len(batch) - lead :], tensor.shape[:lead], strict=True))]
+    return tensor[
+        tuple(
+            i if size > 1 else 0
+            for i, size in zip(batch[len(batch) - lead :], tensor.shape[:lead], strict=True)
+        )
+    ]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Tiling(Object):
     """How the m × n pairs are cut into blocks of rows, with the mask and the position biases of each block.
 
-    in_order says that marks are 0, 1, 2, ..., so that a causal or windowed block can leave out keys it cannot see.
-    Given a batch shape, one element of the batch is taken after the other: its keys then stay in cache.
-    Given `columns`, blocks take that many keys at a time; else whole rows.
-    Given `heads`, the batch shape that tensors (B, H, tokens, width) stand for, biases come as (B, H, rows, columns).
+    in_order says that marks are 0, 1, 2, ..., so that a causal or windowed block can leave out keys it cannot
+    see. Given a batch shape, one element of the batch is taken after the other: its keys then stay in cache.
+    Given `columns`, blocks take that many keys at a time; else whole rows. Given `heads`, the batch shape
+    that tensors (B, H, tokens, width) stand for, biases come as (B, H, rows, columns).
     """
 
     support: Support
@@ -70,14 +75,22 @@ class Tiling(Object):
 
     def cut(self, tile: Tile) -> Iterator[Tile]:
         """A block of rows, in blocks of columns."""
-        for low in range(tile.columns.start, tile.columns.stop, self.columns or tile.columns.stop - tile.columns.start):
-            yield Tile(tile.rows, slice(low, min(low + (self.columns or tile.columns.stop), tile.columns.stop)), tile.batch)
+        for low in range(
+            tile.columns.start, tile.columns.stop, self.columns or tile.columns.stop - tile.columns.start
+        ):
+            yield Tile(
+                tile.rows,
+                slice(low, min(low + (self.columns or tile.columns.stop), tile.columns.stop)),
+                tile.batch,
+            )
 
     def whole_rows(self) -> Tiling:
         """The same number of pairs in blocks of whole rows."""
         if self.columns is None:
             return self
-        return self.replace(rows=max(1, self.rows * self.columns // max(1, self.key_marks.shape[-1])), columns=None)
+        return self.replace(
+            rows=max(1, self.rows * self.columns // max(1, self.key_marks.shape[-1])), columns=None
+        )
 
     def fewer_rows(self, factor: int) -> Tiling:
         """Smaller blocks, for blocks that are computed several at a time."""
@@ -96,13 +109,18 @@ class Tiling(Object):
         first, last = self.support.span(low, high)
         start = 0 if first == -math.inf else max(0, math.ceil(first))
         stop = keys if last == math.inf else min(keys, math.floor(last) + 1)
-        return slice(start, stop) if start < stop else slice(0, 1)  # never empty: the mask forbids that one key
+        return (
+            slice(start, stop) if start < stop else slice(0, 1)
+        )  # never empty: the mask forbids that one key
 
     def allowed(self, tile: Tile) -> Tensor | None:
         """The mask of a tile; None where everything is allowed."""
         if isinstance(self.support, Full):
             return None
-        return at(self.support.allows(self.query_marks[..., tile.rows], self.key_marks[..., tile.columns]), tile.batch)
+        return element_of_batch(
+            self.support.allows(self.query_marks[..., tile.rows], self.key_marks[..., tile.columns]),
+            tile.batch,
+        )
 
     def bias(self, tile: Tile, dtype: torch.dtype) -> Tensor | None:
         """Mask and position biases of a tile as one additive bias (..., rows, columns)."""
@@ -116,13 +134,20 @@ class Tiling(Object):
             total = total.masked_fill(~allowed, -math.inf)
         if total is None:
             return None
-        return total.to(dtype) if self.heads is None else four(total.to(dtype), torch.Size(self.heads), False)
+        return (
+            total.to(dtype)
+            if self.heads is None
+            else as_four_dimensions(total.to(dtype), torch.Size(self.heads), False)
+        )
 
 
-def four(t: Tensor, batch: torch.Size, expand: bool) -> Tensor:
-    """(..., a, b) as (B, H, a, b); biases keep dimensions of size one, which the kernel broadcasts without a copy."""
+def as_four_dimensions(t: Tensor, batch: torch.Size, expand: bool) -> Tensor:
+    """(..., a, b) as (B, H, a, b).
+
+    Not expanded, dimensions of size one stay: the kernel broadcasts a bias without a copy.
+    """
     if len(batch) > 2:
-        t = t.expand(*batch, *t.shape[-2:]).reshape(-1, batch[-1], *t.shape[-2:])
+        t = t.expand(*batch, *t.shape[-2:]).reshape(math.prod(batch[:-1]), batch[-1], *t.shape[-2:])
     else:
         t = t.reshape((1,) * (4 - t.ndim) + t.shape)
     if expand:

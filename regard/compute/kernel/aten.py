@@ -1,44 +1,22 @@
 """torch's fused CPU kernel as it is: how it is called, and the gradients that it leaves out.
 
-The public door refuses a causal flag next to a mask, falls back to an m × n matrix where the mask wants a gradient, and hides the
-log-sum-exp. The kernel behind it does all three.
+The public door refuses a causal flag next to a mask, falls back to an m × n matrix where the mask wants a
+gradient, and hides the log-sum-exp. The kernel behind it does all three.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from regard._object import Object
-from regard.compute.tiles import PAIRS, Tile, Tiling, rows_of
-from regard.supports import Causal, Full
+from regard.compute.kernel.call import Call
+from regard.compute.kernel.tiles import Tile
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 COPIES = 1 << 21
 """Bytes of a widened copy up to which heads are taken together in the backward pass."""
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Call(Object):
-    """How the kernel is called; `tiling` brings masks and biases on pairs, block by block."""
-
-    tiling: Tiling | None
-    causal: bool
-    scale: float
-
-    def blocks(self, q: Tensor, k: Tensor) -> Tiling:
-        """The tiling that derivatives use: small problems at once, large ones head by head, unless masks come by blocks."""
-        if self.tiling is not None:
-            return self.tiling
-        heads, pairs = q.shape[:-2], q.shape[-2] * k.shape[-2]
-        together = heads.numel() * pairs <= PAIRS
-        rows = max(64, rows_of(heads.numel() if together else 1, k.shape[-2], 1))
-        marks = (torch.arange(q.shape[-2], device=q.device), torch.arange(k.shape[-2], device=q.device))
-        return Tiling(Causal() if self.causal else Full(), *marks, rows, True, batch=None if together else tuple(heads))
 
 
 def run_kernel(call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -50,7 +28,15 @@ def run_kernel(call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None)
     lse = torch.empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
     for tile in call.tiling:
         mask = _mask(call, tile, bias, q.dtype)
-        part = _forward(q[:, :, tile.rows], k[:, :, tile.columns], v[:, :, tile.columns], 0.0, False, attn_mask=mask, scale=call.scale)
+        part = _forward(
+            q[:, :, tile.rows],
+            k[:, :, tile.columns],
+            v[:, :, tile.columns],
+            0.0,
+            False,
+            attn_mask=mask,
+            scale=call.scale,
+        )
         out[:, :, tile.rows], lse[:, :, tile.rows] = part
     return out, lse
 
@@ -70,14 +56,16 @@ def pull_kernel(
     """Gradients of q, k, v and, if wanted, the bias, by the kernel."""
     by_out = by_out if by_out.stride(-1) == 1 else by_out.contiguous()
     if not by_bias and by_lse is None:
-        return _plain_backward(call, by_out, q, k, v, out, lse, bias)
+        return _run_backward(call, by_out, q, k, v, out, lse, bias)
     columns = torch.empty(*q.shape[:2], k.shape[-2], dtype=q.dtype, device=q.device)
     gradients = tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
-    for heads in _few_heads(q, k, call.tiling is not None):
+    for heads in _groups_of_heads(q, k, call.tiling is not None):
         some = (t[:, heads] for t in (q, k, v, out, by_out))
-        wq, wk, wv, wide_out, by_wide = _with_spare_column(list(some), None if by_lse is None else by_lse[:, heads])
+        wq, wk, wv, wide_out, by_wide = _add_spare_column(
+            list(some), None if by_lse is None else by_lse[:, heads]
+        )
         part = None if bias is None else bias if bias.shape[1] == 1 else bias[:, heads]
-        found = _plain_backward(call, by_wide, wq, wk, wv, wide_out, lse[:, heads], part)
+        found = _run_backward(call, by_wide, wq, wk, wv, wide_out, lse[:, heads], part)
         for gradient, one in zip(gradients, found, strict=True):
             gradient[:, heads] = one[..., : q.shape[-1]]
         columns[:, heads] = found[1][..., q.shape[-1]]
@@ -86,18 +74,21 @@ def pull_kernel(
     return *gradients, (columns / call.scale).unsqueeze(-2).sum_to_size(bias.shape)
 
 
-def _plain_backward(
+def _run_backward(
     call: Call, by_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The kernel's own gradients of q, k and v."""
     if call.tiling is not None:
-        return _tiled_backward(call, by_out, q, k, v, out, lse, bias)
+        return _run_backward_by_blocks(call, by_out, q, k, v, out, lse, bias)
     dq, dk, dv = _backward(by_out, q, k, v, out, lse, 0.0, call.causal, attn_mask=bias, scale=call.scale)
     return dq, dk, dv
 
 
-def _few_heads(q: Tensor, k: Tensor, whole: bool) -> list[slice]:
-    """Heads, a few at a time, so that widened copies stay small; all at once where masks come by blocks, and in a traced graph."""
+def _groups_of_heads(q: Tensor, k: Tensor, whole: bool) -> list[slice]:
+    """Slices of heads, few at a time so that widened copies stay small.
+
+    All at once where masks come by blocks (`whole`), and in a traced graph.
+    """
     heads = q.shape[1]
     if whole or torch.compiler.is_compiling():
         return [slice(0, heads)]
@@ -106,7 +97,7 @@ def _few_heads(q: Tensor, k: Tensor, whole: bool) -> list[slice]:
     return [slice(low, min(low + few, heads)) for low in range(0, heads, few)]
 
 
-def _tiled_backward(
+def _run_backward_by_blocks(
     call: Call, by_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
@@ -114,21 +105,29 @@ def _tiled_backward(
     for tile in call.tiling:
         rows, columns = tile.rows, tile.columns
         mask = _mask(call, tile, bias, q.dtype)
-        some = (by_out[:, :, rows], q[:, :, rows], k[:, :, columns], v[:, :, columns], out[:, :, rows], lse[:, :, rows].contiguous())
+        some = (
+            by_out[:, :, rows],
+            q[:, :, rows],
+            k[:, :, columns],
+            v[:, :, columns],
+            out[:, :, rows],
+            lse[:, :, rows].contiguous(),
+        )
         dq[:, :, rows], by_k, by_v = _backward(*some, 0.0, False, attn_mask=mask, scale=call.scale)
         dk[:, :, columns] += by_k
         dv[:, :, columns] += by_v
     return dq, dk, dv
 
 
-def _with_spare_column(tensors: list[Tensor], by_lse: Tensor | None) -> list[Tensor]:
+def _add_spare_column(tensors: list[Tensor], by_lse: Tensor | None) -> list[Tensor]:
     """One more column that makes the kernel compute what it leaves out.
 
-    A column of ones in q makes the same column of dk the column sums of dS, the gradient of a key bias; a one in the
-    output's gradient against -∂lse in the output adds the log-sum-exp's own gradient to every row of dS.
+    A column of ones in q makes the same column of dk the column sums of dS, the gradient of a key bias; a one
+    in the output's gradient against -∂lse in the output adds the log-sum-exp's own gradient to every row of
+    dS.
     """
     width = tensors[0].shape[-1]
-    q, k, v, out, by_out = (_widened(t, 16 * (width // 16 + 1)) for t in tensors)
+    q, k, v, out, by_out = (_widen(t, 16 * (width // 16 + 1)) for t in tensors)
     q[..., width] = 1
     if by_lse is not None:
         out[..., width] = -torch.where(torch.isfinite(by_lse), by_lse, torch.zeros_like(by_lse)).to(out.dtype)
@@ -136,7 +135,7 @@ def _with_spare_column(tensors: list[Tensor], by_lse: Tensor | None) -> list[Ten
     return [q, k, v, out, by_out]
 
 
-def _widened(t: Tensor, width: int) -> Tensor:
+def _widen(t: Tensor, width: int) -> Tensor:
     """A copy with zeros on the right; unlike a pad it writes each entry once."""
     wide = t.new_empty(*t.shape[:-1], width)
     wide[..., : t.shape[-1]] = t

@@ -1,7 +1,8 @@
-"""Scores in blocks, for everything the fused kernel cannot do: any potential, any normalizer, O(n) memory for every derivative.
+"""Attention block by block in plain torch: any potential, any normalizer, O(n) memory for every derivative.
 
-`online` is softmax with running sums over blocks of keys, and derivatives that need only the outputs and the log-sum-exps.
-`by_rows` holds whole rows, for normalizers that need them, and computes them again for each derivative.
+`attend_online` is softmax with running sums over blocks of keys; its derivatives need outputs and
+log-sum-exps. `map_rows` holds whole rows, for normalizers that need them, and computes them again for each
+derivative.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ from torch import Tensor
 from regard._object import Object
 from regard._transforms import forward_rule, push
 from regard._types import Features
-from regard.compute.products import covariance
-from regard.compute.sweep import (
+from regard.compute.kernel.products import covariance
+from regard.compute.kernel.sweep import (
     KEY,
     QUERY,
     SHARED,
     Give,
-    Plan,
+    Sweep,
     Take,
-    filled,
-    leading,
-    moves,
-    one_by_one,
-    run,
-    sweep,
-    where,
+    is_mapped,
+    map_one_by_one,
+    move_to_front,
+    places_of,
+    substitute,
+    sum_blocks,
+    sum_tiles,
 )
-from regard.compute.tiles import Tile, Tiling
+from regard.compute.kernel.tiles import Tile, Tiling
 from regard.normalizers import Normalizer, Reference, Softmax
 from regard.potentials import Potential
 
@@ -44,7 +45,12 @@ ROLES = (SHARED, SHARED, QUERY, KEY, KEY, KEY)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Parts(Object):
-    """What a block is computed from. queries: leaves (..., m, ·); keys, log_counts (..., n, 1) and values: leaves (..., n, ·)."""
+    """What blocks are computed from.
+
+    What is decided here: the potential and features that give the scores fastest, and the dtype.
+
+    queries: tensors (..., m, ·); keys and values: tensors (..., n, ·); log_counts (..., n, 1).
+    """
 
     potential: Potential
     normalizer: Normalizer
@@ -56,7 +62,9 @@ class Parts(Object):
     def scores(self, allowed: Tensor | None) -> Tensor:
         """Scores over temperature, plus log-counts, -inf outside the support: what softmax exponentiates."""
         assert isinstance(self.normalizer, Softmax)
-        return self.reference(allowed).counted(self.normalizer.tempered(self.potential.pair(self.queries, self.keys)))
+        return self.reference(allowed).counted(
+            self.normalizer.tempered(self.potential.pair(self.queries, self.keys))
+        )
 
     def reference(self, allowed: Tensor | None) -> Reference:
         """The reference measure of the block's rows."""
@@ -79,9 +87,19 @@ class Layout:
     def of(parts: Parts) -> tuple[Layout, list[Tensor]]:
         """The layout and the list."""
         leaves, tree = pytree.tree_flatten(parts)
-        fields = (parts.potential, parts.normalizer, parts.queries, parts.keys, parts.log_counts, parts.values)
+        fields = (
+            parts.potential,
+            parts.normalizer,
+            parts.queries,
+            parts.keys,
+            parts.log_counts,
+            parts.values,
+        )
         roles = tuple(
-            role for role, field in zip(ROLES, fields, strict=True) for leaf in pytree.tree_leaves(field) if isinstance(leaf, Tensor)
+            role
+            for role, field in zip(ROLES, fields, strict=True)
+            for leaf in pytree.tree_leaves(field)
+            if isinstance(leaf, Tensor)
         )
         template = tuple(_HOLE if isinstance(leaf, Tensor) else leaf for leaf in leaves)
         return Layout(tree, template, roles), [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -93,31 +111,35 @@ class Layout:
     def parts(self, leaves: Sequence[Tensor]) -> Parts:
         """Parts again."""
         remaining = iter(leaves)
-        filled = [next(remaining) if leaf is _HOLE else leaf for leaf in self.template]
-        return pytree.tree_unflatten(filled, self.tree)
+        every = [next(remaining) if leaf is _HOLE else leaf for leaf in self.template]
+        return pytree.tree_unflatten(every, self.tree)
 
 
-def splits(parts: Parts, batch: torch.Size) -> bool:
-    """Whether blocks can be taken from one element of the batch: no parameter of the potential may differ between elements."""
+def can_split_batch(parts: Parts, batch: torch.Size) -> bool:
+    """Whether a block can be taken from one element of the batch: no parameter differs between elements."""
     if batch.numel() <= 1:
         return False
     layout, leaves = Layout.of(parts)
     tile = Tile(slice(0, 1), slice(0, 1), (0,) * len(batch))
     with torch.no_grad():
         one = layout.parts([take.view(leaf, tile) for take, leaf in zip(layout.takes(), leaves, strict=True)])
-        return one.potential.pair(one.queries, one.keys).ndim == 2 and all(t.ndim == 0 for t in pytree.tree_leaves(one.normalizer))
+        return one.potential.pair(one.queries, one.keys).ndim == 2 and all(
+            t.ndim == 0 for t in pytree.tree_leaves(one.normalizer)
+        )
 
 
-def by_rows(function: BlockFunction, parts: Parts, tiling: Tiling, summed: bool = False) -> Tensor:
-    """`function` on whole rows, block by block: rows (..., m, ·), or contributions to columns (..., n, ·) that are summed."""
+def map_rows(function: BlockFunction, parts: Parts, tiling: Tiling, summed: bool = False) -> Tensor:
+    """`function` of whole rows, block by block: rows (..., m, ·); or, summed, columns (..., n, ·)."""
     layout, leaves = Layout.of(parts)
-    plan = Plan(
-        lambda tiling, tile, some: (function(layout.parts(some), tiling.allowed(tile)),), layout.takes(), (Give(KEY if summed else QUERY),)
+    sweep = Sweep(
+        lambda tiling, tile, some: (function(layout.parts(some), tiling.allowed(tile)),),
+        layout.takes(),
+        (Give(KEY if summed else QUERY),),
     )
-    return sweep(plan, tiling, leaves)[0]
+    return sum_blocks(sweep, tiling, leaves)[0]
 
 
-def online(parts: Parts, tiling: Tiling) -> tuple[Tensor, Tensor]:
+def attend_online(parts: Parts, tiling: Tiling) -> tuple[Tensor, Tensor]:
     """Softmax attention (..., m, e) and log-sum-exps (..., m)."""
     layout, leaves = Layout.of(parts)
     out, lse = _Online.apply(Online(layout), tiling, *leaves)
@@ -126,41 +148,57 @@ def online(parts: Parts, tiling: Tiling) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Online:
-    """The plans of softmax attention over a layout: its value, its pull and its push. `lead`: sizes of mapped dimensions."""
+    """The sweeps of softmax attention over a layout: its value, its reverse and its forward derivative.
+
+    lead: the sizes of the dimensions that vmap put in front.
+    """
 
     layout: Layout
     lead: tuple[int, ...] = ()
 
-    def value(self) -> Plan:
+    def value(self) -> Sweep:
         """Outputs and log-sum-exps (..., m, 1) of whole rows."""
-        return self._mapped(Plan(self._merge, self.layout.takes(), (Give(QUERY), Give(QUERY))))
+        return self._batch(Sweep(self._merge, self.layout.takes(), (Give(QUERY), Give(QUERY))))
 
-    def pull(self, leaves: Sequence[Tensor], wanted: tuple[int, ...]) -> Plan:
-        """Leaves, cotangents of the outputs, levels ⟨∂o, o⟩ - ∂lse and log-sum-exps; gradients of some leaves."""
+    def pull(self, leaves: Sequence[Tensor], wanted: tuple[int, ...]) -> Sweep:
+        """The reverse derivative: gradients of the leaves `wanted`.
+
+        It takes the leaves, cotangents ∂o of the outputs, levels ⟨∂o, o⟩ - ∂lse, and log-sum-exps.
+        """
         layout, count = self.layout, len(self.layout.roles)
 
         def block(tiling: Tiling, tile: Tile, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             leaves, (by_out, level, lse) = arguments[:count], arguments[count:]
             moving = tuple(index for index in wanted if index != count - 1)
-            scores, pull = torch.func.vjp(lambda *m: self._scores(filled(leaves, moving, m), tiling, tile), *(leaves[i] for i in moving))[
-                :2
-            ]
+            scores, pull = torch.func.vjp(
+                lambda *m: self._scores(substitute(leaves, moving, m), tiling, tile),
+                *(leaves[i] for i in moving),
+            )[:2]
             weights = (scores - lse).exp()
             by_scores = weights * (by_out @ leaves[-1].mT - level)
-            gradients = list(pull(by_scores.sum_to_size(scores.shape)))  # the values may have batch dimensions that the scores lack
+            gradients = list(
+                pull(by_scores.sum_to_size(scores.shape))
+            )  # the values may have batch dimensions that the scores lack
             if count - 1 in wanted:
                 gradients.append((weights.mT @ by_out).sum_to_size(leaves[-1].shape))
             return tuple(gradients)
 
         gives = (Give(layout.roles[i], i) for i in wanted)
-        return self._mapped(Plan(block, (*layout.takes(), *(Take(QUERY),) * 3), tuple(gives)))
+        return self._batch(Sweep(block, (*layout.takes(), *(Take(QUERY),) * 3), tuple(gives)))
 
-    def push(self, moving: tuple[int, ...]) -> Plan:
-        """Leaves, log-sum-exps and tangents of some leaves; tangents of the outputs and of the log-sum-exps. Blocks are whole rows."""
+    def push(self, moving: tuple[int, ...]) -> Sweep:
+        """The forward derivative: tangents of the outputs and of the log-sum-exps, in blocks of whole rows.
+
+        It takes the leaves, log-sum-exps, and tangents of the leaves `moving`.
+        """
         layout, count = self.layout, len(self.layout.roles)
 
         def block(tiling: Tiling, tile: Tile, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            leaves, lse, tangents = arguments[:count], arguments[count], dict(zip(moving, arguments[count + 1 :], strict=True))
+            leaves, lse, tangents = (
+                arguments[:count],
+                arguments[count],
+                dict(zip(moving, arguments[count + 1 :], strict=True)),
+            )
             by_values = tangents.pop(count - 1, None)
             if not tangents:
                 weights = (self._scores(leaves, tiling, tile) - lse).exp()
@@ -168,26 +206,31 @@ class Online:
                 return weights @ by_values, torch.zeros_like(lse)
             places = tuple(tangents)
             some, changes = tuple(leaves[index] for index in places), tuple(tangents.values())
-            scores, change = push(lambda *m: self._scores(filled(leaves, places, m), tiling, tile), some, changes)
+            scores, change = push(
+                lambda *m: self._scores(substitute(leaves, places, m), tiling, tile), some, changes
+            )
             return covariance((scores - lse).exp(), change, leaves[-1], by_values)
 
         takes = (*layout.takes(), Take(QUERY), *(Take(layout.roles[i]) for i in moving))
-        return self._mapped(Plan(block, takes, (Give(QUERY), Give(QUERY))))
+        return self._batch(Sweep(block, takes, (Give(QUERY), Give(QUERY))))
 
     def _scores(self, leaves: Sequence[Tensor], tiling: Tiling, tile: Tile) -> Tensor:
         return self.layout.parts(leaves).scores(tiling.allowed(tile))
 
-    def _mapped(self, plan: Plan) -> Plan:
+    def _batch(self, sweep: Sweep) -> Sweep:
         for size in self.lead:
-            plan = plan.mapped(size, (True,) * len(plan.takes))
-        return plan
+            sweep = sweep.batch(size, (True,) * len(sweep.takes))
+        return sweep
 
     def _merge(self, tiling: Tiling, tile: Tile, leaves: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Attention over a union of key sets is the average of the parts, weighted by their masses."""
         total: Tensor | None = None
         for block in tiling.cut(tile):
             own = slice(block.columns.start - tile.columns.start, block.columns.stop - tile.columns.start)
-            some = [leaf[..., own, :] if role == KEY else leaf for leaf, role in zip(leaves, self.layout.roles, strict=True)]
+            some = [
+                leaf[..., own, :] if role == KEY else leaf
+                for leaf, role in zip(leaves, self.layout.roles, strict=True)
+            ]
             scores = self._scores(some, tiling, block)
             top = scores.amax(-1, keepdim=True)
             weights = (scores - _finite(top)).exp_()
@@ -197,21 +240,27 @@ class Online:
                 continue
             new = torch.maximum(highest, top)  # -inf as long as nothing was seen: such a part has no say
             old_share, new_share = (highest - _finite(new)).exp(), (top - _finite(new)).exp()
-            total, total_mass, highest = total * old_share + out * new_share, total_mass * old_share + mass * new_share, new
+            total, total_mass, highest = (
+                total * old_share + out * new_share,
+                total_mass * old_share + mass * new_share,
+                new,
+            )
         assert total is not None
         seen = total_mass != 0  # NaN counts as seen: it must reach the output
-        out = torch.where(seen, total / torch.where(seen, total_mass, torch.ones_like(total_mass)), torch.zeros_like(total))
+        out = torch.where(
+            seen, total / torch.where(seen, total_mass, torch.ones_like(total_mass)), torch.zeros_like(total)
+        )
         return out, (highest + total_mass.log()).expand(*out.shape[:-1], 1)
 
 
 class _Online(torch.autograd.Function):
     @staticmethod
-    def forward(plans: Online, tiling: Tiling, *leaves: Tensor) -> tuple[Tensor, ...]:
-        return run(plans.value(), tiling, leaves, tiling)
+    def forward(online: Online, tiling: Tiling, *leaves: Tensor) -> tuple[Tensor, ...]:
+        return sum_tiles(online.value(), tiling, leaves, tiling)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.plans, ctx.tiling, *leaves = inputs
+        ctx.online, ctx.tiling, *leaves = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*output, *leaves)
         ctx.save_for_forward(*output, *leaves)
@@ -219,33 +268,41 @@ class _Online(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, by_out: Tensor | None, by_lse: Tensor | None) -> tuple[Any, ...]:
         out, lse, *leaves = ctx.saved_tensors
-        wanted = where(ctx.needs_input_grad[2:])
+        wanted = places_of(ctx.needs_input_grad[2:])
         gradients: list[Any] = [None] * len(ctx.needs_input_grad)
         if not wanted or (by_out is None and by_lse is None):
             return tuple(gradients)
         by_out = torch.zeros_like(out) if by_out is None else by_out
         level = (by_out * out).sum(-1, keepdim=True)
         level = level if by_lse is None else level - by_lse
-        found = sweep(ctx.plans.pull(leaves, wanted), ctx.tiling, [*leaves, by_out, level, _finite(lse)])
+        found = sum_blocks(
+            ctx.online.pull(leaves, wanted), ctx.tiling, [*leaves, by_out, level, _finite(lse)]
+        )
         for index, gradient in zip(wanted, found, strict=True):
             gradients[2 + index] = gradient
         return tuple(gradients)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor, ...]:
-        moving = where([t is not None for t in tangents[2:]])
+        moving = places_of([t is not None for t in tangents[2:]])
         with forward_rule(ctx) as (_, lse, *leaves):
-            return sweep(
-                ctx.plans.push(moving), ctx.tiling.whole_rows(), [*leaves, _finite(lse), *(t for t in tangents[2:] if t is not None)]
+            return sum_blocks(
+                ctx.online.push(moving),
+                ctx.tiling.whole_rows(),
+                [*leaves, _finite(lse), *(t for t in tangents[2:] if t is not None)],
             )
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], plans: Online, tiling: Tiling, *leaves: Tensor) -> tuple[tuple[Tensor, ...], Any]:
-        if moves(tiling, in_dims[1]):
-            return one_by_one(_Online, info.batch_size, in_dims, (plans, tiling, *leaves))
-        every = [leading(leaf, dim, info.batch_size) for leaf, dim in zip(leaves, in_dims[2:], strict=True)]
-        lead = (*plans.lead, info.batch_size)
-        return _Online.apply(Online(plans.layout, lead), tiling.fewer_rows(info.batch_size), *every), (0, 0)
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], online: Online, tiling: Tiling, *leaves: Tensor
+    ) -> tuple[tuple[Tensor, ...], Any]:
+        if is_mapped(tiling, in_dims[1]):
+            return map_one_by_one(_Online, info.batch_size, in_dims, (online, tiling, *leaves))
+        every = [
+            move_to_front(leaf, dim, info.batch_size) for leaf, dim in zip(leaves, in_dims[2:], strict=True)
+        ]
+        lead = (*online.lead, info.batch_size)
+        return _Online.apply(Online(online.layout, lead), tiling.fewer_rows(info.batch_size), *every), (0, 0)
 
 
 def _finite(level: Tensor) -> Tensor:

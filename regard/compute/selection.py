@@ -1,0 +1,66 @@
+"""select and explain_problem: ask the engines in order, take the first plan, keep the sentences."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+from regard._refused import Refused
+from regard.compute.engine import Engine, Plan, Prediction, count_pairs, engines
+from regard.compute.problem import Problem
+from regard.errors import ArgumentError, PerformanceWarning, RefusalError
+
+LARGE = 1 << 26
+"""Pairs above which a fall back to the m × n matrix is worth a warning."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The plan that runs, and one sentence for each engine that was asked before it and refused."""
+
+    plan: Plan
+    refusals: dict[str, str]
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that made the plan."""
+        return self.plan.engine
+
+    @property
+    def prediction(self) -> Prediction:
+        """What the run would take."""
+        return self.plan.predict()
+
+    def __str__(self) -> str:
+        predicted = self.prediction
+        mebibytes = predicted.bytes / 2**20
+        cost = f"about {predicted.flops:.3g} flops and {mebibytes:.3g} MiB beyond inputs and output"
+        lines = [f"{self.engine.name}: {cost}"]
+        lines += [f"  {predicted.how}"] if predicted.how else []
+        lines += [f"{name} refuses: {why}" for name, why in self.refusals.items()]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def explain_problem(problem: Problem, engine: Engine | None = None) -> Explanation:
+    """The plan of the named engine, or the first that an engine offers; RefusalError where there is none."""
+    if engine is not None and not isinstance(engine, Engine):
+        raise ArgumentError("engine", f"is {engine!r}", "give an engine value, e.g. engine=regard.Sdpa()")
+    refusals: dict[str, str] = {}
+    for candidate in engines() if engine is None else [engine]:
+        plan = candidate.offer(problem) if engine is None else candidate.plan(problem)
+        if not isinstance(plan, Refused):
+            return Explanation(plan, refusals)
+        refusals[candidate.name] = plan.why
+    raise RefusalError(f"engine {next(iter(refusals))}", list(refusals.values()))
+
+
+def select(problem: Problem, engine: Engine | None = None) -> Plan:
+    """The plan that runs: that of the named engine, if it can; else the first that an engine offers."""
+    plan = explain_problem(problem, engine).plan
+    if engine is None and plan.engine.name == "reference" and count_pairs(problem) > LARGE:
+        held = f"the reference engine holds {count_pairs(problem):.2g} scores at once"
+        message = f"{held}; explain(...) says why no other engine runs"
+        warnings.warn(message, PerformanceWarning, stacklevel=3)
+    return plan
