@@ -1,9 +1,19 @@
 """One thread: on small shapes two are slower, and sums in another order would make exact comparisons flicker."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 torch.set_num_threads(1)
+SLOW = set(Path(__file__).with_name("slow.txt").read_text().splitlines())
+"""Tests that take seconds, by name without parameters."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.split("[")[0] in SLOW:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

@@ -238,11 +238,11 @@ def test_products_of_vectors_and_matrices():
     norm = float(torch.linalg.matrix_norm(m, 2))
     made = Vectors(v, exact(1e-3)).times(Matrix(m, exact(1e-2), exact(norm)))
     assert torch.equal(made.center, v @ m)
-    assert float(made.error) == pytest.approx(norm * 1e-3 + longest * 1e-2, rel=1e-9)
+    assert float(made.error) == pytest.approx(norm * 1e-3 + longest * 1e-2, rel=1e-9, abs=0)
     rounded = Vectors(v, exact(0.0)).times(exact_matrix(m))
-    assert float(rounded.error) == pytest.approx(float(relative_error(5)) * longest * size, rel=1e-9)
-    assert float(exact_matrix(m).norm) == pytest.approx(norm, rel=1e-9)
-    assert float(exact_matrix(m).length) == pytest.approx(size, rel=1e-9)
+    assert float(rounded.error) == pytest.approx(float(relative_error(5)) * longest * size, rel=1e-9, abs=0)
+    assert float(exact_matrix(m).norm) == pytest.approx(norm, rel=1e-9, abs=0)
+    assert float(exact_matrix(m).length) == pytest.approx(size, rel=1e-9, abs=0)
 
 
 def test_spreads_and_narrow_coordinates():
@@ -262,7 +262,7 @@ def test_spreads_and_narrow_coordinates():
     assert bool((long <= lengths).all())
     assert bool((lengths <= long * (1 + 1e-9) + 1e-12).all())
     assert float(narrow.error) <= 1e-12
-    assert float(Vectors(flat, exact(0.5)).narrowed().error) == pytest.approx(0.5, rel=1e-9)
+    assert float(Vectors(flat, exact(0.5)).narrowed().error) == pytest.approx(0.5, rel=1e-9, abs=0)
 
 
 def test_spectral_norms_of_several_matrices():
@@ -282,7 +282,7 @@ def test_largest_roots_count_the_rounding_of_a_gram_matrix():
         found = Fraction(float(largest_roots(gram, terms)))
         least = 4 + (16 * 3 + 2 * terms + 2) * U * 6
         assert least <= found**2 <= least * (1 + 30 * U)
-    assert float(largest_roots(gram, error=exact(5.0))) == pytest.approx(3.0, rel=1e-12)
+    assert float(largest_roots(gram, error=exact(5.0))) == pytest.approx(3.0, rel=1e-12, abs=0)
     assert float(largest_roots(torch.full((2, 2), math.inf, dtype=D))) == math.inf
     assert float(largest_roots(torch.zeros(2, 2, dtype=D), 5)) == 0
     assert largest_roots(torch.zeros(3, 0, 0, dtype=D)).bound.tolist() == [0.0] * 3
@@ -294,5 +294,5 @@ def test_half_of_a_diameter():
     points = torch.tensor([[[0.0, 0.0], [3.0, 4.0], [100.0, 0.0]]], dtype=D)
     seen = torch.tensor([[True, True, False], [False, True, False], [True, True, True]])
     found = half_diameters(Vectors(points, exact(0.25)), seen).bound.tolist()
-    assert found == pytest.approx([2.75, 0.25, 50.25], rel=1e-12)
+    assert found == pytest.approx([2.75, 0.25, 50.25], rel=1e-12, abs=0)
     assert found[0] >= 2.75

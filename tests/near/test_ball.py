@@ -148,8 +148,8 @@ def test_the_norm_that_is_drawn_for(monkeypatch):
     one = FrobeniusBall(LocalHeads(subject_of(r.Attention(r.Dot())), r.Neighborhood(x, 0.0)))
     monkeypatch.setattr(ball_file, "DENSE", 2)
     each = 1e-6 ** (1 / 4) / (0.8 * math.sqrt(3)) - 2 * 128 * 1e-9
-    assert float(one.norm) == pytest.approx(each ** (-1 / 256), rel=1e-9)
+    assert float(one.norm) == pytest.approx(each ** (-1 / 256), rel=1e-9, abs=0)
     monkeypatch.setattr(ball_file, "DENSE", 3)
     fresh = FrobeniusBall(one.heads)
     assert fresh.probability == 1.0
-    assert float(fresh.norm) == pytest.approx(1.0, rel=1e-9)
+    assert float(fresh.norm) == pytest.approx(1.0, rel=1e-9, abs=0)

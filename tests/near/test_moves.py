@@ -231,25 +231,25 @@ def part(size, matrix, slack=0.0, blur=0.0):
 def test_sums_of_ellipsoids_attain_the_sum_and_the_root_of_squares():
     """The same direction adds, orthogonal directions add as squares; slack and blur are added."""
     one, other = torch.diag(torch.tensor([1.0, 0.0], dtype=D)), torch.diag(torch.tensor([0.0, 1.0], dtype=D))
-    assert float(length_of_sum([part(3.0, one), part(4.0, one)])) == pytest.approx(7.0, rel=1e-3)
+    assert float(length_of_sum([part(3.0, one), part(4.0, one)])) == pytest.approx(7.0, rel=1e-3, abs=0)
     assert float(length_of_sum([part(3.0, one), part(4.0, one)])) >= 7.0
     assert 5.0 <= float(length_of_sum([part(3.0, one), part(4.0, other)])) <= 5.0 * math.sqrt(2)
-    assert float(length_of_sum([part(3.0, one), part(3.0, other)])) == pytest.approx(3 * math.sqrt(2), rel=2e-3)
-    assert float(length_of_sum([part(3.0, one, slack=0.5)])) == pytest.approx(3.5, rel=1e-9)
-    assert float(length_of_sum([part(3.0, one, blur=0.44)])) == pytest.approx(3.6, rel=1e-9)
+    assert float(length_of_sum([part(3.0, one), part(3.0, other)])) == pytest.approx(3 * math.sqrt(2), rel=2e-3, abs=0)
+    assert float(length_of_sum([part(3.0, one, slack=0.5)])) == pytest.approx(3.5, rel=1e-9, abs=0)
+    assert float(length_of_sum([part(3.0, one, blur=0.44)])) == pytest.approx(3.6, rel=1e-9, abs=0)
     found = enclose([part(3.0, one), part(4.0, other)])
     assert found.matrices.shape == (1, 2, 2)
     shares_ = torch.tensor([9 / float(found.matrices[0, 0, 0]), 16 / float(found.matrices[0, 1, 1])], dtype=D)
-    assert float(shares_.sum()) == pytest.approx(1.0, rel=1e-9)
-    assert float(part(3.0, one, slack=0.5).length()) == pytest.approx(3.5, rel=1e-12)
-    assert float(length_of_sum([ball(exact(torch.tensor([2.0], dtype=D)), 3)])) == pytest.approx(2.0, rel=1e-9)
+    assert float(shares_.sum()) == pytest.approx(1.0, rel=1e-9, abs=0)
+    assert float(part(3.0, one, slack=0.5).length()) == pytest.approx(3.5, rel=1e-12, abs=0)
+    assert float(length_of_sum([ball(exact(torch.tensor([2.0], dtype=D)), 3)])) == pytest.approx(2.0, rel=1e-9, abs=0)
 
 
 def test_normal_forms_of_ellipsoids():
     gram = torch.diag(torch.tensor([4.0, 1.0], dtype=D)).unsqueeze(0)
     core, blur = normalize(gram, exact(torch.tensor([2.0], dtype=D)), exact(torch.tensor([0.4], dtype=D)))
     assert torch.allclose(core[0], torch.diag(torch.tensor([1.0, 0.25], dtype=D)))
-    assert float(blur) == pytest.approx(0.1, rel=1e-9)
+    assert float(blur) == pytest.approx(0.1, rel=1e-9, abs=0)
     tiny, blur = normalize(gram * 0, exact(torch.tensor([0.0], dtype=D)), exact(torch.tensor([0.4], dtype=D)))
     assert torch.equal(tiny[0], torch.eye(2, dtype=D))
     assert float(blur) <= 1e-14
@@ -341,7 +341,7 @@ def test_a_proved_inverse():
     assert torch.equal(inverse, inverse.mT)
     rounding = float(relative_error(7)) * (float(inverse.norm() * matrix.norm()) + 1)
     residual = float((inverse @ matrix - torch.eye(3, dtype=D)).norm()) + rounding
-    assert float(error) == pytest.approx(residual * float(inverse.norm()) / (1 - residual), rel=1e-3)
+    assert float(error) == pytest.approx(residual * float(inverse.norm()) / (1 - residual), rel=1e-3, abs=0)
     singular = torch.diag(torch.tensor([1.0, 1e-17, 1.0], dtype=D))
     assert float(_proved_inverse(singular + 1e-16)[1]) >= 1
 

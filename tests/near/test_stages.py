@@ -124,8 +124,8 @@ def test_roundings_of_a_norm_stage():
     away = far - far.mean(-1, keepdim=True)
     s = (away.square().mean(-1) + 0.05).sqrt()
     blur = 64 * float(relative_error(12)) * (1 + far.norm(dim=-1) / s)
-    assert torch.allclose(found.remainder.bound, 2 * blur * 2, rtol=1e-3)
-    assert torch.allclose(found.change(exact(torch.ones(3, dtype=D))).bound, 2 * blur / s, rtol=1e-3)
+    assert torch.allclose(found.remainder.bound, 2 * blur * 2, rtol=1e-3, atol=0)
+    assert torch.allclose(found.change(exact(torch.ones(3, dtype=D))).bound, 2 * blur / s, rtol=1e-3, atol=0)
     with pytest.raises(Refusal, match="no digits left"):
         stage.one(Normalize(1e-12), X * 0 + 1e8 + 1e-3 * X, MOVES)
     stage.one(Normalize(1e-12), X * 0 + 1e6 + X, MOVES)
@@ -215,10 +215,12 @@ def test_context_stages():
     scores = float(X.norm(dim=-1).max()) * two(a) * float(away.norm(dim=-1).max())
     eta = 8 * float(relative_error(4 * 4 + 16)) * 2 * scores
     error = 16 * (4 * eta + float(relative_error(4 * (5 + 4) + 64))) * 2
-    assert float(head.error) == pytest.approx(error, rel=1e-6)
+    assert float(head.error) == pytest.approx(error, rel=1e-6, abs=0)
     still = stage.one(map, X, torch.zeros(3, dtype=D))
-    assert torch.allclose(still.remainder.bound, torch.full((3,), error * spread, dtype=D), rtol=1e-5)
-    assert torch.allclose(still.change(exact(torch.ones(3, dtype=D))).bound, torch.full((3,), error * spread * kappa, dtype=D), rtol=1e-5)
+    assert torch.allclose(still.remainder.bound, torch.full((3,), error * spread, dtype=D), rtol=1e-5, atol=0)
+    assert torch.allclose(
+        still.change(exact(torch.ones(3, dtype=D))).bound, torch.full((3,), error * spread * kappa, dtype=D), rtol=1e-5, atol=0
+    )
 
 
 def test_contexts_with_positions_weights_and_masks():
@@ -302,7 +304,7 @@ def test_residuals_and_sums_add_columns_of_one_origin():
     is_close(after.moves(), 0.5 * MOVES, rel=1e-6, abs=1e-9)
     is_close(after.cap, 1.5 * MOVES, rel=1e-8, abs=1e-9)
     sizes = 2 * MOVES * 1.5 + 1e-11 * 2 * 0.5 * X.norm(dim=-1)
-    assert torch.allclose(after.columns[-1].radii.bound, 1e-11 * sizes, rtol=1e-3)
+    assert torch.allclose(after.columns[-1].radii.bound, 1e-11 * sizes, rtol=1e-3, atol=0)
     added = step(Added((Affine(w), Affine(2 * torch.eye(4, dtype=D)))), start(X, MOVES))
     is_close(added.moves(), 1.5 * MOVES, rel=1e-6, abs=1e-9)
     is_close(added.cap, 2.5 * MOVES, rel=1e-8, abs=1e-9)

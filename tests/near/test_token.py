@@ -187,7 +187,7 @@ def test_columns_of_the_jacobian():
     is_close(found.rest, two(exactly[[0, 2, 3]].flatten(0, 1)))
     moves = torch.zeros(4, dtype=D)
     moves[TOKEN] = 1.0
-    assert float(found.error) == pytest.approx(float(s.heads.jacobian_error(moves).norm()), rel=1e-9)
+    assert float(found.error) == pytest.approx(float(s.heads.jacobian_error(moves).norm()), rel=1e-9, abs=0)
 
 
 # The row of the token itself
@@ -267,7 +267,7 @@ def test_what_rounding_may_hide_of_the_second_derivative():
     whole = float((p * thick * wide * own.square()).sum()) + float(p[j]) * thick * float(own[j] + wide[j] * a)
     terms = local.law_roundings + 2 * n + 4 * d + e + 1 + 32
     stated = off + float(relative_error(terms)) * whole
-    assert float(row._rounding(0, s.values)) == pytest.approx(stated, rel=1e-6)
+    assert float(row._rounding(0, s.values)) == pytest.approx(stated, rel=1e-6, abs=0)
 
 
 def test_rotary_scores_pay_for_the_form_that_is_not_known():
@@ -277,4 +277,4 @@ def test_rotary_scores_pay_for_the_form_that_is_not_known():
     heads = LocalHeads(subject_of(attention), r.Neighborhood(x, 0.0))
     local, values = heads.heads[0], heads.separate[0]
     missing = float(local.law.bound[1, 1] * values.size.bound[1, 1] * float(local.a))
-    assert float(OwnRow(heads, 1)._rounding(0, values)) == pytest.approx(missing, rel=1e-6)
+    assert float(OwnRow(heads, 1)._rounding(0, values)) == pytest.approx(missing, rel=1e-6, abs=0)

@@ -109,18 +109,18 @@ def test_slopes_of_rotary_scores_are_attained(factor):
     scores = potential.scores(x, y, torch.tensor([0]), torch.tensor([0, 1]))
     v = torch.stack([torch.autograd.grad(scores[0, j], y, retain_graph=True)[0][j] for j in range(2)])
     z = torch.stack([torch.autograd.grad(scores[0, j], x, retain_graph=True)[0][0] for j in range(2)])
-    assert float(found.alpha) == pytest.approx(float(v[0].norm()), rel=1e-9)
-    assert float(found.nu) == float(found.reversed_nu) == pytest.approx(float((v[0] - v[1]).norm()) / 2, rel=1e-9)
-    assert float(found.reach) == pytest.approx(float(z[0].norm()), rel=1e-9)
-    assert float(found.kappa) == pytest.approx(float((z[0] - z[1]).norm()) / 2, rel=1e-9)
-    assert float(found.osc) == pytest.approx(abs(float((scores[0, 0] - scores[0, 1]).detach())), rel=1e-9)
+    assert float(found.alpha) == pytest.approx(float(v[0].norm()), rel=1e-9, abs=0)
+    assert float(found.nu) == float(found.reversed_nu) == pytest.approx(float((v[0] - v[1]).norm()) / 2, rel=1e-9, abs=0)
+    assert float(found.reach) == pytest.approx(float(z[0].norm()), rel=1e-9, abs=0)
+    assert float(found.kappa) == pytest.approx(float((z[0] - z[1]).norm()) / 2, rel=1e-9, abs=0)
+    assert float(found.osc) == pytest.approx(abs(float((scores[0, 0] - scores[0, 1]).detach())), rel=1e-9, abs=0)
 
 
 def test_a_projection_that_is_missing_is_the_identity():
     """Rotary scores of tokens as they are, with the scale 1/√d of their width."""
     potential = r.Rotary(r.Dot(), frequencies=torch.tensor([math.pi, math.pi], dtype=D))
     found = slopes.one(potential, ball(torch.zeros(4, dtype=D), 1.5))
-    assert [float(found.alpha), float(found.reach), float(found.osc)] == pytest.approx([0.75, 0.75, 2.25], rel=1e-9)
+    assert [float(found.alpha), float(found.reach), float(found.osc)] == pytest.approx([0.75, 0.75, 2.25], rel=1e-9, abs=0)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -132,11 +132,11 @@ def test_forms_are_the_scores(seed):
     form = bilinear.one(dot, 4)
     unit = gamma(3 + 4) * 0.7
     sizes = [float(part.norm()) for part in (w_q, w_k, b_q, b_k)]
-    assert form.error == pytest.approx(unit * sizes[0] * sizes[1], rel=1e-9)
-    assert form.error_beta == pytest.approx(unit * sizes[1] * sizes[2], rel=1e-9)
-    assert form.error_gamma == pytest.approx(unit * sizes[0] * sizes[3], rel=1e-9)
+    assert form.error == pytest.approx(unit * sizes[0] * sizes[1], rel=1e-9, abs=0)
+    assert form.error_beta == pytest.approx(unit * sizes[1] * sizes[2], rel=1e-9, abs=0)
+    assert form.error_gamma == pytest.approx(unit * sizes[0] * sizes[3], rel=1e-9, abs=0)
     exact = 0.7 * w_q @ w_k.mT
-    assert float(form.norm) == pytest.approx(float(torch.linalg.matrix_norm(exact, 2)), rel=1e-9)
+    assert float(form.norm) == pytest.approx(float(torch.linalg.matrix_norm(exact, 2)), rel=1e-9, abs=0)
     other = r.Bilinear(normal(g, 4, 4))
     both = bilinear.one(Scaled(Sum((dot, other, r.Alibi(1.0))), -3.0), 4)
     x, y = normal(g, 5, 4), normal(g, 6, 4)
@@ -146,9 +146,9 @@ def test_forms_are_the_scores(seed):
     assert float((scores - ours - (scores - ours)[0, 0]).abs().max()) < 1e-12
     added = gamma(4) * 3 * (float((exact + other.a).norm()) + float(exact.norm()) + float(other.a.norm()))
     again = gamma(4) * 3 * float((exact + other.a).norm())  # the sum with the positions, which are zero
-    assert both.error == pytest.approx(3 * form.error + added + again, rel=1e-6)
+    assert both.error == pytest.approx(3 * form.error + added + again, rel=1e-6, abs=0)
     for error, part, own in ((both.error_beta, both.beta, form.error_beta), (both.error_gamma, both.gamma, form.error_gamma)):
-        assert error == pytest.approx(3 * own + gamma(4) * 3 * float(part.norm()), rel=1e-6)
+        assert error == pytest.approx(3 * own + gamma(4) * 3 * float(part.norm()), rel=1e-6, abs=0)
 
 
 def test_the_slope_at_a_center_is_that_of_the_form():
@@ -172,4 +172,4 @@ def test_what_cancels_at_a_center_leaves_its_rounding():
     counted = gamma(8) * (math.sqrt(2) + 1) * float(bias.norm())
     errors = gamma(6) * 2 * float(bias.norm()) + gamma(6) * math.sqrt(2) * float(bias.norm())
     for found in (form.shift(-bias), form.pull(-bias)):
-        assert float(found) == pytest.approx(counted + errors, rel=1e-9)
+        assert float(found) == pytest.approx(counted + errors, rel=1e-9, abs=0)

@@ -28,7 +28,7 @@ def test_crowding_is_attained_by_one_key_above_all_others(tokens, osc):
     scores[:, 0] = osc
     seen = float(scores.softmax(-1)[:, 0].sum())
     assert seen <= crowding(head(), Ball(1.0, tokens=tokens), osc) <= seen * (1 + 1e-9)
-    assert crowding(head(), Ball(1.0, tokens=tokens), osc, queries=3) == pytest.approx(seen * 3 / tokens, rel=1e-9)
+    assert crowding(head(), Ball(1.0, tokens=tokens), osc, queries=3) == pytest.approx(seen * 3 / tokens, rel=1e-9, abs=0)
 
 
 @pytest.mark.parametrize("osc", [0.0, 0.7, 4.0, math.inf])
@@ -91,14 +91,14 @@ def test_balls_hold_the_tokens_and_touch_them(far):
 
 def test_a_ball_reaches_as_far_as_its_center_and_its_radius():
     (found,) = balls_of(Ball(0.5, torch.tensor([3.0, 4.0], dtype=D)), 2)
-    assert (float(found.radius), float(found.reach)) == pytest.approx((0.5, 5.5), rel=1e-9)
+    assert (float(found.radius), float(found.reach)) == pytest.approx((0.5, 5.5), rel=1e-9, abs=0)
 
 
 def test_equal_heads_side_by_side_move_together():
     """64 equal heads, one vector for each value: √64 times what one of them does, attained by a map that copies."""
     attention = r.Attention(r.Dot(torch.zeros(64, 1, 1, dtype=D), torch.zeros(64, 1, 1, dtype=D)), r.Linear(torch.ones(64, 1, 1, dtype=D)))
     subject = subject_of(attention)
-    assert float(subject.combined([0.5] * 64, None)) == pytest.approx(0.5 * 8, rel=1e-9)
+    assert float(subject.combined([0.5] * 64, None)) == pytest.approx(0.5 * 8, rel=1e-9, abs=0)
     # one token: every head returns it, so 64 outputs move with it
     seen = float(torch.func.jacrev(attention)(torch.ones(1, 1, dtype=D)).norm())
     assert seen == pytest.approx(8.0)
@@ -112,9 +112,9 @@ def test_heads_that_are_mixed_are_the_smaller_of_two_forms():
     heads, g = 4, generator(1)
     attention = r.Attention(r.Dot(normal(g, heads, 2, 2), normal(g, heads, 2, 2)), r.Linear(normal(g, heads, 2, 2)))
     mixed = subject_of(Heads(attention, torch.eye(8, dtype=D).reshape(heads, 2, 8)))
-    assert float(mixed.mixing) == pytest.approx(1.0, rel=1e-9)
-    assert float(mixed.combined([3.0, 4.0, 0.0, 12.0], [9.0, 9.0, 9.0, 9.0])) == pytest.approx(13.0, rel=1e-9)
-    assert float(mixed.combined([3.0, 4.0, 0.0, 12.0], [1.0, 2.0, 3.0, 4.0])) == pytest.approx(10.0, rel=1e-9)
+    assert float(mixed.mixing) == pytest.approx(1.0, rel=1e-9, abs=0)
+    assert float(mixed.combined([3.0, 4.0, 0.0, 12.0], [9.0, 9.0, 9.0, 9.0])) == pytest.approx(13.0, rel=1e-9, abs=0)
+    assert float(mixed.combined([3.0, 4.0, 0.0, 12.0], [1.0, 2.0, 3.0, 4.0])) == pytest.approx(10.0, rel=1e-9, abs=0)
 
 
 def test_a_temperature_divides_the_scores():

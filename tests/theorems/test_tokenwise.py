@@ -95,10 +95,10 @@ def test_the_slope_of_a_norm_layer_is_attained():
 def test_the_least_deviation_of_a_domain():
     layer = Normalize(0.02)
     s = (X - X.mean(-1, keepdim=True)).norm(dim=-1) / math.sqrt(3)
-    assert least_deviation(layer, Neighborhood(X, 0.1, TokenMax())) == pytest.approx(float(s.min()) - 0.1 / math.sqrt(3), rel=CLOSE)
+    assert least_deviation(layer, Neighborhood(X, 0.1, TokenMax())) == pytest.approx(float(s.min()) - 0.1 / math.sqrt(3), rel=CLOSE, abs=0)
     assert least_deviation(layer, Radii(X, RADII)) == 0
     about = float((CENTER - CENTER.mean()).norm()) / math.sqrt(3)
-    assert least_deviation(layer, Ball(0.1, CENTER)) == pytest.approx(about - 0.1 / math.sqrt(3), rel=CLOSE)
+    assert least_deviation(layer, Ball(0.1, CENTER)) == pytest.approx(about - 0.1 / math.sqrt(3), rel=CLOSE, abs=0)
     assert least_deviation(layer, Ball(0.1)) == least_deviation(layer, Whole()) == 0
     assert least_deviation(layer, Shell(0.25)) == 0.25
 
@@ -118,7 +118,7 @@ def test_gated_layers():
     first = (CENTER @ w + b).abs() + 0.3 * w.norm(dim=0)
     second = (CENTER @ gate + b_gate).abs() + 0.3 * gate.norm(dim=0)
     size = min(float(first.norm() * second.max()), float(first.max() * second.norm()))
-    assert held.radius == pytest.approx(two(out) * size, rel=CLOSE)
+    assert held.radius == pytest.approx(two(out) * size, rel=CLOSE, abs=0)
 
 
 class Shifted(r.maps.Activation):
@@ -131,10 +131,10 @@ class Shifted(r.maps.Activation):
 def test_activations_that_move_zero():
     steepness.rule(Shifted)(lambda activation: 1.0)
     factor, offset = growth(Shifted())
-    assert (factor, offset) == (1.0, pytest.approx(2.0, rel=CLOSE))
+    assert (factor, offset) == (1.0, pytest.approx(2.0, rel=CLOSE, abs=0))
     one = torch.ones(1, 1, dtype=D)
     layer, token = Gated(Shifted(), one, 3 * one, one), torch.tensor([[5.0]], dtype=D)
-    assert float(travel.one(layer, token, torch.zeros(1, dtype=D)).slopes) == pytest.approx(15 + 7 * 3, rel=CLOSE)
+    assert float(travel.one(layer, token, torch.zeros(1, dtype=D)).slopes) == pytest.approx(15 + 7 * 3, rel=CLOSE, abs=0)
 
 
 def test_moves_of_tokens_are_gathered_in_each_norm():
@@ -142,13 +142,13 @@ def test_moves_of_tokens_are_gathered_in_each_norm():
     w = normal(G, 3, 3)
     size, domain = two(w), Radii(X, torch.tensor([0.3, 0.0, 0.4, 1.2], dtype=D))
     for norm, moved in ((Frobenius(), 1.3), (TokenSum(), 1.9), (TokenMax(), 1.2)):
-        assert deviation(Affine(w), domain, norm).value == pytest.approx(size * moved, rel=CLOSE)
+        assert deviation(Affine(w), domain, norm).value == pytest.approx(size * moved, rel=CLOSE, abs=0)
     shared = Neighborhood(X, 0.5, Frobenius())
     for norm, factor in ((Frobenius(), 1.0), (TokenSum(), 2.0), (TokenMax(), 1.0)):
-        assert deviation(Affine(w), shared, norm).value == pytest.approx(size * 0.5 * factor, rel=CLOSE)
+        assert deviation(Affine(w), shared, norm).value == pytest.approx(size * 0.5 * factor, rel=CLOSE, abs=0)
     each = Neighborhood(X, 0.5, TokenMax())
     for norm, factor in ((Frobenius(), 2.0), (TokenSum(), 4.0), (TokenMax(), 1.0)):
-        assert deviation(Affine(w), each, norm).value == pytest.approx(size * 0.5 * factor, rel=CLOSE)
+        assert deviation(Affine(w), each, norm).value == pytest.approx(size * 0.5 * factor, rel=CLOSE, abs=0)
 
 
 # Images
@@ -214,7 +214,7 @@ def test_images_of_neighborhoods_are_neighborhoods_of_the_value():
     for norm in (Frobenius(), TokenMax()):
         found = image(Affine(w), Neighborhood(X, 0.25, norm))
         assert torch.allclose(found.measure.points, X @ w, atol=1e-13)
-        assert found.radius == pytest.approx(two(w) * 0.25, rel=CLOSE)
+        assert found.radius == pytest.approx(two(w) * 0.25, rel=CLOSE, abs=0)
     found = image(Affine(w), Radii(X, RADII))
     assert torch.allclose(found.radii, two(w) * RADII, rtol=CLOSE, atol=1e-12)
     found = image(Residual(Affine(2 * torch.eye(3, dtype=D))), Radii(X, RADII))
