@@ -55,9 +55,9 @@ class Directed(ABC):
         return float(self.bound)
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({self.value.tolist() if self.value.ndim == 0 else list(self.value.shape)}, {self.roundings} roundings)"
-        )
+        value = self.value
+        shown = value.tolist() if value.ndim == 0 else list(value.shape)
+        return f"{type(self).__name__}({shown}, {self.roundings} roundings)"
 
     # What does not round
 
@@ -124,7 +124,7 @@ class Directed(ABC):
 
     def _like(self: Self, other: Self | int) -> Self:
         if type(other) is type(self):
-            return other  # type: ignore[return-value]
+            return other
         if type(other) is int and other >= 0:
             return type(self)(float(other))
         raise TypeError(

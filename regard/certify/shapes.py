@@ -21,6 +21,8 @@ from regard.lipschitz_norm import LipschitzNorm
 from regard.lookups import Factored, Identity, Linear, Lookup, Table
 from regard.measure import Measure
 from regard.moments import Mean
+from regard.parameters import Tokens
+from regard.parameters import width as declared_width
 from regard.potentials import Additive, Bilinear, Cosine, Dot, Potential, Rotary, SoftCap
 from regard.potentials.base import Scaled, Sum
 from regard.potentials.distance import DistancePotential
@@ -126,7 +128,7 @@ def _added(map: maps.Added, width: int | None) -> Widths:
     for k, part in enumerate(map.maps):
         width = _met(f"maps[{k}]", _inside(f"maps[{k}]", part, width).takes, width)
     found = [_inside(f"maps[{k}]", part, width) for k, part in enumerate(map.maps)]  # what one part takes, all take
-    given = {part.gives for part in found} - {None}
+    given = {part.gives for part in found if part.gives is not None}
     if len(given) > 1:
         values = " and ".join(str(value) for value in sorted(given))
         raise ArgumentError("maps", f"give values of widths {values}", "a sum needs maps that give values of one width")
@@ -199,7 +201,7 @@ def _given(attention: Attention, values: Widths) -> int | None:
 
 @compared.rule(Potential)
 def _any_pair(potential: Potential) -> Sides:
-    return Sides()
+    return Sides(declared_width(potential, Tokens.QUERIES), declared_width(potential, Tokens.KEYS))
 
 
 @compared.rule(Dot)

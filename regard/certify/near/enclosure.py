@@ -2,7 +2,8 @@
 
 When tokens move by d, the scores of row i change, up to a constant in the row, by the centered
 
-    ζ_k = own_k·d_i + Σ_{l≠i} (1{k=l} - P_l) v_l·d_l + d_iᵀ(A_k d_k - E A d),      E ζ = 0,      P' = P e^ζ/Z,  Z = E e^ζ ≥ 1.      (N1)
+    ζ_k = own_k·d_i + Σ_{l≠i} (1{k=l} - P_l) v_l·d_l + d_iᵀ(A_k d_k - E A d),      (N1)
+    E ζ = 0,      P' = P e^ζ/Z,      Z = E e^ζ ≥ 1.
 
 A neighborhood gives bounds of ζ: ω_k ≥ |ζ_k| and κ_k ≥ max_l ζ_k - ζ_l (in `laws`), σ ≥ sd ζ (`deviation`). The rest follows here.
 """
