@@ -1,7 +1,8 @@
-"""python -m benchmarks.audit [--quick]: how long an audit takes, in forward passes of the same inputs, and how much memory.
+"""python -m benchmarks.audit [--quick]: how long an audit takes, in forward passes of the same inputs, and
+how much memory.
 
-Times are of one thread. A forward pass is that of the audited model on the same sentences in the same process, in float64 as the audit
-runs it; memory is the peak of a process of its own that does nothing else.
+Times are of one thread. A forward pass is that of the audited model on the same sentences in the same
+process, in float64 as the audit runs it; memory is the peak of a process of its own that does nothing else.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from regard.audit import Audit, included_sentences, sites
-from regard.audit.checks import checks
-from regard.audit.load import load
+from regard.audits import Audit, included_sentences, sites
+from regard.audits.checks import checks
+from regard.audits.load import load
 from regard.derive import linearize
 
 ALL_SECONDS, WEIGHT_SECONDS, HEAD_SECONDS = 60.0, 3.0, 0.1
@@ -47,13 +48,19 @@ def times(sentences: int) -> list[tuple[str, float, float, float | None]]:
     texts = included_sentences()[:sentences]
     run = Audit(model, texts, tokenizer=tokenizer, name=name)
     with torch.no_grad():
-        forward = statistics.median(seconds(lambda: [run.model(**item.options) for item in run.inputs]) for _ in range(5))
+        forward = statistics.median(
+            seconds(lambda: [run.model(**item.options) for item in run.inputs]) for _ in range(5)
+        )
     whole = seconds(run.measure)
     weights = Audit(model, [], checks=[check for check in checks() if check.name == "weights"])
     site = sites(run.model, run.inputs[0].options)[0]
     points = site.points.expand(site.heads, -1, -1)
-    heads = statistics.median(seconds(lambda: linearize(site.attention, points).norm(tolerance=1e-2)) for _ in range(5))
-    rows: list[tuple[str, float, float, float | None]] = [("forward passes of all sentences", forward, 1.0, None)]
+    heads = statistics.median(
+        seconds(lambda: linearize(site.attention, points).norm(tolerance=1e-2)) for _ in range(5)
+    )
+    rows: list[tuple[str, float, float, float | None]] = [
+        ("forward passes of all sentences", forward, 1.0, None)
+    ]
     for what, value, target in (
         (f"all checks, {len(texts)} sentences", whole, ALL_SECONDS if sentences >= 10 else None),
         ("--checks weights", seconds(weights.measure), WEIGHT_SECONDS),
@@ -64,16 +71,18 @@ def times(sentences: int) -> list[tuple[str, float, float, float | None]]:
 
 
 LIMITED = ("bounds", "deviation", "depth")
-"""Checks that leave something out on long inputs, so that their times at two lengths are not of the same work."""
+"""Checks that leave something out on long inputs,
+so that their times at two lengths are not of the same work.
+"""
 
 PEAK = """
 import re, sys, torch
 torch.set_num_threads(1)
 def peak():  # of this program: ru_maxrss would begin with that of the process that started it
     return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
-from regard.audit import Audit, included_sentences
-from regard.audit.load import load
-from regard.audit.checks import checks
+from regard.audits import Audit, included_sentences
+from regard.audits.load import load
+from regard.audits.checks import checks
 model, tokenizer, name, *_ = load(None)
 tokens = int(sys.argv[1])
 if tokens:
@@ -85,7 +94,8 @@ with torch.no_grad():
     model(**(inputs[0] if tokens else tokenizer(inputs[0], return_tensors="pt")))
 before = peak()
 import time
-run = Audit(model, inputs, tokenizer=tokenizer, checks=[check for check in checks() if check.name not in sys.argv[3].split(",")])
+chosen = [check for check in checks() if check.name not in sys.argv[3].split(",")]
+run = Audit(model, inputs, tokenizer=tokenizer, checks=chosen)
 start = time.perf_counter()
 run.measure()
 print(before, peak(), time.perf_counter() - start)
@@ -93,7 +103,9 @@ print(before, peak(), time.perf_counter() - start)
 
 
 def peak(tokens: int, sentences: int = 0, without: tuple[str, ...] = ()) -> tuple[float, float, float]:
-    """MiB of a process with the model after one forward pass, its peak in the audit without some checks, and the seconds of the audit."""
+    """MiB of a process with the model after one forward pass, its peak in the audit without some checks,
+    and the seconds of the audit.
+    """
     command = [sys.executable, "-c", PEAK, str(tokens), str(sentences), ",".join(without)]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     before, most, took = (float(word) for word in found.stdout.split())
@@ -116,7 +128,9 @@ def main() -> int:
     console.print(table)
     before, most, _ = peak(0, 3 if options.quick else 10)
     missed += most - before > EXTRA
-    console.print(f"memory beyond the model, sentences: {most - before:.0f} MiB, target {verdict(most - before, EXTRA)}")
+    console.print(
+        f"memory beyond the model, sentences: {most - before:.0f} MiB, target {verdict(most - before, EXTRA)}"
+    )
     if not options.quick:
         sizes = (64, 128, 256, 512)
         found = {tokens: peak(tokens) for tokens in sizes}
@@ -125,7 +139,10 @@ def main() -> int:
         for tokens, (_, most, took) in found.items():
             console.print(f"{tokens} tokens: {took:.1f} s, peak {most:.0f} MiB")
         console.print(f"peak at 512 tokens: target {verdict(found[512][1], LONG_PEAK)}")
-        console.print(f"time without {', '.join(LIMITED)} grows as n^{growth:.2f} from 128 to 512 tokens, target {verdict(growth, 2.2)}")
+        console.print(
+            f"time without {', '.join(LIMITED)} grows as n^{growth:.2f} from 128 to 512 tokens, target "
+            f"{verdict(growth, 2.2)}"
+        )
     console.print(f"{missed} of the targets missed")
     return 1 if missed else 0
 

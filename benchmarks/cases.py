@@ -23,7 +23,10 @@ from regard.tilt import Tilt
 
 @dataclass(frozen=True)
 class Case:
-    """What a seed stands for in a family. `other` is the size of a second law, where laws with different numbers of atoms are compared."""
+    """What a seed stands for in a family.
+
+    `other` is the size of a second law, where laws with different numbers of atoms are compared.
+    """
 
     seed: int
     map: Any
@@ -36,7 +39,10 @@ class Case:
 
     def __str__(self) -> str:
         sizes = f"{self.tokens} tokens of width {self.width}"
-        return f"--family {self.family} --case {self.seed}: {_kind(self.map)}, {_where(self.domain)}, {self.norm!r}, {sizes}"
+        return (
+            f"--family {self.family} --case {self.seed}: {_kind(self.map)}, {_where(self.domain)}, "
+            f"{self.norm!r}, {sizes}"
+        )
 
     @property
     def measure(self) -> Measure | None:
@@ -89,7 +95,9 @@ def _attention(map: Any, x: Measure) -> Tensor:
         mixed = (_defined(map.attention, x, x) @ map.w_o).sum(-3)
         return mixed if map.b_o is None else mixed + map.b_o
     if isinstance(map, ToContext):
-        return _defined(map.attention, x, map.context if isinstance(map.context, Measure) else Measure(map.context))
+        return _defined(
+            map.attention, x, map.context if isinstance(map.context, Measure) else Measure(map.context)
+        )
     if isinstance(map, FromQueries):
         return _defined(map.attention, Measure(map.queries), x)
     if isinstance(map, Joint):
@@ -100,7 +108,9 @@ def _attention(map: Any, x: Measure) -> Tensor:
 def _defined(attention: r.Attention, x: Measure, y: Measure) -> Tensor:
     """Weights times values."""
     reference = Reference(log_counts(y), attention.support.allows(x.positions(), y.positions()))
-    weights = attention.normalizer.weights(attention.potential.scores(x.points, y.points, x.positions(), y.positions()), reference)
+    weights = attention.normalizer.weights(
+        attention.potential.scores(x.points, y.points, x.positions(), y.positions()), reference
+    )
     values = attention.lookup.values(y.points, y.positions())
     if weights.ndim == values.ndim == 3 and len(weights) > len(values):
         values = values.repeat_interleave(len(weights) // len(values), 0)
@@ -111,7 +121,9 @@ def _kind(map: Any) -> str:
     if isinstance(map, r.Attention):
         parts = (map.potential, map.lookup, map.normalizer, map.support)
         return " ".join(type(part).__name__ for part in parts)
-    inner = [getattr(map, name) for name in ("map", "attention") if hasattr(map, name)] or list(getattr(map, "maps", ()))
+    inner = [getattr(map, name) for name in ("map", "attention") if hasattr(map, name)] or list(
+        getattr(map, "maps", ())
+    )
     return f"{type(map).__name__}({', '.join(_kind(part) for part in inner)})"
 
 
@@ -130,7 +142,9 @@ def inside(draw: Draw, case: Case, tokens: int | None = None) -> Tensor:
     n, d, domain = tokens or case.tokens, case.width, case.domain
     length = 1 - 1e-12 if draw.chance(0.6) else draw.share()
     if isinstance(domain, Ball):
-        return _in_ball(draw, n, d, length * domain.radius) + (0.0 if domain.center is None else domain.center)
+        return _in_ball(draw, n, d, length * domain.radius) + (
+            0.0 if domain.center is None else domain.center
+        )
     if isinstance(domain, Near):
         return _near(draw, domain, length)
     if isinstance(domain, Shell):
@@ -141,14 +155,18 @@ def inside(draw: Draw, case: Case, tokens: int | None = None) -> Tensor:
 def _in_ball(draw: Draw, n: int, d: int, radius: float) -> Tensor:
     x = draw.units(n, d)
     if draw.chance(0.5):  # a hub, and the rest close together elsewhere
-        x = torch.where(torch.arange(n).unsqueeze(-1) < draw.count(1, n), x[:1] + 0.1 * x, draw.pick([-1.0, 1.0]) * x[-1:])
+        x = torch.where(
+            torch.arange(n).unsqueeze(-1) < draw.count(1, n), x[:1] + 0.1 * x, draw.pick([-1.0, 1.0]) * x[-1:]
+        )
         x = x / x.norm(dim=-1, keepdim=True).clamp_min(1.0)
     return x * radius
 
 
 def _near(draw: Draw, domain: Near, length: float) -> Tensor:
     n, d = domain.measure.points.shape
-    step = draw.units(n, d) * (torch.rand(n, 1, generator=draw.generator) > draw.pick([0.0, 0.5])).to(torch.float64)
+    step = draw.units(n, d) * (torch.rand(n, 1, generator=draw.generator) > draw.pick([0.0, 0.5])).to(
+        torch.float64
+    )
     if isinstance(domain, Radii):
         return domain.measure.points + length * step * domain.radii.unsqueeze(-1)
     assert isinstance(domain, Neighborhood)
@@ -163,7 +181,9 @@ def _in_shell(draw: Draw, domain: Shell, n: int, d: int) -> Tensor:
     x = x - x.mean(-1, keepdim=True) if domain.centered else x
     x = x / x.square().mean(-1, keepdim=True).sqrt()
     most = domain.outer if math.isfinite(domain.outer) else 3 * domain.inner + 1
-    share = torch.rand(n, 1, generator=draw.generator, dtype=torch.float64) * (torch.rand(n, 1, generator=draw.generator) > 0.6)
+    share = torch.rand(n, 1, generator=draw.generator, dtype=torch.float64) * (
+        torch.rand(n, 1, generator=draw.generator) > 0.6
+    )
     x = x * (domain.inner * (1 + 1e-12) + share * max(0.0, most * (1 - 1e-12) - domain.inner * (1 + 1e-12)))
     return x + draw.size(0.1, 10.0) * draw.normal(n, 1) if domain.centered else x
 
@@ -176,6 +196,10 @@ def other_law(draw: Draw, case: Case, x: Tensor) -> Tensor:
     if draw.chance(0.6):
         y = x[torch.randint(0, len(x), (case.other,), generator=draw.generator)]
         y = y + draw.size(1e-4, 1.0) * case.domain.radius * draw.units(*y.shape)
-    center = torch.zeros(case.width, dtype=torch.float64) if case.domain.center is None else case.domain.center
+    center = (
+        torch.zeros(case.width, dtype=torch.float64) if case.domain.center is None else case.domain.center
+    )
     away = y - center
-    return center + away * (case.domain.radius * (1 - 1e-12) / away.norm(dim=-1, keepdim=True).clamp_min(1e-300)).clamp(max=1.0)
+    return center + away * (
+        case.domain.radius * (1 - 1e-12) / away.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+    ).clamp(max=1.0)

@@ -27,7 +27,7 @@ def forward_mode(shape: Shape) -> dict[str, Contender]:
     """Tangents of q, k and v at once; linearize keeps what the forward pass leaves."""
     q, k, v = (_normal(*shape, seed=s) for s in range(3))
     tangents = tuple(_normal(*shape, seed=s) for s in range(3, 6))
-    kept: list[regard.Jacobian] = []
+    kept: list[regard.derive.Jacobian] = []
 
     def product() -> Tensor:
         if not kept:
@@ -56,14 +56,17 @@ def double_backward(shape: Shape) -> dict[str, Contender]:
         return torch.autograd.grad(sum(g.square().sum() for g in gradients), (q, k, v))[0]
 
     return {
-        "sdpa forward + backward": lambda: torch.autograd.grad(F.scaled_dot_product_attention(q, k, v), (q, k, v), upstream)[0],
+        "sdpa forward + backward": lambda: torch.autograd.grad(
+            F.scaled_dot_product_attention(q, k, v), (q, k, v), upstream
+        )[0],
         "attend double backward": lambda: penalty(regard.attend),
         "naive double backward": lambda: penalty(_naive),
     }
 
 
 def head_norm(shape: Shape) -> dict[str, Contender]:
-    """One head with random projections N(0, 1/d) on tokens of length √d: the norm of its Jacobian to a residual.
+    """One head with random projections N(0, 1/d) on tokens of length √d: the norm of its Jacobian to a
+    residual.
 
     In float64 where the dense Jacobian could still be formed, in float32 where it could not.
     """
@@ -79,9 +82,17 @@ def head_norm(shape: Shape) -> dict[str, Contender]:
             return F.scaled_dot_product_attention(q, k, v)
 
     def norm(tolerance: float) -> Tensor:
-        return _value(regard.linearize(attention, x).norm(tolerance=tolerance, generator=torch.Generator().manual_seed(0)))
+        return _value(
+            regard.linearize(attention, x).norm(
+                tolerance=tolerance, generator=torch.Generator().manual_seed(0)
+            )
+        )
 
-    return {"sdpa": forward, "linearize().norm() to 1e-2": lambda: norm(1e-2), "linearize().norm() to 1e-3": lambda: norm(1e-3)}
+    return {
+        "sdpa": forward,
+        "linearize().norm() to 1e-2": lambda: norm(1e-2),
+        "linearize().norm() to 1e-3": lambda: norm(1e-3),
+    }
 
 
 def layer_influence(shape: Shape) -> dict[str, Contender]:
@@ -92,9 +103,11 @@ def layer_influence(shape: Shape) -> dict[str, Contender]:
     x = F.normalize(_normal(n, d), dim=-1) * math.sqrt(d)
     return {
         "linearize().influence()": lambda: regard.linearize(attention, x).influence(),
-        "linearize().norm() of each head": lambda: _value(regard.linearize(attention, x.expand(heads, n, d)).norm(tolerance=1e-3)),
+        "linearize().norm() of each head": lambda: _value(
+            regard.linearize(attention, x.expand(heads, n, d)).norm(tolerance=1e-3)
+        ),
     }
 
 
-def _value(estimate: regard.Estimate | regard.UpperEstimate) -> Tensor:
+def _value(estimate: regard.derive.Estimate | regard.derive.UpperEstimate) -> Tensor:
     return estimate.value

@@ -1,4 +1,7 @@
-"""What a random case is made of: numbers, declarations, domains. The draws are functions of the seed alone; do not change their order."""
+"""What a random case is made of: numbers, declarations, domains.
+
+The draws are functions of the seed alone; do not change their order.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,9 @@ class Draw:
 # Declarations
 
 
-def potentials(draw: Draw, d: int, heads: tuple[int, ...], groups: tuple[int, ...]) -> dict[str, Callable[[], Any]]:
+def potentials(
+    draw: Draw, d: int, heads: tuple[int, ...], groups: tuple[int, ...]
+) -> dict[str, Callable[[], Any]]:
     """One maker for each kind of score. heads and groups are () without heads, (h,) and (g,) with them."""
     c = 2 * draw.count(1, 2)
     size = draw.size(0.05, 4.0)
@@ -69,7 +74,7 @@ def potentials(draw: Draw, d: int, heads: tuple[int, ...], groups: tuple[int, ..
     b_q, b_k = (draw.maybe(size * draw.normal(*heads, c if draw.chance(0.8) else 1)) for _ in range(2))
     b_k = b_k if heads == groups else None
     slope = torch.rand(heads, generator=draw.generator, dtype=D) if heads else draw.share()
-    table = r.RelativeBias(draw.normal(*heads, 7), r.Clipped(3))
+    table = r.RelativeBias(draw.normal(*heads, 7), r.potentials.Clipped(3))
     dot, one = r.Dot(w_q, w_k, None, b_q, b_k), draw.normal(*heads, d, c)
     rank_one = draw.normal(*heads, d, 1) * draw.normal(*heads, 1, d)
     return {
@@ -110,7 +115,9 @@ def supports(draw: Draw, n: int) -> Any:
     """Every query sees a key."""
     seen = (torch.rand(n, n, generator=draw.generator) > 0.5) | torch.eye(n, dtype=torch.bool)
     documents = r.Document(torch.tensor([i * 2 // n for i in range(n)]))
-    return draw.pick([r.Full(), r.Full(), r.Causal(), r.Window(1, 1), r.Window(2, 0), documents, r.Where(seen)])
+    return draw.pick(
+        [r.Full(), r.Full(), r.Causal(), r.Window(1, 1), r.Window(2, 0), documents, r.Where(seen)]
+    )
 
 
 def attentions(draw: Draw, n: int, d: int) -> r.Attention:
@@ -140,22 +147,40 @@ def maps_around(draw: Draw, attention: r.Attention, n: int, d: int) -> Any:
 
 
 def domains(draw: Draw, n: int, d: int, plain: bool) -> Domain:
-    """Balls about any center, and neighborhoods of sequences with equal tokens, weights, and tokens that stay."""
+    """Balls about any center, and neighborhoods of sequences with equal tokens, weights,
+    and tokens that stay.
+    """
     size = draw.pick([1.0, draw.size(0.03, 10.0), draw.size(1e-6, 1e4)])
     if draw.chance(0.4):
         return Ball(size, draw.maybe(size * draw.normal(d)), n)
     x = size * draw.normal(n, d)
     x = x[torch.randint(0, n, (n,), generator=draw.generator)] if draw.chance(0.2) else x
     points = x if plain or draw.chance(0.7) else Measure(x, 2 * draw.normal(n))
-    radius = draw.pick([0.0, draw.size(1e-4, 3.0), draw.size(1e-4, 3.0), draw.size(1e-2, 1.0), draw.size(1.0, 100.0)]) * size
-    radii = radius * torch.rand(n, generator=draw.generator, dtype=D) * (torch.rand(n, generator=draw.generator) > 0.4)
+    radius = (
+        draw.pick(
+            [0.0, draw.size(1e-4, 3.0), draw.size(1e-4, 3.0), draw.size(1e-2, 1.0), draw.size(1.0, 100.0)]
+        )
+        * size
+    )
+    radii = (
+        radius
+        * torch.rand(n, generator=draw.generator, dtype=D)
+        * (torch.rand(n, generator=draw.generator) > 0.4)
+    )
     alone = radius * torch.nn.functional.one_hot(torch.tensor(draw.count(0, n - 1)), n).to(D)
-    choices = [Neighborhood(points, radius), Neighborhood(points, radius, TokenMax()), Radii(points, radii), Radii(points, alone)]
+    choices = [
+        Neighborhood(points, radius),
+        Neighborhood(points, radius, TokenMax()),
+        Radii(points, radii),
+        Radii(points, alone),
+    ]
     return draw.pick(choices)
 
 
 def first_valid(make: Callable[[], Any]) -> Any:
-    """Groups of values need as many heads of queries; what has none is not a declaration, and is drawn again."""
+    """Groups of values need as many heads of queries; what has none is not a declaration,
+    and is drawn again.
+    """
     while True:
         try:
             return make()

@@ -1,8 +1,10 @@
-"""python -m benchmarks.falsify [--seconds 60] [--seed 0] [--family all] [--ascended 50] [--case N]: random cases against certificates.
+"""python -m benchmarks.falsify [--seconds 60] [--seed 0] [--family all] [--ascended 50] [--case N]: random
+cases against certificates.
 
-A case is a declaration, a domain and a norm, all drawn from one seed of a family. Every rung of its ladders is compared with exact Jacobian
-norms at points of the domain, with moves to its boundary, with pairs of laws and, for some cases, with what gradient ascent finds. A rung
-below what was seen is a violation, and so is an error; both are printed with the family and the number that draw the case again.
+A case is a declaration, a domain and a norm, all drawn from one seed of a family. Every rung of its ladders
+is compared with exact Jacobian norms at points of the domain, with moves to its boundary, with pairs of laws
+and, for some cases, with what gradient ascent finds. A rung below what was seen is a violation, and so is an
+error; both are printed with the family and the number that draw the case again.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ from benchmarks.drawing import Draw
 from benchmarks.families import FAMILIES
 from regard.attention import Attention
 from regard.certificate import Certificate
-from regard.certify import THEOREMS, certify, deviation, falsify, falsify_deviation
-from regard.certify.setting import moves_of
 from regard.domains import Domain, Near
 from regard.errors import ConvergenceWarning
 from regard.maps import Heads
 from regard.measure import Measure
 from regard.normalizers import Softmax
 from regard.norms import EntryMax, Frobenius, Norm, TokenMax, TokenSum, Wasserstein
+from regard.proofs import THEOREMS, certify, deviation, falsify, falsify_deviation
+from regard.proofs.setting import moves_of
 from regard.tilt import Tilt
 from regard.transport import wasserstein
 
@@ -46,14 +48,18 @@ POINTS = 12
 
 
 def jacobian_norms(case: Case, points: Tensor) -> Tensor:
-    """Norms of derivatives at points (b, n, d), exact for Frobenius and EntryMax, from below for the others."""
+    """Norms of derivatives at points (b, n, d), exact for Frobenius and EntryMax,
+    from below for the others.
+    """
     blocks = _jacobians(case, points)  # (b, n, e, n, d)
     norm = _matched(case.norm)
     if isinstance(norm, Frobenius):
         return torch.linalg.matrix_norm(blocks.flatten(3).flatten(1, 2), 2)
     if isinstance(norm, EntryMax):
         return blocks.abs().sum((-2, -1)).flatten(1).amax(-1)
-    order = (0, 1, 3, 4, 2) if isinstance(norm, TokenMax) else (0, 3, 1, 2, 4)  # rows Σ_j |J_ijᵀe|, or columns Σ_i |J_ij e|
+    order = (
+        (0, 1, 3, 4, 2) if isinstance(norm, TokenMax) else (0, 3, 1, 2, 4)
+    )  # rows Σ_j |J_ijᵀe|, or columns Σ_i |J_ij e|
     return _alternated(blocks.permute(order).flatten(0, 1)).unflatten(0, (len(points), -1)).amax(-1)
 
 
@@ -73,7 +79,9 @@ def _alternated(blocks: Tensor) -> Tensor:
         for _ in range(6):
             moved = torch.einsum("abce,ae->abc", blocks, e)
             best = torch.maximum(best, moved.norm(dim=-1).sum(-1))
-            pulled = torch.einsum("abce,abc->ae", blocks, moved / moved.norm(dim=-1, keepdim=True).clamp_min(1e-300))
+            pulled = torch.einsum(
+                "abce,abc->ae", blocks, moved / moved.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+            )
             e = pulled / pulled.norm(dim=-1, keepdim=True).clamp_min(1e-300)
     return best
 
@@ -92,16 +100,24 @@ def stretch(case: Case, draw: Draw) -> float:
 
 
 def movement(case: Case, draw: Draw) -> float:
-    """The largest distance of a value from that at the center; what rounding of a value may add is taken off."""
+    """The largest distance of a value from that at the center;
+    what rounding of a value may add is taken off.
+    """
     assert isinstance(case.domain, Near)
     here = case.function(case.domain.measure.points).detach()
     norm: Any = case.norm
     rounding = 1e-11 * len(here) * float(here.abs().max() + case.domain.measure.points.abs().max())
-    return max(0.0, max(float(norm.of(case.function(inside(draw, case)).detach() - here)) for _ in range(POINTS)) - rounding)
+    return max(
+        0.0,
+        max(float(norm.of(case.function(inside(draw, case)).detach() - here)) for _ in range(POINTS))
+        - rounding,
+    )
 
 
 def contrast(case: Case, draw: Draw) -> float:
-    """How far laws with different numbers of atoms are apart after the map, over how far before; rounding is taken off."""
+    """How far laws with different numbers of atoms are apart after the map, over how far before;
+    rounding is taken off.
+    """
     assert isinstance(case.norm, Wasserstein)
     found = [0.0]
     for _ in range(POINTS):
@@ -145,8 +161,14 @@ class Tally:
 
     def report(self, seconds: float) -> str:
         """The counts, the ratios and every violation."""
-        counts = f"{self.cases} cases, {self.points} points, {self.ascended} ascended, {self.infinite} infinite, {seconds:.1f} s"
-        ratios = [f"{ratio:10.4f}  {name}" for name, ratio in sorted(self.closest.items(), key=lambda pair: -pair[1])]
+        counts = (
+            f"{self.cases} cases, {self.points} points, {self.ascended} ascended, {self.infinite} "
+            f"infinite, {seconds:.1f} s"
+        )
+        ratios = [
+            f"{ratio:10.4f}  {name}"
+            for name, ratio in sorted(self.closest.items(), key=lambda pair: -pair[1])
+        ]
         found = [f"VIOLATION {line}" for line in self.violations] or ["no violation"]
         return "\n".join([counts, "largest seen / certified:", *ratios, *found])
 
@@ -162,7 +184,13 @@ def attack(case: Case, tally: Tally, ascend: bool) -> None:
     try:
         constant = certify(case.map, case.domain, case.norm)
         moved = _compare(case, tally, constant, draw)
-        if ascend and _worth_it(constant, moved) and _attackable(case) and not isinstance(case.map, Tilt) and _has_room(case.domain):
+        if (
+            ascend
+            and _worth_it(constant, moved)
+            and _attackable(case)
+            and not isinstance(case.map, Tilt)
+            and _has_room(case.domain)
+        ):
             _ascend(case, tally, constant, moved)
     except Exception as error:  # an error of any kind is a finding
         tally.violations.append(f"{type(error).__name__}: {str(error)[:120]}; {case}")
@@ -190,7 +218,9 @@ def _worth_it(*certificates: Certificate | None) -> bool:
 
 
 def _attackable(case: Case) -> bool:
-    """Weights and marks are for attacks on attention alone; a gradient through hundreds of balancing steps takes too long."""
+    """Weights and marks are for attacks on attention alone;
+    a gradient through hundreds of balancing steps takes too long.
+    """
     attention = getattr(case.map, "attention", getattr(case.map, "map", case.map))
     balanced = isinstance(attention, Attention) and not attention.normalizer.rowwise
     return not balanced and (case.bare or isinstance(case.map, (Attention, Heads)))
@@ -206,7 +236,9 @@ def _ascend(case: Case, tally: Tally, constant: Certificate, moved: Certificate 
     found = falsify(case.map, case.domain, case.norm, steps=10, restarts=2, **sizes).value
     tally.compare(case, constant, found * (1 - 1e-6))  # a difference of values close together has few digits
     if moved is not None and isinstance(case.domain, Near):
-        found = falsify_deviation(case.map, case.domain, case.norm, steps=15, restarts=2, generator=generator).value
+        found = falsify_deviation(
+            case.map, case.domain, case.norm, steps=15, restarts=2, generator=generator
+        ).value
         tally.compare(case, moved, max(0.0, found * (1 - 1e-9) - 1e-11))
     tally.ascended += 1
 
@@ -223,7 +255,9 @@ def sweep(cases: Iterator[Case], seconds: float, ascended: int) -> Tally:
 
 
 def attack_all(cases: Iterable[Case], ascended: int) -> Tally:
-    """Every case, however long it takes; the first `ascended` that can be are attacked by gradient ascent as well."""
+    """Every case, however long it takes; the first `ascended` that can be are attacked by gradient ascent
+    as well.
+    """
     tally = Tally()
     for case in cases:
         attack(case, tally, ascend=tally.ascended < ascended)
@@ -241,7 +275,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="how long")
     parser.add_argument("--seed", type=int, default=0, help="the first case")
     parser.add_argument("--family", choices=["all", *FAMILIES], default="all", help="what is drawn")
-    parser.add_argument("--ascended", type=int, default=50, help="how many cases are attacked by gradient ascent as well")
+    parser.add_argument(
+        "--ascended", type=int, default=50, help="how many cases are attacked by gradient ascent as well"
+    )
     parser.add_argument("--case", type=int, help="one case alone, attacked in every way")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -12,7 +12,16 @@ from torch import nn
 
 import regard as r
 from benchmarks.cases import Case
-from benchmarks.drawing import Draw, attentions, domains, first_valid, lookups, maps_around, potentials, supports
+from benchmarks.drawing import (
+    Draw,
+    attentions,
+    domains,
+    first_valid,
+    lookups,
+    maps_around,
+    potentials,
+    supports,
+)
 from regard.domains import Ball, Domain, Near, Shell, Whole
 from regard.lipschitz_norm import LipschitzNorm
 from regard.maps import (
@@ -89,7 +98,9 @@ def cross(seed: int) -> Case:
     else:
         map = FromQueries(attention, size * draw.normal(m, d)) if kind == "keys" else Joint(attention, m)
         tokens = n if kind == "keys" else m + n
-    domain = draw.pick([Whole(tokens), *[domains(draw, tokens, d, plain=not isinstance(map, FromQueries)) for _ in range(7)]])
+    domain = draw.pick(
+        [Whole(tokens), *[domains(draw, tokens, d, plain=not isinstance(map, FromQueries)) for _ in range(7)]]
+    )
     norm = norms(draw, domain) if kind == "queries" else draw.pick([Frobenius(), TokenMax()])
     return Case(seed, map, domain, norm, tokens, d, "cross")
 
@@ -99,7 +110,12 @@ def _looking(draw: Draw, n: int, d: int) -> r.Attention:
     if draw.chance(0.1):
         return attentions(draw, n, d).replace(support=supports(draw, n + 2))
     potential = draw.pick(potentials(draw, d, (), ()).items())[1]()
-    return r.Attention(potential, lookups(draw, d, ()), r.Softmax(draw.pick([1.0, draw.size(0.3, 3.0)])), supports(draw, n + 2))
+    return r.Attention(
+        potential,
+        lookups(draw, d, ()),
+        r.Softmax(draw.pick([1.0, draw.size(0.3, 3.0)])),
+        supports(draw, n + 2),
+    )
 
 
 def _that_runs(draw: Draw, attention: r.Attention, d: int) -> r.Attention:
@@ -133,11 +149,15 @@ def rows(seed: int) -> Case:
     n, d = draw.count(1, 5), draw.count(1, 4)
     normalizer = draw.pick([r.SinkSoftmax, r.Sinkhorn, r.Sigmoid, r.Entmax])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", r.ConvergenceWarning)  # a draw asks for shapes alone
+        warnings.simplefilter("ignore", r.errors.ConvergenceWarning)  # a draw asks for shapes alone
         map = first_valid(lambda: _rows(draw, n, d, normalizer))
     domain = domains(draw, n, d, plain=isinstance(map, Map) and not isinstance(map, Heads))
     known = {r.Sinkhorn: [Frobenius()], r.Sigmoid: [TokenMax()], r.Entmax: [Frobenius(), TokenMax()]}
-    norm = norms(draw, domain) if draw.chance(0.2) else draw.pick(known.get(normalizer, [Frobenius(), TokenMax(), TokenSum()]))
+    norm = (
+        norms(draw, domain)
+        if draw.chance(0.2)
+        else draw.pick(known.get(normalizer, [Frobenius(), TokenMax(), TokenSum()]))
+    )
     return Case(seed, map, domain, norm, n, d, "rows")
 
 
@@ -185,14 +205,19 @@ def _norm_layer(draw: Draw, d: int) -> Normalize:
 
 
 def _gated(draw: Draw, d: int) -> Gated:
-    c, activation = draw.count(1, 4), draw.pick([Gelu(), Gelu(tanh=True), Silu(), Silu(1.702), Relu(), Tanh()])
+    c, activation = (
+        draw.count(1, 4),
+        draw.pick([Gelu(), Gelu(tanh=True), Silu(), Silu(1.702), Relu(), Tanh()]),
+    )
     w, gate, out = (draw.size(0.1, 2.0) * draw.normal(*shape) for shape in ((d, c), (d, c), (c, d)))
     return Gated(activation, w, gate, out, draw.maybe(draw.normal(c)), draw.maybe(draw.normal(c)))
 
 
 def _hidden(draw: Draw, d: int) -> Map:
     c, activation = draw.count(1, 5), draw.pick([Gelu(), Gelu(tanh=True), Silu(), Relu(), Tanh()])
-    plain = feed_forward(activation, draw.normal(d, c), draw.size(0.1, 2.0) * draw.normal(c, d), draw.maybe(draw.normal(c)))
+    plain = feed_forward(
+        activation, draw.normal(d, c), draw.size(0.1, 2.0) * draw.normal(c, d), draw.maybe(draw.normal(c))
+    )
     return draw.pick([plain, plain, _gated(draw, d)])
 
 
@@ -204,7 +229,19 @@ def _lipschitz(draw: Draw, d: int) -> LipschitzNorm:
 def _mixed(draw: Draw, d: int) -> Any:
     """Heads that give tokens of the width they take."""
     heads, c = draw.pick([(2,), (1,), (3,)]), draw.count(1, 3)
-    names = ["dot", "dot", "dot", "bilinear", "gaussian", "cosine", "rotary", "alibi", "softcap", "additive", "sum"]
+    names = [
+        "dot",
+        "dot",
+        "dot",
+        "bilinear",
+        "gaussian",
+        "cosine",
+        "rotary",
+        "alibi",
+        "softcap",
+        "additive",
+        "sum",
+    ]
     potential = potentials(draw, d, heads, heads)[draw.pick(names)]()
     support = draw.pick([r.Full(), r.Full(), r.Causal(), r.Window(1, 0)])
     lookup = r.Linear(draw.normal(*heads, d, c), draw.maybe(draw.normal(*heads, c)))
@@ -214,7 +251,9 @@ def _mixed(draw: Draw, d: int) -> Any:
 
 def _folded(draw: Draw, d: int) -> Compose:
     """A norm layer and the attention after it."""
-    alone = r.Attention(r.Dot(draw.normal(d, 2), draw.normal(d, 2), None, draw.maybe(draw.normal(2))), lookups(draw, d, ()))
+    alone = r.Attention(
+        r.Dot(draw.normal(d, 2), draw.normal(d, 2), None, draw.maybe(draw.normal(2))), lookups(draw, d, ())
+    )
     return Compose((_norm_layer(draw, d), draw.pick([alone, _mixed(draw, d), _mixed(draw, d)])))
 
 
@@ -242,7 +281,15 @@ def sums(seed: int) -> Case:
 
 def _sum(draw: Draw, n: int, d: int) -> Added:
     """Often parts of one kind, and parts that nearly cancel."""
-    makers = draw.pick([[_term], [_affine], [_single], [_to_context], [_term, _affine, _single, _to_context, _hidden, _norm_layer]])
+    makers = draw.pick(
+        [
+            [_term],
+            [_affine],
+            [_single],
+            [_to_context],
+            [_term, _affine, _single, _to_context, _hidden, _norm_layer],
+        ]
+    )
     parts = [draw.pick(makers)(draw, d) for _ in range(draw.count(1, 4))]
     first = parts[0]
     if isinstance(first, Affine) and draw.chance(0.5):
@@ -259,9 +306,18 @@ def _around_a_sum(draw: Draw, map: Added, d: int) -> Any:
     behind = Compose((norm, map))
     block = pre_norm(map, _hidden(draw, d), norm, after)
     return draw.pick(
-        [map, map, Residual(map), behind, Residual(behind), Compose((norm, map, after)), block, Compose((map, _sum(draw, 1, d))),
-         Compose((norm, map, _gated(draw, d)))]
-    )  # fmt: skip
+        [
+            map,
+            map,
+            Residual(map),
+            behind,
+            Residual(behind),
+            Compose((norm, map, after)),
+            block,
+            Compose((map, _sum(draw, 1, d))),
+            Compose((norm, map, _gated(draw, d))),
+        ]
+    )
 
 
 def _affine(draw: Draw, d: int) -> Affine:
@@ -270,8 +326,12 @@ def _affine(draw: Draw, d: int) -> Affine:
 
 def _single(draw: Draw, d: int) -> r.Attention:
     """A head that stacks with its like."""
-    potential = r.Dot(draw.normal(d, 2), draw.normal(d, 2), draw.maybe(draw.size(0.1, 1.0)), draw.maybe(draw.normal(2)))
-    return r.Attention(potential, r.Linear(draw.size(0.1, 2.0) * draw.normal(d, d), draw.maybe(draw.normal(d))))
+    potential = r.Dot(
+        draw.normal(d, 2), draw.normal(d, 2), draw.maybe(draw.size(0.1, 1.0)), draw.maybe(draw.normal(2))
+    )
+    return r.Attention(
+        potential, r.Linear(draw.size(0.1, 2.0) * draw.normal(d, d), draw.maybe(draw.normal(d)))
+    )
 
 
 def _term(draw: Draw, d: int) -> Any:
@@ -285,7 +345,9 @@ def _to_context(draw: Draw, d: int) -> Any:
         attention = attention.replace(support=r.Causal())
     narrow = attention.replace(lookup=r.Linear(draw.normal(d, c)))
     context = _context(draw, draw.count(1, 4), d, draw.size(0.1, 3.0))
-    return draw.pick([ToContext(attention, context), Compose((ToContext(narrow, context), Affine(draw.normal(c, d))))])
+    return draw.pick(
+        [ToContext(attention, context), Compose((ToContext(narrow, context), Affine(draw.normal(c, d))))]
+    )
 
 
 # Modules of torch
@@ -303,7 +365,9 @@ def modules(seed: int) -> Case:
     choices = [domains(draw, n, d, plain=True) for _ in range(5)]
     inner = draw.size(0.01, 3.0)
     shell = Shell(inner, tokens=n, centered=draw.chance(0.5))
-    domain = draw.pick([Whole(n), shell, *choices] if isinstance(module, (nn.LayerNorm, nn.RMSNorm)) else choices)
+    domain = draw.pick(
+        [Whole(n), shell, *choices] if isinstance(module, (nn.LayerNorm, nn.RMSNorm)) else choices
+    )
     return Case(seed, module, domain, norms(draw, domain), n, d, "modules")
 
 
@@ -311,14 +375,45 @@ def _module(draw: Draw, d: int) -> nn.Module:
     eps, bias, heads, hidden = draw.size(1e-8, 0.1), draw.chance(0.5), draw.pick([1, 2]), draw.count(1, 6)
     activation = draw.pick(["relu", "gelu", nn.functional.silu, nn.Tanh()])
     encoder = nn.TransformerEncoderLayer(
-        d, heads, hidden, 0.1, activation, eps, batch_first=True, norm_first=draw.chance(0.5), bias=draw.chance(0.7)
+        d,
+        heads,
+        hidden,
+        0.1,
+        activation,
+        eps,
+        batch_first=True,
+        norm_first=draw.chance(0.5),
+        bias=draw.chance(0.7),
     )
     attention = nn.MultiheadAttention(d, heads, 0.1, bias=bias)
-    stacked = nn.Sequential(nn.Linear(d, hidden, bias=bias), draw.pick([nn.ReLU(), nn.GELU(), nn.GELU("tanh"), nn.SiLU()]), nn.Dropout(0.2))
-    norm = draw.pick([nn.LayerNorm(d, eps, bias=bias), nn.LayerNorm(d, eps, elementwise_affine=False), nn.RMSNorm(d, draw.maybe(eps))])
+    stacked = nn.Sequential(
+        nn.Linear(d, hidden, bias=bias),
+        draw.pick([nn.ReLU(), nn.GELU(), nn.GELU("tanh"), nn.SiLU()]),
+        nn.Dropout(0.2),
+    )
+    norm = draw.pick(
+        [
+            nn.LayerNorm(d, eps, bias=bias),
+            nn.LayerNorm(d, eps, elementwise_affine=False),
+            nn.RMSNorm(d, draw.maybe(eps)),
+        ]
+    )
     two = nn.TransformerEncoder(encoder, 2, draw.maybe(nn.LayerNorm(d, eps)), enable_nested_tensor=False)
     linear = nn.Linear(d, hidden, bias=bias)
-    made: nn.Module = draw.pick([linear, norm, norm, attention, attention, encoder, encoder, two, stacked, nn.Sequential(norm, stacked)])
+    made: nn.Module = draw.pick(
+        [
+            linear,
+            norm,
+            norm,
+            attention,
+            attention,
+            encoder,
+            encoder,
+            two,
+            stacked,
+            nn.Sequential(norm, stacked),
+        ]
+    )
     return made
 
 
@@ -326,13 +421,19 @@ def _module(draw: Draw, d: int) -> nn.Module:
 
 
 def laws(seed: int) -> Case:
-    """Maps of laws on a ball: sequences with different numbers of tokens, with weights, and the Boltzmann–Gibbs transformation."""
+    """Maps of laws on a ball: sequences with different numbers of tokens, with weights, and the
+    Boltzmann–Gibbs transformation.
+    """
     draw = Draw(seed)
     n, m, d = draw.count(1, 6), draw.count(1, 6), draw.count(1, 3)
     size = draw.pick([1.0, draw.size(0.03, 3.0)])
     domain = Ball(size, draw.maybe(size * draw.normal(d)), None)
     map = first_valid(lambda: _of_laws(draw, n, d))
-    norm = Wasserstein(1.0) if isinstance(map, Tilt) and draw.chance(0.9) else draw.pick([*LAWS, Wasserstein(1.5), Wasserstein(3.0)])
+    norm = (
+        Wasserstein(1.0)
+        if isinstance(map, Tilt) and draw.chance(0.9)
+        else draw.pick([*LAWS, Wasserstein(1.5), Wasserstein(3.0)])
+    )
     return Case(seed, map, domain, norm, n, d, "laws", m)
 
 
@@ -342,11 +443,19 @@ def _of_laws(draw: Draw, n: int, d: int) -> Any:
     if draw.chance(0.25):
         return Tilt(potential, draw.size(0.1, 3.0) * draw.normal(d))
     lookup = r.Linear(draw.size(0.1, 3.0) * draw.normal(d, d), draw.maybe(draw.normal(d)))
-    attention = r.Attention(potential, draw.pick([lookup, r.Identity()]), r.Softmax(draw.pick([1.0, draw.size(0.2, 4.0)])))
-    context = ToContext(_that_runs(draw, attention, d), _context(draw, draw.count(1, 5), d, draw.size(0.1, 3.0)))
+    attention = r.Attention(
+        potential, draw.pick([lookup, r.Identity()]), r.Softmax(draw.pick([1.0, draw.size(0.2, 4.0)]))
+    )
+    context = ToContext(
+        _that_runs(draw, attention, d), _context(draw, draw.count(1, 5), d, draw.size(0.1, 3.0))
+    )
     block = Compose((Residual(Compose((_norm_layer(draw, d), attention))), Residual(_hidden(draw, d))))
-    tokenwise = Compose((_hidden(draw, d), _norm_layer(draw, d), Affine(draw.normal(d, 2)), Pointwise(Tanh())))
-    return draw.pick([attention, attention, attention, Residual(attention), context, Residual(context), block, tokenwise])
+    tokenwise = Compose(
+        (_hidden(draw, d), _norm_layer(draw, d), Affine(draw.normal(d, 2)), Pointwise(Tanh()))
+    )
+    return draw.pick(
+        [attention, attention, attention, Residual(attention), context, Residual(context), block, tokenwise]
+    )
 
 
 FAMILIES: dict[str, Callable[[int], Case]] = {

@@ -12,7 +12,9 @@ Shape = tuple[int, int, int, int]
 
 
 def _torch_layer(shape: Shape) -> nn.TransformerEncoderLayer:
-    """Width heads · c, four times that inside, without dropout: torch leaves its fused kernel where attention weights are dropped."""
+    """Width heads · c, four times that inside, without dropout: torch leaves its fused kernel where
+    attention weights are dropped.
+    """
     torch.manual_seed(0)
     width = shape[1] * shape[3]
     return nn.TransformerEncoderLayer(width, shape[1], 4 * width, dropout=0.0, batch_first=True)

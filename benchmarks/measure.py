@@ -1,4 +1,6 @@
-"""Timing and memory: interleaved medians and minima, and the peak of each contender in a process of its own."""
+"""Timing and memory: interleaved medians and minima,
+and the peak of each contender in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,21 @@ class Timing:
     minimum: float
 
 
-def interleaved(contenders: dict[str, Contender], budget: float, least: int = 3, most: int = 15) -> dict[str, Timing]:
-    """Every contender in turn, again and again, until the budget (seconds) is spent: drift of the machine hits all alike."""
+def interleaved(
+    contenders: dict[str, Contender], budget: float, least: int = 3, most: int = 15
+) -> dict[str, Timing]:
+    """Every contender in turn, again and again, until the budget (seconds) is spent:
+    drift of the machine hits all alike.
+    """
     for run in contenders.values():
         run()
     times: dict[str, list[float]] = {name: [] for name in contenders}
     deadline = time.perf_counter() + budget
     shuffle = random.Random(0)
     while len(next(iter(times.values()))) < most:
-        for name in shuffle.sample(sorted(contenders), len(contenders)):  # nobody always follows the same contender
+        for name in shuffle.sample(
+            sorted(contenders), len(contenders)
+        ):  # nobody always follows the same contender
             start = time.perf_counter()
             contenders[name]()
             times[name].append(time.perf_counter() - start)
@@ -40,7 +48,10 @@ def interleaved(contenders: dict[str, Contender], budget: float, least: int = 3,
 
 
 def peak_mib(build: Callable[..., Contender], *arguments: Any) -> float:
-    """Peak memory of one run beyond its inputs, in MiB, measured in a fresh process. `build` takes the stage first: warm-up or full."""
+    """Peak memory of one run beyond its inputs, in MiB, measured in a fresh process.
+
+    `build` takes the stage first: warm-up or full.
+    """
     pool = get_context("spawn").Pool(1)
     try:
         return pool.apply(_peak, (build, arguments))
@@ -62,5 +73,7 @@ def _peak(build: Callable[..., Contender], arguments: tuple[Any, ...]) -> float:
 
 
 def _high_water() -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    line = next(
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")
+    )
     return int(line.split()[1]) * 1024

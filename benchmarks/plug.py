@@ -1,6 +1,8 @@
-"""python -m benchmarks.plug [--quick]: a small Llama with regard's attention, in times of the same model with transformers' own "sdpa".
+"""python -m benchmarks.plug [--quick]: a small Llama with regard's attention, in times of the same model with
+transformers' own "sdpa".
 
-One thread, processor time, the two models in turn; the ratio is that of the least times. Weights are random: time does not see them.
+One thread, processor time, the two models in turn; the ratio is that of the least times. Weights are random:
+time does not see them.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ console = Console(width=120)
 
 @dataclass(frozen=True)
 class Case:
-    """An input, and whether gradients are taken; `target` None where attention is another, so that there is nothing to match."""
+    """An input, and whether gradients are taken; `target` None where attention is another,
+    so that there is nothing to match.
+    """
 
     what: str
     implementation: str
@@ -54,9 +58,17 @@ def llama(implementation: str, groups: int) -> nn.Module:
     """Four layers of eight heads of width 32."""
     from transformers import AutoModel, LlamaConfig
 
-    sizes = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 512, "vocab_size": 1000}
+    sizes = {
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "intermediate_size": 512,
+        "vocab_size": 1000,
+    }
     torch.manual_seed(0)
-    return AutoModel.from_config(LlamaConfig(**sizes, num_key_value_heads=groups), attn_implementation=implementation).eval()
+    return AutoModel.from_config(
+        LlamaConfig(**sizes, num_key_value_heads=groups), attn_implementation=implementation
+    ).eval()
 
 
 def step(case: Case, implementation: str) -> Callable[[], None]:
@@ -94,7 +106,9 @@ def compare(case: Case, rounds: int) -> tuple[float, float]:
 def main() -> int:
     """Measure and print; exit status 1 if a target is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plug", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="ten rounds each, and only the cases with a target")
+    parser.add_argument(
+        "--quick", action="store_true", help="ten rounds each, and only the cases with a target"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     recorder = hf.Recorder()
@@ -111,7 +125,13 @@ def main() -> int:
             theirs, ours = compare(case, 10 if options.quick else 15)
         late = case.target is not None and ours > case.target * theirs
         missed += late
-        verdict = "" if case.target is None else f"{case.target:g} [red]missed[/]" if late else f"{case.target:g} [green]met[/]"
+        verdict = (
+            ""
+            if case.target is None
+            else f"{case.target:g} [red]missed[/]"
+            if late
+            else f"{case.target:g} [green]met[/]"
+        )
         table.add_row(case.what, f"{1e3 * theirs:.1f}", f"{1e3 * ours:.1f}", f"{ours / theirs:.2f}", verdict)
     console.print(table)
     console.print(f"{missed} of the targets missed")

@@ -141,7 +141,10 @@ def keops_gaussian(shape: tuple[int, int, int, int]) -> dict[str, Contender]:
         squared = ((lazy(q[:, None]) - lazy(k[None])) ** 2).sum(-1)
         return (-squared / (2 * bandwidth**2)).sumsoftmaxweight(lazy(v[None]), dim=1)
 
-    return {"attend(Gaussian)": quiet(lambda: regard.attend(q, k, v, potential=g)), "KeOps Gaussian": quiet(keops)}
+    return {
+        "attend(Gaussian)": quiet(lambda: regard.attend(q, k, v, potential=g)),
+        "KeOps Gaussian": quiet(keops),
+    }
 
 
 def additive(shape: tuple[int, int, int, int]) -> dict[str, Contender]:
@@ -184,7 +187,7 @@ def others(shape: tuple[int, int, int, int]) -> dict[str, Contender]:
         "attend(SoftCap(Dot))": {"potential": regard.SoftCap(regard.Dot(), 5.0)},
         "attend(Dot + Alibi, Causal)": {"potential": regard.Dot() + heads, "support": regard.Causal()},
         "attend(Window(256, 0))": {"support": regard.Window(256, 0)},
-        "attend(LinearKernel(Elu))": {"normalizer": regard.LinearKernel(regard.Elu())},
+        "attend(LinearKernel(Elu))": {"normalizer": regard.LinearKernel(regard.normalizers.Elu())},
     }
     contenders = {"sdpa": quiet(lambda: F.scaled_dot_product_attention(q, k, v))}
     for name, options in calls.items():
@@ -201,7 +204,10 @@ def backward(shape: tuple[int, int, int, int]) -> dict[str, Contender]:
         "attend(Dot) forward + backward": lambda: regard.attend(q, k, v),
         "attend(Gaussian) forward + backward": lambda: regard.attend(q, k, v, potential=g),
     }
-    return {name: (lambda call=call: torch.autograd.grad(call(), (q, k, v), upstream)) for name, call in calls.items()}
+    return {
+        name: (lambda call=call: torch.autograd.grad(call(), (q, k, v), upstream))
+        for name, call in calls.items()
+    }
 
 
 def _keops():  # type: ignore[no-untyped-def]
@@ -227,16 +233,35 @@ CASES = (
         ),
         seconds=27,
     ),
-    Case("Gaussian against KeOps", keops_gaussian, (Target("KeOps Gaussian", "attend(Gaussian)", 10.0, at_most=False),), ("1x8x2048x64",)),
-    Case("additive scores", additive, (Target("KeOps Additive", "attend(Additive)", 10.0, at_most=False),), ("1x8x2048x64",), 10),
+    Case(
+        "Gaussian against KeOps",
+        keops_gaussian,
+        (Target("KeOps Gaussian", "attend(Gaussian)", 10.0, at_most=False),),
+        ("1x8x2048x64",),
+    ),
+    Case(
+        "additive scores",
+        additive,
+        (Target("KeOps Additive", "attend(Additive)", 10.0, at_most=False),),
+        ("1x8x2048x64",),
+        10,
+    ),
     Case(
         "sparse laws",
         sparse,
-        (Target("attend(Entmax(1.5))", "sdpa", 5.0), Target("entmax package", "attend(Entmax(1.5))", 5.0, at_most=False)),
+        (
+            Target("attend(Entmax(1.5))", "sdpa", 5.0),
+            Target("entmax package", "attend(Entmax(1.5))", 5.0, at_most=False),
+        ),
         seconds=14,
     ),
     Case("other declarations", others, (Target("attend(Sinkhorn, 5 iterations)", "sdpa", 13.0),), seconds=8),
-    Case("gradients", backward, (Target("attend(Gaussian) forward + backward", "sdpa forward + backward", 1.2),), seconds=8),
+    Case(
+        "gradients",
+        backward,
+        (Target("attend(Gaussian) forward + backward", "sdpa forward + backward", 1.2),),
+        seconds=8,
+    ),
     Case(
         "forward mode",
         forward_mode,
@@ -246,9 +271,18 @@ CASES = (
             Target("jvp(naive)", "jvp(attend)", 3.5, at_most=False),
         ),
         seconds=14,
-        limits=(Limit("jvp(attend)", "1x1x8192x64", mib=64), Limit("linearize(Dot).mv", "1x1x8192x64", mib=64)),
+        limits=(
+            Limit("jvp(attend)", "1x1x8192x64", mib=64),
+            Limit("linearize(Dot).mv", "1x1x8192x64", mib=64),
+        ),
     ),
-    Case("double backward", double_backward, (Target("attend double backward", "sdpa forward + backward", 8.0),), ("1x8x2048x64",), 10),
+    Case(
+        "double backward",
+        double_backward,
+        (Target("attend double backward", "sdpa forward + backward", 8.0),),
+        ("1x8x2048x64",),
+        10,
+    ),
     Case(
         "norm of a Jacobian",
         head_norm,
@@ -266,12 +300,20 @@ CASES = (
         ),
     ),
     Case("layer of a Transformer", layer, (Target("regard layer", "torch layer", 1.0),), ("8x8x256x64",), 10),
-    Case("training a Transformer", training, (Target("regard training step", "torch training step", 1.0),), ("8x8x256x64",), 20),
+    Case(
+        "training a Transformer",
+        training,
+        (Target("regard training step", "torch training step", 1.0),),
+        ("8x8x256x64",),
+        20,
+    ),
 )
 
 
 def contender_of(stage: str, case: str, shape: str, name: str) -> Contender:
-    """One contender of one case, on a short input for the warm-up; for measuring memory in a process of its own."""
+    """One contender of one case, on a short input for the warm-up;
+    for measuring memory in a process of its own.
+    """
     size = SHAPES[shape]
     build = next(c.build for c in CASES if c.name == case)
     return build((size[0], size[1], 64, size[3]) if stage == "warm-up" else size)[name]

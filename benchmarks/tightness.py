@@ -1,7 +1,8 @@
-"""python -m benchmarks.tightness [--quick] [--model]: certificates over the best attacks, and how long they take.
+"""python -m benchmarks.tightness [--quick] [--model]: certificates over the best attacks, and how long they
+take.
 
-Random Gaussian weights with variance 1/d, tokens on the sphere of radius √d, radii in token norms. An attack is a local search, so a
-ratio is an upper bound of how loose a certificate is.
+Random Gaussian weights with variance 1/d, tokens on the sphere of radius √d, radii in token norms. An attack
+is a local search, so a ratio is an upper bound of how loose a certificate is.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ RADII = (0.01, 0.1, 1.0)
 TARGETS = {
     "constant": {(8, 8, 2): (1.3, 6.5, 14), (32, 16, 2): (1.4, 6.3, 14), (64, 64, 4): (2.3, 21, 41)},
     "one token": {(8, 8, 2): (1.05, 1.6, 2.6), (32, 16, 2): (1.06, 2.0, 4.8), (64, 64, 4): (1.19, 4.0, 7.7)},
-    "token-max ball": {(8, 8, 2): (1.22, 4.0, 1.6), (32, 16, 2): (1.32, 3.0, 1.3), (64, 64, 4): (1.82, 4.8, 1.5)},
+    "token-max ball": {
+        (8, 8, 2): (1.22, 4.0, 1.6),
+        (32, 16, 2): (1.32, 3.0, 1.3),
+        (64, 64, 4): (1.82, 4.8, 1.5),
+    },
 }
 """Certified over attacked that is to be reached, for the radii above."""
 ONCE, EACH = 1.5, 0.5
@@ -34,7 +39,7 @@ ONCE, EACH = 1.5, 0.5
 console = Console(width=120)
 
 
-def instance(tokens: int, width: int, heads: int, seed: int) -> tuple[r.Heads, Tensor]:
+def instance(tokens: int, width: int, heads: int, seed: int) -> tuple[r.maps.Heads, Tensor]:
     """Heads with random weights, and tokens on a sphere."""
     generator = torch.Generator().manual_seed(seed)
     narrow = width // heads
@@ -45,10 +50,12 @@ def instance(tokens: int, width: int, heads: int, seed: int) -> tuple[r.Heads, T
     w_q, w_k, w_v = (drawn(heads, width, narrow) for _ in range(3))
     w_o = drawn(heads, narrow, width)
     x = torch.randn(tokens, width, generator=generator, dtype=D)
-    return r.Heads(r.Attention(r.Dot(w_q, w_k), r.Linear(w_v)), w_o), x / x.norm(dim=-1, keepdim=True) * math.sqrt(width)
+    return r.maps.Heads(r.Attention(r.Dot(w_q, w_k), r.Linear(w_v)), w_o), x / x.norm(
+        dim=-1, keepdim=True
+    ) * math.sqrt(width)
 
 
-def ratios(name: str, map: r.Heads, x: Tensor, radius: float, restarts: int) -> float:
+def ratios(name: str, map: r.maps.Heads, x: Tensor, radius: float, restarts: int) -> float:
     """Certified over attacked."""
     if name == "constant":
         near = r.Neighborhood(x, radius)
@@ -56,9 +63,15 @@ def ratios(name: str, map: r.Heads, x: Tensor, radius: float, restarts: int) -> 
         return r.certify(map, near, r.Frobenius()).value / found
     if name == "one token":
         typo = r.one_token(x, 0, radius)
-        return r.deviation(map, typo, r.Frobenius()).value / r.falsify_deviation(map, typo, r.Frobenius(), restarts=restarts).value
+        return (
+            r.deviation(map, typo, r.Frobenius()).value
+            / r.falsify_deviation(map, typo, r.Frobenius(), restarts=restarts).value
+        )
     ball = r.Neighborhood(x, radius, r.TokenMax() if name == "token-max ball" else r.Frobenius())
-    return r.deviation(map, ball, ball.norm).value / r.falsify_deviation(map, ball, ball.norm, restarts=restarts).value
+    return (
+        r.deviation(map, ball, ball.norm).value
+        / r.falsify_deviation(map, ball, ball.norm, restarts=restarts).value
+    )
 
 
 def random_table(sizes: tuple[tuple[int, int, int], ...], seeds: int) -> int:
@@ -72,13 +85,18 @@ def random_table(sizes: tuple[tuple[int, int, int], ...], seeds: int) -> int:
         for name in ("constant", "Frobenius ball", "one token", "token-max ball"):
             cells, kept = [], []
             for radius in radii:
-                values = [ratios(name, *instance(*size, seed), radius * math.sqrt(size[1]), 6) for seed in range(seeds)]
+                values = [
+                    ratios(name, *instance(*size, seed), radius * math.sqrt(size[1]), 6)
+                    for seed in range(seeds)
+                ]
                 cells.append(statistics.median(values))
                 if name in TARGETS and radius in RADII:
                     kept.append(cells[-1] <= TARGETS[name][size][RADII.index(radius)])
             missed += kept.count(False)
             goals = "/".join(f"{goal:g}" for goal in TARGETS[name][size]) if name in TARGETS else ""
-            verdict = "" if not kept else " [green]met[/]" if all(kept) else f" [red]{kept.count(False)} missed[/]"
+            verdict = (
+                "" if not kept else " [green]met[/]" if all(kept) else f" [red]{kept.count(False)} missed[/]"
+            )
             table.add_row(str(size), name, *(f"{cell:.2f}" for cell in cells), goals + verdict)
     console.print(table)
     return missed
@@ -104,9 +122,9 @@ def time_table() -> int:
         "token-max ball": lambda radius: (r.deviation, r.Neighborhood(x, radius, r.TokenMax()), r.TokenMax()),
     }
     for name, domain in domains.items():
-        map = r.Heads(map.attention, map.w_o)  # a new value: nothing is known of it
+        map = r.maps.Heads(map.attention, map.w_o)  # a new value: nothing is known of it
 
-        def ask(radius: float, domain: Callable[..., object] = domain, map: r.Heads = map) -> object:
+        def ask(radius: float, domain: Callable[..., object] = domain, map: r.maps.Heads = map) -> object:
             verb, near, norm = domain(radius)  # type: ignore[misc]
             return verb(map, near, norm)
 
@@ -114,19 +132,28 @@ def time_table() -> int:
         further = statistics.median(seconds(lambda radius=radius: ask(radius)) for radius in (0.1, 0.2, 0.4))
         kept = first <= ONCE + EACH and further <= EACH
         missed += not kept
-        table.add_row(name, f"{first:.2f}", f"{further:.2f}", f"{ONCE:g} + {EACH:g}" + (" [green]met[/]" if kept else " [red]missed[/]"))
+        table.add_row(
+            name,
+            f"{first:.2f}",
+            f"{further:.2f}",
+            f"{ONCE:g} + {EACH:g}" + (" [green]met[/]" if kept else " [red]missed[/]"),
+        )
     console.print(table)
     return missed
 
 
-def model_table(layers: tuple[int, ...] = (0, 2, 5), radii: tuple[float, ...] = (0.001, 0.01, 0.1, 1.0)) -> list[list[float]]:
+def model_table(
+    layers: tuple[int, ...] = (0, 2, 5), radii: tuple[float, ...] = (0.001, 0.01, 0.1, 1.0)
+) -> list[list[float]]:
     """The same for attention layers of all-MiniLM-L6-v2 on one sentence."""
-    from regard.audit import sites
-    from regard.audit.load import load
+    from regard.audits import sites
+    from regard.audits.load import load
 
     model, tokenizer, name = load(None)
     ids = tokenizer("Attention is a composition of Markov kernels.", return_tensors="pt")["input_ids"]
-    table = Table(title=f"{name}, one sentence of {ids.shape[-1]} tokens: certified / best attack", title_justify="left")
+    table = Table(
+        title=f"{name}, one sentence of {ids.shape[-1]} tokens: certified / best attack", title_justify="left"
+    )
     for column in ("layer", "what", *(f"r = {radius:g}" for radius in radii)):
         table.add_column(column, justify="right")
     found = []
@@ -143,7 +170,9 @@ def main() -> int:
     """Measure and print; exit status 1 if a target is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tightness", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes, one seed")
-    parser.add_argument("--model", action="store_true", help="also layers of all-MiniLM-L6-v2 (extras audit, demo)")
+    parser.add_argument(
+        "--model", action="store_true", help="also layers of all-MiniLM-L6-v2 (extras audit, demo)"
+    )
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

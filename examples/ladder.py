@@ -1,4 +1,5 @@
-"""The ladder of one attention head: every bound of its constant around a given input, over the radius, with what a search finds below.
+"""The ladder of one attention head: every bound of its constant around a given input, over the radius, with
+what a search finds below.
 
 python examples/ladder.py [--tokens 12] [--width 8] [--radii 17] [--seed 0] [--out docs/pictures/ladder.svg]
 """
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script, the root of the repository is not on the path
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # run as a script, the root of the repository is not on the path
 
 import regard
 from examples.plot import Line, chart
@@ -25,7 +28,9 @@ def radii_of(count: int) -> list[float]:
 def example(tokens: int, width: int, seed: int) -> tuple[regard.Attention, torch.Tensor]:
     """A head with random projections, and normal tokens."""
     generator = torch.Generator().manual_seed(seed)
-    w_q, w_k, w_v = (torch.randn(width, width, generator=generator, dtype=torch.float64) / width**0.5 for _ in range(3))
+    w_q, w_k, w_v = (
+        torch.randn(width, width, generator=generator, dtype=torch.float64) / width**0.5 for _ in range(3)
+    )
     attention = regard.Attention(regard.Dot(w_q, w_k), regard.Linear(w_v))
     return attention, torch.randn(tokens, width, generator=generator, dtype=torch.float64)
 
@@ -33,7 +38,7 @@ def example(tokens: int, width: int, seed: int) -> tuple[regard.Attention, torch
 def slug(rung: regard.Certificate) -> str:
     """The name of a bound's theorem; what follows a colon is about this instance."""
     cited = rung.theorem.split(":")[0]
-    return next(theorem.name for theorem in regard.THEOREMS.values() if theorem.cited == cited)
+    return next(theorem.name for theorem in regard.theorems.THEOREMS.values() if theorem.cited == cited)
 
 
 def rungs(attention: regard.Attention, x: torch.Tensor, radius: float) -> dict[str, float]:
@@ -44,7 +49,7 @@ def rungs(attention: regard.Attention, x: torch.Tensor, radius: float) -> dict[s
 
 def line(name: str, points: list[tuple[float, float]]) -> Line:
     """A bound; published ones have a source."""
-    source = regard.THEOREMS[name].source
+    source = regard.theorems.THEOREMS[name].source
     return Line(f"{name} {source}".strip(), points, "published" if source else "ours")
 
 
@@ -53,7 +58,11 @@ def curves(attention: regard.Attention, x: torch.Tensor, radii: list[float]) -> 
     found = [(radius, rungs(attention, x, radius)) for radius in radii]
     names = list(found[0][1])
     lines = [line(name, [(radius, values[name]) for radius, values in found]) for name in names]
-    return lines + [line(name, [(radii[0], value)]) for name, value in rungs(attention, x, 0.0).items() if name not in names]
+    return lines + [
+        line(name, [(radii[0], value)])
+        for name, value in rungs(attention, x, 0.0).items()
+        if name not in names
+    ]
 
 
 def seen(attention: regard.Attention, x: torch.Tensor, radii: list[float]) -> Line:
@@ -68,7 +77,9 @@ def seen(attention: regard.Attention, x: torch.Tensor, radii: list[float]) -> Li
 
 def main() -> None:
     """Draw the ladder and print its ends."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, default=12)
     parser.add_argument("--width", type=int, default=8)
     parser.add_argument("--radii", type=int, default=17, help="how many, two or more")
@@ -82,7 +93,9 @@ def main() -> None:
     lines = [*curves(attention, x, radii), seen(attention, x, radii)]
     title = f"Bounds of the constant of one head, {options.tokens} tokens of width {options.width}"
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    drawn = chart(title, "how far the input may move (Frobenius radius)", lines, above="constant in Frobenius norm")
+    drawn = chart(
+        title, "how far the input may move (Frobenius radius)", lines, above="constant in Frobenius norm"
+    )
     options.out.write_text(drawn, encoding="utf-8")
     print(f"{'radius 0.001':>14}{'radius 10':>12}")
     for curve in lines:

@@ -2,9 +2,10 @@
 
 python examples/massive_activation.py
 
-Builds a small Llama with random weights, and gives one MLP what trained decoders grow by themselves: a down projection that writes a huge
-number into one coordinate of the first token. An audit of attention alone would pass this model. The audit of the block and its parts
-names the layer, the branch, and the token that has become a massive activation one layer later.
+Builds a small Llama with random weights, and gives one MLP what trained decoders grow by themselves: a down
+projection that writes a huge number into one coordinate of the first token. An audit of attention alone would
+pass this model. The audit of the block and its parts names the layer, the branch, and the token that has
+become a massive activation one layer later.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from __future__ import annotations
 import torch
 
 import regard
-from regard.audit.capture import capture
-from regard.audit.checks import checks
+from regard.audits.capture import capture
+from regard.audits.checks import checks
 
 LAYER = 2
 IDS = torch.randint(3, 100, (1, 12), generator=torch.Generator().manual_seed(1))
@@ -25,16 +26,23 @@ def planted() -> torch.nn.Module:
 
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=100, hidden_size=48, intermediate_size=96, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=100,
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
         max_position_embeddings=64,
-    )  # fmt: skip
+    )
     model = transformers.LlamaModel(config).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 2:
                 parameter.mul_(6)  # initial weights are so small that every layer is nearly the identity
         down = model.layers[LAYER].mlp.down_proj
-        hidden = capture(model, {"input_ids": IDS}, [f"layers.{LAYER}.mlp.down_proj"])[f"layers.{LAYER}.mlp.down_proj"].arguments[0][0]
+        hidden = capture(model, {"input_ids": IDS}, [f"layers.{LAYER}.mlp.down_proj"])[
+            f"layers.{LAYER}.mlp.down_proj"
+        ].arguments[0][0]
         down.weight[7] += 500 * torch.linalg.pinv(hidden)[:, 0]  # the first token fires, the others do not
     return model
 

@@ -11,9 +11,9 @@ import torch
 
 import regard
 from regard import hf
-from regard.audit.load import load
+from regard.audits.load import load
 
-ATTENTIONS: dict[str, dict[str, regard.Potential | regard.Normalizer]] = {
+ATTENTIONS: dict[str, dict[str, regard.Potential | regard.normalizers.Normalizer]] = {
     "as_trained": {},
     "warmer": {"normalizer": regard.Softmax(temperature=1.5)},
     "entmax": {"normalizer": regard.Entmax(1.5)},
@@ -24,7 +24,9 @@ ATTENTIONS: dict[str, dict[str, regard.Potential | regard.Normalizer]] = {
 
 def main() -> None:
     """Run the model under each attention and compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", help="a model directory; the demonstration model if not given")
     parser.add_argument("--text", default="The bank raised its rates after the river flooded.")
     options = parser.parse_args()

@@ -1,9 +1,12 @@
-"""An encoder and a decoder learn to rewrite: digits backwards, digits in order, dates in many forms as 1994-03-03.
+"""An encoder and a decoder learn to rewrite: digits backwards, digits in order, dates in many forms as
+1994-03-03.
 
-python examples/sequence_to_sequence.py [--tasks reverse sort dates] [--steps N] [--seed 0] [--out docs/pictures/cross_attention.svg]
+python examples/sequence_to_sequence.py [--tasks reverse sort dates] [--steps N] [--seed 0] [--out
+docs/pictures/cross_attention.svg]
 
-What is held out is never seen in training: a string of digits, or a date in any of its forms. The picture shows where the decoder
-looks while it writes: the weights of its cross-attention, read off the declaration of the trained model.
+What is held out is never seen in training: a string of digits, or a date in any of its forms. The picture
+shows where the decoder looks while it writes: the weights of its cross-attention, read off the declaration of
+the trained model.
 """
 
 from __future__ import annotations
@@ -24,11 +27,15 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from regard import Added, Compose, Padding, Relu, Residual, ToContext
+from regard import Padding
+from regard.maps import Added, Compose, Relu, Residual, ToContext
 from regard.nn import Design, SequenceToSequence, Sinusoidal, Xavier
 
 START, END = 0, 1
-FIRST, LAST = datetime.date(1950, 1, 1), datetime.date(2049, 12, 31)  # one hundred years, so that two digits name one of them
+FIRST, LAST = (
+    datetime.date(1950, 1, 1),
+    datetime.date(2049, 12, 31),
+)  # one hundred years, so that two digits name one of them
 CELL, LABEL, TOP, GAP = 20, 34, 54, 16
 
 Pair = tuple[str, str]
@@ -91,7 +98,8 @@ def ordinal(day: int) -> str:
     return f"{day}{'th' if 10 < day < 20 else {1: 'st', 2: 'nd', 3: 'rd'}.get(day % 10, 'th')}"
 
 
-# A date has one meaning in each form: with dots and dashes the day comes first, with slashes the month, and four digits lead with the year.
+# A date has one meaning in each form: with dots and dashes the day comes first, with slashes the month, and
+# four digits lead with the year.
 FORMS: tuple[Callable[[datetime.date], str], ...] = (
     lambda date: f"{date:%B} {date.day}, {date.year}",
     lambda date: f"{date.day} {date:%B} {date.year}",
@@ -115,7 +123,9 @@ TASKS: dict[str, Task] = {
 
 @dataclass(frozen=True)
 class Batch:
-    """Sources (batch, m), how many of each row are real, and targets (batch, n) that begin with START and are filled up with END."""
+    """Sources (batch, m), how many of each row are real, and targets (batch,
+    n) that begin with START and are filled up with END.
+    """
 
     source: Tensor
     lengths: Tensor
@@ -129,7 +139,9 @@ class Batch:
 
 def encode(task: Task, pairs: list[Pair]) -> Batch:
     """Characters as numbers from 2 on."""
-    sources, targets = ([[task.characters.index(c) + 2 for c in text] for text in texts] for texts in zip(*pairs, strict=True))
+    sources, targets = (
+        [[task.characters.index(c) + 2 for c in text] for text in texts] for texts in zip(*pairs, strict=True)
+    )
     lengths = torch.tensor([len(row) for row in sources])
     return Batch(_filled(sources), lengths, _filled([[START, *row, END] for row in targets]))
 
@@ -142,7 +154,9 @@ def _filled(rows: list[list[int]]) -> Tensor:
 def decode(task: Task, ids: Tensor) -> str:
     """The characters up to END; what is no character is a question mark."""
     row = ids.tolist()
-    return "".join(task.characters[i - 2] if i > 1 else "?" for i in (row[: row.index(END)] if END in row else row))
+    return "".join(
+        task.characters[i - 2] if i > 1 else "?" for i in (row[: row.index(END)] if END in row else row)
+    )
 
 
 def held_out(task: Task, count: int, seed: int) -> set[Hashable]:
@@ -169,11 +183,20 @@ def test_pairs(task: Task, kept: set[Hashable]) -> list[Pair]:
 
 def build(task: Task, width: int = 64, layers: int = 2) -> SequenceToSequence:
     """A small model: positions are waves, so that every place has a name of its own."""
-    design = Design(width, heads=4, hidden=2 * width, positions=Sinusoidal(), activation=Relu(), initialization=Xavier())
+    design = Design(
+        width, heads=4, hidden=2 * width, positions=Sinusoidal(), activation=Relu(), initialization=Xavier()
+    )
     return SequenceToSequence(design, len(task.characters) + 2, len(task.characters) + 2, layers)
 
 
-def train(task: Task, model: SequenceToSequence, pairs: Iterator[Pair], steps: int, batch: int = 64, rate: float = 3e-3) -> None:
+def train(
+    task: Task,
+    model: SequenceToSequence,
+    pairs: Iterator[Pair],
+    steps: int,
+    batch: int = 64,
+    rate: float = 3e-3,
+) -> None:
     """Adam on the cross-entropy of the next character; the rate goes up and down once."""
     optimizer = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps, pct_start=0.2)
@@ -190,11 +213,15 @@ def cross_entropy(model: SequenceToSequence, batch: Batch) -> Tensor:
     """Of every next character, and of the first END after them."""
     given, wanted = batch.target[:, :-1], batch.target[:, 1:]
     logits = model(batch.source, given, source_support=batch.support)
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.masked_fill(given == END, -100).flatten())
+    return torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), wanted.masked_fill(given == END, -100).flatten()
+    )
 
 
 def rewrite(model: SequenceToSequence, batch: Batch, room: int = 11) -> Tensor:
-    """What the model writes after START, always the most likely token; with a cache, so that each step costs one token."""
+    """What the model writes after START, always the most likely token; with a cache,
+    so that each step costs one token.
+    """
     start = torch.full((len(batch.source), 1), START)
     return model.generate(batch.source, start, room, end=END, source_support=batch.support)
 
@@ -206,9 +233,11 @@ def predict(task: Task, model: SequenceToSequence, pairs: list[Pair]) -> list[st
 
 @torch.no_grad()
 def cross_weights(model: SequenceToSequence, source: Tensor, target: Tensor) -> Tensor:
-    """The weights (layers, heads, n, m) with which the decoder looks at one source (1, m) while it reads one target (1, n).
+    """The weights (layers, heads, n, m) with which the decoder looks at one source (1, m) while it reads one
+    target (1, n).
 
-    The decoder is taken as a declaration. Its maps run one after the other, and each attention to the source is asked for its weights.
+    The decoder is taken as a declaration. Its maps run one after the other, and each attention to the source
+    is asked for its weights.
     """
     x, found = model.embedding(target)[0].double(), []
     for step in model.decoder.declare(model.encode(source)[0]).maps:
@@ -224,7 +253,13 @@ def _looks(step: Any) -> tuple[Any, list[ToContext]] | None:
     inner = step.map if isinstance(step, Residual) else None
     if not isinstance(inner, Compose) or not isinstance(added := inner.maps[-1], Added):
         return None
-    return inner.maps[0], [one for head in added.maps if isinstance(head, Compose) for one in head.maps if isinstance(one, ToContext)]
+    return inner.maps[0], [
+        one
+        for head in added.maps
+        if isinstance(head, Compose)
+        for one in head.maps
+        if isinstance(one, ToContext)
+    ]
 
 
 @dataclass(frozen=True)
@@ -250,17 +285,22 @@ def panel(task: Task, model: SequenceToSequence) -> Panel:
 STYLE = """<style>
 .page { fill: #ffffff } .cell { fill: #1f6feb } .frame { fill: none; stroke: #d8dee4 }
 text { fill: #24292f; font: 12px monospace } .title { font: bold 13px sans-serif }
-@media (prefers-color-scheme: dark) { .page { fill: #0d1117 } .cell { fill: #58a6ff } .frame { stroke: #30363d } text { fill: #e6edf3 } }
+@media (prefers-color-scheme: dark) { .page { fill: #0d1117 } .cell { fill: #58a6ff }
+  .frame { stroke: #30363d } text { fill: #e6edf3 } }
 </style>"""
 
 
 def picture(panels: list[Panel]) -> str:
-    """All maps side by side: a row for each character that is written, a column for each of the source; darker is more."""
+    """All maps side by side: a row for each character that is written, a column for each of the source;
+    darker is more.
+    """
     wide = [LABEL + CELL * len(one.source) + GAP for one in panels]
     size = f'width="{sum(wide) + GAP}" height="{TOP + CELL * max(len(one.written) for one in panels) + GAP}"'
     parts = [drawn(one, sum(wide[:number]) + GAP) for number, one in enumerate(panels)]
     frame = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>'
-    return "\n".join([frame, STYLE, '<rect class="page" width="100%" height="100%"/>', *parts, "</svg>"]) + "\n"
+    return (
+        "\n".join([frame, STYLE, '<rect class="page" width="100%" height="100%"/>', *parts, "</svg>"]) + "\n"
+    )
 
 
 def drawn(one: Panel, left: int) -> str:
@@ -268,13 +308,24 @@ def drawn(one: Panel, left: int) -> str:
     start, size = left + LABEL, f'width="{CELL}" height="{CELL}"'
     parts = [f'<text class="title" x="{start}" y="20">{html.escape(one.title)}</text>']
     for j, read in enumerate(one.source):
-        parts.append(f'<text x="{start + CELL * (j + 0.5)}" y="{TOP - 7}" text-anchor="middle">{html.escape(visible(read))}</text>')
+        parts.append(
+            f'<text x="{start + CELL * (j + 0.5)}" y="{TOP - 7}" '
+            f'text-anchor="middle">{html.escape(visible(read))}</text>'
+        )
     for i, written in enumerate(one.written):
-        parts.append(f'<text x="{start - 7}" y="{TOP + CELL * (i + 0.7):.0f}" text-anchor="end">{written}</text>')
+        parts.append(
+            f'<text x="{start - 7}" y="{TOP + CELL * (i + 0.7):.0f}" text-anchor="end">{written}</text>'
+        )
         for j, read in enumerate(one.source):
-            told = f"<title>{written} looks at {html.escape(visible(read))}: {float(one.weights[i, j]):.3f}</title>"
+            told = (
+                f"<title>{written} looks at {html.escape(visible(read))}: "
+                f"{float(one.weights[i, j]):.3f}</title>"
+            )
             place = f'x="{start + CELL * j}" y="{TOP + CELL * i}"'
-            parts.append(f'<rect class="cell" {place} {size} fill-opacity="{float(one.weights[i, j]):.3f}">{told}</rect>')
+            parts.append(
+                f'<rect class="cell" {place} {size} '
+                f'fill-opacity="{float(one.weights[i, j]):.3f}">{told}</rect>'
+            )
     box = f'x="{start}" y="{TOP}" width="{CELL * len(one.source)}" height="{CELL * len(one.written)}"'
     return "\n".join([*parts, f'<rect class="frame" {box}/>'])
 
@@ -294,7 +345,10 @@ def learn(task: Task, steps: int, seed: int) -> SequenceToSequence:
     pairs = test_pairs(task, kept)
     found = predict(task, model, pairs)
     right = sum(mine == target for mine, (_, target) in zip(found, pairs, strict=True))
-    print(f"{task.name}: {right} of {len(pairs)} exact ({right / len(pairs):.2%}), {steps} steps in {time.perf_counter() - start:.0f} s")
+    print(
+        f"{task.name}: {right} of {len(pairs)} exact ({right / len(pairs):.2%}), {steps} steps in "
+        f"{time.perf_counter() - start:.0f} s"
+    )
     wrong = [number for number, (_, target) in enumerate(pairs) if found[number] != target]
     for number in dict.fromkeys([*range(0, len(pairs), len(pairs) // 4), *wrong[:2]]):
         source, target = pairs[number]
@@ -304,7 +358,9 @@ def learn(task: Task, steps: int, seed: int) -> SequenceToSequence:
 
 def main() -> None:
     """Learn each task in turn, then draw where the decoders look."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--steps", type=int, help="of training; enough for each task if not given")
     parser.add_argument("--seed", type=int, default=0)

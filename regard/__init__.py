@@ -4,297 +4,178 @@ a = regard.Attention(regard.Dot(w_q, w_k), regard.Linear(w_v), support=regard.Ca
 y = a(x)                       # run it
 print(regard.explain(a, x))    # which engine, and why
 regard.linearize(a, x).norm()  # how much it stretches at x
-regard.certify(a, regard.Ball(1.0, tokens=8), regard.TokenMax())  # how much it can stretch anywhere in a ball, proved
+regard.certify(a, regard.Ball(1.0, tokens=8), regard.TokenMax())  # how much it can stretch in a ball, proved
 regard.attend(q, k, v, potential=regard.Gaussian(bandwidth=2.0))   # the tensor door
 """
 
 import importlib
 from typing import Any
 
-from regard.attention import Attention, Softmatch
-from regard.audit import audit
-from regard.certificate import Certificate, Hypothesis
-from regard.certify import (
-    THEOREMS,
-    Bound,
-    Misspecification,
-    Refusal,
-    Theorem,
-    Witness,
-    approximation_error,
-    apriori,
-    certify,
-    cite,
-    collapse_after,
-    consensus,
-    contraction,
-    declare,
-    deviation,
-    dropped,
-    falsify,
-    falsify_deviation,
-    growing_witness,
-    image,
-    kernel_error,
-    misspecification,
-    rank_collapse,
-    replaced,
-    row_errors,
-    score_perturbation,
+from regard import (
+    attention,
+    certificate,
+    compute,
+    costs,
+    derive,
+    domains,
+    engines,
+    errors,
+    lipschitz_norm,
+    lookups,
+    maps,
+    measure,
+    moments,
+    normalizers,
+    norms,
+    potentials,
+    proofs,
+    supports,
+    theorems,
+    tilt,
+    transport,
 )
-from regard.compute import Engine, Explanation, Flex, LinearEngine, ReferenceEngine, Sdpa, Tiled, apply, attend, engines, explain
-from regard.cost import Architecture, Cost, Sizes, cost, register_flop_formulas
-from regard.derive import (
-    Estimate,
-    Jacobian,
-    Lens,
-    ReversedAttention,
-    RowStatistics,
-    UpperEstimate,
-    backward_lens,
-    linearize,
-    reversed_attention,
-    row_statistics,
-)
-from regard.domains import Ball, Domain, Near, Neighborhood, Radii, Shell, TokenSet, Whole, one_token
-from regard.errors import (
-    AmbiguousRuleError,
-    ArgumentError,
-    ConvergenceWarning,
-    MissingExtraError,
-    NoRuleError,
-    PerformanceWarning,
-    RefusalError,
-    RegardError,
-)
+from regard.attention import Attention
+from regard.audits import audit
+from regard.certificate import Certificate
+from regard.compute import apply, attend, explain
+from regard.costs import cost
+from regard.derive import linearize
+from regard.domains import Ball, Neighborhood, Radii, Shell, Whole, one_token
 from regard.kernel import Kernel
-from regard.lipschitz_norm import LipschitzNorm
-from regard.lookups import Factored, FunctionLookup, Identity, Linear, Lookup, Table
-from regard.maps import (
-    Activation,
-    Added,
-    Affine,
-    Compose,
-    FromQueries,
-    Gated,
-    Gelu,
-    Heads,
-    Joint,
-    Map,
-    Normalize,
-    Pointwise,
-    Relu,
-    Residual,
-    Silu,
-    Tanh,
-    ToContext,
-    feed_forward,
-    post_norm,
-    pre_norm,
-)
-from regard.measure import GaussianMeasure, Measure, dirac
-from regard.moments import Law, Mean, Mode, Moment, Sample, SecondMoment
-from regard.normalizers import (
-    Elu,
-    Entmax,
-    FeatureMap,
-    LinearKernel,
-    Normalizer,
-    PositiveRandom,
-    Reference,
-    Sigmoid,
-    Sinkhorn,
-    SinkSoftmax,
-    Softmax,
-    Sparsemax,
-)
-from regard.norms import EntryMax, Frobenius, Norm, SequenceNorm, TokenMax, TokenSum, Wasserstein
+from regard.lookups import Factored, FunctionLookup, Identity, Linear, Table
+from regard.measure import Measure
+from regard.moments import Law, Mean, Mode, Sample, SecondMoment
+from regard.normalizers import Entmax, LinearKernel, Sigmoid, Sinkhorn, SinkSoftmax, Softmax, Sparsemax
+from regard.norms import EntryMax, Frobenius, TokenMax, TokenSum, Wasserstein
 from regard.potentials import (
     Additive,
     Alibi,
     Bilinear,
-    Buckets,
-    Clipped,
     Cosine,
     Dot,
     Gaussian,
     Laplace,
-    Logarithmic,
     Potential,
     RelativeBias,
     Rotary,
     SoftCap,
     StudentT,
 )
-from regard.supports import Causal, Document, Full, Padding, Support, Where, Window
-from regard.tilt import Tilt
-from regard.transport import entropic_wasserstein, transport_plan, wasserstein
+from regard.proofs import Witness, certify, cite, declare, deviation, falsify, falsify_deviation, image
+from regard.supports import Causal, Document, Full, Padding, Where, Window
+from regard.transport import wasserstein
 
 __version__ = "0.1.0"
 
+_LAZY = ("hf", "nn", "testing", "training")
+"""There when they are asked for, and costing nothing before."""
+
+_MODULES = (
+    attention,
+    certificate,
+    domains,
+    engines,
+    errors,
+    lipschitz_norm,
+    lookups,
+    maps,
+    measure,
+    moments,
+    normalizers,
+    norms,
+    potentials,
+    supports,
+    theorems,
+    tilt,
+    transport,
+    compute,
+    costs,
+    derive,
+    proofs,
+)
+"""Where everything is that is not here."""
+
 
 def __getattr__(name: str) -> Any:
-    """regard.nn and regard.hf are there when they are asked for, and cost nothing before."""
-    if name in ("nn", "hf"):
+    """A module that is loaded on demand; for a name that is in one of the modules,
+    an error that says in which.
+    """
+    if name in _LAZY:
         return importlib.import_module(f"regard.{name}")
+    for module in _MODULES:
+        found = vars(module)
+        if (
+            name in found.get("__all__", ())
+            or getattr(found.get(name), "__module__", None) == module.__name__
+        ):
+            raise AttributeError(f"regard.{name} is {module.__name__}.{name}")
     raise AttributeError(f"module 'regard' has no attribute {name!r}")
 
 
 __all__ = [
-    "THEOREMS",
-    "Activation",
-    "Added",
     "Additive",
-    "Affine",
     "Alibi",
-    "AmbiguousRuleError",
-    "Architecture",
-    "ArgumentError",
     "Attention",
     "Ball",
     "Bilinear",
-    "Bound",
-    "Buckets",
     "Causal",
     "Certificate",
-    "Clipped",
-    "Compose",
-    "ConvergenceWarning",
     "Cosine",
-    "Cost",
     "Document",
-    "Domain",
     "Dot",
-    "Elu",
-    "Engine",
     "Entmax",
     "EntryMax",
-    "Estimate",
-    "Explanation",
     "Factored",
-    "FeatureMap",
-    "Flex",
     "Frobenius",
-    "FromQueries",
     "Full",
     "FunctionLookup",
-    "Gated",
     "Gaussian",
-    "GaussianMeasure",
-    "Gelu",
-    "Heads",
-    "Hypothesis",
     "Identity",
-    "Jacobian",
-    "Joint",
     "Kernel",
     "Laplace",
     "Law",
-    "Lens",
     "Linear",
-    "LinearEngine",
     "LinearKernel",
-    "LipschitzNorm",
-    "Logarithmic",
-    "Lookup",
-    "Map",
     "Mean",
     "Measure",
-    "MissingExtraError",
-    "Misspecification",
     "Mode",
-    "Moment",
-    "Near",
     "Neighborhood",
-    "NoRuleError",
-    "Norm",
-    "Normalize",
-    "Normalizer",
     "Padding",
-    "PerformanceWarning",
-    "Pointwise",
-    "PositiveRandom",
     "Potential",
     "Radii",
-    "Reference",
-    "ReferenceEngine",
-    "Refusal",
-    "RefusalError",
-    "RegardError",
     "RelativeBias",
-    "Relu",
-    "Residual",
-    "ReversedAttention",
     "Rotary",
-    "RowStatistics",
     "Sample",
-    "Sdpa",
     "SecondMoment",
-    "SequenceNorm",
     "Shell",
     "Sigmoid",
-    "Silu",
     "SinkSoftmax",
     "Sinkhorn",
-    "Sizes",
     "SoftCap",
-    "Softmatch",
     "Softmax",
     "Sparsemax",
     "StudentT",
-    "Support",
     "Table",
-    "Tanh",
-    "Theorem",
-    "Tiled",
-    "Tilt",
-    "ToContext",
     "TokenMax",
-    "TokenSet",
     "TokenSum",
-    "UpperEstimate",
     "Wasserstein",
     "Where",
     "Whole",
     "Window",
     "Witness",
     "apply",
-    "approximation_error",
-    "apriori",
     "attend",
     "audit",
-    "backward_lens",
     "certify",
     "cite",
-    "collapse_after",
-    "consensus",
-    "contraction",
     "cost",
     "declare",
     "deviation",
-    "dirac",
-    "dropped",
-    "engines",
-    "entropic_wasserstein",
     "explain",
     "falsify",
     "falsify_deviation",
-    "feed_forward",
-    "growing_witness",
     "image",
-    "kernel_error",
     "linearize",
-    "misspecification",
     "one_token",
-    "post_norm",
-    "pre_norm",
-    "rank_collapse",
-    "register_flop_formulas",
-    "replaced",
-    "reversed_attention",
-    "row_errors",
-    "row_statistics",
-    "score_perturbation",
-    "transport_plan",
     "wasserstein",
 ]

@@ -1,4 +1,6 @@
-"""Arguments are checked where objects are made; every message names the argument, what was found, and the remedy."""
+"""Arguments are checked where objects are made; every message names the argument, what was found,
+and the remedy.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from regard.errors import ArgumentError
 
 
 def holds(condition: Tensor) -> bool | None:
-    """Whether a tensor condition is true; None where values cannot be read (compiling, vmap, meta tensors)."""
+    """Whether a tensor condition is true; None where values cannot be read (compiling, vmap,
+    meta tensors).
+    """
     if torch.compiler.is_compiling() or condition.device.type == "meta":
         return None
     try:
@@ -36,7 +40,9 @@ def floating(name: str, value: object) -> Tensor:
     if not isinstance(value, Tensor):
         raise ArgumentError(name, f"is a {type(value).__name__}", "give a torch.Tensor")
     if not value.dtype.is_floating_point:
-        raise ArgumentError(name, f"has dtype {value.dtype}", f"convert it to a floating dtype, e.g. {name}.float()")
+        raise ArgumentError(
+            name, f"has dtype {value.dtype}", f"convert it to a floating dtype, e.g. {name}.float()"
+        )
     return value
 
 
@@ -44,7 +50,11 @@ def finite(name: str, value: Tensor) -> None:
     """Every entry must be finite."""
     if holds(torch.isfinite(value).all()) is False:
         bad = int((~torch.isfinite(value)).sum())
-        raise ArgumentError(name, f"has {bad} non-finite entries among {value.numel()}", "remove NaN and infinity before declaring")
+        raise ArgumentError(
+            name,
+            f"has {bad} non-finite entries among {value.numel()}",
+            "remove NaN and infinity before declaring",
+        )
 
 
 def parameter(name: str, value: Tensor | None, rank: int, shape: str) -> None:
@@ -57,7 +67,9 @@ def parameter(name: str, value: Tensor | None, rank: int, shape: str) -> None:
     finite(name, value)
 
 
-def projections(w_q: Tensor | None, w_k: Tensor | None, b_q: Tensor | None, b_k: Tensor | None, named: str = "scale") -> None:
+def projections(
+    w_q: Tensor | None, w_k: Tensor | None, b_q: Tensor | None, b_k: Tensor | None, named: str = "scale"
+) -> None:
     """The projections of queries and keys: w (..., d, c), b (..., c), with one common c.
 
     named: the number that comes after them.
@@ -71,7 +83,9 @@ def projections(w_q: Tensor | None, w_k: Tensor | None, b_q: Tensor | None, b_k:
         parameter(f"b_{name}", bias, 1, "(..., c)")
         if weight is not None and bias is not None and bias.shape[-1] not in (1, weight.shape[-1]):
             raise ArgumentError(
-                f"b_{name}", f"has width {bias.shape[-1]}", f"w_{name} projects to {weight.shape[-1]}; give a bias of that width"
+                f"b_{name}",
+                f"has width {bias.shape[-1]}",
+                f"w_{name} projects to {weight.shape[-1]}; give a bias of that width",
             )
     if w_q is not None and w_k is not None:
         if w_q.shape[-1] != w_k.shape[-1]:
@@ -108,21 +122,27 @@ def same_device(name: str, value: Tensor, other_name: str, other: Tensor) -> Non
     """Two tensors must live on one device."""
     if value.device != other.device:
         raise ArgumentError(
-            name, f"is on {value.device} and {other_name} on {other.device}", f"move one of them: {name}.to({str(other.device)!r})"
+            name,
+            f"is on {value.device} and {other_name} on {other.device}",
+            f"move one of them: {name}.to({str(other.device)!r})",
         )
 
 
 def broadcast(names: str, *shapes: tuple[int, ...]) -> torch.Size:
     """The common batch shape, or an error that names the arguments."""
     longest = max(shapes, key=len, default=())
-    if all(shape == longest or len(shape) == 0 for shape in shapes):  # nearly always, and cheaper than torch's rule
+    if all(
+        shape == longest or len(shape) == 0 for shape in shapes
+    ):  # nearly always, and cheaper than torch's rule
         return torch.Size(longest)
     try:
         return torch.broadcast_shapes(*shapes)
     except RuntimeError:
         found = " and ".join(str(list(shape)) for shape in shapes)
         raise ArgumentError(
-            names, f"have batch shapes {found}", "batch dimensions must be equal or 1 (heads may also be grouped)"
+            names,
+            f"have batch shapes {found}",
+            "batch dimensions must be equal or 1 (heads may also be grouped)",
         ) from None
 
 

@@ -1,7 +1,9 @@
-"""Signed numbers with what rounding may have changed in them: numbers, vectors and matrices, each within an error of the true one.
+"""Signed numbers with what rounding may have changed in them: numbers, vectors and matrices, each within an
+error of the true one.
 
-The error is an `Upper`, in Euclidean length for vectors and in spectral norm for matrices; it may be one number for all of them. So rounding
-is looked after where a number is made, and the formulas of theorems read `lengths()`, `spreads(law)`, `norm`.
+The error is an `Upper`, in Euclidean length for vectors and in spectral norm for matrices; it may be one
+number for all of them. So rounding is looked after where a number is made, and the formulas of theorems read
+`lengths()`, `spreads(law)`, `norm`.
 """
 
 from __future__ import annotations
@@ -85,7 +87,8 @@ class Vectors:
         return Vectors(self.center @ matrix.center, error)
 
     def spreads(self, law: Upper) -> Upper:
-        """At least |[√P_k v_k]_k|₂ for every law P below `law` (…, rows, n), of each row of vectors (rows, n, d).
+        """At least |[√P_k v_k]_k|₂ for every law P below `law` (…, rows, n), of each row of vectors (rows, n,
+        d).
 
         The errors add |[√P_k e_k]|₂ ≤ √ΣP · error, and a law sums to one.
         """
@@ -93,7 +96,8 @@ class Vectors:
         return Upper(norms.value, norms.roundings + law.roundings // 2 + 3) + self.error
 
     def narrowed(self) -> Vectors:
-        """In the coordinates of their span, where that has fewer: no length and no spread is less than before.
+        """In the coordinates of their span, where that has fewer: no length and no spread is less than
+        before.
 
         With Q of nearly orthonormal columns, v = Q(Qᵀv) + rest, so |v| ≤ |Q| |Qᵀv| + |rest|.
         """
@@ -102,7 +106,11 @@ class Vectors:
         basis = vectors[:, values > 1e-13 * values[-1].clamp_min(1e-300)]
         inside = flat @ basis
         stretch = Upper(spectral_norm_bound(basis))
-        rounding = relative_error(2 * flat.shape[-1] + 4) * computed_lengths(flat).amax() * computed_lengths(basis.flatten())
+        rounding = (
+            relative_error(2 * flat.shape[-1] + 4)
+            * computed_lengths(flat).amax()
+            * computed_lengths(basis.flatten())
+        )
         left = computed_lengths(flat - inside @ basis.mT).amax() + rounding * (stretch + 1)
         scaled = (inside * stretch.bound).unflatten(0, self.center.shape[:-1])
         return Vectors(scaled, self.error + left + Upper(4 * UNIT) * computed_lengths(scaled).amax())
@@ -131,7 +139,9 @@ def computed_lengths(vectors: Tensor) -> Upper:
     """At least the lengths of vectors as they are, (…, d) to (…)."""
     width = vectors.shape[-1]
     squares = vectors.square().sum(-1)
-    return Upper(squares + width * 1e-305 * (squares < 1e-280).double(), width + 2).sqrt()  # squares that vanished
+    return Upper(
+        squares + width * 1e-305 * (squares < 1e-280).double(), width + 2
+    ).sqrt()  # squares that vanished
 
 
 def spectral_norms(matrices: Tensor) -> Upper:
@@ -146,9 +156,9 @@ def spectral_norms(matrices: Tensor) -> Upper:
 def largest_roots(gram: Tensor, terms: int = 0, error: Upper | None = None) -> Upper:
     """At least √λ_max of symmetric positive matrices (…, a, a).
 
-    The eigenvalue is backward stable: it is within 8 a · 2u · trace of a true one (assumed of LAPACK; it is far less). terms: how many
-    products were added for each entry of a Gram matrix AᵀA, whose rounding γ |A|_F² = γ trace bounds. error: what else the matrices may be
-    off, in spectral norm.
+    The eigenvalue is backward stable: it is within 8 a · 2u · trace of a true one (assumed of LAPACK; it is
+    far less). terms: how many products were added for each entry of a Gram matrix AᵀA, whose rounding γ
+    |A|_F² = γ trace bounds. error: what else the matrices may be off, in spectral norm.
     """
     size = gram.shape[-1]
     if not size:

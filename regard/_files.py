@@ -46,26 +46,30 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write beside, flush to the disk, then rename: a reader sees the old file or the new one, also after a crash or on a full disk."""
+    """Write beside, flush to the disk, then rename: a reader sees the old file or the new one,
+    also after a crash or on a full disk.
+    """
     write_together({path: content})
 
 
 def write_together(contents: dict[Path, bytes]) -> None:
-    """Files that belong together: all are on the disk before the first is renamed, and what was there comes back where a rename fails."""
+    """Files that belong together: all are on the disk before the first is renamed, and what was there
+    comes back where a rename fails.
+    """
     staged: dict[Path, Path] = {}
     kept: dict[Path, Path | None] = {}
     try:
         for path, content in contents.items():
-            staged[path] = _staged(path, content)
-            kept[path] = _kept(path)
-        _renamed(staged, kept)
+            staged[path] = _write_beside(path, content)
+            kept[path] = _second_name(path)
+        _rename_all(staged, kept)
     finally:
         for name in (*staged.values(), *kept.values()):
             if name is not None:
                 name.unlink(missing_ok=True)
 
 
-def _staged(path: Path, content: bytes) -> Path:
+def _write_beside(path: Path, content: bytes) -> Path:
     """A file beside the one that is to be written, whole and on the disk."""
     name = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
@@ -79,8 +83,10 @@ def _staged(path: Path, content: bytes) -> Path:
     return name
 
 
-def _kept(path: Path) -> Path | None:
-    """A second name for what is there; None where nothing is, or where the file system has no second names."""
+def _second_name(path: Path) -> Path | None:
+    """A second name for what is there; None where nothing is,
+    or where the file system has no second names.
+    """
     name = path.with_name(f".{path.name}.{os.getpid()}.old")
     try:
         os.link(path, name)
@@ -89,7 +95,7 @@ def _kept(path: Path) -> Path | None:
     return name
 
 
-def _renamed(staged: dict[Path, Path], kept: dict[Path, Path | None]) -> None:
+def _rename_all(staged: dict[Path, Path], kept: dict[Path, Path | None]) -> None:
     done: list[Path] = []
     new = {path for path in staged if not path.exists()}
     try:

@@ -1,4 +1,6 @@
-"""Looking things up by mark: tables, documents and masks are indexed by the positions that travel with the tokens."""
+"""Looking things up by mark: tables, documents and masks are indexed by the positions that travel with the
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,14 @@ from regard.errors import ArgumentError
 def gather_rows(name: str, table: Tensor, marks: Tensor) -> Tensor:
     """The rows (..., n, e) of a table (..., N, e) at integer marks (..., n)."""
     if marks.dtype.is_floating_point:
-        raise ArgumentError("marks", f"have dtype {marks.dtype}", f"{name} is looked up by position; give integer marks")
+        raise ArgumentError(
+            "marks", f"have dtype {marks.dtype}", f"{name} is looked up by position; give integer marks"
+        )
     if marks.numel() and _check.holds((marks.amin() < 0) | (marks.amax() >= table.shape[-2])):
         raise ArgumentError(
-            name, f"covers the marks 0..{table.shape[-2] - 1} and some token has another", f"give {name} an entry for every token"
+            name,
+            f"covers the marks 0..{table.shape[-2] - 1} and some token has another",
+            f"give {name} an entry for every token",
         )
     if marks.ndim == 1:
         return table.index_select(-2, marks)

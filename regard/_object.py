@@ -1,4 +1,6 @@
-"""Object: a frozen dataclass that is also a pytree of its tensors, so every torch.func transform passes through it."""
+"""Object: a frozen dataclass that is also a pytree of its tensors,
+so every torch.func transform passes through it.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +21,38 @@ Self = TypeVar("Self", bound="Object")
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Object(ABC):  # noqa: B024 (the base of abstract classes has no method of its own to leave open)
-    """Base of all nouns. A subclass is `@dataclass(frozen=True, eq=False, repr=False)` and either abstract or final.
+    """Base of all nouns. A subclass is `@dataclass(frozen=True, eq=False, repr=False)` and either abstract or
+    final.
 
-    Tensors (and Objects that hold them) are the children of the pytree; everything else is structure. Rebuilding from
-    leaves skips the checks of construction, because leaves may be tangents, batches or placeholders.
+    Tensors (and Objects that hold them) are the children of the pytree; everything else is structure.
+    Rebuilding from leaves skips the checks of construction, because leaves may be tangents, batches or
+    placeholders.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for base in cls.__mro__[1:]:
-            if base is not Object and "__dataclass_params__" in vars(base) and issubclass(base, Object) and not isabstract(base):
+            if (
+                base is not Object
+                and "__dataclass_params__" in vars(base)
+                and issubclass(base, Object)
+                and not isabstract(base)
+            ):
                 raise TypeError(
-                    f"{cls.__name__} derives from {base.__name__}, which is final: what is known of {base.__name__} would be "
+                    f"{cls.__name__} derives from {base.__name__}, which is final: what is known of "
+                    f"{base.__name__} would be "
                     f"believed of {cls.__name__}; derive it from {base.__mro__[1].__name__}"
                 )
-        pytree.register_pytree_node(cls, _flatten, _unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
+        pytree.register_pytree_node(
+            cls, _flatten, _unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}"
+        )
 
     def __eq__(self, other: object) -> bool:
-        """Equal values: the same type with equal fields, tensors with equal numbers on one device in one dtype.
+        """Equal values: the same type with equal fields, tensors with equal numbers on one device in one
+        dtype.
 
-        As for numbers, NaN equals nothing; a tensor that holds it, or whose numbers cannot be read (on the device meta,
-        inside vmap), equals itself only.
+        As for numbers, NaN equals nothing; a tensor that holds it, or whose numbers cannot be read (on the
+        device meta, inside vmap), equals itself only.
         """
         if self is other:
             return True
@@ -48,7 +61,9 @@ class Object(ABC):  # noqa: B024 (the base of abstract classes has no method of 
         return all(_equal(getattr(self, f.name), getattr(other, f.name)) for f in _fields(type(self)))
 
     def __hash__(self) -> int:
-        """Of the type, the shapes of tensors, and all that is no tensor: the numbers in tensors may be written to."""
+        """Of the type, the shapes of tensors, and all that is no tensor:
+        the numbers in tensors may be written to.
+        """
         return hash((type(self), *(_hashable(getattr(self, f.name)) for f in _fields(type(self)))))
 
     def replace(self: Self, **changes: Any) -> Self:
@@ -56,7 +71,11 @@ class Object(ABC):  # noqa: B024 (the base of abstract classes has no method of 
         return dataclasses.replace(self, **changes)
 
     def __repr__(self) -> str:
-        shown = [f"{f.name}={describe(getattr(self, f.name))}" for f in _fields(type(self)) if not _is_default(f, getattr(self, f.name))]
+        shown = [
+            f"{f.name}={describe(getattr(self, f.name))}"
+            for f in _fields(type(self))
+            if not _is_default(f, getattr(self, f.name))
+        ]
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
@@ -86,7 +105,11 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, (tuple, list)):
         return type(one) is type(other) and len(one) == len(other) and all(map(_equal, one, other))
     if isinstance(one, dict):
-        return type(one) is type(other) and one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+        return (
+            type(one) is type(other)
+            and one.keys() == other.keys()
+            and all(_equal(one[key], other[key]) for key in one)
+        )
     return bool(one == other)
 
 
@@ -108,7 +131,9 @@ def _hashable(value: Any) -> Any:
 
 
 def _has_tensors(value: Any) -> bool:
-    if value is None or isinstance(value, (int, float, str)):  # what most fields are; a tree costs ten times as much
+    if value is None or isinstance(
+        value, (int, float, str)
+    ):  # what most fields are; a tree costs ten times as much
         return False
     return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value))
 

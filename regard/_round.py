@@ -16,7 +16,9 @@ def up(value: float) -> float:
 
 
 def outward(value: float, operations: int = 4000) -> float:
-    """A result of sums, products, quotients and roots of bounds that are not negative, rounded up past all its roundings."""
+    """A result of sums, products, quotients and roots of bounds that are not negative,
+    rounded up past all its roundings.
+    """
     return value if value == 0 else up(value * (1 + gamma(operations)))
 
 
@@ -27,13 +29,17 @@ def exp_bound(value: float) -> float:
 
 
 def gamma(count: int) -> float:
-    """The relative error of a sum of `count` products, in any order: k u / (1 - k u), u the unit roundoff, rounded up."""
+    """The relative error of a sum of `count` products, in any order: k u / (1 - k u), u the unit roundoff,
+    rounded up.
+    """
     units = up(count * EPS / 2)
     return math.inf if units >= 0.5 else up(units / (1 - 2 * units))
 
 
-def _scaled(matrix: Tensor) -> tuple[Tensor, int]:
-    """A matrix times a power of two, so that its largest entry is near one, and the exponent that undoes it."""
+def _scale_by_power(matrix: Tensor) -> tuple[Tensor, int]:
+    """A matrix times a power of two, so that its largest entry is near one,
+    and the exponent that undoes it.
+    """
     exponent = math.frexp(float(matrix.abs().max()))[1]
     half = -exponent // 2  # two factors: one alone may leave the range
     return matrix * 2.0**half * 2.0 ** (-exponent - half), exponent
@@ -55,19 +61,22 @@ def vector_norm_bound(vector: Tensor) -> float:
         return math.inf
     if 1e-100 < largest < 1e100:
         return frobenius_bound(vector)
-    scaled, exponent = _scaled(vector)  # squares of very small numbers vanish
+    scaled, exponent = _scale_by_power(vector)  # squares of very small numbers vanish
     return up(math.ldexp(frobenius_bound(scaled), exponent))
 
 
 TALL = 64
-"""Rows from which a first factor is made small."""
+"""From this many rows on, the first factor of a product is replaced by a small triangular one of the same
+norm.
+"""
 
 
 def product_norm_bound(*factors: Tensor | None) -> float:
-    """An upper bound of the spectral norm of a product of matrices; None is an identity. The rounding of the product is added.
+    """An upper bound of the spectral norm of a product of matrices; None is an identity. The rounding of the
+    product is added.
 
-    A tall first factor A is replaced by the R of A + ΔA = QR, |ΔA|_F ≤ c m n u |A|_F for Householder's method (Higham 2002, 19.4), with
-    a c that is generous: then the product is as small as the factor is narrow.
+    A tall first factor A is replaced by the R of A + ΔA = QR, |ΔA|_F ≤ c m n u |A|_F for Householder's method
+    (Higham 2002, 19.4), with a c that is generous: then the product is as small as the factor is narrow.
     """
     present = [factor.detach().double() for factor in factors if factor is not None]
     if not present:
@@ -89,8 +98,9 @@ def product_norm_bound(*factors: Tensor | None) -> float:
 def spectral_norm_bound(matrix: Tensor) -> float:
     """An upper bound of the largest singular value of a real matrix, almost always tight to ten digits.
 
-    With G = fl(AᵀA), a Cholesky factorization of λI - G that runs to its end proves λI - G ⪰ -c, c = γ(k+2)/(1-γ(k+2)) · tr(λI - G)
-    (Rump 2006); |G - AᵀA|₂ ≤ γ(n) |A|_F² is added, and so is the rounding of λI - G itself.
+    With G = fl(AᵀA), a Cholesky factorization of λI - G that runs to its end proves λI - G ⪰ -c, c =
+    γ(k+2)/(1-γ(k+2)) · tr(λI - G) (Rump 2006); |G - AᵀA|₂ ≤ γ(n) |A|_F² is added, and so is the rounding of
+    λI - G itself.
     """
     matrix = matrix.detach().double()
     if matrix.numel() == 0:
@@ -101,7 +111,7 @@ def spectral_norm_bound(matrix: Tensor) -> float:
         return 0.0
     if matrix.shape[0] < matrix.shape[1]:
         matrix = matrix.mT
-    matrix, exponent = _scaled(matrix)
+    matrix, exponent = _scale_by_power(matrix)
     length, size = frobenius_bound(matrix), matrix.shape[1]
     gram = matrix.mT @ matrix
     gram = 0.5 * (gram + gram.mT)
@@ -115,7 +125,9 @@ def spectral_norm_bound(matrix: Tensor) -> float:
         if int(failed) == 0:
             trace = up(float(shifted.diagonal().abs().sum()) * (1 + gamma(size)))
             bend = gamma(size + 2)
-            rounding = up(up(bend / (1 - bend) * trace) + 2 * EPS * level)  # λI - G is rounded on its diagonal alone
+            rounding = up(
+                up(bend / (1 - bend) * trace) + 2 * EPS * level
+            )  # λI - G is rounded on its diagonal alone
             best = min(best, up(up(level + rounding) + forming))
             break
     return up(math.ldexp(up(math.sqrt(best)), exponent))

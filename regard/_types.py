@@ -6,8 +6,8 @@
 
     points (..., n, d)   log_weights (..., n)   marks (..., n)   scores (..., m, n)   outputs (..., m, e)
 
-A *scalar parameter* (scale, bandwidth, temperature, slope, cap) is a number, or a tensor with one entry for each
-batch element or head: a tensor of shape (h,) acts on scores of shape (h, m, n).
+A *scalar parameter* (scale, bandwidth, temperature, slope, cap) is a number, or a tensor with one entry for
+each batch element or head: a tensor of shape (h,) acts on scores of shape (h, m, n).
 """
 
 from __future__ import annotations

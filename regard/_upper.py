@@ -1,15 +1,19 @@
-"""Upper and Lower: float64 numbers that are at least, or at most, true ones, with arithmetic that keeps it so.
+"""Upper and Lower: float64 numbers that are at least, or at most, true ones, with arithmetic that keeps it
+so.
 
-A number carries how many roundings it went through (the counter of Stewart; Higham 2002, section 3.4). With u = 2⁻⁵³,
+A number carries how many roundings it went through (the counter of Stewart; Higham 2002, section 3.4). With u
+= 2⁻⁵³,
 
     Upper:  true ≤ value · (1 - u)^(-roundings)          Lower:  true ≥ value · (1 - u)^roundings
 
-for true numbers that are real and not negative. One rounded sum, product, quotient or root adds one: fl(z) = z (1 + δ), |δ| ≤ u. So
-arithmetic costs what it costs without proofs, and `bound` pays for all roundings at once. ∞ is "nothing is known", for a true number
-that is real all the same, and so is what is no number. A product below `TINY` is lifted to it in an Upper, and is zero in a Lower: there
-rounding is no longer relative. So zero times anything is `TINY`, which is as good as zero.
+for true numbers that are real and not negative. One rounded sum, product, quotient or root adds one: fl(z) =
+z (1 + δ), |δ| ≤ u. So arithmetic costs what it costs without proofs, and `bound` pays for all roundings at
+once. ∞ is "nothing is known", for a true number that is real all the same, and so is what is no number. A
+product below `TINY` is lifted to it in an Upper, and is zero in a Lower: there rounding is no longer
+relative. So zero times anything is `TINY`, which is as good as zero.
 
-Assumed: sums, products, quotients and roots are rounded to nearest; exp, log and their kin are right to `ELEMENTARY` roundings.
+Assumed: sums, products, quotients and roots are rounded to nearest; exp, log and their kin are right to
+`ELEMENTARY` roundings.
 """
 
 from __future__ import annotations
@@ -62,7 +66,9 @@ class Directed(ABC):
     # What does not round
 
     def map(self: Self, change: Callable[[Tensor], Tensor]) -> Self:
-        """The same numbers in another shape: any function of tensors that only moves, repeats or selects entries."""
+        """The same numbers in another shape: any function of tensors that only moves,
+        repeats or selects entries.
+        """
         return type(self)(change(self.value), self.roundings)
 
     def __getitem__(self: Self, index: Any) -> Self:
@@ -120,7 +126,9 @@ class Directed(ABC):
     def __matmul__(self: Self, other: Self) -> Self:
         other = self._like(other)
         terms = self.value.shape[-1]
-        return type(self)(self._settle(self.value @ other.value), self.roundings + other.roundings + terms + 1)
+        return type(self)(
+            self._settle(self.value @ other.value), self.roundings + other.roundings + terms + 1
+        )
 
     def _like(self: Self, other: Self | int) -> Self:
         if type(other) is type(self):
@@ -153,7 +161,10 @@ class Upper(Directed):
         return value.clamp_min_(TINY)
 
     def __sub__(self, other: Lower) -> Upper:
-        """A difference is at least the true one where what is taken away is at most the true one. Never below zero."""
+        """A difference is at least the true one where what is taken away is at most the true one.
+
+        Never below zero.
+        """
         if type(other) is not Lower:
             raise TypeError(f"Upper minus {type(other).__name__}: only a Lower may be taken from an Upper")
         return Upper((self.bound - other.bound).clamp_min(0.0), 1)
@@ -166,11 +177,16 @@ class Upper(Directed):
         if type(other) is int and other > 0:
             other = Lower(float(other))
         if type(other) is not Lower:
-            raise TypeError(f"Upper over {type(other).__name__}: only a Lower, or a whole number, may divide an Upper")
+            raise TypeError(
+                f"Upper over {type(other).__name__}: only a Lower, or a whole number, may divide an Upper"
+            )
         return Upper(self._settle(self.value / other.value), self.roundings + other.roundings + 1)
 
     def minimum(self, *others: Upper) -> Upper:
-        """Of several bounds of the same number, the smallest; and of numbers, the smallest. What is no number is no bound."""
+        """Of several bounds of the same number, the smallest; and of numbers, the smallest.
+
+        What is no number is no bound.
+        """
         return _fold(torch.fmin, (self, *others))
 
     def maximum(self, *others: Upper) -> Upper:
@@ -178,7 +194,9 @@ class Upper(Directed):
         return _fold(torch.maximum, (self, *others))
 
     def sums_of_others(self) -> Upper:
-        """Σ_{l≠k} x_l for each k, each summed by itself: x_k taken from the sum of all would lose what is small beside it."""
+        """Σ_{l≠k} x_l for each k, each summed by itself:
+        x_k taken from the sum of all would lose what is small beside it.
+        """
         size = self.value.shape[-1]
         found = self.value.clamp(max=1e300) @ (1 - torch.eye(size, dtype=torch.float64))
         return Upper(torch.where(found >= 1e300, math.inf, found), self.roundings + size)
@@ -231,11 +249,16 @@ class Lower(Directed):
         if type(other) is int and other > 0:
             other = Upper(float(other))
         if type(other) is not Upper:
-            raise TypeError(f"Lower over {type(other).__name__}: only an Upper, or a whole number, may divide a Lower")
+            raise TypeError(
+                f"Lower over {type(other).__name__}: only an Upper, or a whole number, may divide a Lower"
+            )
         return Lower(self._settle(self.value / other.value), self.roundings + other.roundings + 1)
 
     def maximum(self, *others: Lower) -> Lower:
-        """Of several bounds of the same number, the largest; and of numbers, the largest. What is no number is no bound."""
+        """Of several bounds of the same number, the largest; and of numbers, the largest.
+
+        What is no number is no bound.
+        """
         return _fold(torch.fmax, (self, *others))
 
     def minimum(self, *others: Lower) -> Lower:

@@ -1,7 +1,7 @@
 """Verb: an open table of typed rules. The nouns do not know the verbs; anyone may add a rule.
 
-`one` takes the most specific rule (one truth), `all` gives every matching rule (for bounds, of which the minimum is
-a bound). `rule` registers the one rule for its types, `another` one of several.
+`one` takes the most specific rule (one truth), `all` gives every matching rule (for bounds, of which the
+minimum is a bound). `rule` registers the one rule for its types, `another` one of several.
 """
 
 from __future__ import annotations
@@ -25,11 +25,15 @@ class Verb:
     def rule(self, *types: type) -> Callable[[Rule], Rule]:
         """Register a rule for these argument types; a second rule for the same types is an error."""
         if any(types == known for known, _ in self._rules):
-            raise AmbiguousRuleError(f"{self.name} already has a rule for {_names(types)}; register a more specific type instead")
+            raise AmbiguousRuleError(
+                f"{self.name} already has a rule for {_names(types)}; register a more specific type instead"
+            )
         return self.another(*types)
 
     def another(self, *types: type) -> Callable[[Rule], Rule]:
-        """Register one of several rules for these argument types: all of them are true, and `all` gives each."""
+        """Register one of several rules for these argument types: all of them are true,
+        and `all` gives each.
+        """
         if not types or not all(isinstance(kind, type) for kind in types):
             raise TypeError(f"{self.name}.rule(...) takes one or more types, found {types!r}")
 
@@ -66,21 +70,29 @@ class Verb:
     def _resolve(self, types: tuple[type, ...]) -> Callable[..., Any]:
         matching = [signature for signature, _ in self._rules if _matches(types, signature)]
         if not matching:
-            raise NoRuleError(f"{self.name} has no rule for {_names(types)}; add one with @{self.name}.rule({_names(types)})")
+            raise NoRuleError(
+                f"{self.name} has no rule for {_names(types)}; add one with "
+                f"@{self.name}.rule({_names(types)})"
+            )
         best = list({s for s in matching if all(_matches(s, other) for other in matching)})
         if len(best) != 1:
             options = " and ".join(f"({_names(s)})" for s in matching)
             raise AmbiguousRuleError(
-                f"{self.name} has the rules {options}, none the most specific; settle it with @{self.name}.rule({_names(types)})"
+                f"{self.name} has the rules {options}, none the most specific; settle it with "
+                f"@{self.name}.rule({_names(types)})"
             )
         functions = [function for signature, function in self._rules if signature == best[0]]
         if len(functions) > 1:
-            raise AmbiguousRuleError(f"{self.name} has several rules for {_names(best[0])}; ask for all of them")
+            raise AmbiguousRuleError(
+                f"{self.name} has several rules for {_names(best[0])}; ask for all of them"
+            )
         return functions[0]
 
 
 def _matches(types: tuple[type, ...], signature: tuple[type, ...]) -> bool:
-    return len(types) >= len(signature) and all(issubclass(kind, wanted) for kind, wanted in zip(types, signature, strict=False))
+    return len(types) >= len(signature) and all(
+        issubclass(kind, wanted) for kind, wanted in zip(types, signature, strict=False)
+    )
 
 
 def _names(types: tuple[type, ...]) -> str:

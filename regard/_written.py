@@ -63,7 +63,9 @@ def read_object(written: Any, rooms: tuple[ModuleType, ...]) -> Any:
     for room in rooms:
         kind = vars(room).get(name)
         if isinstance(kind, type) and issubclass(kind, Object):
-            kind(**(made := {key: read_object(value, rooms) for key, value in fields.items()}))  # checked as if it were new
+            kind(
+                **(made := {key: read_object(value, rooms) for key, value in fields.items()})
+            )  # checked as if it were new
             return rebuild(kind, tuple(made), tuple(made.values()))  # but nothing is normalized again
     raise ArgumentError("written", f"has type {name!r}", "read what this version of regard wrote")
 

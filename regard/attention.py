@@ -30,9 +30,11 @@ weights = Verb("weights")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Attention(Object):
-    """x ↦ Π[Ψ_{G(x,·)}(μ) L]: reweight the context μ by the potential, look values up, take the moment (vuckovic2020, Definition 8).
+    """x ↦ Π[Ψ_{G(x,·)}(μ) L]: reweight the context μ by the potential, look values up, take the moment
+    (vuckovic2020, Definition 8).
 
-    Heads and batches are leading dimensions and broadcast: with w_q of shape (h, d, c) and x (n, d) the output is (h, n, e).
+    Heads and batches are leading dimensions and broadcast: with w_q of shape (h, d, c) and x (n, d) the
+    output is (h, n, e).
     """
 
     potential: Potential = part()
@@ -42,15 +44,30 @@ class Attention(Object):
     moment: Moment = part(default=Mean())
 
     def __post_init__(self) -> None:
-        kinds = {"potential": Potential, "lookup": Lookup, "normalizer": Normalizer, "support": Support, "moment": Moment}
+        kinds = {
+            "potential": Potential,
+            "lookup": Lookup,
+            "normalizer": Normalizer,
+            "support": Support,
+            "moment": Moment,
+        }
         for name, kind in kinds.items():
             value = getattr(self, name)
             if not isinstance(value, kind):
-                found = f"is a {value.__name__} class" if isinstance(value, type) else f"is a {type(value).__name__}"
-                raise ArgumentError(name, found, f"give a {kind.__name__} value, e.g. one from regard.{name}s")
+                found = (
+                    f"is a {value.__name__} class"
+                    if isinstance(value, type)
+                    else f"is a {type(value).__name__}"
+                )
+                raise ArgumentError(
+                    name, found, f"give a {kind.__name__} value, e.g. one from regard.{name}s"
+                )
 
     def __call__(self, x: Measure | Tensor, context: Measure | Tensor | None = None) -> Any:
-        """Self-attention on x, or attention of x to a context. A Tensor means the uniform measure on its rows and gives a Tensor back."""
+        """Self-attention on x, or attention of x to a context.
+
+        A Tensor means the uniform measure on its rows and gives a Tensor back.
+        """
         return run.one(self, x, context)
 
     def kernel(self, context: Measure | Tensor) -> Kernel:
@@ -62,15 +79,22 @@ class Attention(Object):
         return Softmatch(self.potential, self.normalizer, self.support, as_measure("context", context))
 
     def free_energy(self, x: Measure | Tensor, context: Measure | Tensor | None = None) -> Tensor:
-        """The maximum of ν(a(x,·)) - KL(ν | μ) over laws ν, one number a query: log μ(G(x,·)) for softmax, without an m × n matrix."""
+        """The maximum of ν(a(x,·)) - KL(ν | μ) over laws ν, one number a query: log μ(G(x,·)) for softmax,
+        without an m × n matrix.
+        """
         return free_energy.one(self, x, context)
 
-    def weights(self, x: Measure | Tensor, context: Measure | Tensor | None = None, *, rows: Any = None) -> Tensor:
-        """The weights (..., m, n) of all queries, or of some: `rows` is a slice or a list of indices, and only these are computed."""
+    def weights(
+        self, x: Measure | Tensor, context: Measure | Tensor | None = None, *, rows: Any = None
+    ) -> Tensor:
+        """The weights (..., m, n) of all queries, or of some: `rows` is a slice or a list of indices,
+        and only these are computed.
+        """
         return weights.one(self, x, context, rows)
 
     def law_gap(self, law: Tensor, x: Measure | Tensor, context: Measure | Tensor | None = None) -> Tensor:
-        """How far rows `law` (..., m, n) are from optimal: exactly KL(law | attention row), by the Gibbs variational identity.
+        """How far rows `law` (..., m, n) are from optimal: exactly KL(law | attention row), by the Gibbs
+        variational identity.
 
         It certifies any approximate row: |law - row|_1 ≤ √(2 gap).
         """
@@ -79,7 +103,9 @@ class Attention(Object):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Softmatch(Kernel):
-    """x ↦ Ψ_{G(x,·)}(μ), G = exp(potential), μ the context restricted to what x may see (vuckovic2020, Definition 4)."""
+    """x ↦ Ψ_{G(x,·)}(μ), G = exp(potential), μ the context restricted to what x may see (vuckovic2020,
+    Definition 4).
+    """
 
     potential: Potential
     normalizer: Normalizer
@@ -108,7 +134,9 @@ class Softmatch(Kernel):
         rows = normalizer.weights(scores, reference)
         if _check.holds((rows.sum(-1) == 0).any()):
             raise ArgumentError(
-                "support", "leaves a query that sees nothing, which has no law", "run the attention instead, which gives zero there"
+                "support",
+                "leaves a query that sees nothing, which has no law",
+                "run the attention instead, which gives zero there",
             )
         points = self.context.points.unsqueeze(-3)
         points = points.expand(*points.shape[:-3], *rows.shape[-2:], -1)

@@ -25,10 +25,13 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Certificate:
-    """An upper bound that holds with the given probability, over the randomness of its own proof and nothing else.
+    """An upper bound that holds with the given probability, over the randomness of its own proof and nothing
+    else.
 
-    value: the bound. domain: where it holds. theorem: what proves it. parts: the certificates it was built from.
-    refused: theorems that do not apply, each with a sentence. others: what other theorems prove of the same quantity.
+    value: the bound. domain: where it holds. theorem: what proves it. parts: the certificates it was built
+    from.
+    refused: theorems that do not apply, each with a sentence. others: what other theorems prove of the same
+    quantity.
     quantity: what is bounded, a "constant" (how much a change is amplified) or another word.
     """
 
@@ -44,7 +47,10 @@ class Certificate:
     quantity: str = "constant"
 
     def __str__(self) -> str:
-        lines = [f"{self.quantity} ≤ {rounded_up(self.value)} in {self.norm!r} on {self.domain}{self._chance()}", f"  by {self.theorem}"]
+        lines = [
+            f"{self.quantity} ≤ {round_up(self.value)} in {self.norm!r} on {self.domain}{self._chance()}",
+            f"  by {self.theorem}",
+        ]
         lines += [f"  {hypothesis}" for hypothesis in self.hypotheses]
         if self.parts:
             lines.append(f"  from {_count(len(self.parts), 'part')}: see tree()")
@@ -65,7 +71,7 @@ class Certificate:
     def ladder(self) -> str:
         """All bounds of this quantity, smallest first, and the theorems that refused."""
         rungs = sorted((self, *self.others), key=lambda rung: rung.value)
-        lines = [f"{rounded_up(rung.value):>12}  {rung.theorem}" for rung in rungs]
+        lines = [f"{round_up(rung.value):>12}  {rung.theorem}" for rung in rungs]
         return "\n".join(lines + [f"{'–':>12}  {why}" for why in self.refused])
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,7 +119,10 @@ class Certificate:
 
     def _branch(self, depth: int) -> list[str]:
         indent = "  " * depth
-        lines = [f"{indent}≤ {rounded_up(self.value)}  {self.quantity} in {self.norm!r} on {self.domain}{self._chance()}"]
+        lines = [
+            f"{indent}≤ {round_up(self.value)}  {self.quantity} in {self.norm!r} on "
+            f"{self.domain}{self._chance()}"
+        ]
         lines += [f"{indent}  by {self.theorem}"]
         lines += [f"{indent}  {hypothesis}" for hypothesis in self.hypotheses]
         for part in self.parts:
@@ -121,7 +130,7 @@ class Certificate:
         return lines
 
 
-def rounded_up(value: float) -> str:
+def round_up(value: float) -> str:
     """Rounded up, so that what is printed is a bound too."""
     if value == 0 or not math.isfinite(value):
         return "∞" if value == math.inf else f"{value:g}"

@@ -1,4 +1,7 @@
-"""Domains: where a bound holds. Tokens lie in a set (Whole, Ball, Shell), or near a given sequence (Neighborhood, Radii)."""
+"""Domains: where a bound holds.
+
+Tokens lie in a set (Whole, Ball, Shell), or near a given sequence (Neighborhood, Radii).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,9 @@ class Domain(Object):
 
 
 class TokenSet(Domain):
-    """Every token lies in one set; `tokens` says how many there are, None means any number, so a bound may not depend on it."""
+    """Every token lies in one set; `tokens` says how many there are, None means any number,
+    so a bound may not depend on it.
+    """
 
     tokens: int | None
 
@@ -71,12 +76,19 @@ class Shell(TokenSet):
             remedy = "give True (distances from the mean of a token) or False (from zero)"
             raise ArgumentError("centered", f"is {self.centered!r}", remedy)
         if not 0 <= self.inner <= self.outer or math.isinf(self.inner):
-            raise ArgumentError("inner and outer", f"are {self.inner} and {self.outer}", "give 0 <= inner <= outer, inner finite")
+            raise ArgumentError(
+                "inner and outer",
+                f"are {self.inner} and {self.outer}",
+                "give 0 <= inner <= outer, inner finite",
+            )
         _count(self.tokens)
 
     def __repr__(self) -> str:
         counted = "" if self.tokens is None else f", tokens={self.tokens}"
-        return f"Shell(inner={describe(self.inner)}, outer={describe(self.outer)}{counted}, centered={self.centered})"
+        return (
+            f"Shell(inner={describe(self.inner)}, outer={describe(self.outer)}{counted}, "
+            f"centered={self.centered})"
+        )
 
 
 class Near(Domain):
@@ -104,7 +116,11 @@ class Neighborhood(Near):
         _sequence(self.points)
         _radius("radius", self.radius)
         if not isinstance(self.norm, (Frobenius, TokenMax)):
-            raise ArgumentError("norm", f"is {self.norm!r}", "a neighborhood is a ball in Frobenius() or TokenMax(); use Radii for others")
+            raise ArgumentError(
+                "norm",
+                f"is {self.norm!r}",
+                "a neighborhood is a ball in Frobenius() or TokenMax(); use Radii for others",
+            )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -119,12 +135,17 @@ class Radii(Near):
         radii = _check.floating("radii", self.radii)
         if radii.shape != (tokens,) or not bool(((radii >= 0) & torch.isfinite(radii)).all()):
             raise ArgumentError(
-                "radii", f"is {_check.describe(radii)}", f"give {tokens} finite numbers that are not negative, one for each token"
+                "radii",
+                f"is {_check.describe(radii)}",
+                f"give {tokens} finite numbers that are not negative, one for each token",
             )
 
     def __repr__(self) -> str:
         moving = int((self.radii > 0).sum())
-        return f"Radii({describe(self.points)}, {moving} of {len(self.radii)} tokens move by at most {float(self.radii.max()):.6g})"
+        return (
+            f"Radii({describe(self.points)}, {moving} of {len(self.radii)} tokens move by at most "
+            f"{float(self.radii.max()):.6g})"
+        )
 
 
 def one_token(points: Tensor | Measure, index: int, radius: float) -> Radii:
@@ -141,7 +162,9 @@ def _sequence(points: Tensor | Measure) -> Tensor:
     tokens = _check.floating("points", points.points if isinstance(points, Measure) else points)
     if tokens.ndim != 2 or 0 in tokens.shape:
         raise ArgumentError(
-            "points", f"has shape {list(tokens.shape)}", "give one sequence (n, d) with at least one token; bound batches one by one"
+            "points",
+            f"has shape {list(tokens.shape)}",
+            "give one sequence (n, d) with at least one token; bound batches one by one",
         )
     _check.finite("points", tokens)
     return tokens
@@ -151,9 +174,13 @@ def _radius(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
         raise ArgumentError(name, f"is {value!r}", "give a number that is not negative")
     if math.isinf(value):
-        raise ArgumentError(name, "is infinite", "give a finite number; tokens anywhere are Whole(), or Whole(tokens=n)")
+        raise ArgumentError(
+            name, "is infinite", "give a finite number; tokens anywhere are Whole(), or Whole(tokens=n)"
+        )
 
 
 def _count(tokens: int | None) -> None:
     if tokens is not None and (not isinstance(tokens, int) or tokens < 1):
-        raise ArgumentError("tokens", f"is {tokens!r}", "give how many tokens there are, one or more, or None for any number")
+        raise ArgumentError(
+            "tokens", f"is {tokens!r}", "give how many tokens there are, one or more, or None for any number"
+        )

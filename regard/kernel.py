@@ -1,4 +1,6 @@
-"""Markov kernels: functions from points to laws, with composition and their actions on measures and on functions."""
+"""Markov kernels: functions from points to laws,
+with composition and their actions on measures and on functions.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Kernel(Object):
         """∫ law(dy) K(y, ·): every atom is replaced by its law; for a batch of laws, in each of them."""
         inner = self(law.points, law.marks)
         if not isinstance(inner, Measure):
-            raise ArgumentError("kernel", "has laws that are not finite sums of atoms", "end the composition with it instead")
+            raise ArgumentError(
+                "kernel", "has laws that are not finite sums of atoms", "end the composition with it instead"
+            )
         log_weights = law.log_masses().unsqueeze(-1) + inner.log_masses()
         points = inner.points.expand(*log_weights.shape, -1)
         return Measure(points.flatten(-3, -2), log_weights.flatten(-2))
@@ -40,13 +44,17 @@ class Kernel(Object):
     def right(self, function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """The right action (Kf)(x) = ∫ f(y) K(x, dy), a function of points again."""
 
-        def integrated(points: Tensor) -> Tensor:
+        def integrate(points: Tensor) -> Tensor:
             law = self(points)
             if not isinstance(law, Measure):
-                raise ArgumentError("kernel", "has laws that are not finite sums of atoms", "integrate against law.sample(...) instead")
+                raise ArgumentError(
+                    "kernel",
+                    "has laws that are not finite sums of atoms",
+                    "integrate against law.sample(...) instead",
+                )
             return law.integrate(function)
 
-        return integrated
+        return integrate
 
     def __matmul__(self, second: Kernel) -> Kernel:
         return Composed(self, second) if isinstance(second, Kernel) else NotImplemented
@@ -62,7 +70,11 @@ class Composed(Kernel):
     def __call__(self, points: Tensor, marks: Tensor | None = None) -> AnyLaw:
         law = self.first(points, marks)
         if not isinstance(law, Measure):
-            raise ArgumentError("first", "has laws that are not finite sums of atoms", "use it as the last kernel of a composition")
+            raise ArgumentError(
+                "first",
+                "has laws that are not finite sums of atoms",
+                "use it as the last kernel of a composition",
+            )
         if law.size == 1 and law.marks is None:  # a moved point keeps its position
             marks = torch.arange(points.shape[-2], device=points.device) if marks is None else marks
             law = Measure(law.points, law.log_weights, marks.unsqueeze(-1).expand(law.points.shape[:-1]))

@@ -1,4 +1,6 @@
-"""LipschitzNorm: self-attention whose scores are divided by the sizes of its inputs, so that one constant holds everywhere."""
+"""LipschitzNorm: self-attention whose scores are divided by the sizes of its inputs,
+so that one constant holds everywhere.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from regard.parameters import Tokens, projection
 class LipschitzNorm(Map):
     """x ↦ softmax(Q Kᵀ / max(uv, uw, vw)) V, Q = x w_q, K = x w_k, V = x w_v (dasoulas2021).
 
-    u = |Q|_F, v = max_j |k_j|, w = max_j |v_j|. Where all three products are zero all scores are zero. w_q, w_k (d, c), w_v (d, e).
+    u = |Q|_F, v = max_j |k_j|, w = max_j |v_j|. Where all three products are zero all scores are zero. w_q,
+    w_k (d, c), w_v (d, e).
     """
 
     w_q: Tensor = projection(Tokens.ALL)

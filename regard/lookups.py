@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard import _check
 from regard._gather import gather_rows
-from regard._heads import grouped, projected
+from regard._heads import project_points, repeat_groups
 from regard.errors import ArgumentError
 from regard.kernel import AnyLaw, Kernel
 from regard.measure import Measure, dirac
@@ -31,11 +31,12 @@ class Lookup(Kernel):
         """The push-forward of the law: deterministic kernels move atoms and keep weights and marks."""
         if law.points.ndim == 2:
             return Measure(self.values(law.points, law.marks), law.log_weights, law.marks)
-        # A batch of laws (..., m) on n atoms: m·n keys, so that weights with heads meet the heads and not the laws.
+        # A batch of laws (..., m) on n atoms: m·n keys, so that weights with heads meet the heads and not the
+        # laws.
         marks = None if law.marks is None else law.marks.expand(law.points.shape[:-1]).flatten(-2)
         values = self.values(law.points.flatten(-3, -2), marks).unflatten(-2, law.points.shape[-3:-1])
         if law.log_weights is not None and law.log_weights.ndim >= 3:
-            values = grouped("values", values, law.log_weights.shape[-3], -4)
+            values = repeat_groups("values", values, law.log_weights.shape[-3], -4)
         return Measure(values, law.log_weights, law.marks)
 
 
@@ -59,7 +60,9 @@ class Linear(Lookup):
         _check.parameter("b_v", self.b_v, 1, "(..., e)")
         if self.b_v is not None and self.b_v.shape[-1] not in (1, self.w_v.shape[-1]):
             raise ArgumentError(
-                "b_v", f"has width {self.b_v.shape[-1]} and w_v gives {self.w_v.shape[-1]}", "give one number for each value"
+                "b_v",
+                f"has width {self.b_v.shape[-1]} and w_v gives {self.w_v.shape[-1]}",
+                "give one number for each value",
             )
 
     def values(self, points: Tensor, marks: Tensor | None) -> Tensor:
@@ -70,14 +73,19 @@ class Linear(Lookup):
                 "give w_v (..., d, e) with d the width of the keys",
             )
         if points.dtype != self.w_v.dtype:
-            raise ArgumentError("w_v", f"is {self.w_v.dtype} and the keys are {points.dtype}", "convert one of them")
-        values = projected(points, self.w_v)
+            raise ArgumentError(
+                "w_v", f"is {self.w_v.dtype} and the keys are {points.dtype}", "convert one of them"
+            )
+        values = project_points(points, self.w_v)
         return values if self.b_v is None else values + self.b_v.unsqueeze(-2)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Factored(Lookup):
-    """v(k) = uᵀ(wᵀk) + b: values of projected keys. With w the projection of the potential, values cannot see what scores do not."""
+    """v(k) = uᵀ(wᵀk) + b: values of projected keys.
+
+    With w the projection of the potential, values cannot see what scores do not.
+    """
 
     w: Tensor = projection(Tokens.KEYS)
     u: Tensor = parameter(rank=2)
@@ -88,10 +96,16 @@ class Factored(Lookup):
         _check.parameter("u", self.u, 2, "(..., c, e)")
         _check.parameter("b", self.b, 1, "(..., e)")
         if self.b is not None and self.b.shape[-1] not in (1, self.u.shape[-1]):
-            raise ArgumentError("b", f"has width {self.b.shape[-1]} and u gives {self.u.shape[-1]}", "give one number for each value")
+            raise ArgumentError(
+                "b",
+                f"has width {self.b.shape[-1]} and u gives {self.u.shape[-1]}",
+                "give one number for each value",
+            )
         if self.w.shape[-1] != self.u.shape[-2]:
             raise ArgumentError(
-                "u", f"takes width {self.u.shape[-2]} and w gives {self.w.shape[-1]}", "give u (..., c, e) for w (..., d, c)"
+                "u",
+                f"takes width {self.u.shape[-2]} and w gives {self.w.shape[-1]}",
+                "give u (..., c, e) for w (..., d, c)",
             )
 
     def values(self, points: Tensor, marks: Tensor | None) -> Tensor:
@@ -109,13 +123,19 @@ class FunctionLookup(Lookup):
         values = self.function(points)
         if not isinstance(values, Tensor) or values.shape[:-1] != points.shape[:-1]:
             found = _check.describe(values)
-            raise ArgumentError("function", f"maps keys {list(points.shape)} to {found}", "return one value for each key: (..., n, e)")
+            raise ArgumentError(
+                "function",
+                f"maps keys {list(points.shape)} to {found}",
+                "return one value for each key: (..., n, e)",
+            )
         return values
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Table(Lookup):
-    """v(k) is the row of a table at the key's mark (its position): key-value pairs whose values are not functions of keys."""
+    """v(k) is the row of a table at the key's mark (its position):
+    key-value pairs whose values are not functions of keys.
+    """
 
     table: Tensor = parameter(rank=2)
 
@@ -127,5 +147,7 @@ class Table(Lookup):
             return gather_rows("table", self.table, marks)
         if self.table.shape[-2] != points.shape[-2]:
             found = f"has {self.table.shape[-2]} rows for {points.shape[-2]} keys"
-            raise ArgumentError("table", found, "give one row for each key, or marks that say which row is whose")
+            raise ArgumentError(
+                "table", found, "give one row for each key, or marks that say which row is whose"
+            )
         return self.table

@@ -1,4 +1,7 @@
-"""Maps of sequences, as values: what stands around attention in a network. Each is called on tokens (n, d) and is declared once."""
+"""Maps of sequences, as values: what stands around attention in a network.
+
+Each is called on tokens (n, d) and is declared once.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard import _check
-from regard._heads import mixed
+from regard._heads import mix_heads
 from regard._object import Object
 from regard.attention import Attention
 from regard.errors import ArgumentError
@@ -76,13 +79,17 @@ class Residual(Map):
         value = self.map(x)
         if value.shape[-2:] != x.shape[-2:]:
             found = f"takes {list(x.shape[-2:])} to {list(value.shape[-2:])}"
-            raise ArgumentError("map", found, "a residual connection needs a map that keeps the shape of a sequence")
+            raise ArgumentError(
+                "map", found, "a residual connection needs a map that keeps the shape of a sequence"
+            )
         return x + value
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Heads(Map):
-    """x ↦ Σ_h attention(x)_h w_o[h] + b_o: the heads of an attention (h, n, e) are joined and mixed; w_o (h, e, d)."""
+    """x ↦ Σ_h attention(x)_h w_o[h] + b_o: the heads of an attention (h, n, e) are joined and mixed; w_o (h,
+    e, d).
+    """
 
     attention: Attention = part()
     w_o: Tensor = parameter(rank=2)
@@ -95,7 +102,7 @@ class Heads(Map):
         _exactly("b_o", self.b_o, 1, "(d,)", self.w_o.shape[-1])
 
     def __call__(self, x: Tensor) -> Tensor:
-        value = mixed(self.attention(x), self.w_o)
+        value = mix_heads(self.attention(x), self.w_o)
         return value if self.b_o is None else value + self.b_o
 
 
@@ -116,7 +123,9 @@ class Affine(Map):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Normalize(Map):
-    """x_i ↦ γ (x_i - mean) / √(variance + eps) + β for each token; centered=False leaves the mean: RMSNorm (ba2016), (zhang2019)."""
+    """x_i ↦ γ (x_i - mean) / √(variance + eps) + β for each token; centered=False leaves the mean:
+    RMSNorm (ba2016), (zhang2019).
+    """
 
     eps: float = 1e-5
     weight: Tensor | None = parameter(rank=1, widths=(Tokens.ALL,), default=None)
@@ -125,7 +134,11 @@ class Normalize(Map):
 
     def __post_init__(self) -> None:
         if not isinstance(self.eps, (int, float)):
-            raise ArgumentError("eps", f"is a {type(self.eps).__name__}", "give a number; scale and shift are weight= and bias=")
+            raise ArgumentError(
+                "eps",
+                f"is a {type(self.eps).__name__}",
+                "give a number; scale and shift are weight= and bias=",
+            )
         if not self.eps >= 0:
             raise ArgumentError("eps", f"is {self.eps}", "give a number that is not negative")
         _exactly("weight", self.weight, 1, "(d,)")
@@ -134,7 +147,11 @@ class Normalize(Map):
     def __call__(self, x: Tensor) -> Tensor:
         for name, value in (("weight", self.weight), ("bias", self.bias)):
             if value is not None and len(value) != x.shape[-1]:
-                raise ArgumentError(name, f"has width {len(value)} and tokens have {x.shape[-1]}", "give one number for each coordinate")
+                raise ArgumentError(
+                    name,
+                    f"has width {len(value)} and tokens have {x.shape[-1]}",
+                    "give one number for each coordinate",
+                )
         x = x - x.mean(-1, keepdim=True) if self.centered else x
         x = x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
         x = x if self.weight is None else x * self.weight
@@ -193,7 +210,9 @@ class Pointwise(Map):
 
     def __post_init__(self) -> None:
         if not isinstance(self.activation, Activation):
-            raise ArgumentError("activation", f"is {self.activation!r}", "give Relu(), Gelu(), Silu() or Tanh()")
+            raise ArgumentError(
+                "activation", f"is {self.activation!r}", "give Relu(), Gelu(), Silu() or Tanh()"
+            )
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.activation(x)
@@ -201,7 +220,9 @@ class Pointwise(Map):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Gated(Map):
-    """x_i ↦ w_outᵀ(activation(wᵀx_i + b) · (w_gateᵀx_i + b_gate)): the gated feed-forward layer (shazeer2020)."""
+    """x_i ↦ w_outᵀ(activation(wᵀx_i + b) · (w_gateᵀx_i + b_gate)):
+    the gated feed-forward layer (shazeer2020).
+    """
 
     activation: Activation
     w: Tensor = parameter(rank=2, widths=(Tokens.ALL, None))
@@ -218,7 +239,9 @@ class Gated(Map):
         _exactly("b_gate", self.b_gate, 1, "(c,)", self.w.shape[-1])
         if self.w_out.shape[0] != self.w.shape[-1]:
             raise ArgumentError(
-                "w_out", f"takes width {self.w_out.shape[0]} and w gives {self.w.shape[-1]}", "give w_out (c, e) for w (d, c)"
+                "w_out",
+                f"takes width {self.w_out.shape[0]} and w gives {self.w.shape[-1]}",
+                "give w_out (c, e) for w (d, c)",
             )
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -251,7 +274,9 @@ class FromQueries(Map):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Joint(Map):
-    """(x, y) ↦ attention(x, y) where both move: the first `queries` tokens of a sequence are x, the rest are y."""
+    """(x, y) ↦ attention(x, y) where both move: the first `queries` tokens of a sequence are x,
+    the rest are y.
+    """
 
     attention: Attention = part()
     queries: int = shared()
@@ -260,7 +285,13 @@ class Joint(Map):
         return self.attention(x[..., : self.queries, :], x[..., self.queries :, :])
 
 
-def feed_forward(activation: Activation, w_in: Tensor, w_out: Tensor, b_in: Tensor | None = None, b_out: Tensor | None = None) -> Compose:
+def feed_forward(
+    activation: Activation,
+    w_in: Tensor,
+    w_out: Tensor,
+    b_in: Tensor | None = None,
+    b_out: Tensor | None = None,
+) -> Compose:
     """x_i ↦ w_outᵀ activation(w_inᵀx_i + b_in) + b_out."""
     return Compose((Affine(w_in, b_in), Pointwise(activation), Affine(w_out, b_out)))
 
@@ -276,7 +307,9 @@ def post_norm(attention: Mapping, hidden: Mapping, first: Normalize, second: Nor
 
 
 def _exactly(name: str, value: Tensor | None, rank: int, shape: str, width: int | None = None) -> None:
-    """A parameter of exactly this rank and, where it is given, this last width: nothing broadcasts in silence."""
+    """A parameter of exactly this rank and, where it is given, this last width:
+    nothing broadcasts in silence.
+    """
     _check.parameter(name, value, rank, shape)
     if value is not None and (value.ndim != rank or (width is not None and value.shape[-1] != width)):
         wanted = shape if width is None else f"{shape} with {width} at the end"
@@ -293,7 +326,11 @@ def _mappings(name: str, value: object) -> None:
 def _mapping(name: str, value: object) -> None:
     if not isinstance(value, (Map, Attention)):
         found = f"has a {type(value).__name__}"
-        raise ArgumentError(name, found, "give maps of regard.maps or an Attention; certify(module, ...) declares modules of torch itself")
+        raise ArgumentError(
+            name,
+            found,
+            "give maps of regard.maps or an Attention; certify(module, ...) declares modules of torch itself",
+        )
 
 
 Function = Callable[[Tensor], Tensor]

@@ -33,7 +33,9 @@ class Measure(Object):
     def __post_init__(self) -> None:
         points = _check.floating("points", self.points)
         if points.ndim < 2:
-            raise ArgumentError("points", f"has shape {list(points.shape)}", "give (..., n, d): one row for each atom")
+            raise ArgumentError(
+                "points", f"has shape {list(points.shape)}", "give (..., n, d): one row for each atom"
+            )
         _check.finite("points", points)
         for name in ("log_weights", "marks"):
             value = getattr(self, name)
@@ -41,12 +43,16 @@ class Measure(Object):
                 continue
             if not isinstance(value, Tensor) or value.ndim < 1 or value.shape[-1] != points.shape[-2]:
                 raise ArgumentError(
-                    name, f"is {_check.describe(value)}", f"give a tensor (..., {points.shape[-2]}): one entry for each atom"
+                    name,
+                    f"is {_check.describe(value)}",
+                    f"give a tensor (..., {points.shape[-2]}): one entry for each atom",
                 )
             _check.same_device(name, value, "points", points)
             _check.broadcast(f"points and {name}", points.shape[:-2], value.shape[:-1])
         if self.log_weights is not None:
-            object.__setattr__(self, "log_weights", _normalized(_check.floating("log_weights", self.log_weights)))
+            object.__setattr__(
+                self, "log_weights", _normalize(_check.floating("log_weights", self.log_weights))
+            )
         if self.marks is not None and self.marks.dtype.is_floating_point:
             _check.finite("marks", self.marks)
 
@@ -83,7 +89,10 @@ class Measure(Object):
         return self.marks if self.marks is not None else torch.arange(self.size, device=self.points.device)
 
     def integrate(self, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """∫ f dμ = Σ_j w_j f(x_j), for f: points (..., n, d) -> (..., n) or (..., n, e). Atoms without mass do not count."""
+        """∫ f dμ = Σ_j w_j f(x_j), for f: points (..., n, d) -> (..., n) or (..., n, e).
+
+        Atoms without mass do not count.
+        """
         values = function(self.points)
         masses = self.masses()
         if values.ndim >= self.points.ndim:
@@ -96,27 +105,50 @@ class Measure(Object):
         return Measure(function(self.points), self.log_weights, self.marks)
 
     def reweight(self, log_potential: Tensor | Callable[[Tensor], Tensor]) -> Measure:
-        """The Boltzmann–Gibbs transformation Ψ_G(μ)(dy) = G(y) μ(dy) / μ(G), given log G (vuckovic2020, Definition 3)."""
+        """The Boltzmann–Gibbs transformation Ψ_G(μ)(dy) = G(y) μ(dy) / μ(G), given log G (vuckovic2020,
+        Definition 3).
+        """
         shift = log_potential if isinstance(log_potential, Tensor) else log_potential(self.points)
         if shift.ndim < 1 or shift.shape[-1] != self.size:
-            raise ArgumentError("log_potential", f"has shape {list(shift.shape)}", f"give log G at each atom: (..., {self.size})")
+            raise ArgumentError(
+                "log_potential",
+                f"has shape {list(shift.shape)}",
+                f"give log G at each atom: (..., {self.size})",
+            )
         return Measure(self.points, self.log_masses() + shift, self.marks)
 
     def mix(self, other: Measure, weight: float) -> Measure:
         """The mixture (1 - weight) μ + weight ν; marks must be on both or on neither."""
         if not 0 <= weight <= 1:
-            raise ArgumentError("weight", f"is {weight}", "give a number between 0 and 1: the share of the other measure")
+            raise ArgumentError(
+                "weight", f"is {weight}", "give a number between 0 and 1: the share of the other measure"
+            )
         if self.dimension != other.dimension:
             raise ArgumentError(
-                "other", f"lives in dimension {other.dimension}, this measure in {self.dimension}", "mix measures on one space"
+                "other",
+                f"lives in dimension {other.dimension}, this measure in {self.dimension}",
+                "mix measures on one space",
             )
         if (self.marks is None) != (other.marks is None):
-            raise ArgumentError("other", "has marks where this measure has none, or the reverse", "give marks to both or to neither")
+            raise ArgumentError(
+                "other",
+                "has marks where this measure has none, or the reverse",
+                "give marks to both or to neither",
+            )
         batch = _check.broadcast("the mixed measures", self.batch_shape, other.batch_shape)
-        shares = (math.log1p(-weight) if weight < 1 else -math.inf, math.log(weight) if weight > 0 else -math.inf)
+        shares = (
+            math.log1p(-weight) if weight < 1 else -math.inf,
+            math.log(weight) if weight > 0 else -math.inf,
+        )
         points = torch.cat([p.points.expand(*batch, -1, -1) for p in (self, other)], -2)
-        log_weights = torch.cat([(p.log_masses() + s).expand(*batch, -1) for p, s in zip((self, other), shares, strict=True)], -1)
-        marks = None if self.marks is None else torch.cat([p.positions().expand(*batch, -1) for p in (self, other)], -1)
+        log_weights = torch.cat(
+            [(p.log_masses() + s).expand(*batch, -1) for p, s in zip((self, other), shares, strict=True)], -1
+        )
+        marks = (
+            None
+            if self.marks is None
+            else torch.cat([p.positions().expand(*batch, -1) for p in (self, other)], -1)
+        )
         return Measure(points, log_weights, marks)
 
     def mean(self) -> Tensor:
@@ -131,37 +163,45 @@ class Measure(Object):
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """`count` independent points, (..., count, d)."""
         masses = self.masses().expand(*self.batch_shape, -1)
-        drawn = torch.multinomial(masses.reshape(-1, self.size), count, replacement=True, generator=generator).reshape(
-            *self.batch_shape, count
-        )
+        drawn = torch.multinomial(
+            masses.reshape(-1, self.size), count, replacement=True, generator=generator
+        ).reshape(*self.batch_shape, count)
         points = self.points.expand(*self.batch_shape, -1, -1)
         return points.gather(-2, drawn.unsqueeze(-1).expand(*drawn.shape, self.dimension))
 
     def merge(self) -> Measure:
-        """The same measure with equal atoms (equal points and equal marks) united. Every integral stays, and so does attention
-        with softmax or Sinkhorn; entmax and sigmoid count keys, so for them copies are not the same as weight.
+        """The same measure with equal atoms (equal points and equal marks) united. Every integral stays, and
+        so does attention with softmax or Sinkhorn; entmax and sigmoid count keys, so for them copies are not
+        the same as weight.
 
-        In a batch the counts differ, so the shape stays and the emptied atoms get no mass; without a batch they are dropped.
+        In a batch the counts differ, so the shape stays and the emptied atoms get no mass; without a batch
+        they are dropped.
         """
         first = _first_equal(_rows(self))
         slots = first.new_zeros(first.shape).scatter(-1, first, 1).bool()
         log_weights = _log_sum_at(self.log_masses().expand(first.shape), first)
         if len(self.batch_shape) > 0:
             return Measure(self.points, log_weights, self.marks)
-        return Measure(self.points[slots], log_weights[slots], None if self.marks is None else self.marks[slots])
+        return Measure(
+            self.points[slots], log_weights[slots], None if self.marks is None else self.marks[slots]
+        )
 
     def entropy(self) -> Tensor:
-        """-Σ_j w_j log w_j over the atoms as they are listed; merge() first if equal atoms are to count as one."""
+        """-Σ_j w_j log w_j over the atoms as they are listed;
+        merge() first if equal atoms are to count as one.
+        """
         masses = self.masses()
         return -torch.where(masses > 0, masses * self.log_masses(), torch.zeros_like(masses)).sum(-1)
 
     def kl(self, other: Measure) -> Tensor:
-        """KL(μ | ν) on common atoms: ∞ where μ has an atom that ν lacks. Atoms are matched in any order, by point,
-        and by mark where both measures have marks.
+        """KL(μ | ν) on common atoms: ∞ where μ has an atom that ν lacks. Atoms are matched in any order, by
+        point, and by mark where both measures have marks.
         """
         if self.dimension != other.dimension:
             raise ArgumentError(
-                "other", f"lives in dimension {other.dimension}, this measure in {self.dimension}", "compare measures on one space"
+                "other",
+                f"lives in dimension {other.dimension}, this measure in {self.dimension}",
+                "compare measures on one space",
             )
         if self.marks is None or other.marks is None:
             self, other = (Measure(m.points, m.log_weights) for m in (self, other))
@@ -171,7 +211,9 @@ class Measure(Object):
         mine, theirs = self.log_masses().expand(*batch, -1), other.log_masses().expand(*batch, -1)
         empty = torch.full_like
         mine = _log_sum_at(torch.cat([mine, empty(theirs, -math.inf)], -1), first)
-        theirs = _log_sum_at(torch.cat([empty(self.log_masses().expand(*batch, -1), -math.inf), theirs], -1), first)
+        theirs = _log_sum_at(
+            torch.cat([empty(self.log_masses().expand(*batch, -1), -math.inf), theirs], -1), first
+        )
         return torch.where(mine > -math.inf, mine.exp() * (mine - theirs), torch.zeros_like(mine)).sum(-1)
 
     def __matmul__(self, kernel: object) -> Measure | GaussianMeasure:
@@ -181,7 +223,9 @@ class Measure(Object):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GaussianMeasure(Object):
-    """The Gaussian law N(mean, covariance), batched; the covariance may be singular (a Dirac is a Gaussian)."""
+    """The Gaussian law N(mean, covariance), batched;
+    the covariance may be singular (a Dirac is a Gaussian).
+    """
 
     mean: Tensor
     covariance: Tensor
@@ -191,7 +235,9 @@ class GaussianMeasure(Object):
         _check.floating("covariance", self.covariance)
         if self.covariance.shape[-2:] != (self.mean.shape[-1],) * 2:
             raise ArgumentError(
-                "covariance", f"has shape {list(self.covariance.shape)}", f"give (..., {self.mean.shape[-1]}, {self.mean.shape[-1]})"
+                "covariance",
+                f"has shape {list(self.covariance.shape)}",
+                f"give (..., {self.mean.shape[-1]}, {self.mean.shape[-1]})",
             )
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
@@ -199,7 +245,12 @@ class GaussianMeasure(Object):
         values, vectors = torch.linalg.eigh(self.covariance)
         root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
         noise = torch.randn(
-            *self.mean.shape[:-1], count, self.mean.shape[-1], generator=generator, dtype=self.mean.dtype, device=self.mean.device
+            *self.mean.shape[:-1],
+            count,
+            self.mean.shape[-1],
+            generator=generator,
+            dtype=self.mean.dtype,
+            device=self.mean.device,
         )
         return self.mean.unsqueeze(-2) + noise @ root.mT
 
@@ -209,14 +260,20 @@ def dirac(points: Tensor) -> Measure:
     return Measure(points.unsqueeze(-2))
 
 
-def _normalized(log_weights: Tensor) -> Tensor:
+def _normalize(log_weights: Tensor) -> Tensor:
     if _check.holds(torch.isnan(log_weights).any() | (log_weights == math.inf).any()):
         raise ArgumentError(
-            "log_weights", "has NaN or +inf entries", "give logarithms of non-negative finite weights (-inf is zero weight)"
+            "log_weights",
+            "has NaN or +inf entries",
+            "give logarithms of non-negative finite weights (-inf is zero weight)",
         )
     total = log_weights.logsumexp(-1, keepdim=True)
     if _check.holds((total == -math.inf).any()):
-        raise ArgumentError("log_weights", "are all -inf in some measure, so its mass is zero", "give at least one atom a positive weight")
+        raise ArgumentError(
+            "log_weights",
+            "are all -inf in some measure, so its mass is zero",
+            "give at least one atom a positive weight",
+        )
     return log_weights - total
 
 
@@ -233,7 +290,11 @@ def _first_equal(rows: Tensor) -> Tensor:
     """For each row the index of the first row equal to it, (..., n)."""
     flat = rows.detach().reshape(-1, *rows.shape[-2:])
     found = [_first_equal_flat(one) for one in flat]
-    return torch.stack(found).reshape(rows.shape[:-1]) if found else flat.new_zeros(rows.shape[:-1], dtype=torch.long)
+    return (
+        torch.stack(found).reshape(rows.shape[:-1])
+        if found
+        else flat.new_zeros(rows.shape[:-1], dtype=torch.long)
+    )
 
 
 def _first_equal_flat(rows: Tensor) -> Tensor:
@@ -251,4 +312,6 @@ def _log_sum_at(log_values: Tensor, slots: Tensor) -> Tensor:
     top = torch.full_like(log_values, -math.inf).scatter_reduce(-1, slots, log_values.detach(), "amax")
     base = torch.where(top == -math.inf, torch.zeros_like(top), top)
     total = torch.zeros_like(log_values).scatter_add(-1, slots, (log_values - base.gather(-1, slots)).exp())
-    return torch.where(total > 0, total, torch.ones_like(total)).log() + torch.where(total > 0, base, torch.full_like(base, -math.inf))
+    return torch.where(total > 0, total, torch.ones_like(total)).log() + torch.where(
+        total > 0, base, torch.full_like(base, -math.inf)
+    )

@@ -1,4 +1,6 @@
-"""Moments: how the law of values becomes an output. encode: law -> moments, embed: moments -> a law of the moment subspace."""
+"""Moments: how the law of values becomes an output. encode: law -> moments, embed:
+moments -> a law of the moment subspace.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from regard.parameters import shared
 
 
 class Moment(Kernel):
-    """The projection Π = embed ∘ encode of a law on the moment subspace (vuckovic2020, Definitions 6 and 7)."""
+    """The projection Π = embed ∘ encode of a law on the moment subspace (vuckovic2020,
+    Definitions 6 and 7).
+    """
 
     @abstractmethod
     def encode(self, law: Measure) -> Any:

@@ -1,4 +1,7 @@
-"""Norms on sequences of tokens: what "how far" means in a Lipschitz constant. The same norm is used before and after a map."""
+"""Norms on sequences of tokens: what "how far" means in a Lipschitz constant.
+
+The same norm is used before and after a map.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,9 @@ class SequenceNorm(Norm):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Frobenius(SequenceNorm):
-    """√Σ_i |x_i|²; over √n it is the Wasserstein distance W₂ between sequences that are matched token by token."""
+    """√Σ_i |x_i|²; over √n it is the Wasserstein distance W₂ between sequences that are matched token by
+    token.
+    """
 
     def of(self, difference: Tensor) -> Tensor:
         return torch.linalg.vector_norm(difference, dim=(-2, -1))
@@ -42,7 +47,7 @@ class TokenMax(SequenceNorm):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TokenSum(SequenceNorm):
-    """Σ_i |x_i|: the total way of all tokens."""
+    """Σ_i |x_i|: the lengths of all tokens together."""
 
     def of(self, difference: Tensor) -> Tensor:
         return torch.linalg.vector_norm(difference, dim=-1).sum(-1)

@@ -4,10 +4,10 @@
     class Salient(Potential):
         u: Tensor = parameter(rank=1)    # (d,), and (h, d) where there are h heads
 
-A field that holds tensors is a `parameter`, a `projection`, a `number`, or `shared`; one that holds nouns may be a
-`part`. They are ordinary fields of a dataclass. What takes a noun apart (heads, widths, changes of basis) reads these
-words and never the names of fields; where a field says nothing, it refuses with the line to add. Running an attention
-needs none of them: tensors broadcast.
+A field that holds tensors is a `parameter`, a `projection`, a `number`, or `shared`; one that holds nouns may
+be a `part`. They are ordinary fields of a dataclass. What takes a noun apart (heads, widths, changes of
+basis) reads these words and never the names of fields; where a field says nothing, it refuses with the line
+to add. Running an attention needs none of them: tensors broadcast.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def parameter(*, rank: int, default: Any = MISSING, widths: tuple[Tokens | None,
     widths=(Tokens.KEYS,) says that the one dimension runs over the coordinates of keys.
     """
     if not isinstance(rank, int) or rank < 0:
-        raise ArgumentError("rank", f"is {rank!r}", "give the number of dimensions for one head, zero or more")
+        raise ArgumentError(
+            "rank", f"is {rank!r}", "give the number of dimensions for one head, zero or more"
+        )
     if widths and len(widths) != rank:
         found = f"names {len(widths)} dimensions of {rank}"
         raise ArgumentError("widths", found, "name all of them; None is a width of its own")
@@ -89,7 +91,9 @@ def shared(*, default: Any = MISSING) -> Any:
 
 
 def part(*, moving: Tokens | None = None, default: Any = MISSING) -> Any:
-    """A field that is a noun, or a tuple of nouns, through which alone its owner sees tokens, as SoftCap has one."""
+    """A field that is a noun, or a tuple of nouns, through which alone its owner sees tokens,
+    as SoftCap has one.
+    """
     return _field(Meaning(None, part=True, moving=moving), default)
 
 
@@ -112,7 +116,9 @@ def meanings(kind: type[Object]) -> dict[str, Meaning | None]:
 
 
 def held(noun: Object) -> Iterator[tuple[str, Meaning | None, Any]]:
-    """(name, what the field is, item) for all that the fields of a noun hold; tuples, lists, ... are opened."""
+    """(name, what the field is, item) for all that the fields of a noun hold; tuples, lists,
+    ... are opened.
+    """
     for name, meaning in meanings(type(noun)).items():
         value = getattr(noun, name)
         for item in (value,) if isinstance(value, SINGLE) else pytree.tree_leaves(value, is_leaf=_is_noun):
@@ -148,7 +154,9 @@ def rebuilt(noun: Noun, change: Change) -> Noun:
 
 
 def with_parts(noun: Noun, kind: type[Object], change: Callable[[Any], Any]) -> Noun:
-    """The same noun with each child of this kind replaced; refused where it may see tokens beside that child."""
+    """The same noun with each child of this kind replaced;
+    refused where it may see tokens beside that child.
+    """
     new: dict[str, Any] = {}
     for field in dataclasses.fields(noun):
         value = getattr(noun, field.name)
@@ -161,7 +169,9 @@ def with_parts(noun: Noun, kind: type[Object], change: Callable[[Any], Any]) -> 
                 "does not say that tokens are seen through it alone",
                 f"if so, write `{field.name}: {kind.__name__} = part()` (from regard.parameters)",
             )
-        new[field.name] = pytree.tree_map(lambda item: change(item) if isinstance(item, kind) else item, value, is_leaf=_is_noun)
+        new[field.name] = pytree.tree_map(
+            lambda item: change(item) if isinstance(item, kind) else item, value, is_leaf=_is_noun
+        )
     return noun.replace(**new) if new else noun
 
 
@@ -207,11 +217,14 @@ def _may_have_heads(owner: Object, name: str, meaning: Meaning | None, item: Any
         return isinstance(item, Tensor)
     if isinstance(item, Tensor) and item.ndim:
         raise _unsaid(owner, name, item)
-    if not isinstance(item, (Tensor, bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device, type(None))):
+    if not isinstance(
+        item, (Tensor, bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device, type(None))
+    ):
         raise ArgumentError(
             f"{type(owner).__name__}.{name}",
             f"is a {type(item).__name__}, which may hold tensors with heads",
-            f"if it is the same for every head, write `{name}: {type(item).__name__} = shared()` (from regard.parameters)",
+            f"if it is the same for every head, write `{name}: {type(item).__name__} = shared()` (from "
+            "regard.parameters)",
         )
     return False
 
@@ -256,13 +269,21 @@ def _own_width(meaning: Meaning | None, item: Any, tokens: Tokens | None) -> int
 
 def projections(noun: Object) -> list[tuple[Tokens, Tensor | None]]:
     """The projections of a noun itself, with the tokens they are of; None where one is the identity."""
-    return [(meaning.projects, item) for _, meaning, item in held(noun) if meaning is not None and meaning.projects is not None]
+    return [
+        (meaning.projects, item)
+        for _, meaning, item in held(noun)
+        if meaning is not None and meaning.projects is not None
+    ]
 
 
 def in_basis(noun: Noun, basis: Tensor) -> Noun:
     """A declaration that reads z where the tokens are basis · z: every projection w becomes basisᵀ w."""
 
     def turned(owner: Object, name: str, meaning: Meaning | None, item: Any) -> Any:
-        return basis.mT @ item if meaning is not None and meaning.projects is not None and isinstance(item, Tensor) else item
+        return (
+            basis.mT @ item
+            if meaning is not None and meaning.projects is not None and isinstance(item, Tensor)
+            else item
+        )
 
     return rebuilt(noun, turned)

@@ -1,4 +1,5 @@
-"""The laws, for everyone who adds a noun: check_potential, check_normalizer, check_support, check_certificates.
+"""The laws, for everyone who adds a noun: check_potential, check_normalizer, check_support,
+check_certificates.
 
 They raise AssertionError and name the law that is broken.
 """
@@ -14,12 +15,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from regard.attention import Attention
-from regard.certify import certify, falsify
-from regard.certify.scores import BallFacts, bilinear, slopes
-from regard.certify.setting import positions_of
-from regard.certify.subject import single_heads
-from regard.certify.theorem import Refusal
-from regard.compute import ReferenceEngine, Tiled, attend, engines
+from regard.compute import ReferenceEngine, Tiled, all_engines, attend
 from regard.compute.forms import fast_form
 from regard.compute.selection import select
 from regard.compute.tensors import pose_tensors
@@ -32,6 +28,11 @@ from regard.parameters import width as width_of
 from regard.potentials import Dot, Potential
 from regard.potentials.base import simple_parts
 from regard.potentials.reductions import Reduction, reduce
+from regard.proofs import certify, falsify
+from regard.proofs.scores import BallFacts, bilinear, slopes
+from regard.proofs.setting import positions_of
+from regard.proofs.subject import single_heads
+from regard.proofs.theorem import Refusal
 from regard.supports import Causal, Full, Support, Window
 
 TOLERANCE = 1e-10
@@ -69,9 +70,19 @@ def check_normalizer(normalizer: Normalizer, *, seed: int = 0) -> None:
     if normalizer.laws:
         _close("rows sum to one", weights.sum(-1), torch.ones(6, dtype=torch.float64), 1e-9)
         shift = torch.randn(6, 1, generator=generator, dtype=torch.float64)
-        _close("a constant added to a row changes nothing", acting.weights(scores + shift, Reference()), weights, 1e-6)
+        _close(
+            "a constant added to a row changes nothing",
+            acting.weights(scores + shift, Reference()),
+            weights,
+            1e-6,
+        )
     order = torch.randperm(6, generator=generator)
-    _close("keys may be listed in any order", acting.weights(scores[:, order], Reference()), weights[..., order], 1e-6)
+    _close(
+        "keys may be listed in any order",
+        acting.weights(scores[:, order], Reference()),
+        weights[..., order],
+        1e-6,
+    )
     _heads_are_declared(acting, weights, lambda one: one.weights(scores, Reference()))
     _support_is_respected(acting, scores)
     _counts_are_copies(acting, scores)
@@ -87,21 +98,35 @@ def check_support(support: Support, *, tokens: int = 6) -> None:
     allowed = support.allows(marks, marks).expand(*support.allows(marks, marks).shape[:-2], tokens, tokens)
     order = torch.randperm(tokens, generator=torch.Generator().manual_seed(0))
     moved = support.allows(marks[order], marks[order]).expand(allowed.shape)
-    _holds("permuting tokens with their marks permutes the mask", bool((moved == allowed[..., order, :][..., order]).all()))
+    _holds(
+        "permuting tokens with their marks permutes the mask",
+        bool((moved == allowed[..., order, :][..., order]).all()),
+    )
     _heads_are_declared(support, allowed.double(), lambda one: one.allows(marks, marks).double())
     for low in range(tokens):
         for high in range(low, tokens):
             first, last = support.span(low, high)
             outside = (marks < first) | (marks > last)
-            _holds("a span leaves out no allowed key", not bool(allowed[..., low : high + 1, :][..., outside].any()))
+            _holds(
+                "a span leaves out no allowed key",
+                not bool(allowed[..., low : high + 1, :][..., outside].any()),
+            )
     for other in (Causal(), Full()):
         theirs = other.allows(marks, marks)
-        _holds("a & b allows what both allow", bool(((support & other).allows(marks, marks) == (allowed & theirs)).all()))
-        _holds("a | b allows what one allows", bool(((support | other).allows(marks, marks) == (allowed | theirs)).all()))
+        _holds(
+            "a & b allows what both allow",
+            bool(((support & other).allows(marks, marks) == (allowed & theirs)).all()),
+        )
+        _holds(
+            "a | b allows what one allows",
+            bool(((support | other).allows(marks, marks) == (allowed | theirs)).all()),
+        )
 
 
 def check_certificates(attention: Attention, *, width: int = 4, radius: float = 0.5, seed: int = 0) -> None:
-    """No attack exceeds a certificate of this attention, on a ball of tokens and near a sequence, in three norms."""
+    """No attack exceeds a certificate of this attention, on a ball of tokens and near a sequence,
+    in three norms.
+    """
     generator = torch.Generator().manual_seed(seed)
     center = torch.randn(width, generator=generator, dtype=torch.float64)
     points = center + radius * torch.rand(3, width, generator=generator, dtype=torch.float64)
@@ -109,7 +134,9 @@ def check_certificates(attention: Attention, *, width: int = 4, radius: float = 
         for norm in (Frobenius(), TokenMax(), TokenSum()):
             bound = certify(attention, domain, norm)
             attack = falsify(attention, domain, norm, steps=5, restarts=1, generator=generator)
-            _holds(f"no attack exceeds the certificate in {norm!r} on {domain!r}", attack.value <= bound.value)
+            _holds(
+                f"no attack exceeds the certificate in {norm!r} on {domain!r}", attack.value <= bound.value
+            )
 
 
 def check_engines(
@@ -120,25 +147,37 @@ def check_engines(
     width: int = 4,
     seed: int = 0,
 ) -> None:
-    """Every engine that accepts the declaration equals the reference, outputs and gradients (of q, k, v and all parameters)."""
+    """Every engine that accepts the declaration equals the reference, outputs and gradients (of q, k,
+    v and all parameters).
+    """
     generator = torch.Generator().manual_seed(seed)
     for support in supports:
-        q, k, v = (torch.randn(6, n, generator=generator, dtype=torch.float64).requires_grad_() for n in (width, width, 3))
+        q, k, v = (
+            torch.randn(6, n, generator=generator, dtype=torch.float64).requires_grad_()
+            for n in (width, width, 3)
+        )
         parameters, tree = pytree.tree_flatten((potential, normalizer))
-        parameters = [p.detach().clone().requires_grad_() if isinstance(p, Tensor) and p.dtype == torch.float64 else p for p in parameters]
+        parameters = [
+            p.detach().clone().requires_grad_() if isinstance(p, Tensor) and p.dtype == torch.float64 else p
+            for p in parameters
+        ]
         mine, theirs = pytree.tree_unflatten(parameters, tree)
         moving = [q, k, v, *(p for p in parameters if isinstance(p, Tensor) and p.requires_grad)]
-        expected = attend(q, k, v, potential=mine, normalizer=theirs, support=support, engine=ReferenceEngine())
+        expected = attend(
+            q, k, v, potential=mine, normalizer=theirs, support=support, engine=ReferenceEngine()
+        )
         upstream = torch.randn(expected.shape, generator=generator, dtype=torch.float64)
         gradients = torch.autograd.grad(expected, moving, upstream, allow_unused=True)
-        for engine in [*(e for e in engines() if e.name not in ("reference", "flex")), Tiled(pairs=16)]:
+        for engine in [*(e for e in all_engines() if e.name not in ("reference", "flex")), Tiled(pairs=16)]:
             problem = pose_tensors(q, k, v, mine, theirs, support, None)
             try:
                 found = select(problem, engine).run()
             except RefusalError:
                 continue
             _close(f"engine {engine.name} equals the reference under {support!r}", found, expected, 1e-9)
-            for one, other in zip(torch.autograd.grad(found, moving, upstream, allow_unused=True), gradients, strict=True):
+            for one, other in zip(
+                torch.autograd.grad(found, moving, upstream, allow_unused=True), gradients, strict=True
+            ):
                 zero = torch.zeros((), dtype=torch.float64)
                 _close(
                     f"gradients of engine {engine.name} equal the reference's under {support!r}",
@@ -158,11 +197,17 @@ def _scores_are_local(potential: Potential, x: Tensor, y: Tensor, scores: Tensor
         pytree.tree_map(lambda t, s=s: t[..., s, :] if isinstance(t, Tensor) else t, f)
         for f, s in ((queries, slice(1, 3)), (keys, slice(2, 6)))
     )
-    _close("the scores of a block need the features of its tokens only", potential.pair(rows, columns), scores[..., 1:3, 2:6])
+    _close(
+        "the scores of a block need the features of its tokens only",
+        potential.pair(rows, columns),
+        scores[..., 1:3, 2:6],
+    )
 
 
 def _heads_are_declared(noun: Any, whole: Tensor, run: Callable[[Any], Tensor]) -> None:
-    """Where fields say what their tensors are, each head alone does what it does among all. whole (..., m, n)."""
+    """Where fields say what their tensors are, each head alone does what it does among all. whole (..., m,
+    n).
+    """
     try:
         shapes = [lead for *_, lead in leads(noun)]
     except ArgumentError:  # a field says nothing: nothing is claimed
@@ -173,7 +218,11 @@ def _heads_are_declared(noun: Any, whole: Tensor, run: Callable[[Any], Tensor]) 
     _holds("there are as many heads as the fields say", whole.shape[:-2].numel() == heads)
     for head, expected in enumerate(whole.reshape(heads, *whole.shape[-2:])):
         found = run(one_head(noun, head, heads))
-        _close("a head alone is what it is among all", found.reshape(found.shape[-2:]).expand_as(expected), expected)
+        _close(
+            "a head alone is what it is among all",
+            found.reshape(found.shape[-2:]).expand_as(expected),
+            expected,
+        )
 
 
 def _tokens_are_seen_as_declared(potential: Potential, x: Tensor, y: Tensor, scores: Tensor) -> None:
@@ -197,10 +246,14 @@ def _tokens_are_seen_as_declared(potential: Potential, x: Tensor, y: Tensor, sco
 
 
 def _slopes_are_bounds(potential: Potential, width: int, generator: torch.Generator) -> None:
-    """What the rules `bilinear` and `slopes` say, at random tokens of a ball; where there is no rule nothing is claimed."""
+    """What the rules `bilinear` and `slopes` say, at random tokens of a ball;
+    where there is no rule nothing is claimed.
+    """
     center = torch.randn(width, generator=generator, dtype=torch.float64)
     steps = torch.randn(6, width, generator=generator, dtype=torch.float64)
-    tokens = center + 0.7 * steps / steps.norm(dim=-1, keepdim=True) * torch.linspace(0.2, 1.0, 6, dtype=torch.float64).unsqueeze(-1)
+    tokens = center + 0.7 * steps / steps.norm(dim=-1, keepdim=True) * torch.linspace(
+        0.2, 1.0, 6, dtype=torch.float64
+    ).unsqueeze(-1)
     ball = BallFacts(center, 0.7, float(center.norm()) + 0.7)
     try:
         heads = single_heads(Attention(potential))
@@ -213,13 +266,29 @@ def _slopes_are_bounds(potential: Potential, width: int, generator: torch.Genera
         moving = head.potential.scores(tokens, tokens) - bias
         slack = 1e-9 * (1 + bounds.alpha + bounds.reach)
         apart = [(part.unsqueeze(-2) - part.unsqueeze(-3)).norm(dim=-1).amax() for part in (by_key, by_query)]
-        _holds("alpha is at least the slope in a key", bool(by_key.norm(dim=-1).amax() <= bounds.alpha + slack))
-        _holds("reach is at least the slope in a query", bool(by_query.norm(dim=-1).amax() <= bounds.reach + slack))
-        _holds("slopes in keys lie in a ball of radius nu", bool(apart[0] <= 2 * max(bounds.nu, bounds.reversed_nu) + slack))
+        _holds(
+            "alpha is at least the slope in a key", bool(by_key.norm(dim=-1).amax() <= bounds.alpha + slack)
+        )
+        _holds(
+            "reach is at least the slope in a query",
+            bool(by_query.norm(dim=-1).amax() <= bounds.reach + slack),
+        )
+        _holds(
+            "slopes in keys lie in a ball of radius nu",
+            bool(apart[0] <= 2 * max(bounds.nu, bounds.reversed_nu) + slack),
+        )
         _holds("slopes in a query lie in a ball of radius kappa", bool(apart[1] <= 2 * bounds.kappa + slack))
-        _holds("osc is at least the oscillation of a row", bool((moving.amax(-1) - moving.amin(-1)).amax() <= bounds.osc + slack))
+        _holds(
+            "osc is at least the oscillation of a row",
+            bool((moving.amax(-1) - moving.amin(-1)).amax() <= bounds.osc + slack),
+        )
         if form is not None:
-            rest = moving - tokens @ form.a @ tokens.mT - (tokens @ form.beta).unsqueeze(-2) - (tokens @ form.gamma).unsqueeze(-1)
+            rest = (
+                moving
+                - tokens @ form.a @ tokens.mT
+                - (tokens @ form.beta).unsqueeze(-2)
+                - (tokens @ form.gamma).unsqueeze(-1)
+            )
             _close("the bilinear form is exact up to a constant", rest, rest[:1, :1].expand_as(rest))
 
 
@@ -230,14 +299,21 @@ def _pair_slopes(potential: Potential, tokens: Tensor) -> tuple[Tensor, Tensor]:
     def score(x: Tensor, y: Tensor, i: int, j: int) -> Tensor:
         return potential.scores(x.unsqueeze(0), y.unsqueeze(0), marks[i : i + 1], marks[j : j + 1]).sum()
 
-    pairs = [[torch.func.grad(score, (0, 1))(x, y, i, j) for j, y in enumerate(tokens)] for i, x in enumerate(tokens)]
+    pairs = [
+        [torch.func.grad(score, (0, 1))(x, y, i, j) for j, y in enumerate(tokens)]
+        for i, x in enumerate(tokens)
+    ]
     return tuple(torch.stack([torch.stack([pair[side] for pair in row]) for row in pairs]) for side in (0, 1))  # type: ignore[return-value]
 
 
 def _fixed_scores(potential: Potential, tokens: Tensor) -> Tensor:
     """The part of the scores that looks at positions only."""
     positional = positions_of(potential)
-    return torch.zeros(len(tokens), len(tokens), dtype=torch.float64) if positional is None else positional.scores(tokens, tokens)
+    return (
+        torch.zeros(len(tokens), len(tokens), dtype=torch.float64)
+        if positional is None
+        else positional.scores(tokens, tokens)
+    )
 
 
 def _tokens_permute(potential: Potential, x: Tensor, y: Tensor, scores: Tensor) -> None:
@@ -257,7 +333,12 @@ def _reduction_is_exact(potential: Potential, x: Tensor, y: Tensor, scores: Tens
     total = total if folded.key_bias is None else total + folded.key_bias.unsqueeze(-2)
     total = total if folded.row_bias is None else total + folded.row_bias().unsqueeze(-1)
     seen = Causal().allows(torch.arange(5), torch.arange(7)) if causal else torch.ones(5, 7, dtype=torch.bool)
-    _close("the reduction to a dot product is exact", torch.where(seen, total, 0.0), torch.where(seen, scores, 0.0), 1e-9)
+    _close(
+        "the reduction to a dot product is exact",
+        torch.where(seen, total, 0.0),
+        torch.where(seen, scores, 0.0),
+        1e-9,
+    )
 
 
 def _support_is_respected(normalizer: Normalizer, scores: Tensor) -> None:
@@ -279,19 +360,31 @@ def _counts_are_copies(normalizer: Normalizer, scores: Tensor) -> None:
     counted = normalizer.weights(scores, Reference(counts.log()))
     copied = normalizer.weights(scores[:, [0, 1, 1, 2, 3, 5]], Reference())
     together = torch.stack(
-        [copied[..., 0], copied[..., 1] + copied[..., 2], copied[..., 3], copied[..., 4], torch.zeros_like(copied[..., 0]), copied[..., 5]], -1
+        [
+            copied[..., 0],
+            copied[..., 1] + copied[..., 2],
+            copied[..., 3],
+            copied[..., 4],
+            torch.zeros_like(copied[..., 0]),
+            copied[..., 5],
+        ],
+        -1,
     )
     _close("a key that counts twice is two equal keys", counted, together, 1e-6)
 
 
 def _weights_maximize(normalizer: Normalizer, scores: Tensor, generator: torch.Generator) -> None:
-    """No feasible perturbation has a larger objective: towards other laws, other doubly stochastic matrices, or other densities."""
+    """No feasible perturbation has a larger objective: towards other laws, other doubly stochastic matrices,
+    or other densities.
+    """
     best = normalizer.weights(scores, Reference())
     value = normalizer.objective(best, scores, Reference())
     for step in (1.0, 0.1, 1e-3):
         for _ in range(20):
             if not normalizer.rowwise:
-                other = torch.eye(scores.shape[-1], dtype=scores.dtype)[torch.randperm(scores.shape[-1], generator=generator)]
+                other = torch.eye(scores.shape[-1], dtype=scores.dtype)[
+                    torch.randperm(scores.shape[-1], generator=generator)
+                ]
             elif normalizer.laws:
                 other = torch.rand(scores.shape, generator=generator, dtype=scores.dtype).log().neg() ** 3
                 other = other / other.sum(-1, keepdim=True)

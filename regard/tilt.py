@@ -18,14 +18,18 @@ from regard.potentials import Potential
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Tilt(Object):
-    """μ ↦ Ψ_G(μ)(dy) = G(y) μ(dy) / μ(G), G = exp a(query, ·), at one query point (d,) (vuckovic2020, Definition 3)."""
+    """μ ↦ Ψ_G(μ)(dy) = G(y) μ(dy) / μ(G), G = exp a(query, ·), at one query point (d,) (vuckovic2020,
+    Definition 3).
+    """
 
     potential: Potential = part(moving=Tokens.KEYS)
     query: Tensor = shared()
 
     def __post_init__(self) -> None:
         if not isinstance(self.potential, Potential):
-            raise ArgumentError("potential", f"is a {type(self.potential).__name__}", "give a Potential value, e.g. Dot()")
+            raise ArgumentError(
+                "potential", f"is a {type(self.potential).__name__}", "give a Potential value, e.g. Dot()"
+            )
         _check.parameter("query", self.query, 1, "(d,)")
         if self.query.ndim != 1:
             raise ArgumentError("query", f"has shape {list(self.query.shape)}", "give one point (d,)")

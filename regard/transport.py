@@ -1,6 +1,7 @@
 """Transport: how far two measures are apart, as the least cost of moving one into the other.
 
-On a line sorting is enough; elsewhere POT solves the linear program. Marks take no part: the distance is between points.
+On a line sorting is enough; elsewhere POT solves the linear program. Marks take no part: the distance is
+between points.
 """
 
 from __future__ import annotations
@@ -17,21 +18,30 @@ from regard.errors import ArgumentError, ConvergenceWarning, MissingExtraError, 
 from regard.measure import Measure
 
 _DUST = 1e-12
-"""Shares of mass below this are rounding of the weights; measures without weights have no dust, their shares are integers."""
+"""Shares of mass below this are rounding of the weights; measures without weights have no dust,
+their shares are integers.
+"""
 
 
 def wasserstein(mu: Measure | Tensor, nu: Measure | Tensor, p: float = 1.0) -> Tensor:
-    """W_p(μ, ν) = (min over couplings of ∫ |x - y|^p)^{1/p}, exact up to rounding; p = ∞ is the largest step (villani2009, Definition 6.1).
+    """W_p(μ, ν) = (min over couplings of ∫ |x - y|^p)^{1/p}, exact up to rounding; p = ∞ is the largest step
+    (villani2009, Definition 6.1).
 
-    A Tensor (n, d) means the uniform measure on its rows; the numbers of atoms may differ. Batches broadcast. No gradient.
+    A Tensor (n, d) means the uniform measure on its rows; the numbers of atoms may differ. Batches broadcast.
+    No gradient.
     """
     first, second, batch = _pair(mu, nu, p)
-    found = [_length(a, b, _solve(a, b, p), p) for a, b in zip(_flat(first, batch), _flat(second, batch), strict=True)]
+    found = [
+        _length(a, b, _solve(a, b, p), p)
+        for a, b in zip(_flat(first, batch), _flat(second, batch), strict=True)
+    ]
     return torch.tensor(found, dtype=torch.float64).reshape(batch)
 
 
 def transport_plan(mu: Measure | Tensor, nu: Measure | Tensor, p: float = 1.0) -> Tensor:
-    """An optimal coupling of two measures: masses (n, m), rows sum to the weights of μ and columns to those of ν."""
+    """An optimal coupling of two measures: masses (n, m),
+    rows sum to the weights of μ and columns to those of ν.
+    """
     first, second, batch = _pair(mu, nu, p)
     if len(batch):
         raise ArgumentError("mu and nu", f"have batch shape {list(batch)}", "give one pair of measures")
@@ -40,18 +50,29 @@ def transport_plan(mu: Measure | Tensor, nu: Measure | Tensor, p: float = 1.0) -
 
 
 def entropic_wasserstein(
-    mu: Measure | Tensor, nu: Measure | Tensor, p: float = 1.0, regularization: float = 1e-2, iterations: int = 10_000
+    mu: Measure | Tensor,
+    nu: Measure | Tensor,
+    p: float = 1.0,
+    regularization: float = 1e-2,
+    iterations: int = 10_000,
 ) -> Tensor:
-    """An estimate of W_p, not a bound: the cost of the coupling that minimizes ∫ |x - y|^p + regularization · KL (cuturi2013, 3).
+    """An estimate of W_p, not a bound: the cost of the coupling that minimizes ∫ |x - y|^p + regularization ·
+    KL (cuturi2013, 3).
 
     Its plan is a coupling up to the tolerance of the iteration, so it is mostly above W_p; p must be finite.
     """
     first, second, batch = _pair(mu, nu, p)
     _check.positive("regularization", regularization)
     if math.isinf(p):
-        raise ArgumentError("p", "is infinity", "an entropic estimate needs a finite p; wasserstein(mu, nu, math.inf) is exact")
+        raise ArgumentError(
+            "p",
+            "is infinity",
+            "an entropic estimate needs a finite p; wasserstein(mu, nu, math.inf) is exact",
+        )
     pairs = zip(_flat(first, batch), _flat(second, batch), strict=True)
-    return torch.tensor([_entropic(a, b, p, regularization, iterations) for a, b in pairs], dtype=torch.float64).reshape(batch)
+    return torch.tensor(
+        [_entropic(a, b, p, regularization, iterations) for a, b in pairs], dtype=torch.float64
+    ).reshape(batch)
 
 
 def distances(x: Tensor, y: Tensor) -> Tensor:
@@ -67,13 +88,21 @@ def _pair(mu: Measure | Tensor, nu: Measure | Tensor, p: float) -> tuple[Measure
         raise ArgumentError("p", f"is {p!r}", "give a number of at least 1; infinity is allowed")
     first, second = _measure("mu", mu), _measure("nu", nu)
     if first.dimension != second.dimension:
-        raise ArgumentError("nu", f"lives in dimension {second.dimension} and mu in {first.dimension}", "compare measures on one space")
+        raise ArgumentError(
+            "nu",
+            f"lives in dimension {second.dimension} and mu in {first.dimension}",
+            "compare measures on one space",
+        )
     return first, second, _check.broadcast("mu and nu", first.batch_shape, second.batch_shape)
 
 
 def _measure(name: str, value: Measure | Tensor) -> Measure:
     if not isinstance(value, (Measure, Tensor)):
-        raise ArgumentError(name, f"is a {type(value).__name__}", "give a Measure, or a Tensor (n, d) for the uniform measure on its rows")
+        raise ArgumentError(
+            name,
+            f"is a {type(value).__name__}",
+            "give a Measure, or a Tensor (n, d) for the uniform measure on its rows",
+        )
     measure = value if isinstance(value, Measure) else Measure(value)
     if not measure.size:
         raise ArgumentError(name, "has no atoms", "give at least one")
@@ -96,7 +125,9 @@ def shares(mu: Measure, nu: Measure) -> tuple[Tensor, Tensor, float]:
     """
     if mu.log_weights is None and nu.log_weights is None:
         total = math.lcm(mu.size, nu.size)
-        first, second = (torch.full((one.size,), float(total // one.size), dtype=torch.float64) for one in (mu, nu))
+        first, second = (
+            torch.full((one.size,), float(total // one.size), dtype=torch.float64) for one in (mu, nu)
+        )
         return first, second, 0.0
     first, second = mu.masses(), nu.masses()
     return first, second * (first.sum() / second.sum()), _DUST
@@ -148,25 +179,33 @@ def _program(cost: Tensor, a: Tensor, b: Tensor) -> Tensor:
     keep, others = a > 0, b > 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what it would say is read from its log
-        inner, log = ot.emd(a[keep].numpy(), b[others].numpy(), cost[keep][:, others].contiguous().numpy(), numItermax=10**8, log=True)
-    _solved(log)
+        inner, log = ot.emd(
+            a[keep].numpy(),
+            b[others].numpy(),
+            cost[keep][:, others].contiguous().numpy(),
+            numItermax=10**8,
+            log=True,
+        )
+    _require_solution(log)
     plan = torch.zeros_like(cost)
     plan[keep.nonzero(), others.nonzero().mT] = torch.as_tensor(inner)
     return plan
 
 
-def _solved(log: dict[str, Any]) -> None:
+def _require_solution(log: dict[str, Any]) -> None:
     if log["result_code"] != 1:
         raise RefusalError("wasserstein", [f"POT did not solve the linear program: {log['warning']}"])
 
 
 def _bottleneck(apart: Tensor, a: Tensor, b: Tensor, dust: float) -> Tensor:
-    """The least r for which steps of at most r can move everything: bisection over the distances that occur."""
+    """The least r for which steps of at most r can move everything:
+    bisection over the distances that occur.
+    """
     levels = apart[a > 0][:, b > 0].unique()
     low, high = 0, len(levels) - 1
     while low < high:
         middle = (low + high) // 2
-        if _stuck(_within(apart, levels[middle], a, b), apart, levels[middle]) > dust:
+        if _mass_beyond(_within(apart, levels[middle], a, b), apart, levels[middle]) > dust:
             low = middle + 1
         else:
             high = middle
@@ -178,13 +217,17 @@ def _within(apart: Tensor, level: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return _program((apart > level).double(), a, b)
 
 
-def _stuck(plan: Tensor, apart: Tensor, level: Tensor) -> float:
-    """The mass that has to step farther than the level."""
+def _mass_beyond(plan: Tensor, apart: Tensor, level: Tensor) -> float:
+    """The mass that cannot be moved by steps of at most `level`."""
     return float(plan[apart > level].sum())
 
 
 def _entropic(mu: Measure, nu: Measure, p: float, regularization: float, iterations: int) -> float:
-    cost, log_a, log_b = distances(mu.points, nu.points) ** p / regularization, mu.log_masses(), nu.log_masses()
+    cost, log_a, log_b = (
+        distances(mu.points, nu.points) ** p / regularization,
+        mu.log_masses(),
+        nu.log_masses(),
+    )
     potential = torch.zeros_like(log_b)
     for _ in range(iterations):
         other = -torch.logsumexp(log_b + potential - cost, -1)
@@ -193,6 +236,9 @@ def _entropic(mu: Measure, nu: Measure, p: float, regularization: float, iterati
             break
         potential = -torch.logsumexp(log_a.unsqueeze(-1) + other.unsqueeze(-1) - cost, -2)
     else:
-        message = f"the entropic plan is not a coupling after {iterations} iterations; take a larger regularization or more iterations"
+        message = (
+            f"the entropic plan is not a coupling after {iterations} iterations; take a larger "
+            "regularization or more iterations"
+        )
         warnings.warn(message, ConvergenceWarning, stacklevel=3)
     return float((plan * cost * regularization).sum()) ** (1 / p)

@@ -1,4 +1,6 @@
-"""One thread: on small shapes two are slower, and sums in another order would make exact comparisons flicker."""
+"""One thread: on small shapes two are slower, and sums in another order would make exact comparisons
+flicker.
+"""
 
 from pathlib import Path
 

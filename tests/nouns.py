@@ -29,9 +29,9 @@ POTENTIALS = {
     "additive bare": r.Additive(None, None, _t(4)),
     "alibi": r.Alibi(0.3),
     "alibi heads": r.Alibi.heads(2),
-    "relative": r.RelativeBias(_t(2, 7), r.Clipped(3)),
-    "relative logarithmic": r.RelativeBias(_t(8), r.Logarithmic(8, 5)),
-    "relative causal buckets": r.RelativeBias(_t(8), r.Logarithmic(8, 5, bidirectional=False)),
+    "relative": r.RelativeBias(_t(2, 7), r.potentials.Clipped(3)),
+    "relative logarithmic": r.RelativeBias(_t(8), r.potentials.Logarithmic(8, 5)),
+    "relative causal buckets": r.RelativeBias(_t(8), r.potentials.Logarithmic(8, 5, bidirectional=False)),
     "rotary": r.Rotary(r.Dot()),
     "rotary interleaved": r.Rotary(r.Dot(_t(4, 6), _t(4, 6, seed=1)), base=100.0, interleaved=True),
     "rotary partial": r.Rotary(r.Cosine(scale=2.0), frequencies=torch.tensor([0.7], dtype=D)),
@@ -57,8 +57,8 @@ NORMALIZERS = {
     "sink": r.SinkSoftmax(0.5),
     "sink cold": r.SinkSoftmax(torch.tensor(-0.3, dtype=D), 0.7),
     "sinkhorn": r.Sinkhorn(1e-9, 2000),
-    "linear elu": r.LinearKernel(r.Elu()),
-    "linear random": r.LinearKernel(r.PositiveRandom.draw(4, 16, 0, D)),
+    "linear elu": r.LinearKernel(r.normalizers.Elu()),
+    "linear random": r.LinearKernel(r.normalizers.PositiveRandom.draw(4, 16, 0, D)),
 }
 
 # Six tokens.

@@ -10,10 +10,16 @@ nan = torch.tensor([[0.0, float("nan")]])
 
 CASES = {
     "points rank": (lambda: r.Measure(t(3)), "points: has shape [3]; give (..., n, d)"),
-    "points dtype": (lambda: r.Measure(torch.arange(6).reshape(3, 2)), "points: has dtype torch.int64; convert it"),
+    "points dtype": (
+        lambda: r.Measure(torch.arange(6).reshape(3, 2)),
+        "points: has dtype torch.int64; convert it",
+    ),
     "points nan": (lambda: r.Measure(nan), "points: has 1 non-finite entries among 2"),
     "points list": (lambda: r.Measure([[0.0]]), "points: is a list; give a torch.Tensor"),
-    "weights length": (lambda: r.Measure(t(3, 2), t(4)), "log_weights: is float32[4]; give a tensor (..., 3)"),
+    "weights length": (
+        lambda: r.Measure(t(3, 2), t(4)),
+        "log_weights: is float32[4]; give a tensor (..., 3)",
+    ),
     "weights nan": (lambda: r.Measure(t(2, 2), nan[0]), "log_weights: has NaN or +inf"),
     "weights zero": (
         lambda: r.Measure(t(2, 2), torch.full((2,), -torch.inf)),
@@ -22,10 +28,16 @@ CASES = {
     "marks length": (lambda: r.Measure(t(3, 2), marks=torch.arange(2)), "marks: is int64[2]"),
     "batches": (lambda: r.Measure(t(3, 4, 2), t(2, 4)), "points and log_weights: have batch shapes"),
     "mix dimension": (lambda: r.Measure(t(3, 2)).mix(r.Measure(t(3, 4)), 0.5), "other: lives in dimension 4"),
-    "mix weight": (lambda: r.Measure(t(3, 2)).mix(r.Measure(t(3, 2)), 1.5), "weight: is 1.5; give a number between 0 and 1"),
+    "mix weight": (
+        lambda: r.Measure(t(3, 2)).mix(r.Measure(t(3, 2)), 1.5),
+        "weight: is 1.5; give a number between 0 and 1",
+    ),
     "bandwidth zero": (lambda: r.Gaussian(bandwidth=0.0), "bandwidth: is 0.0; give a positive finite number"),
     "bandwidth negative": (lambda: r.Laplace(bandwidth=-1.0), "bandwidth: is -1.0"),
-    "bandwidth tensor": (lambda: r.Gaussian(bandwidth=torch.tensor([1.0, -1.0])), "bandwidth: has entries that are not positive"),
+    "bandwidth tensor": (
+        lambda: r.Gaussian(bandwidth=torch.tensor([1.0, -1.0])),
+        "bandwidth: has entries that are not positive",
+    ),
     "nu": (lambda: r.StudentT(nu=0.0), "nu: is 0.0"),
     "cap": (lambda: r.SoftCap(r.Dot(), float("inf")), "cap: is inf"),
     "temperature": (lambda: r.Softmax(0.0), "temperature: is 0.0"),
@@ -38,7 +50,10 @@ CASES = {
     "v width": (lambda: r.Additive(t(4, 3), t(4, 3), t(5)), "v: has width 5"),
     "rotary odd": (lambda: r.Rotary(r.Dot()).scores(t(3, 3), t(3, 3)), "odd width 3"),
     "rotary sum": (lambda: r.Rotary(r.Dot() + r.Alibi(0.1)).scores(t(3, 4), t(3, 4)), "wrap each term"),
-    "table": (lambda: r.RelativeBias(t(6), r.Clipped(3)), "table: has 6 entries; Clipped(reach=3) needs 7"),
+    "table": (
+        lambda: r.RelativeBias(t(6), r.potentials.Clipped(3)),
+        "table: has 6 entries; Clipped(reach=3) needs 7",
+    ),
     "window": (lambda: r.Window(-1, 0), "left: is -1"),
     "ids": (lambda: r.Document(t(3)), "ids: is float32[3]; give an integer tensor"),
     "lengths": (lambda: r.Padding(torch.tensor([-1])), "lengths: has negative entries"),
@@ -53,8 +68,14 @@ CASES = {
     ),
     "class": (lambda: r.Attention(r.Dot), "potential: is a Dot class; give a Potential value"),
     "wrong noun": (lambda: r.Attention(r.Softmax()), "potential: is a Softmax"),
-    "attend noun": (lambda: r.attend(t(3, 2), t(3, 2), t(3, 2), potential="gaussian"), "potential: is 'gaussian'; give a Potential value"),
-    "q int": (lambda: r.attend(torch.ones(3, 2, dtype=torch.long), t(3, 2), t(3, 2)), "q: has dtype torch.int64"),
+    "attend noun": (
+        lambda: r.attend(t(3, 2), t(3, 2), t(3, 2), potential="gaussian"),
+        "potential: is 'gaussian'; give a Potential value",
+    ),
+    "q int": (
+        lambda: r.attend(torch.ones(3, 2, dtype=torch.long), t(3, 2), t(3, 2)),
+        "q: has dtype torch.int64",
+    ),
     "q rank": (lambda: r.attend(t(3), t(3, 2), t(3, 2)), "q: has shape [3]"),
     "q k width": (lambda: r.attend(t(3, 2), t(3, 4), t(3, 2)), "q and k: have widths 2 and 4"),
     "v rows": (lambda: r.attend(t(3, 2), t(3, 2), t(4, 2)), "v: has 4 rows for 3 keys"),
@@ -65,36 +86,67 @@ CASES = {
         lambda: r.attend(t(3, 2), t(3, 2), t(3, 2), log_weights=t(4)),
         "log_weights: has shape [4]; give one entry for each key: (..., 3)",
     ),
-    "device": (lambda: r.attend(t(3, 2), t(3, 2, device="meta"), t(3, 2)), "queries: is on cpu and keys on meta"),
-    "w_v": (lambda: r.Attention(r.Dot(), r.Linear(t(3, 2)))(t(5, 4)), "w_v: takes width 3 and the keys have 4"),
-    "w_q apply": (lambda: r.Attention(r.Dot(t(3, 2), t(3, 2)))(t(5, 4)), "w_q: takes width 3 and the points have 4"),
+    "device": (
+        lambda: r.attend(t(3, 2), t(3, 2, device="meta"), t(3, 2)),
+        "queries: is on cpu and keys on meta",
+    ),
+    "w_v": (
+        lambda: r.Attention(r.Dot(), r.Linear(t(3, 2)))(t(5, 4)),
+        "w_v: takes width 3 and the keys have 4",
+    ),
+    "w_q apply": (
+        lambda: r.Attention(r.Dot(t(3, 2), t(3, 2)))(t(5, 4)),
+        "w_q: takes width 3 and the points have 4",
+    ),
     "lookup table": (lambda: r.Attention(r.Dot(), r.Table(t(3, 2)))(t(5, 4)), "table: has 3 rows for 5 keys"),
-    "pointwise": (lambda: r.Attention(r.Dot(), r.FunctionLookup(lambda z: z.sum()))(t(5, 4)), "function: maps keys [5, 4] to"),
-    "function": (lambda: r.attend(t(5, 4), t(5, 4), t(5, 4), potential=r.Potential.of(lambda x, y: x)), "function: returned float32"),
-    "context": (lambda: r.Attention(r.Dot())(t(5, 4), "text"), "context: is a str; give a Tensor (..., n, d) or a Measure"),
-    "sigmoid kernel": (lambda: r.Attention(r.Dot(), normalizer=r.Sigmoid()).kernel(t(3, 2)), "Sigmoid rows are not probability laws"),
-    "sigmoid law": (lambda: r.Attention(r.Dot(), normalizer=r.Sigmoid(), moment=r.SecondMoment())(t(3, 2)), "moment: needs laws"),
-    "gap law": (lambda: r.Attention(r.Dot()).law_gap(t(3, 3), t(4, 2)), "law: has shape [3, 3]; give rows on the keys: (..., 4, 4)"),
+    "pointwise": (
+        lambda: r.Attention(r.Dot(), r.FunctionLookup(lambda z: z.sum()))(t(5, 4)),
+        "function: maps keys [5, 4] to",
+    ),
+    "function": (
+        lambda: r.attend(t(5, 4), t(5, 4), t(5, 4), potential=r.Potential.of(lambda x, y: x)),
+        "function: returned float32",
+    ),
+    "context": (
+        lambda: r.Attention(r.Dot())(t(5, 4), "text"),
+        "context: is a str; give a Tensor (..., n, d) or a Measure",
+    ),
+    "sigmoid kernel": (
+        lambda: r.Attention(r.Dot(), normalizer=r.Sigmoid()).kernel(t(3, 2)),
+        "Sigmoid rows are not probability laws",
+    ),
+    "sigmoid law": (
+        lambda: r.Attention(r.Dot(), normalizer=r.Sigmoid(), moment=r.SecondMoment())(t(3, 2)),
+        "moment: needs laws",
+    ),
+    "gap law": (
+        lambda: r.Attention(r.Dot()).law_gap(t(3, 3), t(4, 2)),
+        "law: has shape [3, 3]; give rows on the keys: (..., 4, 4)",
+    ),
     "gap normalizer": (
         lambda: r.Attention(r.Dot(), normalizer=r.Entmax()).law_gap(t(4, 4), t(4, 2)),
         "the KL gap is a statement about softmax rows",
     ),
     "linear potential": (
-        lambda: r.attend(t(3, 2), t(3, 2), t(3, 2), potential=r.Laplace(), normalizer=r.LinearKernel(r.Elu())),
+        lambda: r.attend(
+            t(3, 2), t(3, 2), t(3, 2), potential=r.Laplace(), normalizer=r.LinearKernel(r.normalizers.Elu())
+        ),
         "cannot become a feature kernel: Laplace",
     ),
     "float marks": (
-        lambda: r.Attention(r.Dot(), support=r.Document(torch.zeros(3, dtype=torch.long)))(r.Measure(t(3, 2), marks=t(3))),
+        lambda: r.Attention(r.Dot(), support=r.Document(torch.zeros(3, dtype=torch.long)))(
+            r.Measure(t(3, 2), marks=t(3))
+        ),
         "marks: have dtype torch.float32",
     ),
-    "pairs": (lambda: r.Tiled(pairs=0), "pairs: is 0"),
+    "pairs": (lambda: r.engines.Tiled(pairs=0), "pairs: is 0"),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_error(name):
     call, message = CASES[name]
-    with pytest.raises(r.ArgumentError) as caught:
+    with pytest.raises(r.errors.ArgumentError) as caught:
         call()
     assert message in str(caught.value), str(caught.value)
     assert ";" in str(caught.value)

@@ -35,7 +35,9 @@ Each command explains itself: regard audit --help.
 
 def application() -> typer.Typer:
     """All commands."""
-    found = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+    found = typer.Typer(
+        add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False
+    )
     found.callback(help=HELP)(_root)
     found.command("audit", help=AUDIT_HELP)(audit)
     found.command("compare")(compare)
@@ -48,7 +50,10 @@ def application() -> typer.Typer:
 
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=lambda asked: _version(asked))
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", is_eager=True, callback=lambda asked: _version(asked)
+        ),
     ] = False,
 ) -> None:
     return None

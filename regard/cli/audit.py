@@ -14,11 +14,11 @@ import typer
 from regard.errors import ArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
-    from regard.audit.checks import Check
-    from regard.audit.load import Checkpoint
-    from regard.audit.run import Audit
-    from regard.audit.streaming import StreamedAudit
-    from regard.audit.weights import WeightAudit
+    from regard.audits.checks import Check
+    from regard.audits.load import Checkpoint
+    from regard.audits.run import Audit
+    from regard.audits.streaming import StreamedAudit
+    from regard.audits.weights import WeightAudit
 
     _Audit = Audit | StreamedAudit | WeightAudit
 
@@ -27,9 +27,10 @@ STOPPED = 130
 
 HELP = """How regular is the attention of a trained model?
 
-MODEL is a local directory (config.json with safetensors, or a pickle of tensors) or a hub id; nothing means all-MiniLM-L6-v2.
-Everything that is not an option is a model. One model is audited on texts. Two or more are checkpoints of one training run, in
-their order: a series, by their weights alone. Code in a checkpoint is never run.
+MODEL is a local directory (config.json with safetensors, or a pickle of tensors) or a hub id; nothing means
+all-MiniLM-L6-v2. Everything that is not an option is a model. One model is audited on texts. Two or more are
+checkpoints of one training run, in their order: a series, by their weights alone. Code in a checkpoint is
+never run.
 
 A report is written to --out: report.html to read, report.json with every number, card.md for a model card
 (a series: series.html and series.json). The summary goes to stdout, progress and errors to stderr.
@@ -47,21 +48,35 @@ Examples
 
 \b
 Exit status
-  0 done   1 nothing could be measured   2 wrong arguments or files   130 stopped by Ctrl-C, with a partial report
+  0 done   1 nothing could be measured   2 wrong arguments or files
+  130 stopped by Ctrl-C, with a partial report
 """
 
 
 def audit(
-    models: Annotated[list[str] | None, typer.Argument(metavar="MODEL", help="Directories or hub ids.", show_default=False)] = None,
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="MODEL", help="Directories or hub ids.", show_default=False)
+    ] = None,
     text: Annotated[
         list[str] | None,
-        typer.Option(metavar="TEXT|FILE", help="A text, or a file with one text a line; may be repeated.", show_default=False),
+        typer.Option(
+            metavar="TEXT|FILE",
+            help="A text, or a file with one text a line; may be repeated.",
+            show_default=False,
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="The directory for the report.")] = Path("audit-report"),
-    checks: Annotated[str | None, typer.Option(metavar="NAMES", help="Which checks, by name, with commas.", show_default="all")] = None,
+    checks: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Which checks, by name, with commas.", show_default="all"),
+    ] = None,
     device: Annotated[str, typer.Option(help="Where the model runs.")] = "cpu",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted audit stopped.")] = False,
-    weights_only: Annotated[bool, typer.Option("--weights-only", help="Read the weights of one layer at a time; no texts.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where an interrupted audit stopped.")
+    ] = False,
+    weights_only: Annotated[
+        bool, typer.Option("--weights-only", help="Read the weights of one layer at a time; no texts.")
+    ] = False,
     low_memory: Annotated[
         bool | None,
         typer.Option(
@@ -73,15 +88,19 @@ def audit(
 ) -> None:
     """Check every argument before the work begins, then do it."""
     from regard._files import check_writable
-    from regard.audit.load import device_of
+    from regard.audits.load import device_of
 
     several = len(models or []) > 1
     alone = several or weights_only
-    texts, asked = _texts(text or [], alone), _asked(checks, alone)
+    texts, asked = _texts(text or [], alone), _find_checks(checks, alone)
     if several and resume:
         raise ArgumentError("--resume", "is given for a series, which takes seconds", "leave it out")
     if alone and low_memory is not None:
-        raise ArgumentError("--low-memory", "is given, and --weights-only and a series read one layer at a time anyway", "leave it out")
+        raise ArgumentError(
+            "--low-memory",
+            "is given, and --weights-only and a series read one layer at a time anyway",
+            "leave it out",
+        )
     if importlib.util.find_spec("jinja2") is None:
         raise MissingExtraError("jinja2", "report")
     way = _Way(out, device_of(device), resume, weights_only, low_memory)
@@ -104,37 +123,43 @@ class _Way:
 
 
 def _texts(values: list[str], alone: bool) -> list[str]:
-    from regard.audit.inputs import texts_of
-    from regard.audit.run import included_sentences
+    from regard.audits.inputs import texts_of
+    from regard.audits.run import included_sentences
 
     if alone and values:
         raise ArgumentError(
-            "--text", "is given, and --weights-only and a series read no texts", "leave it out, or audit one model with texts"
+            "--text",
+            "is given, and --weights-only and a series read no texts",
+            "leave it out, or audit one model with texts",
         )
     return [] if alone else texts_of(values) if values else included_sentences()
 
 
-def _asked(names: str | None, alone: bool) -> list[Check]:
+def _find_checks(names: str | None, alone: bool) -> list[Check]:
     """The checks with these names, in the order of the report."""
-    from regard.audit.checks import checks as known
+    from regard.audits.checks import checks as known
 
     able = [check for check in known() if check.of_weights is not None or not alone]
     wanted = [check.name for check in able] if names is None else [name.strip() for name in names.split(",")]
     wrong = [name for name in wanted if name not in [check.name for check in able]]
     if wrong:
         what = "no check of weights alone" if alone else "no check"
-        raise ArgumentError("--checks", f"there is {what} named {wrong[0]!r}", f"choose from {', '.join(check.name for check in able)}")
+        raise ArgumentError(
+            "--checks",
+            f"there is {what} named {wrong[0]!r}",
+            f"choose from {', '.join(check.name for check in able)}",
+        )
     return [check for check in able if check.name in wanted]
 
 
 def _single(model: str | None, texts: list[str], asked: list[Check], way: _Way) -> None:
     """Audit one model, from where an earlier run stopped if that is asked."""
-    from regard.audit import page, terminal
-    from regard.audit.store import Store
+    from regard.audits import page, terminal
+    from regard.audits.store import Store
 
     run, subject = _run(model, texts, asked, way)
     run.store = Store(way.out / ".units", subject, resume=way.resume)
-    stopped = _measured(run, way)
+    stopped = _measure(run, way)
     report = run.report(stopped)
     terminal.show(report, page.save(report, way.out), terminal.output())
     if stopped:
@@ -146,21 +171,25 @@ def _single(model: str | None, texts: list[str], asked: list[Check], way: _Way) 
 
 def _run(model: str | None, texts: list[str], asked: list[Check], way: _Way) -> tuple[_Audit, dict[str, str]]:
     """An audit that is ready to measure, and what it is of."""
-    from regard.audit.load import find
-    from regard.audit.weights import WeightAudit
+    from regard.audits.load import find
+    from regard.audits.weights import WeightAudit
 
     with _status("loading the model"):
         checkpoint = find(model)
         if way.weights_only:
-            return WeightAudit(checkpoint, checks=asked, device=way.device), _subject(checkpoint, texts, asked, way)
+            return WeightAudit(checkpoint, checks=asked, device=way.device), _subject(
+                checkpoint, texts, asked, way
+            )
         way = replace(way, low_memory=_low_memory(checkpoint, way))
         return _on_texts(checkpoint, texts, asked, way), _subject(checkpoint, texts, asked, way)
 
 
 def _low_memory(checkpoint: Checkpoint, way: _Way) -> bool:
-    """Whether to hold one block at a time: what was asked for, or what the machine has room for, which is said."""
-    from regard.audit import terminal
-    from regard.audit.streaming import exceeds_memory
+    """Whether to hold one block at a time: what was asked for, or what the machine has room for,
+    which is said.
+    """
+    from regard.audits import terminal
+    from regard.audits.streaming import exceeds_memory
 
     if way.low_memory is not None:
         return way.low_memory
@@ -170,21 +199,32 @@ def _low_memory(checkpoint: Checkpoint, way: _Way) -> bool:
     return large
 
 
-def _on_texts(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: _Way) -> Audit | StreamedAudit:
-    from regard.audit import terminal
-    from regard.audit.load import loaded, tokenizer_of
-    from regard.audit.run import Audit
-    from regard.audit.streaming import StreamedAudit
+def _on_texts(
+    checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: _Way
+) -> Audit | StreamedAudit:
+    from regard.audits import terminal
+    from regard.audits.load import load_weights, tokenizer_of
+    from regard.audits.run import Audit
+    from regard.audits.streaming import StreamedAudit
 
     run: Audit | StreamedAudit
     tokenizer = tokenizer_of(checkpoint)
     if way.low_memory:
         run = StreamedAudit(checkpoint, texts, tokenizer=tokenizer, checks=asked, device=way.device)
     else:
-        run = Audit(loaded(checkpoint, way.device), texts, tokenizer=tokenizer, checks=asked, name=checkpoint.name)
+        run = Audit(
+            load_weights(checkpoint, way.device),
+            texts,
+            tokenizer=tokenizer,
+            checks=asked,
+            name=checkpoint.name,
+        )
     for item in run.inputs:
         if item.cut:
-            terminal.say(terminal.messages(), f"text {item.index + 1} is longer than the model takes: cut to {len(item.tokens)} tokens")
+            terminal.say(
+                terminal.messages(),
+                f"text {item.index + 1} is longer than the model takes: cut to {len(item.tokens)} tokens",
+            )
     return run
 
 
@@ -195,7 +235,7 @@ def _subject(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: 
     import torch
 
     from regard import __version__
-    from regard.audit.store import fingerprint
+    from regard.audits.store import fingerprint
 
     return {
         "MODEL": fingerprint(checkpoint.name, checkpoint.identity()),
@@ -204,20 +244,27 @@ def _subject(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: 
         "--device": way.device,
         "--weights-only": str(way.weights_only),
         "--low-memory": str(way.low_memory),
-        "versions": f"regard {__version__}, torch {torch.__version__}, transformers {version('transformers')}",
+        "versions": f"regard {__version__}, torch {torch.__version__}, transformers "
+        f"{version('transformers')}",
     }
 
 
-def _measured(run: _Audit, way: _Way) -> str:
-    """Measure all there is; says why where that was interrupted. A model that turns out to be broken leaves no files."""
-    from regard.audit import terminal
+def _measure(run: _Audit, way: _Way) -> str:
+    """Measure all there is; says why where that was interrupted.
+
+    A model that turns out to be broken leaves no files.
+    """
+    from regard.audits import terminal
 
     sizes = [len(run.places), *(len(run.places) + 1 for _ in run.inputs)]
     try:
         with terminal.Bars(terminal.messages(), sizes) as bars:
             run.measure(bars)
     except KeyboardInterrupt:
-        return f"stopped after {len(run.store)} of {sum(sizes)} steps, and the same command with --resume goes on"
+        return (
+            f"stopped after {len(run.store)} of {sum(sizes)} steps, and the same "
+            "command with --resume goes on"
+        )
     except ArgumentError:
         if way.weights_only:
             run.store.remove()
@@ -233,17 +280,19 @@ def _remove_empty(directory: Path) -> None:
 
 def _series(models: Sequence[str], asked: list[Check], way: _Way) -> None:
     """Audit the weights of each checkpoint, and lay the reports side by side."""
-    from regard.audit import terminal
-    from regard.audit.load import find
-    from regard.audit.series import save, series
-    from regard.audit.weights import WeightAudit
+    from regard.audits import terminal
+    from regard.audits.load import find
+    from regard.audits.series import save, series
+    from regard.audits.weights import WeightAudit
 
     with _status("looking at the checkpoints"):
         runs = [WeightAudit(find(model), checks=asked, device=way.device) for model in models]
     sizes = [len(run.places) for run in runs]
     with terminal.Bars(terminal.messages(), sizes) as bars:
         for number, run in enumerate(runs):
-            run.measure(lambda what, done, total, before=sum(sizes[:number]): bars(what, before + done, sum(sizes)))  # type: ignore[misc]
+            run.measure(
+                lambda what, done, total, before=sum(sizes[:number]): bars(what, before + done, sum(sizes))  # type: ignore[misc]
+            )
     found = series([run.report() for run in runs], _distinct([run.name for run in runs], models))
     terminal.show_series(found, save(found, way.out), terminal.output())
 
@@ -256,7 +305,7 @@ def _distinct(short: Sequence[str], long: Sequence[str]) -> Sequence[str]:
 @contextmanager
 def _status(what: str) -> Iterator[None]:
     """A word of what takes a while, on a terminal."""
-    from regard.audit import terminal
+    from regard.audits import terminal
 
     console = terminal.messages()
     if not console.is_terminal:

@@ -9,12 +9,14 @@ import typer
 
 
 def compare(
-    before: Annotated[Path, typer.Argument(metavar="REPORT_A", help="A report.json, or the directory it is in.")],
+    before: Annotated[
+        Path, typer.Argument(metavar="REPORT_A", help="A report.json, or the directory it is in.")
+    ],
     after: Annotated[Path, typer.Argument(metavar="REPORT_B", help="Another, of the same architecture.")],
 ) -> None:
     """What changed between two audits: numbers by column, the heads that moved most, and coverage."""
-    from regard.audit import terminal
-    from regard.audit.compare import compare as compared
-    from regard.audit.compare import read
+    from regard.audits import terminal
+    from regard.audits.compare import compare as compared
+    from regard.audits.compare import read
 
     terminal.show_comparison(compared(read(before), read(after)), terminal.output())

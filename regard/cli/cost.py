@@ -15,24 +15,25 @@ from regard._files import write_text
 from regard.errors import ArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
-    from regard.cost import Cost, Sizes
+    from regard.costs import Cost, Sizes
 
 T = TypeVar("T")
 REMEDY = "give a config.json, the directory of a model, a hub id that has been downloaded, or nothing"
 
 HELP = """What does a model take to run and to train: flops, bytes and parameters, part by part?
 
-MODEL is a config.json, a local directory with one, or a hub id in the local cache; nothing means all-MiniLM-L6-v2. Weights are not read,
-nothing is computed and nothing is downloaded: widths are enough.
+MODEL is a config.json, a local directory with one, or a hub id in the local cache; nothing means
+all-MiniLM-L6-v2. Weights are not read, nothing is computed and nothing is downloaded: widths are enough.
 
-Beside the exact count stand the approximation 2 N and 6 N tokens, and T*, the length at which pairs of tokens cost as much as weights.
+Beside the exact count stand the approximation 2 N and 6 N tokens, and T*, the length at which pairs of tokens
+cost as much as weights.
 
 \b
 Examples
   regard cost --tokens 512                                the demonstration model
   regard cost ./my-model --tokens 8192 --batch 4          a model you have
   regard cost config.json --tokens 4096 --full            every token sees every token
-  regard cost config.json --tokens 4096 --out cost.svg    the picture of attention against weights (or .html, with the table)
+  regard cost config.json --tokens 4096 --out cost.svg    the picture of attention against weights (or .html)
 
 \b
 Exit status
@@ -42,27 +43,35 @@ Exit status
 
 def cost(
     model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="A config.json, a directory or a hub id.", show_default=False)
+        str | None,
+        typer.Argument(metavar="MODEL", help="A config.json, a directory or a hub id.", show_default=False),
     ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 4096,
     batch: Annotated[int, typer.Option(help="How many sequences.")] = 1,
     causal: Annotated[
-        bool | None, typer.Option("--causal/--full", help="Whether a token sees its past only.", show_default="what the config says")
+        bool | None,
+        typer.Option(
+            "--causal/--full", help="Whether a token sees its past only.", show_default="what the config says"
+        ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the picture to this .svg, or table and picture to this .html.", show_default=False),
+        typer.Option(
+            metavar="FILE",
+            help="Write the picture to this .svg, or table and picture to this .html.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
     """Check the arguments, count, print."""
-    from regard.cost import Sizes
-    from regard.cost.picture import drawing
+    from regard.costs import Sizes
+    from regard.costs.picture import drawing
 
-    sizes = _checked(Sizes, tokens, batch, causal)
+    sizes = _sizes(Sizes, tokens, batch, causal)
     if out is not None and out.suffix.lower() not in (".svg", ".html"):
         raise ArgumentError("--out", f"is {out}", "give a file that ends in .svg or .html")
     config, name = _config(model)
-    found = _counted(config, sizes)
+    found = _count(config, sizes)
     _print(found, name)
     for note in _notes(config, tokens):
         typer.echo(note)
@@ -70,7 +79,7 @@ def cost(
         _write(out, drawing(found, f"{name}: cost of {batch} × {tokens:,} tokens", out))
 
 
-def _checked(sizes: type[Sizes], tokens: int, batch: int, causal: bool | None) -> Sizes:
+def _sizes(sizes: type[Sizes], tokens: int, batch: int, causal: bool | None) -> Sizes:
     for option, value in (("--tokens", tokens), ("--batch", batch)):
         if value < 1:
             raise ArgumentError(option, f"is {value}", "give a whole number, one or more")
@@ -83,7 +92,9 @@ def _config(model: str | None) -> tuple[dict[str, Any], str]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ArgumentError("MODEL", f"{path} cannot be read as JSON ({type(error).__name__})", REMEDY) from error
+        raise ArgumentError(
+            "MODEL", f"{path} cannot be read as JSON ({type(error).__name__})", REMEDY
+        ) from error
     if not isinstance(found, dict):
         raise ArgumentError("MODEL", f"{path} holds no names and values", REMEDY)
     return found, name
@@ -96,13 +107,16 @@ def _notes(config: dict[str, Any], tokens: int) -> list[str]:
         notes.append("no output head is counted: the config names no architecture")
     longest = config.get("max_position_embeddings", config.get("n_positions"))
     if isinstance(longest, int) and longest < tokens:
-        notes.append(f"the model has {longest:,} positions: {tokens:,} tokens are what it would cost, not what it takes")
+        notes.append(
+            f"the model has {longest:,} positions: {tokens:,} tokens are what it "
+            "would cost, not what it takes"
+        )
     return notes
 
 
 def _path(model: str | None) -> tuple[Path, str]:
-    from regard.audit.load import demo_directory
-    from regard.audit.own import inside, name_of
+    from regard.audits.load import demo_directory
+    from regard.audits.own import inside, name_of
 
     if model is None:
         return demo_directory() / "config.json", "all-MiniLM-L6-v2"
@@ -113,12 +127,14 @@ def _path(model: str | None) -> tuple[Path, str]:
         return path / "config.json", name_of(path)
     if path.is_file():
         return path, path.resolve().parent.name if path.name == "config.json" else path.stem
-    return _cached(model), model
+    return _config_in_cache(model), model
 
 
-def _cached(name: str) -> Path:
+def _config_in_cache(name: str) -> Path:
     """The config of a hub id in the local cache."""
-    nothing = ArgumentError("MODEL", f"there is nothing at {name}, and no downloaded model of that name", REMEDY)
+    nothing = ArgumentError(
+        "MODEL", f"there is nothing at {name}, and no downloaded model of that name", REMEDY
+    )
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
         raise ArgumentError("MODEL", f"there is nothing at {name}", REMEDY)
     try:
@@ -135,18 +151,18 @@ def _cached(name: str) -> Path:
     return Path(found)
 
 
-def _counted(config: dict[str, Any], sizes: Sizes) -> Cost:
+def _count(config: dict[str, Any], sizes: Sizes) -> Cost:
     """By closed form where the family has one, else by a run of its model without memory."""
-    from regard.audit.own import built, is_own
-    from regard.cost import cost as counted
-    from regard.cost.families import known
+    from regard.audits.own import build, is_own
+    from regard.costs import cost as counted
+    from regard.costs.families import has_closed_form
 
     if is_own(config):
-        return counted(built(config), sizes)
-    if _about(lambda: known(config)) or not isinstance(config.get("model_type"), str):
+        return counted(build(config), sizes)
+    if _about(lambda: has_closed_form(config)) or not isinstance(config.get("model_type"), str):
         return _about(lambda: counted(config, sizes))
     with _quiet():
-        return _about(lambda: counted(_built(config), sizes))
+        return _about(lambda: counted(_build(config), sizes))
 
 
 def _about(read: Callable[[], T]) -> T:
@@ -157,13 +173,15 @@ def _about(read: Callable[[], T]) -> T:
         if error.argument == "config":
             raise ArgumentError("MODEL", f"its config {error.found}", error.remedy) from error
         if error.argument == "inputs":
-            raise ArgumentError("MODEL", error.found, "load it yourself and call regard.cost(model, sizes, inputs=...)") from error
+            raise ArgumentError(
+                "MODEL", error.found, "load it yourself and call regard.cost(model, sizes, inputs=...)"
+            ) from error
         raise
 
 
-def _built(config: dict[str, Any]) -> Any:
+def _build(config: dict[str, Any]) -> Any:
     """The model of a config on a device without memory; code that the config names is never run."""
-    from regard.cost.families import class_name, refuse_cross_attention
+    from regard.costs.families import class_name, refuse_cross_attention
 
     try:
         import torch
@@ -171,24 +189,36 @@ def _built(config: dict[str, Any]) -> Any:
     except ImportError:
         raise MissingExtraError("transformers", "hf") from None
     refuse_cross_attention(config)
-    plain = {key: value for key, value in config.items() if key != "auto_map" and "attn_implementation" not in key}
+    plain = {
+        key: value for key, value in config.items() if key != "auto_map" and "attn_implementation" not in key
+    }
     kind, maker = plain.pop("model_type"), _maker(class_name(config), transformers)
     try:
         with torch.device("meta"):
             made = transformers.AutoConfig.for_model(kind, **plain)
             _check_kind(maker, made)
-            return (transformers.AutoModel.from_config(made, trust_remote_code=False) if maker is None else maker(made)).eval()
+            return (
+                transformers.AutoModel.from_config(made, trust_remote_code=False)
+                if maker is None
+                else maker(made)
+            ).eval()
     except Exception as error:  # a config is any JSON, and what is wrong with it decides who complains
         said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ArgumentError("MODEL", f"transformers builds no model of the type {kind!r} from its config ({said})", REMEDY) from error
+        raise ArgumentError(
+            "MODEL", f"transformers builds no model of the type {kind!r} from its config ({said})", REMEDY
+        ) from error
 
 
 def _maker(name: str | None, transformers: Any) -> Any:
-    """The class of models of that name; none where the config names none, for another would have another head."""
+    """The class of models of that name; none where the config names none,
+    for another would have another head.
+    """
     found = None if name is None else getattr(transformers, name, None)
     if name is not None and not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
         raise ArgumentError(
-            "config", f"is of a {name}, which is no model of transformers", "load it yourself and call regard.cost(model, sizes)"
+            "config",
+            f"is of a {name}, which is no model of transformers",
+            "load it yourself and call regard.cost(model, sizes)",
         )
     return found
 
@@ -201,7 +231,7 @@ def _check_kind(maker: Any, config: Any) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers and torch otherwise print about models that have no weights."""
+    """Without what transformers and torch print about models that have no weights."""
     import logging
     import warnings
 
@@ -219,12 +249,15 @@ def _print(found: Cost, name: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from regard.audit import terminal
-    from regard.cost.picture import bars
-    from regard.cost.wording import COLUMNS, remarks, rows
+    from regard.audits import terminal
+    from regard.costs.picture import bars
+    from regard.costs.wording import COLUMNS, remarks, rows
 
     console = terminal.output()
-    table = Table(title=Text(f"{name}: {found.sizes.batch} × {found.sizes.tokens:,} tokens, in flops"), title_justify="left")
+    table = Table(
+        title=Text(f"{name}: {found.sizes.batch} × {found.sizes.tokens:,} tokens, in flops"),
+        title_justify="left",
+    )
     for number, column in enumerate(COLUMNS):
         table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
     for row in (body := rows(found)):
@@ -238,5 +271,9 @@ def _write(path: Path, text: str) -> None:
     try:
         write_text(path, text)
     except OSError as error:
-        raise ArgumentError("--out", f"{path} cannot be written ({error.strerror})", "give a file in a directory that is there") from error
+        raise ArgumentError(
+            "--out",
+            f"{path} cannot be written ({error.strerror})",
+            "give a file in a directory that is there",
+        ) from error
     typer.echo(f"written: {path}", err=True)

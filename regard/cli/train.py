@@ -27,43 +27,60 @@ NAMED = 3
 
 HELP = """Train a small language model on any text.
 
-Tokens are characters, or bytes with --bytes. The last tenth of the text is held out. The model is a decoder with rotary positions;
-AdamW, gradient clipping, a warm-up and half a cosine. At each checkpoint: the held-out loss, a sample of text, and the regularity of
-each layer (QK and OV norms, entropy, largest logit, Jacobian norm); heads whose scores grow too fast are named as they do.
+Tokens are characters, or bytes with --bytes. The last tenth of the text is held out. The model is a decoder
+with rotary positions; AdamW, gradient clipping, a warm-up and half a cosine. At each checkpoint: the held-out
+loss, a sample of text, and the regularity of each layer (QK and OV norms, entropy, largest logit, Jacobian
+norm); heads whose scores grow too fast are named as they do.
 
---out gets step-N/ (model, optimizer, state; the last two are kept) and history.jsonl (a line for each checkpoint). Checkpoints are
-written whole or not at all, as safetensors and JSON. --resume goes on bit for bit on the same machine, also after a kill or a crash.
+--out gets step-N/ (model, optimizer, state; the last two are kept) and history.jsonl (a line for each
+checkpoint). Checkpoints are written whole or not at all, as safetensors and JSON. --resume goes on bit for
+bit on the same machine, also after a kill or a crash.
 
 \b
 Examples
   regard train --data my.txt                                             800,000 parameters, characters
   regard train --data my.txt --out run --width 64 --layers 2             a smaller one
   regard train --data any.file --bytes                                   bytes
-  regard train --out run --resume                                        go on; options and text are those of the run
+  regard train --out run --resume                                        go on, with its options and text
 
 \b
 Exit status
-  0 done   1 the training failed, its last checkpoint is whole   2 wrong arguments or files   130 stopped by Ctrl-C, and saved
+  0 done   1 the training failed, its last checkpoint is whole   2 wrong arguments or files
+  130 stopped by Ctrl-C, and saved
 """
 
 
 def train(
-    data: Annotated[Path | None, typer.Option(metavar="FILE", help="The text, in UTF-8.", show_default=False)] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The text, in UTF-8.", show_default=False)
+    ] = None,
     out: Annotated[Path, typer.Option(help="The directory of the training.")] = Path("training"),
     steps: Annotated[int | None, typer.Option(help="Updates in all.", show_default="2000")] = None,
     width: Annotated[int | None, typer.Option(help="Of tokens inside the model.", show_default="128")] = None,
-    layers: Annotated[int | None, typer.Option(help="Blocks of attention and feed-forward.", show_default="4")] = None,
-    heads: Annotated[int | None, typer.Option(help="In each layer; they divide the width.", show_default="4")] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="Blocks of attention and feed-forward.", show_default="4")
+    ] = None,
+    heads: Annotated[
+        int | None, typer.Option(help="In each layer; they divide the width.", show_default="4")
+    ] = None,
     context: Annotated[int | None, typer.Option(help="Tokens in a window.", show_default="128")] = None,
     batch: Annotated[int | None, typer.Option(help="Windows in an update.", show_default="16")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="The largest one.", show_default="0.001")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of weights and of the order of windows.", show_default="0")] = None,
-    every: Annotated[int | None, typer.Option(help="Updates between checkpoints.", show_default="500")] = None,
-    bytes_: Annotated[bool | None, typer.Option("--bytes", help="Tokens are bytes: any file will do.", show_default=False)] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="The largest one.", show_default="0.001")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of weights and of the order of windows.", show_default="0")
+    ] = None,
+    every: Annotated[
+        int | None, typer.Option(help="Updates between checkpoints.", show_default="500")
+    ] = None,
+    bytes_: Annotated[
+        bool | None, typer.Option("--bytes", help="Tokens are bytes: any file will do.", show_default=False)
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
 ) -> None:
     """Check every argument before the work begins, then do it."""
-    from regard.audit.terminal import messages, output, say
+    from regard.audits.terminal import messages, output, say
     from regard.training.checkpoint import alone
     from regard.training.loop import Diverged, Unwritten
 
@@ -88,14 +105,16 @@ def _training(data: Path | None, out: Path, given: dict[str, Any], resume: bool)
     if resume:
         return Training.resume(out, given, data)
     if data is None:
-        raise ArgumentError("--data", "is missing", "give a file with text, or --resume to go on with a training")
+        raise ArgumentError(
+            "--data", "is missing", "give a file with text, or --resume to go on with a training"
+        )
     recipe = Recipe(**{name: value for name, value in given.items() if value is not None})
     return Training.start(Text.read(data, recipe.bytes), recipe, out)
 
 
 def _run(training: Training, console: Console, remarks: Console) -> bool:
     """All steps that are left; whether Ctrl-C came between."""
-    from regard.audit.terminal import say
+    from regard.audits.terminal import say
     from regard.training import Milestone, Warned
 
     _announce(training, console, remarks)
@@ -109,27 +128,44 @@ def _run(training: Training, console: Console, remarks: Console) -> bool:
                 bar.advance(event.loss)
                 if asked and not training.finished:
                     kept = training.save()
-                    say(remarks, f"stopped after step {event.step}; saved in {kept.path}; go on with: {_again(training)}")
+                    say(
+                        remarks,
+                        f"stopped after step {event.step}; saved in {kept.path}; go on with: "
+                        f"{_again(training)}",
+                    )
                     return True
-    say(console, f"done: the model is in {training.directory / f'step-{training.step:06d}' / 'model'}; regard.nn.load reads it")
+    say(
+        console,
+        f"done: the model is in {training.directory / f'step-{training.step:06d}' / 'model'}; "
+        "regard.nn.load reads it",
+    )
     return False
 
 
 def _announce(training: Training, console: Console, remarks: Console) -> None:
     """What is trained on what; and what differs where it goes on."""
-    from regard.audit.terminal import say
+    from regard.audits.terminal import say
 
-    size, symbols = sum(parameter.numel() for parameter in training.model.parameters()), len(training.text.alphabet)
+    size, symbols = (
+        sum(parameter.numel() for parameter in training.model.parameters()),
+        len(training.text.alphabet),
+    )
     kind = "bytes" if training.recipe.bytes else "characters"
-    tokens = f"{len(training.text.tokens):,} {kind}, {symbols} different: a guess has loss {math.log(symbols):.4f}"
-    say(console, f"{training.text.path.name}: {tokens}; {size:,} parameters; step {training.step} of {training.recipe.steps}")
+    tokens = (
+        f"{len(training.text.tokens):,} {kind}, {symbols} different: a guess has loss {math.log(symbols):.4f}"
+    )
+    say(
+        console,
+        f"{training.text.path.name}: {tokens}; {size:,} parameters; step {training.step} of "
+        f"{training.recipe.steps}",
+    )
     for remark in training.remarks:
         say(remarks, remark, "yellow")
 
 
 def _show(milestone: Milestone, console: Console) -> None:
     """A checkpoint: losses, the table of layers, and text of the model's own."""
-    from regard.audit.terminal import say
+    from regard.audits.terminal import say
 
     entry = milestone.entry
     losses = f"training loss {entry['training_loss']:.4f}, held-out loss {entry['held_out_loss']:.4f}"
@@ -142,8 +178,8 @@ def _show(milestone: Milestone, console: Console) -> None:
 
 def _warn(messages: Sequence[str], console: Console) -> None:
     """The first heads of a measurement that grow too fast; the history has all."""
-    from regard.audit.terminal import say
-    from regard.nn.monitor import ADVICE
+    from regard.audits.terminal import say
+    from regard.nn.monitors import ADVICE
 
     for message in messages[:NAMED]:
         say(console, f"warning: {message}", "yellow")
@@ -153,7 +189,9 @@ def _warn(messages: Sequence[str], console: Console) -> None:
 
 def printable(text: str) -> str:
     """Text without the signs that would command a terminal."""
-    return "".join(sign if sign in "\n\t" or sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)
+    return "".join(
+        sign if sign in "\n\t" or sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text
+    )
 
 
 def _again(training: Training) -> str:
@@ -162,7 +200,9 @@ def _again(training: Training) -> str:
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """A list that Ctrl-C, or a system that ends its jobs, puts something into, so that a step is never cut in two; the second one cuts."""
+    """A list that the first SIGINT or SIGTERM appends to, so that the step under way is finished; the
+    second one interrupts at once.
+    """
     asked: list[int] = []
 
     def note(number: int, frame: Any) -> None:
@@ -179,17 +219,37 @@ def _interrupts() -> Iterator[list[int]]:
 
 
 class Bar:
-    """Progress with the loss, tokens in a second and the time that is left; silent where there is no terminal."""
+    """Progress with the loss, tokens in a second and the time that is left;
+    silent where there is no terminal.
+    """
 
     def __init__(self, training: Training, console: Console) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
 
-        self._tokens, self._made, self._began = training.recipe.batch * training.recipe.context, 0, time.monotonic()
+        self._tokens, self._made, self._began = (
+            training.recipe.batch * training.recipe.context,
+            0,
+            time.monotonic(),
+        )
         self._progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
-            TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal,
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
             redirect_stdout=sys.stdout.isatty(),  # what is piped elsewhere stays there
-        )  # fmt: skip
+        )
         self._task = self._progress.add_task("loss", total=training.recipe.steps, completed=training.step)
 
     def __enter__(self) -> Bar:

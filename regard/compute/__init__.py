@@ -4,7 +4,7 @@ from regard._refused import Refused
 from regard.compute import engines as _engines  # noqa: F401  (engines register themselves)
 from regard.compute import gap as _gap  # noqa: F401  (law_gap registers itself)
 from regard.compute.application import apply, explain
-from regard.compute.engine import Engine, Plan, Prediction, engines
+from regard.compute.engine import Engine, Plan, Prediction, all_engines
 from regard.compute.engines.flex import Flex
 from regard.compute.engines.linear import Linear as LinearEngine
 from regard.compute.engines.reference import Reference as ReferenceEngine
@@ -24,8 +24,8 @@ __all__ = [
     "Refused",
     "Sdpa",
     "Tiled",
+    "all_engines",
     "apply",
     "attend",
-    "engines",
     "explain",
 ]

@@ -81,7 +81,7 @@ def register(engine: type[Engine]) -> type[Engine]:
     return engine
 
 
-def engines() -> list[Engine]:
+def all_engines() -> list[Engine]:
     """All engines, the fastest first, the reference last."""
     return [engine() for engine in _engines]
 

@@ -18,7 +18,7 @@ from regard.compute.selection import select
 from regard.errors import ArgumentError
 from regard.measure import Measure
 from regard.normalizers import Softmax
-from regard.normalizers.base import Reference, entropy_term, expected
+from regard.normalizers.base import Reference, entropy_term, expectation
 
 
 @declared.law_gap.rule(Attention)
@@ -61,6 +61,6 @@ def _law_gap(
         )
         reference = Reference(problem.log_counts, tiling.allowed(tile))
         outside = torch.where(reference.present(scores), torch.zeros_like(some), some).sum(-1) > 0
-        reached = expected(some, scores) - factor * entropy_term(some, problem.log_counts).sum(-1)
+        reached = expectation(some, scores) - factor * entropy_term(some, problem.log_counts).sum(-1)
         gaps.append(((energy[..., tile.rows] - reached) / factor).clamp_min(0).masked_fill(outside, math.inf))
     return torch.cat(gaps, -1) if gaps else energy

@@ -10,7 +10,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from regard import _check
-from regard._heads import grouped, grouped_features, head_count
+from regard._heads import head_count, match_key_heads, repeat_groups
 from regard._object import Object
 from regard._transforms import moves
 from regard._types import Features
@@ -141,8 +141,8 @@ def pose(
     heads = max(head_count(queries), x.shape[-3] if x.ndim >= 3 else 1)
     groups = max(head_count(keys), values.shape[-3] if values.ndim >= 3 else 1)
     if log_counts is not None and log_counts.ndim >= 2 and log_counts.shape[-2] == groups:
-        log_counts = grouped("log_weights", log_counts, heads, -2)
-    keys, values = grouped_features(queries, keys, heads), grouped("values", values, heads)
+        log_counts = repeat_groups("log_weights", log_counts, heads, -2)
+    keys, values = match_key_heads(queries, keys, heads), repeat_groups("values", values, heads)
     nouns, tensors = (potential, normalizer, support), (queries, keys, values)
     given = (log_counts, log_queries, query_marks, key_marks)
     shapeless = Problem(*nouns, *tensors, x.shape[-2], *given)

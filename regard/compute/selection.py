@@ -6,7 +6,7 @@ import warnings
 from dataclasses import dataclass
 
 from regard._refused import Refused
-from regard.compute.engine import Engine, Plan, Prediction, count_pairs, engines
+from regard.compute.engine import Engine, Plan, Prediction, all_engines, count_pairs
 from regard.compute.problem import Problem
 from regard.errors import ArgumentError, PerformanceWarning, RefusalError
 
@@ -46,9 +46,11 @@ class Explanation:
 def explain_problem(problem: Problem, engine: Engine | None = None) -> Explanation:
     """The plan of the named engine, or the first that an engine offers; RefusalError where there is none."""
     if engine is not None and not isinstance(engine, Engine):
-        raise ArgumentError("engine", f"is {engine!r}", "give an engine value, e.g. engine=regard.Sdpa()")
+        raise ArgumentError(
+            "engine", f"is {engine!r}", "give an engine value, e.g. engine=regard.engines.Sdpa()"
+        )
     refusals: dict[str, str] = {}
-    for candidate in engines() if engine is None else [engine]:
+    for candidate in all_engines() if engine is None else [engine]:
         plan = candidate.offer(problem) if engine is None else candidate.plan(problem)
         if not isinstance(plan, Refused):
             return Explanation(plan, refusals)

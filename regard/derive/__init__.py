@@ -1,4 +1,6 @@
-"""The derivatives of a declaration, and of any map: exact products, blocks, norms; the backward pass as attention; rows on demand."""
+"""The derivatives of a declaration, and of any map: exact products, blocks, norms;
+the backward pass as attention; rows on demand.
+"""
 
 from regard.derive.estimate import Estimate, UpperEstimate
 from regard.derive.jacobian import Jacobian

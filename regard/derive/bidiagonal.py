@@ -1,4 +1,6 @@
-"""Golub–Kahan bidiagonalization: the largest singular values of an operator from a few products with it and with its transpose."""
+"""Golub–Kahan bidiagonalization: the largest singular values of an operator from a few products with it
+and with its transpose.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,15 @@ def largest_singular_values(
 ) -> Estimate:
     """The `count` largest singular values, from below, largest first (golub1965).
 
-    J V = U B and Jᵀ U = V Bᵀ + β v eᵀ with B bidiagonal; the singular values of B approach those of J from below. The vectors v are
-    orthogonalized against earlier ones: all of them for several values, which would else be found twice; for the largest alone the
-    last ones are enough, and KEPT bytes of them are kept. Where vectors end (the operator has few singular values) a fresh one is drawn.
-    All elements of a batch run together; each is an operator of its own.
+    J V = U B and Jᵀ U = V Bᵀ + β v eᵀ with B bidiagonal; the singular values of B approach those of J from
+    below. The vectors v are orthogonalized against earlier ones: all of them for several values, which would
+    else be found twice; for the largest alone the last ones are enough, and KEPT bytes of them are kept.
+    Where vectors end (the operator has few singular values) a fresh one is drawn. All elements of a batch run
+    together; each is an operator of its own.
     """
-    limit = min(max_iterations, operator.size_in, operator.size_out + 1)  # one more vector than outputs may have a share in them
+    limit = min(
+        max_iterations, operator.size_in, operator.size_out + 1
+    )  # one more vector than outputs may have a share in them
     if operator.size_in == 0 or operator.size_out == 0:
         nothing = torch.zeros(*operator.batch_shape, count, dtype=operator.dtype, device=operator.device)
         return Estimate(nothing, nothing.clone(), 0)
@@ -36,7 +41,11 @@ def largest_singular_values(
     left: Tensor | None = None
     diagonal: list[Tensor] = []
     above: list[Tensor] = []
-    steps, start, worst = 0, 0, torch.zeros(operator.batch_shape, dtype=operator.dtype, device=operator.device)
+    steps, start, worst = (
+        0,
+        0,
+        torch.zeros(operator.batch_shape, dtype=operator.dtype, device=operator.device),
+    )
     while True:
         steps += 1
         u = _rescale(u if steps == 1 else operator.mv(v), unit)
@@ -44,7 +53,9 @@ def largest_singular_values(
         alpha = operator.dot_out(u, u).sqrt()
         left = u / operator.over_out(_nonzero(alpha))
         diagonal.append(alpha)
-        w, beta = space.orthogonalize(torch.addcmul(_rescale(operator.rmv(left), unit), v, operator.over_in(alpha), value=-1))
+        w, beta = space.orthogonalize(
+            torch.addcmul(_rescale(operator.rmv(left), unit), v, operator.over_in(alpha), value=-1)
+        )
         above.append(beta)
         ended = beta <= tiny * torch.maximum(diagonal[0], alpha)
         found = steps - start
@@ -54,7 +65,9 @@ def largest_singular_values(
             values, residuals = _values_and_residuals(diagonal, above, count)
             top = values[..., :1]
             settled = bool((residuals <= tolerance * top).all())
-            if steps == limit or (settled and (count == 1 or _found_nothing_new(diagonal[start:], above[start:], values, start))):
+            if steps == limit or (
+                settled and (count == 1 or _found_nothing_new(diagonal[start:], above[start:], values, start))
+            ):
                 break
             if settled:  # a Krylov space sees each value once: look for its copies from a fresh direction
                 start, worst = steps, torch.maximum(worst, residuals.amax(-1))
@@ -107,13 +120,17 @@ class _Space:
         self._operator, self._grows = operator, grows
         size = operator.shape_in.numel() * operator.dtype.itemsize
         capacity = capacity if grows else max(2, min(capacity, KEPT // max(1, size)))
-        self._vectors = torch.empty(capacity, *operator.shape_in, dtype=operator.dtype, device=operator.device)
+        self._vectors = torch.empty(
+            capacity, *operator.shape_in, dtype=operator.dtype, device=operator.device
+        )
         self._count = 0
 
     def draw_direction(self, generator: torch.Generator | None) -> Tensor:
         """A random unit vector."""
         shape = self._operator.shape_in
-        drawn = torch.rand(shape, generator=generator, dtype=self._operator.dtype, device=self._operator.device).sub_(0.5)
+        drawn = torch.rand(
+            shape, generator=generator, dtype=self._operator.dtype, device=self._operator.device
+        ).sub_(0.5)
         return drawn / self._operator.over_in(self._operator.dot_in(drawn, drawn).sqrt())
 
     def keep(self, w: Tensor, length: Tensor | None) -> Tensor:
@@ -126,7 +143,9 @@ class _Space:
         return v
 
     def orthogonalize(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        """What is left of w outside the span, and its length; once more where little was left, because that loses digits."""
+        """What is left of w outside the span, and its length; once more where little was left,
+        because that loses digits.
+        """
         for _ in range(3):
             w, taken = self._operator.project_out(self._vectors[: self._count], w)
             left = self._operator.dot_in(w, w)
@@ -136,7 +155,9 @@ class _Space:
 
 
 def _values_and_residuals(diagonal: list[Tensor], above: list[Tensor], count: int) -> tuple[Tensor, Tensor]:
-    """The largest singular values of the bidiagonal matrix, and their residuals β |last entry of the left vector|."""
+    """The largest singular values of the bidiagonal matrix,
+    and their residuals β |last entry of the left vector|.
+    """
     size = len(diagonal)
     band = torch.diag_embed(torch.stack(diagonal, -1))
     if size > 1:

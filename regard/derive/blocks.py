@@ -1,7 +1,9 @@
-"""Blocks of attention's Jacobian in closed form: J_ij = p_ij Dv_j + G_ij ⊗ ∂_y a(x_i, y_j) + 1{i=j} Σ_l G_il ⊗ ∂_x a(x_i, y_l).
+"""Blocks of attention's Jacobian in closed form: J_ij = p_ij Dv_j + G_ij ⊗ ∂_y a(x_i, y_j) + 1{i=j} Σ_l G_il
+⊗ ∂_x a(x_i, y_l).
 
-p_i is the row of weights, G_il = ∂o_i/∂s_il the response of the output to one score (p_il (v_l - o_i) for softmax), a the potential. For
-softmax and dot products this is W^T {P_ij (I + y_ij v_i^T) + 1{i=j} C_i A^T}, the differential of attention.
+p_i is the row of weights, G_il = ∂o_i/∂s_il the response of the output to one score (p_il (v_l - o_i) for
+softmax), a the potential. For softmax and dot products this is W^T {P_ij (I + y_ij v_i^T) + 1{i=j} C_i A^T},
+the differential of attention.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from regard._heads import grouped
+from regard._heads import repeat_groups
 from regard._types import over_scores
 from regard._verb import Verb
 from regard.attention import Attention
@@ -50,7 +52,9 @@ class AttentionBlocks:
         self.batch = self.problem.batch_shape
         heads = self.batch[-1] if self.batch else 1
         moves = context is None
-        self._values = value_slopes.one(attention.lookup, self.point.detach(), x.marks, heads) if moves else None
+        self._values = (
+            value_slopes.one(attention.lookup, self.point.detach(), x.marks, heads) if moves else None
+        )
 
     def block(self, i: int, j: int) -> Tensor:
         """J_ij, (..., d_out, d_in)."""
@@ -65,7 +69,11 @@ class AttentionBlocks:
 
     def influence(self) -> Tensor:
         """|J_ij|₂ for all pairs."""
-        fast = self._fixed is None and isinstance(self._attention.lookup, (Identity, Linear)) and _one_slope(self.problem.potential)
+        fast = (
+            self._fixed is None
+            and isinstance(self._attention.lookup, (Identity, Linear))
+            and _one_slope(self.problem.potential)
+        )
         if not fast:
             found = [spectral_norms(blocks) for _, blocks in self.rows()]
         else:
@@ -75,7 +83,10 @@ class AttentionBlocks:
     def _tiles(self, width: int) -> list[slice]:
         pairs = max(1, self.batch.numel()) * max(1, self.problem.key_count) * max(1, width)
         rows = max(1, NUMBERS // pairs)
-        return [slice(low, min(low + rows, self.problem.query_count)) for low in range(0, self.problem.query_count, rows)]
+        return [
+            slice(low, min(low + rows, self.problem.query_count))
+            for low in range(0, self.problem.query_count, rows)
+        ]
 
     def _law(self, rows: slice) -> tuple[Tensor, Tensor]:
         """The weights (..., rows, n) and the responses G (..., rows, n, d_out)."""
@@ -92,7 +103,13 @@ class AttentionBlocks:
         columns = slice(0, self.problem.key_count)
         by_query, by_key_features = self._pair_slopes(rows, columns)
         by_key = None if self._fixed is not None else self._by_key(by_key_features, columns)
-        size = (*self.batch, rows.stop - rows.start, self.point.shape[-2], response.shape[-1], self.point.shape[-1])
+        size = (
+            *self.batch,
+            rows.stop - rows.start,
+            self.point.shape[-2],
+            response.shape[-1],
+            self.point.shape[-1],
+        )
         blocks = torch.zeros(size, dtype=response.dtype, device=response.device)
         if by_key is not None:
             blocks += response.unsqueeze(-1) * by_key.unsqueeze(-2)
@@ -109,8 +126,12 @@ class AttentionBlocks:
 
         def spread(side: int, cut: slice) -> Any:
             def one(t: Tensor) -> Tensor:
-                some = t[..., cut, :].movedim(-2, 0).unsqueeze(1 - side).unsqueeze(-2)  # (rows, 1, ..., 1, c) or (1, n, ..., 1, c)
-                some = some.reshape(*some.shape[:2], *(1,) * (len(self.batch) + 4 - some.ndim), *some.shape[2:])
+                some = (
+                    t[..., cut, :].movedim(-2, 0).unsqueeze(1 - side).unsqueeze(-2)
+                )  # (rows, 1, ..., 1, c) or (1, n, ..., 1, c)
+                some = some.reshape(
+                    *some.shape[:2], *(1,) * (len(self.batch) + 4 - some.ndim), *some.shape[2:]
+                )
                 some = some.expand(*shape, *self.batch, 1, t.shape[-1]).clone()
                 return some.requires_grad_() if some.dtype.is_floating_point else some
 
@@ -122,8 +143,14 @@ class AttentionBlocks:
         leaves = [[t for t in pytree.tree_leaves(side) if t.requires_grad] for side in (queries, keys)]
         both = leaves[0] + leaves[1]
         pull = torch.ones_like(scores)
-        found = torch.autograd.grad(scores, both, pull, allow_unused=True) if scores.requires_grad else (None,) * len(both)
-        moved: list[Tensor | None] = [None if g is None else g.squeeze(-2).movedim((0, 1), (-3, -2)) for g in found]  # (..., rows, n, c)
+        found = (
+            torch.autograd.grad(scores, both, pull, allow_unused=True)
+            if scores.requires_grad
+            else (None,) * len(both)
+        )
+        moved: list[Tensor | None] = [
+            None if g is None else g.squeeze(-2).movedim((0, 1), (-3, -2)) for g in found
+        ]  # (..., rows, n, c)
         return moved[: len(leaves[0])], moved[len(leaves[0]) :]
 
     def _by_key(self, gradients: list[Tensor | None], columns: slice) -> Tensor | None:
@@ -144,10 +171,12 @@ class AttentionBlocks:
         return total
 
     def _shared_norms(self, rows: slice) -> Tensor:
-        """Where ∂_y a(x_i, y_j) = g_i for all j and the values are linear, J_ij = p B + G gᵀ is a matrix of the row plus one of rank one.
+        """Where ∂_y a(x_i, y_j) = g_i for all j and the values are linear, J_ij = p B + G gᵀ is a matrix of
+        the row plus one of rank one.
 
-        With ĝ = g/|g| and c = B ĝ, J Jᵀ = p² (B Bᵀ - c cᵀ) + z zᵀ, z = |g| G + p c: one eigenproblem a row, then one secular equation a
-        pair (golub1973, 5). Blocks on the diagonal have another term and are computed whole.
+        With ĝ = g/|g| and c = B ĝ, J Jᵀ = p² (B Bᵀ - c cᵀ) + z zᵀ, z = |g| G + p c: one eigenproblem a row,
+        then one secular equation a pair (golub1973, 5). Blocks on the diagonal have another term and are
+        computed whole.
         """
         weights, response = self._law(rows)
         assert self._values is not None
@@ -164,20 +193,25 @@ class AttentionBlocks:
         rest = (base @ base.mT).unsqueeze(-3) - along.unsqueeze(-1) * along.unsqueeze(-2)
         levels, basis = torch.linalg.eigh(rest)
         step = (length.unsqueeze(-1) * response + weights.unsqueeze(-1) * along.unsqueeze(-2)) @ basis
-        squares = largest_root(levels.clamp_min(0).unsqueeze(-2) * weights.square().unsqueeze(-1), step.square())
+        squares = largest_root(
+            levels.clamp_min(0).unsqueeze(-2) * weights.square().unsqueeze(-1), step.square()
+        )
         norms = squares.clamp_min(0).sqrt()
         own = torch.arange(rows.start, rows.stop, device=norms.device)
         here = own - rows.start
-        whole = weights[..., here, own, None, None] * base.unsqueeze(-3) + response[..., here, own, :, None] * slope.unsqueeze(-2)
+        whole = weights[..., here, own, None, None] * base.unsqueeze(-3) + response[
+            ..., here, own, :, None
+        ] * slope.unsqueeze(-2)
         norms[..., here, own] = spectral_norms(whole + self._own_terms(rows, response, by_query))
         return norms / unit
 
 
 def largest_root(levels: Tensor, squares: Tensor) -> Tensor:
-    """The largest eigenvalue of diag(h) + z zᵀ, levels = h, squares = z²: h₁ + μ with Σ_k z_k² / (μ + h₁ - h_k) = 1, h₁ the largest level.
+    """The largest eigenvalue of diag(h) + z zᵀ, levels = h, squares = z²: h₁ + μ with Σ_k z_k² / (μ + h₁ -
+    h_k) = 1, h₁ the largest level.
 
-    Newton on 1/Σ, which is concave and increasing: from the left it never overshoots, and one term alone it solves in one step. It
-    starts where the largest term is one, so no term is larger.
+    Newton on 1/Σ, which is concave and increasing: from the left it never overshoots, and one term alone it
+    solves in one step. It starts where the largest term is one, so no term is larger.
     """
     top = levels.amax(-1, keepdim=True)
     gaps = top - levels
@@ -199,7 +233,9 @@ respond = Verb("respond")
 
 
 @respond.rule(Softmax)
-def _softmax(normalizer: Softmax, scores: Tensor, reference: Reference, values: Tensor) -> tuple[Tensor, Tensor]:
+def _softmax(
+    normalizer: Softmax, scores: Tensor, reference: Reference, values: Tensor
+) -> tuple[Tensor, Tensor]:
     weights = normalizer.weights(scores, reference)
     mean = weights @ values
     response = weights.unsqueeze(-1) * (values.unsqueeze(-3) - mean.unsqueeze(-2))
@@ -208,15 +244,22 @@ def _softmax(normalizer: Softmax, scores: Tensor, reference: Reference, values: 
 
 
 @respond.rule(Normalizer)
-def _any(normalizer: Normalizer, scores: Tensor, reference: Reference, values: Tensor) -> tuple[Tensor, Tensor]:
+def _any(
+    normalizer: Normalizer, scores: Tensor, reference: Reference, values: Tensor
+) -> tuple[Tensor, Tensor]:
     """The transposed Jacobian of each row, applied to each column of the values."""
     weights, pull = torch.func.vjp(lambda s: normalizer.weights(s, reference), scores)[:2]
-    columns = [pull(values[..., c].unsqueeze(-2).expand(weights.shape).contiguous())[0] for c in range(values.shape[-1])]
+    columns = [
+        pull(values[..., c].unsqueeze(-2).expand(weights.shape).contiguous())[0]
+        for c in range(values.shape[-1])
+    ]
     return weights, torch.stack(columns, -1) if columns else values.new_zeros(*weights.shape, 0)
 
 
 value_slopes = Verb("value_slopes")
-"""value_slopes.one(lookup, points, marks, heads) -> ∂v_j/∂y_j (..., n or 1, d_out, d_in), None where values do not depend on points."""
+"""value_slopes.one(lookup, points, marks, heads) -> ∂v_j/∂y_j (..., n or 1, d_out, d_in), None where
+values do not depend on points.
+"""
 
 
 @value_slopes.rule(Identity)
@@ -227,7 +270,7 @@ def _identity(lookup: Identity, points: Tensor, marks: Tensor | None, heads: int
 @value_slopes.rule(Linear)
 def _linear(lookup: Linear, points: Tensor, marks: Tensor | None, heads: int) -> Tensor:
     slope = lookup.w_v.detach().to(points.dtype).mT
-    return (grouped("w_v", slope, heads) if slope.ndim > 2 else slope).unsqueeze(-3)
+    return (repeat_groups("w_v", slope, heads) if slope.ndim > 2 else slope).unsqueeze(-3)
 
 
 @value_slopes.rule(Table)
@@ -243,28 +286,40 @@ def _lookup(lookup: Lookup, points: Tensor, marks: Tensor | None, heads: int) ->
     found = _slope(values, leaf)
     if found is None or found.ndim == 3:
         return found
-    return grouped("values", found.flatten(-2), heads).unflatten(-1, found.shape[-2:])
+    return repeat_groups("values", found.flatten(-2), heads).unflatten(-1, found.shape[-2:])
 
 
 def _slopes(features: Any, leaf: Tensor) -> list[Tensor | None]:
     """∂feature/∂token of each floating feature, (..., tokens, c, d)."""
-    return [_slope(t, leaf) for t in pytree.tree_leaves(features) if isinstance(t, Tensor) and t.dtype.is_floating_point]
+    return [
+        _slope(t, leaf)
+        for t in pytree.tree_leaves(features)
+        if isinstance(t, Tensor) and t.dtype.is_floating_point
+    ]
 
 
 def _slope(feature: Tensor, leaf: Tensor) -> Tensor | None:
-    """Features are functions of single tokens, so one backward pass gives the slope of one coordinate at all tokens at once."""
+    """Features are functions of single tokens, so one backward pass gives the slope of one coordinate at
+    all tokens at once.
+    """
     if not feature.requires_grad:
         return None
     lead = feature.shape[:-2]
-    own = (1,) * (len(lead) - leaf.ndim + 2) + tuple(leaf.shape[:-2])  # the leaf's batch dimensions; it lacks the heads
+    own = (1,) * (len(lead) - leaf.ndim + 2) + tuple(
+        leaf.shape[:-2]
+    )  # the leaf's batch dimensions; it lacks the heads
     slopes = torch.zeros(*feature.shape, leaf.shape[-1], dtype=leaf.dtype, device=leaf.device)
-    for head in itertools.product(*(range(size if mine == 1 else 1) for size, mine in zip(lead, own, strict=True))):
+    for head in itertools.product(
+        *(range(size if mine == 1 else 1) for size, mine in zip(lead, own, strict=True))
+    ):
         index = tuple(slice(None) if mine > 1 else position for position, mine in zip(head, own, strict=True))
         for c in range(feature.shape[-1]):
             unit = torch.zeros_like(feature)
             unit[(*index, slice(None), c)] = 1
             found = torch.autograd.grad(feature, leaf, unit, retain_graph=True)[0]
-            slopes[(*index, slice(None), c)] = found.reshape(*(mine for mine in own if mine > 1), *leaf.shape[-2:])
+            slopes[(*index, slice(None), c)] = found.reshape(
+                *(mine for mine in own if mine > 1), *leaf.shape[-2:]
+            )
     return slopes
 
 

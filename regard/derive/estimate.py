@@ -11,9 +11,11 @@ from regard.norms import Norm
 
 @dataclass(frozen=True)
 class Estimate:
-    """A largest singular value from below: the true one is at least `value`, up to rounding, and usually within `residual` of it.
+    """A largest singular value from below: the true one is at least `value`, up to rounding, and usually
+    within `residual` of it.
 
-    value, residual: one for each element of the batch; residual = |Jᵀu - σv| / σ, small where (u, σ, v) is a singular triple.
+    value, residual: one for each element of the batch; residual = |Jᵀu - σv| / σ, small where (u, σ, v) is a
+    singular triple.
     iterations: how many products with J and with Jᵀ were taken.
     """
 
@@ -26,17 +28,25 @@ class Estimate:
 
     def __str__(self) -> str:
         if self.value.numel() == 1:
-            return f"≥ {float(self.value):.6g} (residual {float(self.residual):.1e} after {self.iterations} products)"
+            return (
+                f"≥ {float(self.value):.6g} (residual {float(self.residual):.1e} "
+                f"after {self.iterations} products)"
+            )
         shown = ", ".join(f"{v:.4g}" for v in self.value.flatten()[:8].tolist())
         more = ", ..." if self.value.numel() > 8 else ""
-        return f"≥ [{shown}{more}] (residual at most {float(self.residual.max()):.1e} after {self.iterations} products)"
+        return (
+            f"≥ [{shown}{more}] (residual at most {float(self.residual.max()):.1e} "
+            f"after {self.iterations} products)"
+        )
 
     __repr__ = __str__
 
 
 @dataclass(frozen=True)
 class UpperEstimate:
-    """A number that is at least the true one in exact arithmetic; rounding was not accounted for, so it is no certificate."""
+    """A number that is at least the true one in exact arithmetic; rounding was not accounted for,
+    so it is no certificate.
+    """
 
     value: Tensor
     norm: Norm
@@ -45,7 +55,11 @@ class UpperEstimate:
         return float(self.value)
 
     def __str__(self) -> str:
-        shown = f"{float(self.value):.6g}" if self.value.numel() == 1 else f"{[round(v, 6) for v in self.value.flatten()[:8].tolist()]}"
+        shown = (
+            f"{float(self.value):.6g}"
+            if self.value.numel() == 1
+            else f"{[round(v, 6) for v in self.value.flatten()[:8].tolist()]}"
+        )
         return f"≲ {shown} in {type(self.norm).__name__} norm"
 
     __repr__ = __str__

@@ -23,7 +23,8 @@ Function = Callable[[Tensor], Tensor]
 class Graph:
     """x ↦ tensors, with both products from retained graphs.
 
-    Jᵀu is a backward pass. u ↦ Jᵀu is linear, so its own backward pass along t gives J t: that graph is built once as well.
+    Jᵀu is a backward pass. u ↦ Jᵀu is linear, so its own backward pass along t gives J t: that graph is built
+    once as well.
     """
 
     def __init__(self, point: Tensor, outputs: list[Tensor]) -> None:
@@ -34,12 +35,16 @@ class Graph:
     def pull(self, cotangents: list[Tensor]) -> Tensor:
         """Σ Jᵀu over the outputs."""
         live, pulls = [self.outputs[i] for i in self._moving], [cotangents[i] for i in self._moving]
-        found = torch.autograd.grad(live, self.point, pulls, retain_graph=True, allow_unused=True)[0] if live else None
+        found = (
+            torch.autograd.grad(live, self.point, pulls, retain_graph=True, allow_unused=True)[0]
+            if live
+            else None
+        )
         return torch.zeros_like(self.point) if found is None else found
 
     def push(self, tangent: Tensor) -> list[Tensor | None]:
         """J t for each output; None where an output does not move."""
-        dummies, gradient = self._dual or self._transposed()
+        dummies, gradient = self._dual or self._transpose()
         moved: list[Tensor | None] = [None] * len(self.outputs)
         if gradient is None or not gradient.requires_grad:
             return moved
@@ -48,14 +53,16 @@ class Graph:
             moved[index] = change
         return moved
 
-    def _transposed(self) -> tuple[list[Tensor], Tensor | None]:
+    def _transpose(self) -> tuple[list[Tensor], Tensor | None]:
         """The graph of u ↦ Jᵀu."""
         dummies = [torch.zeros_like(self.outputs[i]).requires_grad_() for i in self._moving]
         gradient = None
         if dummies:
             with torch.enable_grad():
                 live = [self.outputs[i] for i in self._moving]
-                gradient = torch.autograd.grad(live, self.point, dummies, create_graph=True, allow_unused=True)[0]
+                gradient = torch.autograd.grad(
+                    live, self.point, dummies, create_graph=True, allow_unused=True
+                )[0]
         self._dual = (dummies, gradient)
         return self._dual
 
@@ -77,7 +84,11 @@ class GraphJacobian(Jacobian):
             raise ArgumentError("map", f"returns a {type(value).__name__}", remedy)
         if value.shape[:batch] != self.batch_shape:
             found = f"has value {list(value.shape)} at a point {list(point.shape)}"
-            raise ArgumentError("batch", f"is {batch}, and the map {found}", "these leading dimensions must be the same, or give batch=0")
+            raise ArgumentError(
+                "batch",
+                f"is {batch}, and the map {found}",
+                "these leading dimensions must be the same, or give batch=0",
+            )
         self._graph = Graph(leaf, [value])
         self.value = value.detach()
 
@@ -93,15 +104,25 @@ class GraphJacobian(Jacobian):
         return torch.zeros_like(self.value) if moved is None else moved.clone()
 
     def _compare(self) -> None:
-        """⟨u, J t⟩ = ⟨Jᵀu, t⟩ once: a backward pass that cannot be differentiated would lose its part of J t without a word."""
+        """⟨u, J t⟩ = ⟨Jᵀu, t⟩ once: a backward pass that cannot be differentiated would lose its part of J
+        t without a word.
+        """
         generator = torch.Generator(self.device).manual_seed(0)
-        t, u = (torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device) for z in (self.point, self.value))
+        t, u = (
+            torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
+            for z in (self.point, self.value)
+        )
         pushed, pulled = self._push(t), self.rmv(u)
         terms = (u * pushed).double(), (pulled * t).double()
         size = sum(float(z.square().sum()) for z in terms) ** 0.5
         if abs(float(terms[0].sum() - terms[1].sum())) > 100 * torch.finfo(self.dtype).eps ** 0.5 * size:
-            found = "has a backward pass that cannot be differentiated (once_differentiable, or run without a graph)"
-            raise ArgumentError("map", found, "write the backward pass in differentiable operations; rmv works as it is")
+            found = (
+                "has a backward pass that cannot be differentiated "
+                "(once_differentiable, or run without a graph)"
+            )
+            raise ArgumentError(
+                "map", found, "write the backward pass in differentiable operations; rmv works as it is"
+            )
         self._trusted = True
 
     def rmv(self, cotangent: Tensor) -> Tensor:
@@ -119,10 +140,16 @@ class GraphJacobian(Jacobian):
             yield slice(i, i + 1), self._tokens(slice(i, i + 1))
 
     def _tokens(self, tokens: slice) -> Tensor:
-        """The blocks of one output token, (..., 1, n, d_out, d_in): one backward pass for each output and each head."""
+        """The blocks of one output token, (..., 1, n, d_out, d_in):
+        one backward pass for each output and each head.
+        """
         shape, lead = self.value.shape, len(self.batch_shape)
         if len(shape) < 2 or self.point.ndim < 2:
-            raise ArgumentError("map", f"takes {list(self.shape_in)} to {list(shape)}", "blocks are between tokens: use shapes (..., n, d)")
+            raise ArgumentError(
+                "map",
+                f"takes {list(self.shape_in)} to {list(shape)}",
+                "blocks are between tokens: use shapes (..., n, d)",
+            )
         found = []
         for head in itertools.product(*(range(size) for size in shape[lead:-2])):
             for c in range(shape[-1]):
@@ -130,18 +157,24 @@ class GraphJacobian(Jacobian):
                 unit[(Ellipsis, *head, tokens, c)] = 1  # type: ignore[index]
                 found.append(self.rmv(unit).reshape(*self.batch_shape, *self.point.shape[-2:]))
         rows = torch.stack(found, -2).unflatten(-2, (-1, shape[-1]))  # (*batch, n, heads, d_out, d_in)
-        blocks = rows.movedim(-3, lead).unflatten(lead, shape[lead:-2]) if len(shape) > lead + 2 else rows.squeeze(-3)
+        blocks = (
+            rows.movedim(-3, lead).unflatten(lead, shape[lead:-2])
+            if len(shape) > lead + 2
+            else rows.squeeze(-3)
+        )
         return blocks.unsqueeze(-4)
 
     def in_double(self) -> Jacobian:
         remedy = "a certificate needs float64: convert the module and the point with .double()"
         raise ArgumentError("map", f"computes in {self.dtype}", remedy)
 
-    def nudged(self, relative: float, generator: torch.Generator) -> Jacobian:
-        return GraphJacobian(self._function, nudged_tensor(self.point, relative, generator), len(self.batch_shape))
+    def nudge(self, relative: float, generator: torch.Generator) -> Jacobian:
+        return GraphJacobian(
+            self._function, nudge_tensor(self.point, relative, generator), len(self.batch_shape)
+        )
 
 
-def nudged_tensor(value: Tensor, relative: float, generator: torch.Generator) -> Tensor:
+def nudge_tensor(value: Tensor, relative: float, generator: torch.Generator) -> Tensor:
     """Every entry moved by up to `relative` of its size, one way or the other."""
     drawn = torch.rand(value.shape, generator=generator, dtype=value.dtype, device=value.device)
     return value * (1 + relative * (2 * drawn - 1))
@@ -149,12 +182,18 @@ def nudged_tensor(value: Tensor, relative: float, generator: torch.Generator) ->
 
 @contextmanager
 def twice_differentiable() -> Iterator[None]:
-    """torch's own attention in the form that has second derivatives, and errors that say what else may lack them."""
+    """torch's own attention in the form that has second derivatives,
+    and errors that say what else may lack them.
+    """
     try:
         with sdpa_kernel(SDPBackend.MATH):
             yield
     except (RuntimeError, NotImplementedError) as error:
-        if "derivative" not in str(error) and "forward AD" not in str(error) and "forward-mode" not in str(error):
+        if (
+            "derivative" not in str(error)
+            and "forward AD" not in str(error)
+            and "forward-mode" not in str(error)
+        ):
             raise
         raise ArgumentError(
             "map",
@@ -181,9 +220,13 @@ def check_index(name: str, index: int, count: int) -> int:
 
 
 def check_vector(name: str, value: Tensor, shape: torch.Size) -> Tensor:
-    """A tangent or cotangent must have the shape of what it moves, and must not be under differentiation itself."""
+    """A tangent or cotangent must have the shape of what it moves,
+    and must not be under differentiation itself.
+    """
     if not isinstance(value, Tensor) or value.shape != shape:
-        found = f"has shape {list(value.shape)}" if isinstance(value, Tensor) else f"is a {type(value).__name__}"
+        found = (
+            f"has shape {list(value.shape)}" if isinstance(value, Tensor) else f"is a {type(value).__name__}"
+        )
         raise ArgumentError(name, found, f"give a tensor of shape {list(shape)}")
     if moves(value):
         remedy = "a Jacobian is linear: apply it to the tangent's own tangent, or detach it"

@@ -1,4 +1,7 @@
-"""Jacobian: the derivative of a map at a point as an operator. Nothing here forms the matrix unless it is asked for."""
+"""Jacobian: the derivative of a map at a point as an operator.
+
+Nothing here forms the matrix unless it is asked for.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +36,17 @@ TOO_MUCH = 0.02
 class Jacobian(ABC):
     """The derivative J of a map at a point.
 
-    `point` has shape (*batch, n, d) and `value` is the map's value there. Elements of the batch are operators of their own, and so
-    norms and singular values come one for each; dimensions of the value that the point lacks (heads) belong to the output.
+    `point` has shape (*batch, n, d) and `value` is the map's value there. Elements of the batch are operators
+    of their own, and so norms and singular values come one for each; dimensions of the value that the point
+    lacks (heads) belong to the output.
     """
 
     point: Tensor
     value: Tensor
     batch_shape: torch.Size
-    batch_leads: bool = False  # the batch is the first dimensions of the value, not those that broadcast against the point's
+    batch_leads: bool = (
+        False  # the batch is the first dimensions of the value, not those that broadcast against the point's
+    )
 
     @abstractmethod
     def mv(self, tangent: Tensor) -> Tensor:
@@ -67,8 +73,10 @@ class Jacobian(ABC):
         """The same derivative in float64."""
 
     @abstractmethod
-    def nudged(self, relative: float, generator: torch.Generator) -> Jacobian:
-        """The derivative where every number that is rounded on the way has moved by at most `relative` of its size."""
+    def nudge(self, relative: float, generator: torch.Generator) -> Jacobian:
+        """The derivative where every number that is rounded on the way has moved by at most `relative` of
+        its size.
+        """
 
     # What an operator is
 
@@ -118,44 +126,69 @@ class Jacobian(ABC):
 
     def over_in(self, scalars: Tensor) -> Tensor:
         """Scalars (*batch) as factors of tangents."""
-        return scalars.reshape(*scalars.shape, *(1,) * (self.point.ndim - scalars.ndim)) if self.batch_shape else scalars
+        return (
+            scalars.reshape(*scalars.shape, *(1,) * (self.point.ndim - scalars.ndim))
+            if self.batch_shape
+            else scalars
+        )
 
     def over_out(self, scalars: Tensor) -> Tensor:
         """Scalars (*batch) as factors of cotangents."""
         if not self.batch_shape:
             return scalars
-        return scalars.reshape(*scalars.shape, *(1,) * (self.value.ndim - scalars.ndim if self.batch_leads else 2))
+        return scalars.reshape(
+            *scalars.shape, *(1,) * (self.value.ndim - scalars.ndim if self.batch_leads else 2)
+        )
 
     def project_out(self, vectors: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        """w minus its projections on orthonormal tangents (k, *shape), and the square of what was taken away."""
+        """w minus its projections on orthonormal tangents (k, *shape),
+        and the square of what was taken away.
+        """
         if not self.batch_shape:
             flat, own = vectors.reshape(len(vectors), -1), w.reshape(-1)
             shares = torch.mv(flat, own)
             return torch.addmv(own, flat.mT, shares, alpha=-1).reshape(w.shape), torch.dot(shares, shares)
         lead = len(self.batch_shape)
-        flat, own = vectors.flatten(lead + 1).movedim(0, -2), w.flatten(lead).unsqueeze(-2)  # (*batch, k, N) and (*batch, 1, N)
+        flat, own = (
+            vectors.flatten(lead + 1).movedim(0, -2),
+            w.flatten(lead).unsqueeze(-2),
+        )  # (*batch, k, N) and (*batch, 1, N)
         shares = own @ flat.mT
         return (own - shares @ flat).reshape(w.shape), shares.square().sum((-2, -1))
 
     # What people ask for
 
     def norm(
-        self, norm: Norm = Frobenius(), *, tolerance: float = 1e-3, max_iterations: int = 200, generator: torch.Generator | None = None
+        self,
+        norm: Norm = Frobenius(),
+        *,
+        tolerance: float = 1e-3,
+        max_iterations: int = 200,
+        generator: torch.Generator | None = None,
     ) -> Estimate | UpperEstimate:
         """How much the map stretches at this point.
 
-        In Frobenius norm: the largest singular value, an Estimate from below (golub1965, 2). In TokenMax and TokenSum: an UpperEstimate
-        from the norms of blocks, max_i Σ_j |J_ij| and max_j Σ_i |J_ij|.
+        In Frobenius norm: the largest singular value, an Estimate from below (golub1965, 2). In TokenMax and
+        TokenSum: an UpperEstimate from the norms of blocks, max_i Σ_j |J_ij| and max_j Σ_i |J_ij|.
         """
         return measure.one(norm, self, tolerance, max_iterations, generator)
 
     def singular(
-        self, count: int, *, tolerance: float = 1e-3, max_iterations: int = 200, generator: torch.Generator | None = None
+        self,
+        count: int,
+        *,
+        tolerance: float = 1e-3,
+        max_iterations: int = 200,
+        generator: torch.Generator | None = None,
     ) -> Estimate:
         """The largest singular values (*batch, count), from below; residuals are relative to the largest."""
         size = min(self.size_in, self.size_out)
         if not 1 <= count <= max(1, size):
-            raise ArgumentError("count", f"is {count}", f"this Jacobian has {size} singular values; ask for between 1 and {size}")
+            raise ArgumentError(
+                "count",
+                f"is {count}",
+                f"this Jacobian has {size} singular values; ask for between 1 and {size}",
+            )
         _check.between("tolerance", tolerance, 0.0, 1.0)
         return largest_singular_values(self, count, tolerance, max(max_iterations, count), generator)
 
@@ -186,13 +219,18 @@ class Jacobian(ABC):
         return y.permute(*mine, *rest).reshape(*self.batch_shape, -1)
 
     def norm_certificate(
-        self, failure_probability: float = 1e-6, *, steps: int = 200, dense: int = DENSE, generator: torch.Generator | None = None
+        self,
+        failure_probability: float = 1e-6,
+        *,
+        steps: int = 200,
+        dense: int = DENSE,
+        generator: torch.Generator | None = None,
     ) -> Certificate:
         """An upper bound of the largest singular value over the whole batch, in float64.
 
-        Up to `dense` inputs: the matrix is formed and its norm is proved. Others: with x uniform on the sphere and M = JᵀJ,
-        |M|₂ ≤ θ (xᵀMᵏx)^{1/k} except with probability 0.8 √N θ^{-k/2} (dixon1983, Theorem 1). The start is drawn once; whoever draws
-        again and picks the smallest bound has no certificate.
+        Up to `dense` inputs: the matrix is formed and its norm is proved. Others: with x uniform on the
+        sphere and M = JᵀJ, |M|₂ ≤ θ (xᵀMᵏx)^{1/k} except with probability 0.8 √N θ^{-k/2} (dixon1983, Theorem
+        1). The start is drawn once; whoever draws again and picks the smallest bound has no certificate.
         """
         _check.between("failure_probability", failure_probability, 0.0, 1.0)
         if steps < 1:
@@ -201,27 +239,32 @@ class Jacobian(ABC):
             return Certificate(0.0, "at the point", Frobenius(), "an empty matrix has norm zero")
         exact = self if self.dtype == torch.float64 else self.in_double()
         if self.size_in <= dense:
-            return exact._proved()
-        return exact._drawn(failure_probability, steps, generator)
+            return exact._from_matrix()
+        return exact._from_random_start(failure_probability, steps, generator)
 
-    def _proved(self) -> Certificate:
+    def _from_matrix(self) -> Certificate:
         """From the whole matrix of each element of the batch."""
         matrices = self.dense().reshape(-1, self.size_out, self.size_in)
         parts = []
         for matrix, error in zip(matrices, self._rounding().tolist(), strict=True):
             found = spectral_norm_bound(matrix)
             error = max(error, self._units() * found)
-            parts.append(self._certificate(up(found + error), 1.0, error) if error <= TOO_MUCH * found else self._lost())
+            parts.append(
+                self._certificate(up(found + error), 1.0, error)
+                if error <= TOO_MUCH * found
+                else self._no_bound()
+            )
         return _over_batch(tuple(parts))
 
     def _rounding(self) -> Tensor:
         """How far float64 products may be from J, in spectral norm, one for each element of the batch.
 
-        Rounding is a small relative change of the numbers that go into sums, so its effect is that of nudging the inputs: the norm of
-        the difference, from a few power steps, scaled down from the nudge to the unit roundoff and up by the length of the sums.
+        Rounding is a small relative change of the numbers that go into sums, so its effect is that of nudging
+        the inputs: the norm of the difference, from a few power steps, scaled down from the nudge to the unit
+        roundoff and up by the length of the sums.
         """
         generator = torch.Generator(self.device).manual_seed(0)
-        other = self.nudged(NUDGE, generator)
+        other = self.nudge(NUDGE, generator)
         v = torch.randn(self.shape_in, generator=generator, dtype=self.dtype, device=self.device)
         unit = safe_scale(self.mv(v))
         largest = torch.zeros(self.batch_shape, dtype=self.dtype, device=self.device)
@@ -240,7 +283,9 @@ class Jacobian(ABC):
         sums = self.point.shape[-1] + (self.point.shape[-2] if self.point.ndim > 1 else 1)
         return 16 * math.sqrt(sums) * torch.finfo(torch.float64).eps
 
-    def _drawn(self, failure_probability: float, steps: int, generator: torch.Generator | None) -> Certificate:
+    def _from_random_start(
+        self, failure_probability: float, steps: int, generator: torch.Generator | None
+    ) -> Certificate:
         """From `steps` products of JᵀJ with one random vector."""
         elements = max(1, self.batch_shape.numel())
         chance = failure_probability / elements
@@ -256,23 +301,31 @@ class Jacobian(ABC):
             length = self.dot_in(v, v).sqrt()
             logs = logs + length.log()
             v = v / self.over_in(_nonzero_divisor(length))
-        roots = ((logs / (2 * steps)).exp() / unit).reshape(-1).tolist()  # |M^{k/2} x|^{1/k} = √e_k, k = 2 steps
+        roots = (
+            ((logs / (2 * steps)).exp() / unit).reshape(-1).tolist()
+        )  # |M^{k/2} x|^{1/k} = √e_k, k = 2 steps
         errors = self._rounding().tolist()
-        parts = [self._bounded(root, error, chance, 2 * steps) for root, error in zip(roots, errors, strict=True)]
+        parts = [
+            self._certificate_of_root(root, error, chance, 2 * steps)
+            for root, error in zip(roots, errors, strict=True)
+        ]
         return _over_batch(tuple(parts))
 
-    def _bounded(self, root: float, error: float, chance: float, power: int) -> Certificate:
+    def _certificate_of_root(self, root: float, error: float, chance: float, power: int) -> Certificate:
         """√θ √e_k with 0.8 √N (θ^{-k/2} + 2 k ε) = chance, ε the relative error of a product."""
         if root == 0 and error == 0:
             return self._certificate(0.0, 1 - chance, 0.0)
         error = max(error, self._units() * root)
         relative = 2 * error / root if root > 0 else math.inf
         if not relative <= TOO_MUCH:
-            return self._lost()
+            return self._no_bound()
         share = chance / (0.8 * math.sqrt(self.size_in)) - power * relative
         if share <= 0:
             least = 0.8 * math.sqrt(self.size_in) * power * relative
-            remedy = f"rounding alone fails with {least:.1g} here; give more, or fewer steps, or form the matrix with dense={self.size_in}"
+            remedy = (
+                f"rounding alone fails with {least:.1g} here; give more, or fewer steps, or form the "
+                f"matrix with dense={self.size_in}"
+            )
             raise ArgumentError("failure_probability", f"is {chance:g} for each operator", remedy)
         factor = up(share ** (-1 / power) * (1 + 1e-12))  # √θ
         return self._certificate(up(root * factor * (1 + 1e-12)), 1 - chance, error)
@@ -283,15 +336,24 @@ class Jacobian(ABC):
             value,
             "at the point",
             Frobenius(),
-            "the randomized power bound (dixon1983)" if drawn else "a Cholesky factorization of λI - JᵀJ (rump2006)",
+            "the randomized power bound (dixon1983)"
+            if drawn
+            else "a Cholesky factorization of λI - JᵀJ (rump2006)",
             (
-                *((Hypothesis("the start is drawn once, independently of the data", False),) if drawn else ()),
-                Hypothesis(f"float64 products are within {error:.1g} of J, as its response to nudged inputs says", False),
+                *(
+                    (Hypothesis("the start is drawn once, independently of the data", False),)
+                    if drawn
+                    else ()
+                ),
+                Hypothesis(
+                    f"float64 products are within {error:.1g} of J, as its response to nudged inputs says",
+                    False,
+                ),
             ),
             probability=probability,
         )
 
-    def _lost(self) -> Certificate:
+    def _no_bound(self) -> Certificate:
         """Infinity, because rounding is too large for a bound."""
         why = "float64 has no digits left at this point: center the points, or make the scores smaller"
         return Certificate(math.inf, "at the point", Frobenius(), "no bound", refused=(why,))
@@ -311,7 +373,9 @@ def _over_batch(parts: tuple[Certificate, ...]) -> Certificate:
         return parts[0]
     worst = max(parts, key=lambda part: part.value)
     probability = 1 - sum(1 - part.probability for part in parts)
-    return Certificate(worst.value, worst.domain, worst.norm, worst.theorem, worst.hypotheses, parts, probability=probability)
+    return Certificate(
+        worst.value, worst.domain, worst.norm, worst.theorem, worst.hypotheses, parts, probability=probability
+    )
 
 
 measure: Verb = Verb("measure")
@@ -319,7 +383,9 @@ measure: Verb = Verb("measure")
 
 
 @measure.rule(Frobenius)
-def _frobenius(norm: Frobenius, jacobian: Jacobian, tolerance: float, max_iterations: int, generator: Any) -> Estimate:
+def _frobenius(
+    norm: Frobenius, jacobian: Jacobian, tolerance: float, max_iterations: int, generator: Any
+) -> Estimate:
     found = jacobian.singular(1, tolerance=tolerance, max_iterations=max_iterations, generator=generator)
     return Estimate(found.value.squeeze(-1), found.residual.squeeze(-1), found.iterations)
 
@@ -336,7 +402,9 @@ def _token_sum(norm: TokenSum, jacobian: Jacobian, *_: Any) -> UpperEstimate:
 
 @measure.rule(Norm)
 def _no_norm(norm: Norm, jacobian: Jacobian, *_: Any) -> UpperEstimate:
-    raise ArgumentError("norm", f"is {norm!r}", "a Jacobian at a point is measured in Frobenius(), TokenMax() or TokenSum()")
+    raise ArgumentError(
+        "norm", f"is {norm!r}", "a Jacobian at a point is measured in Frobenius(), TokenMax() or TokenSum()"
+    )
 
 
 def _largest(sums: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from regard.compute.application import problem_of
 from regard.compute.engine import working_dtype
 from regard.compute.engines.sdpa import FusedPlan, Sdpa
 from regard.derive.blocks import AttentionBlocks
-from regard.derive.graph import GraphJacobian, check_index, check_vector, nudged_tensor, second_derivative
+from regard.derive.graph import GraphJacobian, check_index, check_vector, nudge_tensor, second_derivative
 from regard.derive.heads import HeadsJacobian
 from regard.derive.jacobian import Jacobian
 from regard.derive.softmax import AbsorbedProducts, FusedProducts
@@ -39,9 +39,10 @@ def linearize(
 ) -> Jacobian:
     """The derivative of a map at x: an Attention, a torch.nn.Module, or any function of one tensor.
 
-    With a context, attention is differentiated in x and the context is held fixed; weights and marks of a Measure are always held fixed.
-    batch: how many leading dimensions of x are a batch of independent problems; None means all but the last two for an Attention, which
-    treats them so, and none for a function, which may mix them.
+    With a context, attention is differentiated in x and the context is held fixed; weights and marks of a
+    Measure are always held fixed.
+    batch: how many leading dimensions of x are a batch of independent problems; None means all but the last
+    two for an Attention, which treats them so, and none for a function, which may mix them.
     """
     return linearization.one(map, x, context, batch)
 
@@ -52,9 +53,13 @@ def _attention(attention: Attention, x: Any, context: Any, batch: int | None) ->
     _check_no_transform(source.points)
     if batch is not None and batch not in (0, source.points.ndim - 2):
         raise ArgumentError(
-            "batch", f"is {batch}", f"attention takes all {source.points.ndim - 2} leading dimensions as a batch, or 0 of them"
+            "batch",
+            f"is {batch}",
+            f"attention takes all {source.points.ndim - 2} leading dimensions as a batch, or 0 of them",
         )
-    return AttentionJacobian(attention, source, None if context is None else as_measure("context", context), batch)
+    return AttentionJacobian(
+        attention, source, None if context is None else as_measure("context", context), batch
+    )
 
 
 @linearization.rule(Heads)
@@ -70,9 +75,15 @@ def _heads(heads: Heads, x: Any, context: Any, batch: int | None) -> Jacobian:
 @linearization.rule(object)
 def _function(function: Any, x: Any, context: Any, batch: int | None) -> Jacobian:
     if not callable(function):
-        raise ArgumentError("map", f"is a {type(function).__name__}", "give an Attention, a torch.nn.Module or a function of one tensor")
+        raise ArgumentError(
+            "map",
+            f"is a {type(function).__name__}",
+            "give an Attention, a torch.nn.Module or a function of one tensor",
+        )
     if context is not None:
-        raise ArgumentError("context", "was given with a function", "only attention has a context: put it into the function")
+        raise ArgumentError(
+            "context", "was given with a function", "only attention has a context: put it into the function"
+        )
     batch = 0 if batch is None else batch
     point = _check_no_transform(_check.floating("x", x))
     if not 0 <= batch <= max(0, point.ndim - 1):
@@ -82,16 +93,24 @@ def _function(function: Any, x: Any, context: Any, batch: int | None) -> Jacobia
 
 def _check_no_transform(points: Tensor) -> Tensor:
     if torch._C._functorch.is_functorch_wrapped_tensor(points):
-        raise ArgumentError("x", "is under a transform of torch.func", "linearize outside of it, or use torch.func.jvp and vjp inside")
+        raise ArgumentError(
+            "x",
+            "is under a transform of torch.func",
+            "linearize outside of it, or use torch.func.jvp and vjp inside",
+        )
     return points
 
 
 class AttentionJacobian(Jacobian):
-    """The derivative of attention in its points: closed forms for softmax of dot products, retained graphs for the rest."""
+    """The derivative of attention in its points: closed forms for softmax of dot products,
+    retained graphs for the rest.
+    """
 
     def __init__(self, attention: Attention, x: Measure, context: Measure | None, batch: int | None) -> None:
         # Copies: what happens to the caller's tensors later must not reach a derivative that was taken now.
-        attention, x, context = pytree.tree_map(lambda t: t.detach().clone() if isinstance(t, Tensor) else t, (attention, x, context))
+        attention, x, context = pytree.tree_map(
+            lambda t: t.detach().clone() if isinstance(t, Tensor) else t, (attention, x, context)
+        )
         self._attention, self._x, self._context, self._batch = attention, x, context, batch
         self.point = x.points
         self.batch_shape = self.point.shape[:-2] if batch is None else self.point.shape[:batch]
@@ -104,16 +123,22 @@ class AttentionJacobian(Jacobian):
             plan = Sdpa().plan(problem) if closed else None
         self._products: FusedProducts | AbsorbedProducts | GraphJacobian
         if isinstance(plan, FusedPlan):
-            self._products = FusedProducts(leaf, plan, attention, context is None).absorbed()
+            self._products = FusedProducts(leaf, plan, attention, context is None).cheaper_form()
         else:
             self._products = GraphJacobian(self._run, self.point, 0)
         self.value = self._products.value.to(self.point.dtype)
-        self.value = self.value.expand(torch.broadcast_shapes(self.value.shape, (*self.batch_shape, *self.value.shape[-2:])))
+        self.value = self.value.expand(
+            torch.broadcast_shapes(self.value.shape, (*self.batch_shape, *self.value.shape[-2:]))
+        )
         self._closed: AttentionBlocks | None = None
 
     def _run(self, points: Tensor) -> Tensor:
         result = apply(self._attention, self._x.replace(points=points), self._context)
-        return result.points if isinstance(result, Measure) and isinstance(self._attention.moment, Mean) else result
+        return (
+            result.points
+            if isinstance(result, Measure) and isinstance(self._attention.moment, Mean)
+            else result
+        )
 
     def mv(self, tangent: Tensor) -> Tensor:
         check_vector("tangent", tangent, self.shape_in)
@@ -124,16 +149,26 @@ class AttentionJacobian(Jacobian):
     def rmv(self, cotangent: Tensor) -> Tensor:
         check_vector("cotangent", cotangent, self.shape_out)
         own = cotangent.sum_to_size(self._products.value.shape)  # the value may not depend on the batch
-        return self._products.rmv(own) if isinstance(self._products, GraphJacobian) else self._products.pull(own).to(self.dtype)
+        return (
+            self._products.rmv(own)
+            if isinstance(self._products, GraphJacobian)
+            else self._products.pull(own).to(self.dtype)
+        )
 
     def second(self, tangent: Tensor) -> Tensor:
-        """D²f[t, t]: for softmax, 2 Cov(v', s') + Cov(v, s'') + E[(v - o)(s' - E s')²] + E v'' under each row."""
+        """D²f[t, t]: for softmax, 2 Cov(v', s') + Cov(v,
+        s'') + E[(v - o)(s' - E s')²] + E v'' under each row.
+        """
         return second_derivative(self._run, self.point, check_vector("tangent", tangent, self.shape_in))
 
     def block(self, i: int, j: int) -> Tensor:
         i, j = check_index("i", i, self.value.shape[-2]), check_index("j", j, self.point.shape[-2])
         blocks = self._blocks()
-        return self._products_as_graph().block(i, j) if blocks is None else blocks.block(i, j).to(self.value.dtype)
+        return (
+            self._products_as_graph().block(i, j)
+            if blocks is None
+            else blocks.block(i, j).to(self.value.dtype)
+        )
 
     def rows(self) -> Iterator[tuple[slice, Tensor]]:
         blocks = self._blocks()
@@ -144,7 +179,11 @@ class AttentionJacobian(Jacobian):
         if 0 in (self.size_in, self.size_out):
             return self.value.new_zeros(*self.value.shape[:-1], self.point.shape[-2])
         blocks = self._blocks()
-        return self._products_as_graph().influence() if blocks is None else blocks.influence().to(self.value.dtype)
+        return (
+            self._products_as_graph().influence()
+            if blocks is None
+            else blocks.influence().to(self.value.dtype)
+        )
 
     def _blocks(self) -> AttentionBlocks | None:
         """The closed forms, where rows do not depend on each other."""
@@ -162,13 +201,19 @@ class AttentionJacobian(Jacobian):
         attention, x, context = pytree.tree_map(_double, (self._attention, self._x, self._context))
         return AttentionJacobian(attention, x, context, self._batch)
 
-    def nudged(self, relative: float, generator: torch.Generator) -> Jacobian:
+    def nudge(self, relative: float, generator: torch.Generator) -> Jacobian:
         def nudge(value: Any) -> Any:
-            return nudged_tensor(value, relative, generator) if isinstance(value, Tensor) and value.dtype.is_floating_point else value
+            return (
+                nudge_tensor(value, relative, generator)
+                if isinstance(value, Tensor) and value.dtype.is_floating_point
+                else value
+            )
 
         points = nudge(self.point)
         context = None if self._context is None else self._context.replace(points=nudge(self._context.points))
-        return AttentionJacobian(pytree.tree_map(nudge, self._attention), self._x.replace(points=points), context, self._batch)
+        return AttentionJacobian(
+            pytree.tree_map(nudge, self._attention), self._x.replace(points=points), context, self._batch
+        )
 
 
 def _double(value: Any) -> Any:

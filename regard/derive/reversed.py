@@ -1,4 +1,6 @@
-"""Reversed attention: the backward pass read as attention, R_i = P_i (h - P_i h) with h_j = ⟨u_i, v_j⟩ (katz2024)."""
+"""Reversed attention: the backward pass read as attention, R_i = P_i (h - P_i h) with h_j = ⟨u_i,
+v_j⟩ (katz2024).
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,11 @@ from regard.potentials import Bilinear, Cosine, Dot, Potential
 
 
 class ReversedAttention:
-    """How a loss pulls on the scores: R = c · ∂loss/∂scores, c the factor of the inner product, so that ∂loss/∂q = R K, ∂loss/∂k = Rᵀ Q.
+    """How a loss pulls on the scores: R = c · ∂loss/∂scores, c the factor of the inner product, so that
+    ∂loss/∂q = R K, ∂loss/∂k = Rᵀ Q.
 
-    Each row is a signed measure on the keys that its query sees: it has the support of the attention row and total mass zero.
+    Each row is a signed measure on the keys that its query sees: it has the support of the attention row and
+    total mass zero.
     """
 
     def __init__(self, problem: Problem, cotangent: Tensor) -> None:
@@ -36,19 +40,28 @@ class ReversedAttention:
         problem = self._problem
         some = slice(None) if chosen is None else chosen
         with torch.no_grad():
-            scores = problem.potential.pair(pytree.tree_map(lambda t: t[..., some, :], problem.queries), problem.keys)
-            reference = Reference(problem.log_counts, problem.support.allows(problem.rows()[..., some], problem.columns()))
+            scores = problem.potential.pair(
+                pytree.tree_map(lambda t: t[..., some, :], problem.queries), problem.keys
+            )
+            reference = Reference(
+                problem.log_counts, problem.support.allows(problem.rows()[..., some], problem.columns())
+            )
             weights, pull = torch.func.vjp(lambda s: problem.normalizer.weights(s, reference), scores)[:2]
             by_weights = self._cotangent[..., some, :] @ problem.values.mT
-            by_scores = pull(by_weights.sum_to_size(weights.shape))[0] if by_weights.shape != weights.shape else pull(by_weights)[0]
+            by_scores = (
+                pull(by_weights.sum_to_size(weights.shape))[0]
+                if by_weights.shape != weights.shape
+                else pull(by_weights)[0]
+            )
             return by_scores if self._factor is None else by_scores * over_scores(self._factor)
 
     @cached_property
-    def _streamed(self) -> tuple[Tensor, Tensor]:
+    def _stream(self) -> tuple[Tensor, Tensor]:
         if self._factor is None:
             raise ArgumentError(
                 "attention",
-                f"compares by {type(self._problem.potential).__name__}, which is not an inner product of queries and keys",
+                f"compares by {type(self._problem.potential).__name__}, which is not an inner product of "
+                "queries and keys",
                 "R·K and Rᵀ·Q exist for Dot, Bilinear and Cosine; rows() gives R for every potential",
             )
         problem = self._problem
@@ -60,41 +73,54 @@ class ReversedAttention:
 
     def times_keys(self) -> Tensor:
         """R K, the gradient of the queries, without R."""
-        return self._streamed[0]
+        return self._stream[0]
 
     def times_queries(self) -> Tensor:
         """Rᵀ Q, the gradient of the keys, without R."""
-        return self._streamed[1]
+        return self._stream[1]
 
 
 def reversed_attention(
     attention: Attention, x: Measure | Tensor, cotangent: Tensor, context: Measure | Tensor | None = None
 ) -> ReversedAttention:
-    """The signed measures R with which a gradient `cotangent` of the outputs (..., m, e) reaches the scores (katz2024)."""
-    problem = pytree.tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, problem_of(attention, x, context))
+    """The signed measures R with which a gradient `cotangent` of the outputs (..., m,
+    e) reaches the scores (katz2024).
+    """
+    problem = pytree.tree_map(
+        lambda t: t.detach() if isinstance(t, Tensor) else t, problem_of(attention, x, context)
+    )
     if not problem.normalizer.rowwise:
         found = f"normalizes by {type(problem.normalizer).__name__}, which couples the rows"
         raise ArgumentError("attention", found, "reversed attention is row by row: use a normalizer of rows")
     shape = (*problem.batch_shape, problem.query_count, problem.values.shape[-1])
     if not isinstance(cotangent, Tensor) or tuple(cotangent.shape) != shape:
-        found = f"has shape {list(cotangent.shape)}" if isinstance(cotangent, Tensor) else f"is a {type(cotangent).__name__}"
+        found = (
+            f"has shape {list(cotangent.shape)}"
+            if isinstance(cotangent, Tensor)
+            else f"is a {type(cotangent).__name__}"
+        )
         raise ArgumentError("cotangent", found, f"give one gradient for each output: {list(shape)}")
     return ReversedAttention(problem, cotangent.detach().to(problem.dtype))
 
 
 @dataclass(frozen=True)
 class Lens:
-    """What one gradient step does to a query: keys that it moves towards and keys that it moves away from, strongest first."""
+    """What one gradient step does to a query: keys that it moves towards and keys that it moves away from,
+    strongest first.
+    """
 
     query: int
     towards: tuple[tuple[str, float], ...]
     away: tuple[tuple[str, float], ...]
 
     def __str__(self) -> str:
-        def said(pulls: tuple[tuple[str, float], ...]) -> str:
+        def in_words(pulls: tuple[tuple[str, float], ...]) -> str:
             return ", ".join(f"{name} ({pull:.3g})" for name, pull in pulls) or "none"
 
-        return f"a step against the gradient moves query {self.query} towards {said(self.towards)} and away from {said(self.away)}"
+        return (
+            f"a step against the gradient moves query {self.query} towards {in_words(self.towards)} and "
+            f"away from {in_words(self.away)}"
+        )
 
     __repr__ = __str__
 
@@ -109,7 +135,8 @@ def backward_lens(
     count: int = 3,
     names: list[str] | None = None,
 ) -> Lens:
-    """Which keys a gradient step pulls a query towards: -R_ij, since the step is q_i - η Σ_j R_ij k_j (katz2024).
+    """Which keys a gradient step pulls a query towards: -R_ij, since the step is q_i - η Σ_j R_ij k_j
+    (katz2024).
 
     Heads, and elements of a batch, are summed.
     """
@@ -118,7 +145,9 @@ def backward_lens(
         raise ArgumentError("query", f"is {query}", f"there are {problem.query_count} queries")
     query = range(problem.query_count)[query]
     if names is not None and len(names) != problem.key_count:
-        raise ArgumentError("names", f"has {len(names)} entries", f"give one for each of the {problem.key_count} keys")
+        raise ArgumentError(
+            "names", f"has {len(names)} entries", f"give one for each of the {problem.key_count} keys"
+        )
     row = reversed_attention(attention, x, cotangent, context).rows(slice(query, query + 1))
     pulls = -row.reshape(-1, row.shape[-1]).sum(0)
     order = pulls.argsort(descending=True).tolist()

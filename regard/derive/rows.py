@@ -1,4 +1,6 @@
-"""Rows of attention on demand, and what people ask of rows that a fused kernel never shows: streamed, in O(n) memory."""
+"""Rows of attention on demand, and what people ask of rows that a fused kernel never shows: streamed,
+in O(n) memory.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,9 @@ Rows = slice | Tensor | list[int] | None
 class RowStatistics:
     """One number for each query of each head, (..., m).
 
-    entropy: -Σ p log p, in nats. max_logit: the largest score among visible keys. effective_support: 1/Σp², how many keys share the
-    row. softmax_norm: g₁ = p₁(1 - p₁ + p₂), at least the norm of softmax's Jacobian diag(p) - ppᵀ (yudin2025). sink_mass: what
-    the first keys receive.
+    entropy: -Σ p log p, in nats. max_logit: the largest score among visible keys. effective_support: 1/Σp²,
+    how many keys share the row. softmax_norm: g₁ = p₁(1 - p₁ + p₂), at least the norm of softmax's Jacobian
+    diag(p) - ppᵀ (yudin2025). sink_mass: what the first keys receive.
     """
 
     entropy: Tensor
@@ -40,27 +42,39 @@ class RowStatistics:
 
     def __repr__(self) -> str:
         shape = list(self.entropy.shape)
-        means = ", ".join(f"{name} {float(getattr(self, name).mean()):.4g}" for name in self.__dataclass_fields__)
+        means = ", ".join(
+            f"{name} {float(getattr(self, name).mean()):.4g}" for name in self.__dataclass_fields__
+        )
         return f"RowStatistics{shape}: means {means}"
 
 
 @declared.weights.rule(Attention)
-def _weights(attention: Attention, x: Measure | Tensor, context: Measure | Tensor | None, rows: Rows) -> Tensor:
+def _weights(
+    attention: Attention, x: Measure | Tensor, context: Measure | Tensor | None, rows: Rows
+) -> Tensor:
     problem = problem_of(attention, x, context)
-    chosen = _chosen(rows, problem.query_count, problem.device)
+    chosen = _choose(rows, problem.query_count, problem.device)
     if not problem.normalizer.rowwise:  # the rows depend on each other
         scores = problem.potential.pair(problem.queries, problem.keys)
         return problem.normalizer.weights(scores, problem.reference())[..., chosen, :]
     return _law(problem, chosen)[1]
 
 
-def row_statistics(attention: Attention, x: Measure | Tensor, context: Measure | Tensor | None = None, *, sinks: int = 1) -> RowStatistics:
-    """Entropy, largest logit, effective support, softmax-Jacobian norm and sink mass of every row, without the m × n matrix."""
+def row_statistics(
+    attention: Attention, x: Measure | Tensor, context: Measure | Tensor | None = None, *, sinks: int = 1
+) -> RowStatistics:
+    """Entropy, largest logit, effective support, softmax-Jacobian norm and sink mass of every row,
+    without the m × n matrix.
+    """
     problem = problem_of(attention, x, context)
     if problem.key_count == 0:
         raise ArgumentError("context", "is empty", "a row over no keys has no statistics")
     if sinks < 0 or sinks > problem.key_count:
-        raise ArgumentError("sinks", f"is {sinks}", f"there are {problem.key_count} keys; say how many of the first ones are sinks")
+        raise ArgumentError(
+            "sinks",
+            f"is {sinks}",
+            f"there are {problem.key_count} keys; say how many of the first ones are sinks",
+        )
     if not problem.normalizer.rowwise:
         found = f"normalizes by {type(problem.normalizer).__name__}, which couples the rows"
         raise ArgumentError("attention", found, "take attention.weights(x) and its statistics")
@@ -73,7 +87,11 @@ def row_statistics(attention: Attention, x: Measure | Tensor, context: Measure |
 
 
 def _tiles(problem: Problem) -> Iterator[Tensor]:
-    count = rows_per_tile(max(1, problem.batch_shape.numel()), problem.key_count, problem.potential.width(problem.queries, problem.keys))
+    count = rows_per_tile(
+        max(1, problem.batch_shape.numel()),
+        problem.key_count,
+        problem.potential.width(problem.queries, problem.keys),
+    )
     for low in range(0, problem.query_count, count):
         yield torch.arange(low, min(low + count, problem.query_count), device=problem.device)
 
@@ -81,20 +99,30 @@ def _tiles(problem: Problem) -> Iterator[Tensor]:
 def _law(problem: Problem, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Scores (-inf outside the support) and weights of some rows, (..., rows, n)."""
     scores = problem.potential.pair(pytree.tree_map(lambda t: t[..., rows, :], problem.queries), problem.keys)
-    reference = Reference(problem.log_counts, problem.support.allows(problem.rows()[..., rows], problem.columns()))
+    reference = Reference(
+        problem.log_counts, problem.support.allows(problem.rows()[..., rows], problem.columns())
+    )
     shape = (*problem.batch_shape, *scores.shape[-2:])
-    return reference.supported(scores).expand(shape), problem.normalizer.weights(scores, reference).expand(shape)
+    return reference.supported(scores).expand(shape), problem.normalizer.weights(scores, reference).expand(
+        shape
+    )
 
 
 def _statistics(scores: Tensor, weights: Tensor, sinks: int) -> tuple[Tensor, ...]:
     entropy = -torch.xlogy(weights, weights).sum(-1)
     mass, squares = weights.sum(-1), weights.square().sum(-1)
-    support = torch.where(squares > 0, mass.square() / squares.clamp_min(torch.finfo(squares.dtype).tiny), torch.zeros_like(squares))
+    support = torch.where(
+        squares > 0,
+        mass.square() / squares.clamp_min(torch.finfo(squares.dtype).tiny),
+        torch.zeros_like(squares),
+    )
     return entropy, scores.amax(-1), support, softmax_norm(weights), weights[..., :sinks].sum(-1)
 
 
 def softmax_norm(law: Tensor) -> Tensor:
-    """g₁(p) = p₁ (1 - p₁ + p₂) of each row, with 1 - p₁ summed from the others, because the difference loses digits (yudin2025)."""
+    """g₁(p) = p₁ (1 - p₁ + p₂) of each row, with 1 - p₁ summed from the others,
+    because the difference loses digits (yudin2025).
+    """
     if law.shape[-1] < 2:
         return torch.zeros(law.shape[:-1], dtype=law.dtype, device=law.device)
     top, place = law.topk(2, -1)
@@ -102,11 +130,13 @@ def softmax_norm(law: Tensor) -> Tensor:
     return top[..., 0] * (others + top[..., 1])
 
 
-def _chosen(rows: Rows, count: int, device: torch.device) -> Tensor:
+def _choose(rows: Rows, count: int, device: torch.device) -> Tensor:
     every = torch.arange(count, device=device)
     if rows is None:
         return every
     try:
         return every[rows].reshape(-1)
     except (IndexError, TypeError) as error:
-        raise ArgumentError("rows", f"is {_check.describe(rows)}", f"give a slice or indices of the {count} queries") from error
+        raise ArgumentError(
+            "rows", f"is {_check.describe(rows)}", f"give a slice or indices of the {count} queries"
+        ) from error

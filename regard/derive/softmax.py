@@ -24,9 +24,11 @@ Tangents = list[Tensor | None]
 
 
 class FusedProducts:
-    """J t and Jᵀu for attention in its fused form: through the tokens, then through the softmax in closed form.
+    """J t and Jᵀu for attention in its fused form: through the tokens, then through the softmax in closed
+    form.
 
-    Small problems hold their weights; large ones compute them again from the log-sum-exps, block by block, in O(n) memory.
+    Small problems hold their weights; large ones compute them again from the log-sum-exps, block by block, in
+    O(n) memory.
     """
 
     def __init__(self, point: Tensor, plan: FusedPlan, attention: Attention, self_attention: bool) -> None:
@@ -44,7 +46,7 @@ class FusedProducts:
         core = _HeldWeights if pairs <= PAIRS else _StreamedWeights
         self._core: _Core = core(plan.call, arguments, out, lse)
 
-    def absorbed(self) -> FusedProducts | AbsorbedProducts:
+    def cheaper_form(self) -> FusedProducts | AbsorbedProducts:
         """The cheaper form, where there is one."""
         weights = None if self._affine is None else self._affine.narrow()
         if weights is None or not isinstance(self._core, _HeldWeights):
@@ -60,16 +62,22 @@ class FusedProducts:
 
     def pull(self, cotangent: Tensor) -> Tensor:
         """Jᵀu."""
-        return self._tokens.pull(self._core.pull(self._call.lay_out_like(cotangent.to(self.value.dtype), self._queries)))
+        return self._tokens.pull(
+            self._core.pull(self._call.lay_out_like(cotangent.to(self.value.dtype), self._queries))
+        )
 
 
 class AbsorbedProducts:
-    """The same for one head of plain dot products on narrow tokens: scores are x_iᵀ A x_j + β·x_j, so the tokens need no projections.
+    """The same for one head of plain dot products on narrow tokens: scores are x_iᵀ A x_j + β·x_j, so the
+    tokens need no projections.
 
-    With k̃_j = A x_j + ..., q̃_i = Aᵀ x_i + β the slopes of a score in its query and in its key, s' = t k̃ᵀ + q̃ tᵀ.
+    With k̃_j = A x_j + ..., q̃_i = Aᵀ x_i + β the slopes of a score in its query and in its key, s' = t k̃ᵀ +
+    q̃ tᵀ.
     """
 
-    def __init__(self, held: _HeldWeights, w_q: Tensor | None, w_k: Tensor | None, w_v: Tensor | None, value: Tensor) -> None:
+    def __init__(
+        self, held: _HeldWeights, w_q: Tensor | None, w_k: Tensor | None, w_v: Tensor | None, value: Tensor
+    ) -> None:
         self.value, self._held, self._w_v = value, held, w_v
         self._k = held.keys if w_q is None else held.keys @ w_q.mT
         self._q = held.queries if w_k is None else held.queries @ w_k.mT
@@ -106,7 +114,9 @@ class _Core(Protocol):
 
 
 class _StreamedWeights:
-    """Weights that are computed again block by block: the kernel backward, closed forms forward, O(n) memory."""
+    """Weights that are computed again block by block: the kernel backward, closed forms forward,
+    O(n) memory.
+    """
 
     def __init__(self, call: Call, arguments: Arguments, out: Tensor, lse: Tensor) -> None:
         self._call, self._arguments, self._out, self._lse = call, arguments, out, lse
@@ -127,14 +137,24 @@ class _HeldWeights:
         tiling = call.blocks(q, k)
         whole = tiling.replace(rows=q.shape[-2], in_order=False, batch=None)
         tensors = (q, k, v) if bias is None else (q, k, v, bias.mT)
-        weights = Products(call.scale, bias is not None).weights(tensors, lse.unsqueeze(-1), whole, next(iter(whole)))
-        # Large scores are rounded, so rows sum to one only roughly, and a common part of the keys or values would not drop out.
+        weights = Products(call.scale, bias is not None).weights(
+            tensors, lse.unsqueeze(-1), whole, next(iter(whole))
+        )
+        # Large scores are rounded, so rows sum to one only roughly, and a common part of the keys or values
+        # would not drop out.
         total = weights.sum(-1, keepdim=True)
         weights = weights / torch.where(total > 0, total, torch.ones_like(total))
         center = v.mean(-2, keepdim=True)
         self._shape, self._bias = weights.shape, bias
-        self.queries, self.keys = self._flat(call.scale * q), self._flat(call.scale * (k - k.mean(-2, keepdim=True)))
-        self._v, self._out, self.weights = self._flat(v - center), self._flat(out - center), self._flat(weights)
+        self.queries, self.keys = (
+            self._flat(call.scale * q),
+            self._flat(call.scale * (k - k.mean(-2, keepdim=True))),
+        )
+        self._v, self._out, self.weights = (
+            self._flat(v - center),
+            self._flat(out - center),
+            self._flat(weights),
+        )
         self._add = torch.addmm if self.weights.ndim == 2 else torch.baddbmm
 
     def _flat(self, t: Tensor) -> Tensor:
@@ -180,7 +200,10 @@ class _HeldWeights:
 
 
 class _Affine:
-    """Queries, keys and values that are affine in the tokens: one matrix product for the three. None stands for the identity."""
+    """Queries, keys and values that are affine in the tokens: one matrix product for the three.
+
+    None stands for the identity.
+    """
 
     def __init__(self, point: Tensor, weights: tuple[Tensor | None, Tensor | None, Tensor | None]) -> None:
         self._weights = weights
@@ -214,7 +237,9 @@ def _four(t: Tensor) -> Tensor:
 
 
 def _affine_tokens(point: Tensor, attention: Attention, plan: FusedPlan) -> _Affine | None:
-    """For plain dot products of one width, where queries, keys and values are what their projections say and nothing else."""
+    """For plain dot products of one width, where queries,
+    keys and values are what their projections say and nothing else.
+    """
     projections = affine.one(attention.potential)
     value = affine.one(attention.lookup)
     if projections is None or value is None or not isinstance(attention.normalizer, Softmax):
@@ -237,14 +262,18 @@ def _affine_tokens(point: Tensor, attention: Attention, plan: FusedPlan) -> _Aff
 
 
 def factor_of(attention: Attention, width: int) -> float | None:
-    """The factor of the scores, where it is a positive number: only then are the kernel's queries the projected ones."""
+    """The factor of the scores, where it is a positive number:
+    only then are the kernel's queries the projected ones.
+    """
     scale = attention.potential.factor(width) if isinstance(attention.potential, Dot) else 1.0
     temperature = attention.normalizer.temperature if isinstance(attention.normalizer, Softmax) else 1.0
     return None if isinstance(scale, Tensor) or isinstance(temperature, Tensor) else scale / temperature
 
 
 affine = Verb("affine")
-"""affine.one(potential) -> (w_q, w_k) and affine.one(lookup) -> (w_v,), None for an identity; None where a map is not affine."""
+"""affine.one(potential) -> (w_q, w_k) and affine.one(lookup) -> (w_v,), None for an identity;
+None where a map is not affine.
+"""
 
 
 @affine.rule(Dot)

@@ -1,4 +1,6 @@
-"""The plug for transformers: attention of a declared potential and normalizer inside any model that asks its attention interface."""
+"""The plug for transformers: attention of a declared potential and normalizer inside any model that asks
+its attention interface.
+"""
 
 from regard.hf.recorder import Recorder
 from regard.hf.registration import register, verify

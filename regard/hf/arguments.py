@@ -1,4 +1,6 @@
-"""What a module of transformers hands to its attention function, argument by argument: nothing is swallowed."""
+"""What a module of transformers hands to its attention function, argument by argument: each is used,
+known to be harmless, or refused.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +49,17 @@ class Arguments:
 
     @staticmethod
     def of(options: Mapping[str, Any]) -> Arguments:
-        """The arguments among keyword options; what is neither understood nor known to be harmless is refused, unless it is None."""
+        """The arguments among keyword options; what is neither understood nor known to be harmless is
+        refused, unless it is None.
+        """
         for name, value in options.items():
             if name not in UNDERSTOOD and name not in HARMLESS and value is not None:
-                remedy = REMEDIES.get(name, "leave it out, or use an implementation of transformers that knows it")
-                raise ArgumentError(name, f"is {type(value).__name__}, which this attention does not know", remedy)
+                remedy = REMEDIES.get(
+                    name, "leave it out, or use an implementation of transformers that knows it"
+                )
+                raise ArgumentError(
+                    name, f"is {type(value).__name__}, which this attention does not know", remedy
+                )
         return Arguments(**{name: value for name, value in options.items() if name in UNDERSTOOD})
 
 

@@ -17,7 +17,9 @@ from regard.potentials.reductions import Reduction, Residue, reduce
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PairBias(Potential):
-    """a = bias[..., s, t] for the query with mark s and the key with mark t; one row of bias serves every query."""
+    """a = bias[..., s, t] for the query with mark s and the key with mark t;
+    one row of bias serves every query.
+    """
 
     positional: ClassVar[bool] = True
     bias: Tensor = parameter(rank=2)
@@ -30,8 +32,12 @@ class PairBias(Potential):
         return x_marks.unsqueeze(-1).to(kind), y_marks.unsqueeze(-1).to(kind)
 
     def pair(self, queries: Features, keys: Features) -> Tensor:
-        rows = self.bias if self.bias.shape[-2] == 1 else self.bias.index_select(-2, queries.squeeze(-1).long())
-        return rows.index_select(-1, keys.squeeze(-1).long()).expand(*self.bias.shape[:-2], queries.shape[-2], keys.shape[-2])
+        rows = (
+            self.bias if self.bias.shape[-2] == 1 else self.bias.index_select(-2, queries.squeeze(-1).long())
+        )
+        return rows.index_select(-1, keys.squeeze(-1).long()).expand(
+            *self.bias.shape[:-2], queries.shape[-2], keys.shape[-2]
+        )
 
 
 @reduce.rule(PairBias)

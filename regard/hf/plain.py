@@ -1,4 +1,6 @@
-"""The common case without ceremony: softmax of dot products goes to the fused kernel at once, with the meaning that attend gives it."""
+"""The common case by the shortest way: softmax of dot products goes to the fused kernel at once,
+with the meaning that attend gives it.
+"""
 
 from __future__ import annotations
 
@@ -29,25 +31,47 @@ class Plain:
     @staticmethod
     def of(potential: Potential, normalizer: Normalizer, support: Support, width: int) -> Plain | None:
         """The plain form of a declaration on heads of this width, None where it has none."""
-        if not isinstance(normalizer, Softmax) or isinstance(normalizer.temperature, Tensor) or not _is_dot(potential):
+        if (
+            not isinstance(normalizer, Softmax)
+            or isinstance(normalizer.temperature, Tensor)
+            or not _is_dot(potential)
+        ):
             return None
         if not isinstance(support, (Full, Causal, Where)):
             return None
         assert isinstance(potential, Dot)
         scale = float(potential.factor(width)) / normalizer.temperature
-        return None if scale <= 0 else Plain(scale, isinstance(support, Causal), support.mask if isinstance(support, Where) else None)
+        return (
+            None
+            if scale <= 0
+            else Plain(
+                scale, isinstance(support, Causal), support.mask if isinstance(support, Where) else None
+            )
+        )
 
     def run(self, query: Tensor, key: Tensor, value: Tensor, heads: Heads) -> Tensor | None:
-        """Outputs (batch, heads, m, e) of tensors as modules give them; None where blocks of masks are needed."""
+        """Outputs (batch, heads, m, e) of tensors as modules give them;
+        None where blocks of masks are needed.
+        """
         if query.device.type != "cpu" or not any(moves(t) for t in (query, key, value)):
             return F.scaled_dot_product_attention(
-                query, key, value, self.mask, is_causal=self.causal, scale=self.scale, enable_gqa=query.shape[1] != key.shape[1]
+                query,
+                key,
+                value,
+                self.mask,
+                is_causal=self.causal,
+                scale=self.scale,
+                enable_gqa=query.shape[1] != key.shape[1],
             )
         order = (self.causal, None) if self.mask is None else by_keys(self.mask)
         return None if order is None else self._differentiable((query, key, value), heads, *order)
 
-    def _differentiable(self, tensors: tuple[Tensor, Tensor, Tensor], heads: Heads, causal: bool, seen: Tensor | None) -> Tensor:
-        """The kernel with derivatives of every order, which the public door does not have."""
+    def _differentiable(
+        self, tensors: tuple[Tensor, Tensor, Tensor], heads: Heads, causal: bool, seen: Tensor | None
+    ) -> Tensor:
+        """The kernel with derivatives of every order, which torch's scaled_dot_product_attention does not
+        have.
+        """
         query, key, value = heads.queries(tensors[0]), heads.keys(tensors[1]), heads.keys(tensors[2])
         bias = None if seen is None else query.new_zeros(seen.shape).masked_fill(~seen, -math.inf)
         bias = None if bias is None else heads.pairs(bias).squeeze(-2)
@@ -55,7 +79,9 @@ class Plain:
 
 
 def by_keys(mask: Tensor) -> tuple[bool, Tensor | None] | None:
-    """A mask (..., m, n) as an order and the keys (..., 1, n) that it leaves to everyone; None where it is more than that."""
+    """A mask (..., m, n) as an order and the keys (..., 1, n) that it leaves to everyone;
+    None where it is more than that.
+    """
     last = mask[..., -1:, :]
     if _check.holds((mask == last).all()):
         return False, last

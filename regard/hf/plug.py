@@ -25,34 +25,46 @@ Tensors = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Plug:
-    """Attention with this potential (None: scaled dot products) and normalizer, called as transformers calls attention functions."""
+    """Attention with this potential (None: scaled dot products) and normalizer,
+    called as transformers calls attention functions.
+    """
 
     potential: Potential | None
     normalizer: Normalizer
     record: Recorder | None
 
     def __call__(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **options: Any
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Outputs (batch, m, heads, e) for queries (batch, heads, m, d), keys and values (batch, groups, n, ·); weights if asked for."""
+        """Outputs (batch, m, heads, e) for queries (batch, heads, m, d), keys and values (batch, groups, n,
+        ·); weights if asked for.
+        """
         arguments = Arguments.of(options)
-        posed = self._posed((query, key, value), attention_mask, arguments, _causal(module, arguments))
+        posed = self._pose((query, key, value), attention_mask, arguments, _causal(module, arguments))
         if self.record is not None and self.record.recording:
             self.record.add(module, posed.statistics())
         if arguments.dropout or arguments.output_attentions:
             out, weights = posed.weighed(arguments.dropout)
             return out.transpose(1, 2).contiguous(), weights if arguments.output_attentions else None
-        return posed.attended().transpose(1, 2).contiguous(), None
+        return posed.attend().transpose(1, 2).contiguous(), None
 
-    def _posed(self, tensors: Tensors, mask: Tensor | None, arguments: Arguments, causal: bool) -> Posed:
+    def _pose(self, tensors: Tensors, mask: Tensor | None, arguments: Arguments, causal: bool) -> Posed:
         self._check_normalizer(causal)
         queries = tensors[0].shape[2]
-        causal = causal and mask is None and queries > 1  # a mask says it all, and a single query is the newest
-        tensors = _written(tensors) if causal else tensors
+        causal = (
+            causal and mask is None and queries > 1
+        )  # a mask says it all, and a single query is the newest
+        tensors = _cut_cache(tensors) if causal else tensors
         query, key, _ = tensors
         self._check_potential(query, key)
         heads = Heads.of(query, key, self._divides())
-        support, added = _seen(mask, causal, arguments.sliding_window, queries, key.shape[2])
+        support, added = _support_and_bias(mask, causal, arguments.sliding_window, queries, key.shape[2])
         potential = self._scores(arguments, heads, added, key.shape[2])
         return Posed(tensors, potential, self._law(arguments, heads), support, heads)
 
@@ -71,14 +83,26 @@ class Plug:
         if sinks is None:
             return self.normalizer
         if not isinstance(self.normalizer, Softmax):
-            raise ArgumentError("s_aux", f"are sinks and the normalizer is {self.normalizer!r}", "only Softmax has a slot for them")
+            raise ArgumentError(
+                "s_aux",
+                f"are sinks and the normalizer is {self.normalizer!r}",
+                "only Softmax has a slot for them",
+            )
         if sinks.numel() != count:
-            raise ArgumentError("s_aux", f"has shape {list(sinks.shape)}", f"give one sink for each of the {count} heads")
-        return SinkSoftmax(heads.parameters(sinks.flatten() / self.normalizer.temperature), self.normalizer.temperature)
+            raise ArgumentError(
+                "s_aux", f"has shape {list(sinks.shape)}", f"give one sink for each of the {count} heads"
+            )
+        return SinkSoftmax(
+            heads.parameters(sinks.flatten() / self.normalizer.temperature), self.normalizer.temperature
+        )
 
     def _divides(self) -> bool:
-        """Whether heads may lie in groups: not where a declared parameter may hold one number for each head."""
-        return not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves((self.potential, self.normalizer)))
+        """Whether heads may lie in groups: not where a declared parameter may hold one number for each
+        head.
+        """
+        return not any(
+            isinstance(leaf, Tensor) for leaf in pytree.tree_leaves((self.potential, self.normalizer))
+        )
 
     def _check_normalizer(self, causal: bool) -> None:
         if causal and not self.normalizer.rowwise:
@@ -89,7 +113,9 @@ class Plug:
         queries, keys = query.shape[2], key.shape[2]
         if self.potential is not None and queries != keys and _reads_marks(self.potential, query, key):
             found = f"reads positions, and nobody says those of {queries} queries among {keys} keys"
-            raise ArgumentError("potential", found, "run with use_cache=False, or leave positions to the model")
+            raise ArgumentError(
+                "potential", found, "run with use_cache=False, or leave positions to the model"
+            )
 
 
 def _causal(module: nn.Module, arguments: Arguments) -> bool:
@@ -97,22 +123,33 @@ def _causal(module: nn.Module, arguments: Arguments) -> bool:
     return bool(getattr(module, "is_causal", True) if arguments.is_causal is None else arguments.is_causal)
 
 
-def _written(tensors: Tensors) -> Tensors:
-    """Causal queries from the start see only as many keys; a cache of fixed size has room for more, with nothing in it yet."""
+def _cut_cache(tensors: Tensors) -> Tensors:
+    """Keys and values cut to the number of queries: causal queries from position 0 see no more, and a
+    cache of fixed size has empty slots behind them.
+    """
     query, key, value = tensors
     return query, key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
 
 
-def _seen(mask: Tensor | None, causal: bool, window: int | None, queries: int, keys: int) -> tuple[Support, Tensor | None]:
+def _support_and_bias(
+    mask: Tensor | None, causal: bool, window: int | None, queries: int, keys: int
+) -> tuple[Support, Tensor | None]:
     """What queries see, and what a mask adds to scores."""
-    return (without_mask(causal, window, queries, keys), None) if mask is None else split_mask(mask, queries, keys)
+    return (
+        (without_mask(causal, window, queries, keys), None)
+        if mask is None
+        else split_mask(mask, queries, keys)
+    )
 
 
 def _reads_marks(potential: Potential, query: Tensor, key: Tensor) -> bool:
     """Whether features change with positions."""
     some = query[:, :, :1].detach(), key[:, :, :1].detach()
     near, far = (
-        potential.features(*some, torch.tensor([mark], device=key.device), torch.tensor([0], device=key.device)) for mark in (0, 7)
+        potential.features(
+            *some, torch.tensor([mark], device=key.device), torch.tensor([0], device=key.device)
+        )
+        for mark in (0, 7)
     )
     leaves = zip(pytree.tree_leaves(near), pytree.tree_leaves(far), strict=True)
     return any(isinstance(a, Tensor) and not torch.equal(a, b) for a, b in leaves)

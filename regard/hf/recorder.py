@@ -14,10 +14,12 @@ COLUMNS = ("entropy", "effective_support", "sink_mass", "max_logit")
 
 
 class Recorder:
-    """Collects row statistics of every layer while a model runs inside `with recorder:`; outside it costs nothing.
+    """Collects row statistics of every layer while a model runs inside `with recorder:`; outside it costs
+    nothing.
 
     It keeps five numbers for each query and head, never a matrix. Rows that see no key are left out.
-    Run a model with gradient checkpointing backward after the block: its second forward pass would count again.
+    Run a model with gradient checkpointing backward after the block: its second forward pass would count
+    again.
     """
 
     def __init__(self) -> None:
@@ -43,21 +45,36 @@ class Recorder:
         """Keep the statistics (batch, heads, m) of one call of a layer."""
         seen = (statistics.max_logit > -torch.inf).any(1)
         name = self._names.setdefault(module, f"{len(self._calls)} {type(module).__name__}")
-        self._calls.setdefault(name, []).append(_mapped(lambda column: column.movedim(1, 0)[:, seen], [statistics]))
+        self._calls.setdefault(name, []).append(
+            _map_statistics(lambda column: column.movedim(1, 0)[:, seen], [statistics])
+        )
 
     @property
     def layers(self) -> dict[str, RowStatistics]:
         """For each layer, in the order they ran, the statistics (heads, rows) of all calls."""
-        return {name: _mapped(lambda *columns: torch.cat(columns, -1), calls) for name, calls in self._calls.items()}
+        return {
+            name: _map_statistics(lambda *columns: torch.cat(columns, -1), calls)
+            for name, calls in self._calls.items()
+        }
 
     def __repr__(self) -> str:
         if not self._calls:
-            return "Recorder: nothing recorded; run a model whose implementation has this recorder inside `with recorder:`"
+            return (
+                "Recorder: nothing recorded; run a model whose implementation has this recorder inside "
+                "`with recorder:`"
+            )
         width = max(len("layer"), *map(len, self._calls))
-        lines = [f"{'layer':<{width}} {'heads':>6} {'rows':>7} {'entropy':>8} {'support':>8} {'sink':>6} {'logit':>8}"]
+        lines = [
+            f"{'layer':<{width}} {'heads':>6} {'rows':>7} {'entropy':>8} {'support':>8} {'sink':>6} "
+            f"{'logit':>8}"
+        ]
         lines += [f"{name:<{width}} {_line(statistics)}" for name, statistics in self.layers.items()]
         return "\n".join(
-            [*lines, "means over heads and rows, the logit is the largest; entropy in nats, support is 1/Σp² keys, sink the first key"]
+            [
+                *lines,
+                "means over heads and rows, the logit is the largest; entropy in nats, support is 1/Σp² "
+                "keys, sink the first key",
+            ]
         )
 
 
@@ -66,9 +83,14 @@ def _line(statistics: RowStatistics) -> str:
     if not rows:
         return f"{heads:>6} {rows:>7}"
     entropy, support, sink = (float(getattr(statistics, name).mean()) for name in COLUMNS[:3])
-    return f"{heads:>6} {rows:>7} {entropy:>8.3f} {support:>8.2f} {sink:>6.3f} {float(statistics.max_logit.max()):>8.2f}"
+    return (
+        f"{heads:>6} {rows:>7} {entropy:>8.3f} {support:>8.2f} {sink:>6.3f} "
+        f"{float(statistics.max_logit.max()):>8.2f}"
+    )
 
 
-def _mapped(function: Any, calls: list[RowStatistics]) -> RowStatistics:
-    columns: list[list[Tensor]] = [[getattr(call, name) for call in calls] for name in RowStatistics.__dataclass_fields__]
+def _map_statistics(function: Any, calls: list[RowStatistics]) -> RowStatistics:
+    columns: list[list[Tensor]] = [
+        [getattr(call, name) for call in calls] for name in RowStatistics.__dataclass_fields__
+    ]
     return RowStatistics(*(function(*column) for column in columns))

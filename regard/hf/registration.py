@@ -20,12 +20,18 @@ TAKEN = ("eager", "sdpa", "flash", "flex", "paged")
 
 
 def register(
-    name: str = "regard", *, potential: Potential | None = None, normalizer: Normalizer = Softmax(), record: Recorder | None = None
+    name: str = "regard",
+    *,
+    potential: Potential | None = None,
+    normalizer: Normalizer = Softmax(),
+    record: Recorder | None = None,
 ) -> str:
-    """Make attn_implementation=name run this attention in every model that uses the attention interface; returns the name.
+    """Make attn_implementation=name run this attention in every model that uses the attention interface;
+    returns the name.
 
-    The potential replaces scaled dot products of the queries and keys that a module hands over (None: Dot with the module's own
-    scaling), the normalizer replaces softmax. Registering a name again replaces it, for models that use it already too.
+    The potential replaces scaled dot products of the queries and keys that a module hands over (None: Dot
+    with the module's own scaling), the normalizer replaces softmax. Registering a name again replaces it, for
+    models that use it already too.
     """
     attention, masks, mask_function = _interfaces()
     _check_name(name, attention._global_mapping)
@@ -38,15 +44,19 @@ def register(
             raise ArgumentError(argument, f"is {value!r}", f"give a {kind.__name__}")
     if record is not None and not normalizer.rowwise:
         raise ArgumentError(
-            "record", f"cannot read {type(normalizer).__name__}, which couples the rows", "record a normalizer of single rows"
+            "record",
+            f"cannot read {type(normalizer).__name__}, which couples the rows",
+            "record a normalizer of single rows",
         )
     attention.register(name, Plug(potential, normalizer, record))
-    masks.register(name, _guarded(mask_function))
+    masks.register(name, _guard(mask_function))
     return name
 
 
 def verify(model: nn.Module) -> None:
-    """Raise if a part of a model that is set to a registered attention never asks for it: such a model runs its own and says nothing."""
+    """Raise if a part of a model that is set to a registered attention never asks for it: such a model
+    runs its own and says nothing.
+    """
     attention = _interfaces()[0]
     for module in model.modules():
         config = getattr(module, "config", None)
@@ -55,7 +65,9 @@ def verify(model: nn.Module) -> None:
 
 
 def _interfaces() -> tuple[Any, Any, Any]:
-    """transformers' table of attention functions, that of mask functions, and the function that makes boolean masks."""
+    """transformers' table of attention functions, that of mask functions,
+    and the function that makes boolean masks.
+    """
     try:
         from transformers import AttentionInterface
         from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -64,8 +76,10 @@ def _interfaces() -> tuple[Any, Any, Any]:
     return AttentionInterface, AttentionMaskInterface, sdpa_mask
 
 
-def _guarded(mask_function: Callable[..., Any]) -> Callable[..., Any]:
-    """The mask function, for models that hear: others would take the mask that is left out where order says it for no mask at all."""
+def _guard(mask_function: Callable[..., Any]) -> Callable[..., Any]:
+    """The mask function, which first refuses models that never ask the attention interface: these would
+    take a mask that is left out, because causal order says it, for no mask.
+    """
 
     def mask(*arguments: Any, config: Any = None, **options: Any) -> Any:
         from transformers import MODEL_MAPPING
@@ -83,17 +97,29 @@ def _models(found: Any) -> tuple[type, ...]:
 
 
 def _refuse_deaf(kind: type) -> None:
-    """Raise for a class of models that does not ask the attention interface, by transformers' own look at its source."""
+    """Raise for a class of models that does not ask the attention interface,
+    which transformers finds out from its source.
+    """
     asks = getattr(kind, "_can_set_attn_implementation", None)
     if asks is not None and not asks():
         found = f"{kind.__name__} does not ask the attention interface and would run its own attention"
         raise ArgumentError(
-            "attn_implementation", found, "use 'eager' there, or a family that asks: regard's page on transformers names them"
+            "attn_implementation",
+            found,
+            "use 'eager' there, or a family that asks: regard's page on transformers names them",
         )
 
 
 def _check_name(name: str, known: dict[str, Any]) -> None:
-    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*", name) or any(word in name for word in TAKEN):
-        raise ArgumentError("name", f"is {name!r}", f"give letters, digits, '_', '-' or '.', and none of {', '.join(TAKEN)} inside")
+    if (
+        not isinstance(name, str)
+        or not re.fullmatch(r"\w[\w.-]*", name)
+        or any(word in name for word in TAKEN)
+    ):
+        raise ArgumentError(
+            "name",
+            f"is {name!r}",
+            f"give letters, digits, '_', '-' or '.', and none of {', '.join(TAKEN)} inside",
+        )
     if name in known and not isinstance(known[name], Plug):
         raise ArgumentError("name", f"{name!r} is registered by somebody else", "take another name")

@@ -1,4 +1,5 @@
-"""The Transformer as modules to train: each owns parameters, runs a declaration, and can declare itself for every verb.
+"""The Transformer as modules to train: each owns parameters, runs a declaration, and can declare itself for
+every verb.
 
 model = LanguageModel(Design(width=128, heads=4, positions=RotaryPositions()), vocabulary=256, layers=4)
 logits = model(ids)
@@ -18,7 +19,7 @@ from regard.nn.interchange import from_torch, to_torch
 from regard.nn.layers import Branch, DecoderLayer, EncoderLayer
 from regard.nn.mechanism import Mechanism
 from regard.nn.models import LanguageModel, SequenceToSequence
-from regard.nn.monitor import Monitor, RegularityWarning, monitor
+from regard.nn.monitors import Monitor, RegularityWarning, monitor
 from regard.nn.positions import (
     AlibiPositions,
     LearnedPositions,

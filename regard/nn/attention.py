@@ -10,9 +10,9 @@ from regard.compute.tensors import attend_tokens
 from regard.errors import ArgumentError
 from regard.maps import Map
 from regard.nn.cache import ContextCache, LayerCache, marks_after
-from regard.nn.declaration import cross_heads, repeated, self_heads
+from regard.nn.declaration import cross_heads, repeat_groups, self_heads
 from regard.nn.mechanism import Mechanism
-from regard.nn.shaping import centered
+from regard.nn.shaping import center
 from regard.nn.visibility import check_batch, check_order, check_pieces
 from regard.normalizers import Normalizer
 from regard.potentials import Dot
@@ -22,10 +22,12 @@ from regard.supports import Full, Support
 
 
 class MultiHeadAttention(nn.Module):
-    """x ↦ Σ_h attention_h(x, context) W_o[h] + b_o: heads of one mechanism on projected tokens (vaswani2017, 3.2.2).
+    """x ↦ Σ_h attention_h(x, context) W_o[h] + b_o: heads of one mechanism on projected tokens (vaswani2017,
+    3.2.2).
 
-    `mechanism` is an Attention without projections; its tensors are learned where they are an nn.Parameter. `kv_heads` fewer than
-    `heads` share keys and values in groups (ainslie2023). shaped=True is the attention I + P - uniform of regard.nn.shaped.
+    `mechanism` is an Attention without projections; its tensors are learned where they are an nn.Parameter.
+    `kv_heads` fewer than `heads` share keys and values in groups (ainslie2023). shaped=True is the attention
+    I + P - uniform of regard.nn.shaped.
     State: projection (queries, then keys, then values), output, and the tensors of the mechanism.
     """
 
@@ -40,7 +42,12 @@ class MultiHeadAttention(nn.Module):
         shaped: bool = False,
     ) -> None:
         super().__init__()
-        self.width, self.heads, self.kv_heads, self.shaped = width, heads, heads if kv_heads is None else kv_heads, shaped
+        self.width, self.heads, self.kv_heads, self.shaped = (
+            width,
+            heads,
+            heads if kv_heads is None else kv_heads,
+            shaped,
+        )
         check_heads(width, heads, self.kv_heads)
         check_flags(bias=bias, shaped=shaped)
         self.head_width = width // heads
@@ -65,13 +72,14 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor:
         """Tokens (..., n, width) of x attend to themselves, or to a context (..., m, width).
 
-        `support` says what they may see beyond the mechanism's own support: Padding(lengths.unsqueeze(-1)), Where(real[:, None, None]).
+        `support` says what they may see beyond the mechanism's own support: Padding(lengths.unsqueeze(-1)),
+        Where(real[:, None, None]).
         """
         check_tokens("x", x, self.width)
         check_kind("x", x, self.projection)
         check_batch(support, x)
         mechanism = self.mechanism.value()
-        allowed = joined(mechanism.support, support)
+        allowed = intersection(mechanism.support, support)
         if context is None:
             check_order(mechanism.normalizer, allowed)
         if cache is not None:
@@ -83,40 +91,66 @@ class MultiHeadAttention(nn.Module):
             check_batch(support, context)
         marks = None if past == 0 else marks_after(past, x.shape[-2], x.device)
         if any(isinstance(part, DistancePotential) for part in simple_parts(mechanism.potential)):
-            keys = repeated(keys, self.heads, -3)  # queries and keys are moved to one center, head by head
+            keys = repeat_groups(
+                keys, self.heads, -3
+            )  # queries and keys are moved to one center, head by head
         mixed = attend_tokens(mechanism.replace(support=allowed), queries, keys, values, marks)
-        mixed = repeated(mixed, self.heads, -3)  # where scores know of positions alone, groups of heads see the same
+        mixed = repeat_groups(
+            mixed, self.heads, -3
+        )  # where scores know of positions alone, groups of heads see the same
         if mixed.ndim != queries.ndim:
             found = f"has tensors that make {list(mixed.shape)} of queries {list(queries.shape)}"
-            raise ArgumentError("mechanism", found, f"give numbers, or one for each head: a tensor ({self.heads},)")
+            raise ArgumentError(
+                "mechanism", found, f"give numbers, or one for each head: a tensor ({self.heads},)"
+            )
         if self.shaped:
-            mixed = centered(mixed, values, allowed, past)
+            mixed = center(mixed, values, allowed, past)
         return self.output(mixed.transpose(-3, -2).flatten(-2))
 
     def declare(self, context: Tensor | None = None) -> Map:
-        """The layer as a map of its tokens, to a given context (m, width) where there is one; in float64, cut off from its parameters."""
+        """The layer as a map of its tokens, to a given context (m, width) where there is one; in float64,
+        cut off from its parameters.
+        """
         return self_heads(self) if context is None else cross_heads(self, context)
 
-    def _own(self, x: Tensor, allowed: Support, cache: LayerCache | ContextCache | None) -> tuple[Tensor, Tensor, Tensor, int]:
+    def _own(
+        self, x: Tensor, allowed: Support, cache: LayerCache | ContextCache | None
+    ) -> tuple[Tensor, Tensor, Tensor, int]:
         queries, keys, values = self._split(self.projection(x), self.heads, self.kv_heads, self.kv_heads)
         if cache is None:
             return queries, keys, values, 0
         if not isinstance(cache, LayerCache):
-            raise ArgumentError("cache", f"is a {type(cache).__name__}", "self-attention takes an entry of Cache.tokens")
+            raise ArgumentError(
+                "cache", f"is a {type(cache).__name__}", "self-attention takes an entry of Cache.tokens"
+            )
         if allowed.span(0, 0)[1] > 0:
-            raise ArgumentError("cache", "is given to attention that sees later tokens", "use a mechanism with support=Causal()")
+            raise ArgumentError(
+                "cache",
+                "is given to attention that sees later tokens",
+                "use a mechanism with support=Causal()",
+            )
         past = cache.length
         return queries, *cache.extend(keys, values), past
 
-    def _crossing(self, x: Tensor, context: Tensor, cache: LayerCache | ContextCache | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _crossing(
+        self, x: Tensor, context: Tensor, cache: LayerCache | ContextCache | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         check_tokens("context", context, self.width)
         check_kind("context", context, self.projection)
         if self.shaped:
-            raise ArgumentError("context", "is given to shaped attention, where I + P - uniform acts on one sequence", "leave it out")
+            raise ArgumentError(
+                "context",
+                "is given to shaped attention, where I + P - uniform acts on one sequence",
+                "leave it out",
+            )
         if cache is not None and not isinstance(cache, ContextCache):
-            raise ArgumentError("cache", f"is a {type(cache).__name__}", "cross-attention takes an entry of Cache.contexts")
+            raise ArgumentError(
+                "cache", f"is a {type(cache).__name__}", "cross-attention takes an entry of Cache.contexts"
+            )
         weight, bias = self.projection.weight, self.projection.bias
-        (queries,) = self._split(nn.functional.linear(x, weight[: self.width], _part(bias, slice(None, self.width))), self.heads)
+        (queries,) = self._split(
+            nn.functional.linear(x, weight[: self.width], _part(bias, slice(None, self.width))), self.heads
+        )
         known = None if cache is None else cache.known(context)
         if known is None:
             both = nn.functional.linear(context, weight[self.width :], _part(bias, slice(self.width, None)))
@@ -136,7 +170,7 @@ class MultiHeadAttention(nn.Module):
         return f"{self.width}, heads={self.heads}{shared}{', shaped=True' if self.shaped else ''}"
 
 
-def joined(first: Support, second: Support) -> Support:
+def intersection(first: Support, second: Support) -> Support:
     """What both allow; Full where that is everything."""
     if isinstance(second, Full):
         return first
@@ -150,9 +184,15 @@ def check_heads(width: int, heads: int, kv_heads: int) -> None:
     if width % heads:
         near = [count for count in range(1, width + 1) if width % count == 0]
         best = min(near, key=lambda count: abs(count - heads))
-        raise ArgumentError("heads", f"is {heads}, which does not divide the width {width}", f"use {best}, or another width")
+        raise ArgumentError(
+            "heads", f"is {heads}, which does not divide the width {width}", f"use {best}, or another width"
+        )
     if heads % kv_heads:
-        raise ArgumentError("kv_heads", f"is {kv_heads}, which does not divide the {heads} heads", "each group needs as many heads")
+        raise ArgumentError(
+            "kv_heads",
+            f"is {kv_heads}, which does not divide the {heads} heads",
+            "each group needs as many heads",
+        )
 
 
 def check_count(name: str, value: int) -> None:
@@ -171,7 +211,10 @@ def check_flags(**flags: bool) -> None:
 def check_laws(normalizer: Normalizer) -> None:
     """P - uniform is a difference of laws, which sums to zero in each row."""
     if not normalizer.laws:
-        found = f"has the normalizer {type(normalizer).__name__}, whose rows are not laws, in shaped attention I + P - uniform"
+        found = (
+            f"has the normalizer {type(normalizer).__name__}, whose rows are not laws, in shaped attention "
+            "I + P - uniform"
+        )
         raise ArgumentError("mechanism", found, "use Softmax() or another normalizer of laws, or no shaping")
 
 
@@ -181,7 +224,11 @@ def check_tokens(name: str, x: Tensor, width: int) -> None:
         found = f"has shape {list(x.shape)}" if isinstance(x, Tensor) else f"is a {type(x).__name__}"
         raise ArgumentError(name, found, f"give tokens (..., n, {width})")
     if not x.dtype.is_floating_point:
-        raise ArgumentError(name, f"has dtype {x.dtype}", "give points; ids of tokens go through an Embedding or a LanguageModel")
+        raise ArgumentError(
+            name,
+            f"has dtype {x.dtype}",
+            "give points; ids of tokens go through an Embedding or a LanguageModel",
+        )
 
 
 def check_kind(name: str, x: Tensor, layer: nn.Module) -> None:

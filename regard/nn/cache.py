@@ -22,13 +22,16 @@ class LayerCache:
         count = keys.shape[-2]
         if self._keys is None or self._values is None or self.length + count > self._keys.shape[-2]:
             room = max(2 * self.length, self.length + count, 16)
-            self._keys, self._values = self._grown(self._keys, keys, room), self._grown(self._values, values, room)
+            self._keys, self._values = (
+                self._grow(self._keys, keys, room),
+                self._grow(self._values, values, room),
+            )
         here = slice(self.length, self.length + count)
         self._keys[..., here, :], self._values[..., here, :] = keys, values
         self.length += count
         return self._keys[..., : self.length, :], self._values[..., : self.length, :]
 
-    def _grown(self, old: Tensor | None, new: Tensor, room: int) -> Tensor:
+    def _grow(self, old: Tensor | None, new: Tensor, room: int) -> Tensor:
         made = new.new_empty(*new.shape[:-2], room, new.shape[-1])
         if old is not None:
             made[..., : self.length, :] = old[..., : self.length, :]
@@ -36,11 +39,17 @@ class LayerCache:
 
     def _check(self, keys: Tensor) -> None:
         if keys.requires_grad:
-            raise ArgumentError("cache", "is used while gradients are recorded", "a cache is for inference: call under torch.no_grad()")
+            raise ArgumentError(
+                "cache",
+                "is used while gradients are recorded",
+                "a cache is for inference: call under torch.no_grad()",
+            )
         old = self._keys
         if old is not None and _sizes(old) != _sizes(keys):
             found = f"holds {_sizes(old)} and the layer gives {_sizes(keys)}"
-            raise ArgumentError("cache", found, "use one cache for one model and one batch; make a new one with model.cache()")
+            raise ArgumentError(
+                "cache", found, "use one cache for one model and one batch; make a new one with model.cache()"
+            )
 
 
 class ContextCache:
@@ -53,13 +62,21 @@ class ContextCache:
     def known(self, context: Tensor) -> tuple[Tensor, Tensor] | None:
         """Keys and values of this context, where they were kept; another context than before is an error."""
         if self.context is not None and self.context is not context:
-            raise ArgumentError("context", "is another one than the cache was filled with", "make a new cache for a new context")
+            raise ArgumentError(
+                "context",
+                "is another one than the cache was filled with",
+                "make a new cache for a new context",
+            )
         return self._projected
 
     def keep(self, context: Tensor, keys: Tensor, values: Tensor) -> None:
         """Remember what was projected."""
         if keys.requires_grad:
-            raise ArgumentError("cache", "is used while gradients are recorded", "a cache is for inference: call under torch.no_grad()")
+            raise ArgumentError(
+                "cache",
+                "is used while gradients are recorded",
+                "a cache is for inference: call under torch.no_grad()",
+            )
         self.context, self._projected = context, (keys, values)
 
 
@@ -72,11 +89,15 @@ class Cache:
         self._seen = 0
 
     def begin(self) -> None:
-        """All layers must hold what whole passes put there; a pass that was interrupted leaves some layers ahead of others."""
+        """Check that all layers hold the same tokens: a pass that was interrupted leaves some layers ahead
+        of others.
+        """
         found = [entry.length for entry in self.tokens]
         if any(length != self._seen for length in found):
             remedy = "make a new one with model.cache() and give all tokens again"
-            raise ArgumentError("cache", f"holds {found} tokens in its layers after whole passes over {self._seen}", remedy)
+            raise ArgumentError(
+                "cache", f"holds {found} tokens in its layers after whole passes over {self._seen}", remedy
+            )
 
     def end(self) -> None:
         """A pass through all layers is over."""

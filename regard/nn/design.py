@@ -11,7 +11,7 @@ from regard._object import Object
 from regard.attention import Attention
 from regard.errors import ArgumentError
 from regard.maps import Activation, Gelu, Normalize
-from regard.nn.attention import MultiHeadAttention, check_flags, check_heads, joined
+from regard.nn.attention import MultiHeadAttention, check_flags, check_heads, intersection
 from regard.nn.feed_forward import FeedForward, check_feed_forward
 from regard.nn.initialization import Initialization, ScaledNormal
 from regard.nn.mechanism import check_mechanism
@@ -23,10 +23,12 @@ from regard.supports import Full, Support
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Design(Object):
-    """width, heads, kv_heads: of the attention; hidden: of the feed-forward layer, 4 · width where it is None.
+    """width, heads, kv_heads: of the attention; hidden: of the feed-forward layer, 4 · width where it is
+    None.
 
-    mechanism: any Attention without projections; positions: how order is known; norm: Normalize() is LayerNorm, Normalize(centered=False)
-    RMSNorm; norm_first: before each branch (pre-norm) or after each residual connection (post-norm); shaping: see regard.nn.shaped.
+    mechanism: any Attention without projections; positions: how order is known; norm: Normalize() is
+    LayerNorm, Normalize(centered=False) RMSNorm; norm_first: before each branch (pre-norm) or after each
+    residual connection (post-norm); shaping: see regard.nn.shaped.
     """
 
     width: int
@@ -49,7 +51,12 @@ class Design(Object):
         check_mechanism(self.mechanism)
         check_feed_forward(self.width, self.inner_width, self.gated, self.dropout)
         check_flags(norm_first=self.norm_first, bias=self.bias)
-        for name, kind in (("positions", Positions), ("activation", Activation), ("norm", Normalize), ("initialization", Initialization)):
+        for name, kind in (
+            ("positions", Positions),
+            ("activation", Activation),
+            ("norm", Normalize),
+            ("initialization", Initialization),
+        ):
             if not isinstance(value := getattr(self, name), kind):
                 raise ArgumentError(name, f"is {value!r}", f"give a {kind.__name__} value")
         if self.shaping is not None and not isinstance(self.shaping, Shaping):
@@ -67,9 +74,9 @@ class Design(Object):
 
     def self_attention(self, support: Support = Full()) -> MultiHeadAttention:
         """Attention of a sequence to itself, at its positions."""
-        mechanism = self.mechanism.replace(support=joined(self.mechanism.support, support))
+        mechanism = self.mechanism.replace(support=intersection(self.mechanism.support, support))
         if self.shaping is not None:
-            mechanism = mechanism.replace(potential=self._scaled())
+            mechanism = mechanism.replace(potential=self._scaled_potential())
         return self._attention(self.positions.placed(mechanism, self.heads), self.shaping is not None)
 
     def cross_attention(self) -> MultiHeadAttention:
@@ -77,18 +84,33 @@ class Design(Object):
         return self._attention(self.mechanism.replace(support=Full()), False)
 
     def _attention(self, mechanism: Attention, shaped: bool) -> MultiHeadAttention:
-        return MultiHeadAttention(self.width, self.heads, kv_heads=self.kv_heads, mechanism=mechanism, bias=self.bias, shaped=shaped)
+        return MultiHeadAttention(
+            self.width, self.heads, kv_heads=self.kv_heads, mechanism=mechanism, bias=self.bias, shaped=shaped
+        )
 
-    def _scaled(self) -> Dot:
+    def _scaled_potential(self) -> Dot:
         if not isinstance(self.mechanism.potential, Dot):
             name = type(self.mechanism.potential).__name__
-            raise ArgumentError("shaping", f"is for dot products and the potential is {name}", "use Attention(Dot()), or no shaping")
+            raise ArgumentError(
+                "shaping",
+                f"is for dot products and the potential is {name}",
+                "use Attention(Dot()), or no shaping",
+            )
         assert self.shaping is not None
-        return self.mechanism.potential.replace(scale=self.shaping.scale(self.width, self.width // self.heads))
+        return self.mechanism.potential.replace(
+            scale=self.shaping.scale(self.width, self.width // self.heads)
+        )
 
     def feed_forward(self) -> FeedForward:
         """The layer between attentions."""
-        return FeedForward(self.width, self.inner_width, activation=self.activation, gated=self.gated, bias=self.bias, dropout=self.dropout)
+        return FeedForward(
+            self.width,
+            self.inner_width,
+            activation=self.activation,
+            gated=self.gated,
+            bias=self.bias,
+            dropout=self.dropout,
+        )
 
     def normalization(self) -> nn.Module:
         """A norm layer with weights to learn."""
@@ -98,9 +120,11 @@ class Design(Object):
 
 
 def shaped(design: Design, temperature: float = 1.0, branch: float | None = None) -> Design:
-    """A design with attention I + P - uniform, residual branches λx + γf(x) and weights of variance 1/width (noci2023, 3).
+    """A design with attention I + P - uniform, residual branches λx + γf(x) and weights of variance 1/width
+    (noci2023, 3).
 
-    Covariances of tokens then follow a stochastic differential equation in layer/width and do not collapse as the network gets deep.
+    Covariances of tokens then follow a stochastic differential equation in layer/width and do not collapse as
+    the network gets deep.
     """
     from regard.nn.initialization import UnitVariance
 

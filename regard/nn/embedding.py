@@ -29,7 +29,9 @@ class Embedding(nn.Module):
         ids = check_ids(ids, len(self.weight))
         points = nn.functional.embedding(ids, self.weight) * math.sqrt(self.weight.shape[-1])
         if self.positions is not None:
-            points = points + self.positions(torch.arange(start, start + ids.shape[-1], device=ids.device)).to(points.dtype)
+            points = points + self.positions(
+                torch.arange(start, start + ids.shape[-1], device=ids.device)
+            ).to(points.dtype)
         return self.dropout(points)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -39,10 +41,22 @@ class Embedding(nn.Module):
 
 def check_ids(ids: Tensor, vocabulary: int) -> Tensor:
     """Ids of tokens, whole numbers from 0 up to below the vocabulary, as a table is indexed."""
-    if not isinstance(ids, Tensor) or ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool or ids.ndim < 1:
+    if (
+        not isinstance(ids, Tensor)
+        or ids.dtype.is_floating_point
+        or ids.dtype.is_complex
+        or ids.dtype == torch.bool
+        or ids.ndim < 1
+    ):
         raise ArgumentError("ids", f"is {_check.describe(ids)}", "give an integer tensor (..., n)")
-    ids = ids if ids.dtype in (torch.int32, torch.int64) else ids.long()  # before comparing: small numbers wrap around
+    ids = (
+        ids if ids.dtype in (torch.int32, torch.int64) else ids.long()
+    )  # before comparing: small numbers wrap around
     if ids.numel() and _check.holds(((ids < 0) | (ids >= vocabulary)).any()):
         wrong = ids[(ids < 0) | (ids >= vocabulary)][0]
-        raise ArgumentError("ids", f"holds {int(wrong)} and the vocabulary has {vocabulary} tokens", f"give ids from 0 to {vocabulary - 1}")
+        raise ArgumentError(
+            "ids",
+            f"holds {int(wrong)} and the vocabulary has {vocabulary} tokens",
+            f"give ids from 0 to {vocabulary - 1}",
+        )
     return ids

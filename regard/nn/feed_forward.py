@@ -11,13 +11,21 @@ from regard.nn.declaration import exact
 
 
 class FeedForward(nn.Module):
-    """x ↦ W_2 φ(W_1 x + b_1) + b_2 (vaswani2017, 3.3); gated: W_2(φ(W x + b) · (V x + c)) + b_2 (shazeer2020), SwiGLU with Silu().
+    """x ↦ W_2 φ(W_1 x + b_1) + b_2 (vaswani2017, 3.3); gated: W_2(φ(W x + b) · (V x + c)) + b_2
+    (shazeer2020), SwiGLU with Silu().
 
     State: inner (for gated layers W, then V) and outer.
     """
 
     def __init__(
-        self, width: int, hidden: int, *, activation: Activation = Gelu(), gated: bool = False, bias: bool = True, dropout: float = 0.0
+        self,
+        width: int,
+        hidden: int,
+        *,
+        activation: Activation = Gelu(),
+        gated: bool = False,
+        bias: bool = True,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         check_feed_forward(width, hidden, gated, dropout)
@@ -43,7 +51,11 @@ class FeedForward(nn.Module):
             return feed_forward(self.activation, w_in, w_out, b_in, b_out)
         (w, w_gate), (b, b_gate) = w_in.chunk(2, -1), (None, None) if b_in is None else b_in.chunk(2)
         gated = Gated(self.activation, w.contiguous(), w_gate.contiguous(), w_out, b, b_gate)
-        return gated if b_out is None else Compose((gated, Affine(torch.eye(len(b_out), dtype=torch.float64), b_out)))
+        return (
+            gated
+            if b_out is None
+            else Compose((gated, Affine(torch.eye(len(b_out), dtype=torch.float64), b_out)))
+        )
 
     def extra_repr(self) -> str:
         return f"activation={self.activation!r}{', gated=True' if self.gated else ''}"
@@ -57,7 +69,9 @@ def check_feed_forward(width: int, hidden: int, gated: bool, dropout: float) -> 
     if not isinstance(gated, bool):
         raise ArgumentError("gated", f"is {gated!r}", "give True or False")
     if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
-        raise ArgumentError("dropout", f"is {dropout!r}", "give the share that is dropped, from 0 up to below 1")
+        raise ArgumentError(
+            "dropout", f"is {dropout!r}", "give the share that is dropped, from 0 up to below 1"
+        )
 
 
 def _affine(layer: nn.Linear) -> tuple[Tensor, Tensor | None]:

@@ -17,7 +17,8 @@ from regard.errors import ArgumentError
 class Sampling(Object):
     """How the next token is drawn: from softmax(logits / temperature), temperature 0 takes the largest.
 
-    top_k keeps the k most likely tokens; top_p the fewest of them whose probabilities add up to p (holtzman2020, 3.1).
+    top_k keeps the k most likely tokens; top_p the fewest of them whose probabilities add up to p
+    (holtzman2020, 3.1).
     """
 
     temperature: float = 1.0
@@ -26,7 +27,9 @@ class Sampling(Object):
 
     def __post_init__(self) -> None:
         if not _is_number(self.temperature) or not 0 <= self.temperature < float("inf"):
-            raise ArgumentError("temperature", f"is {self.temperature!r}", "give zero (greedy) or a positive number")
+            raise ArgumentError(
+                "temperature", f"is {self.temperature!r}", "give zero (greedy) or a positive number"
+            )
         if self.top_k is not None and (not _is_whole(self.top_k) or self.top_k < 1):
             raise ArgumentError("top_k", f"is {self.top_k!r}", "keep one token or more, a whole number")
         if self.top_p is not None and (not _is_number(self.top_p) or not 0 < self.top_p <= 1):
@@ -43,9 +46,13 @@ class Sampling(Object):
     def law(self, logits: Tensor) -> Tensor:
         """The probabilities (batch, vocabulary) tokens are drawn from."""
         if self.temperature == 0:
-            return torch.zeros_like(logits, dtype=torch.float64).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
+            return torch.zeros_like(logits, dtype=torch.float64).scatter(
+                -1, logits.argmax(-1, keepdim=True), 1.0
+            )
         logits = logits.double()
-        logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature  # no temperature is too small for numbers below zero
+        logits = (
+            logits - logits.amax(-1, keepdim=True)
+        ) / self.temperature  # no temperature is too small for numbers below zero
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             kept = logits.topk(self.top_k, -1)
             logits = torch.full_like(logits, -torch.inf).scatter(-1, kept.indices, kept.values)
@@ -59,9 +66,18 @@ class Sampling(Object):
 
 
 def steps(
-    logits: Callable[[Tensor], Tensor], ids: Tensor, tokens: int, *, sampling: Sampling, seed: int | None, end: int | None
+    logits: Callable[[Tensor], Tensor],
+    ids: Tensor,
+    tokens: int,
+    *,
+    sampling: Sampling,
+    seed: int | None,
+    end: int | None,
 ) -> Iterator[Tensor]:
-    """New tokens (batch,), one step at a time; a sequence that came to its `end` goes on with it. Without a seed each run differs."""
+    """New tokens (batch,), one step at a time; a sequence that came to its `end` goes on with it.
+
+    Without a seed each run differs.
+    """
     check_request(ids, tokens)
     check_seed(seed)
     return _steps(logits, ids, tokens, sampling, _generator(seed, ids.device), end)
@@ -79,7 +95,11 @@ def check_request(ids: Tensor, tokens: int) -> None:
 def check_end(end: int | None, vocabulary: int) -> None:
     """The token that ends a sequence is a token."""
     if end is not None and (not _is_whole(end) or not 0 <= end < vocabulary):
-        raise ArgumentError("end", f"is {end!r} and the vocabulary has {vocabulary} tokens", f"give a token from 0 to {vocabulary - 1}")
+        raise ArgumentError(
+            "end",
+            f"is {end!r} and the vocabulary has {vocabulary} tokens",
+            f"give a token from 0 to {vocabulary - 1}",
+        )
 
 
 def check_seed(seed: int | None) -> None:
@@ -91,7 +111,11 @@ def check_seed(seed: int | None) -> None:
 def _check_logits(logits: Tensor) -> None:
     if logits.numel() and not bool(logits.amax(-1).isfinite().all()):
         found = "gave NaN" if bool(logits.isnan().any()) else "gave logits whose largest is infinite"
-        raise ArgumentError("model", found, "look at its weights: a training that diverged, or numbers beyond the range of their kind")
+        raise ArgumentError(
+            "model",
+            found,
+            "look at its weights: a training that diverged, or numbers beyond the range of their kind",
+        )
 
 
 def _is_whole(value: object) -> bool:
@@ -104,7 +128,9 @@ def _is_number(value: object) -> bool:
 
 @contextmanager
 def at_rest(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for one step, and each part as it was afterwards: between the tokens of a stream the model is its owner's."""
+    """Evaluation mode for one step, and the mode of each part restored after it, so that the caller may
+    train between two tokens of a stream.
+    """
     active = [part for part in model.modules() if part.training]
     for part in active:
         part.training = False
@@ -125,7 +151,12 @@ def _generator(seed: int | None, device: torch.device) -> torch.Generator:
 
 
 def _steps(
-    logits: Callable[[Tensor], Tensor], new: Tensor, tokens: int, sampling: Sampling, generator: torch.Generator, end: int | None
+    logits: Callable[[Tensor], Tensor],
+    new: Tensor,
+    tokens: int,
+    sampling: Sampling,
+    generator: torch.Generator,
+    end: int | None,
 ) -> Iterator[Tensor]:
     done = torch.zeros(len(new), dtype=torch.bool, device=new.device)
     for _ in range(tokens):
@@ -140,6 +171,6 @@ def _steps(
         new = drawn.unsqueeze(-1)
 
 
-def finished(ids: Tensor, found: Iterator[Tensor]) -> Tensor:
+def finish(ids: Tensor, found: Iterator[Tensor]) -> Tensor:
     """Given and new tokens side by side."""
     return torch.cat([ids, *(token.unsqueeze(-1) for token in found)], -1)

@@ -30,7 +30,8 @@ class Xavier(Initialization):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ScaledNormal(Initialization):
-    """Normal with one deviation, divided by √(2 depth) where a matrix ends a residual branch (radford2019, 2.3).
+    """Normal with one deviation, divided by √(2 depth) where a matrix ends a residual branch (radford2019,
+    2.3).
 
     The sum of 2 · depth branches then has a variance that does not grow with depth.
     """
@@ -47,7 +48,9 @@ class ScaledNormal(Initialization):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class UnitVariance(Initialization):
-    """Normal with variance 1/inputs: a layer keeps the size of its input on average, as shaped attention needs."""
+    """Normal with variance 1/inputs: a layer keeps the size of its input on average,
+    as shaped attention needs.
+    """
 
     def fill(self, layer: nn.Linear, depth: int, last: bool) -> None:
         nn.init.normal_(layer.weight, std=layer.in_features**-0.5)

@@ -32,34 +32,40 @@ writing = Verb("to_torch")
 
 
 def from_torch(module: nn.Module) -> Any:
-    """A module of regard.nn with the weights of one of torch: nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.Transformer, ...
+    """A module of regard.nn with the weights of one of torch: nn.MultiheadAttention,
+    nn.TransformerEncoderLayer, nn.Transformer, ...
 
-    Tokens are (batch, n, width) whatever batch_first said. Dropout is applied to branches and hidden layers, as torch does, and not to
-    attention weights: outside of training nothing differs. Decoders see their past alone, as torch's do with a causal tgt_mask.
+    Tokens are (batch, n, width) whatever batch_first said. Dropout is applied to branches and hidden layers,
+    as torch does, and not to attention weights: outside of training nothing differs. Decoders see their past
+    alone, as torch's do with a causal tgt_mask.
     """
     if isinstance(module, nn.Module):
-        _untouched(module)
+        _refuse_subclass(module)
     made = reading.one(module)
     made.train(module.training)
     return made
 
 
 def to_torch(module: nn.Module) -> Any:
-    """The module of torch with the weights of one of regard.nn, batch_first; what torch has no module for is refused with the reason."""
+    """The module of torch with the weights of one of regard.nn, batch_first;
+    what torch has no module for is refused with the reason.
+    """
     made = writing.one(module)
     made.train(module.training)
     return made
 
 
-def _untouched(module: nn.Module) -> None:
-    """A class that is derived from torch's may compute something else, unless somebody said what."""
+def _refuse_subclass(module: nn.Module) -> None:
+    """Refuse a subclass of a module of torch that has no rule of its own: it may compute something else."""
     name = type(module).__name__
     known: Any = next(kind for kind in type(module).__mro__ if kind.__module__.startswith("torch.nn."))
     if known is nn.Module or reading.choose(type(module)) is not reading.choose(known):
         return
     if type(module) is not known:
         what = "a forward" if type(module).forward is not known.forward else "a class"
-        raise ArgumentError("module", f"is a {name} with {what} of its own", f"say what it becomes with @reading.rule({name})")
+        raise ArgumentError(
+            "module", f"is a {name} with {what} of its own", f"say what it becomes with @reading.rule({name})"
+        )
     _without_intrusions(module)
 
 
@@ -68,7 +74,8 @@ def _no_counterpart(module: Any) -> nn.Module:
     raise ArgumentError(
         "module",
         f"is a {type(module).__name__}",
-        "give an nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.TransformerEncoder, "
+        "give an nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, "
+        "nn.TransformerEncoder, "
         "nn.TransformerDecoder or nn.Transformer",
     )
 
@@ -76,17 +83,23 @@ def _no_counterpart(module: Any) -> nn.Module:
 @reading.rule(nn.MultiheadAttention)
 def _read_attention(module: nn.MultiheadAttention) -> MultiHeadAttention:
     if not module._qkv_same_embed_dim:
-        raise ArgumentError("module", "has keys or values of another width (kdim, vdim)", "one width is used for all tokens")
+        raise ArgumentError(
+            "module", "has keys or values of another width (kdim, vdim)", "one width is used for all tokens"
+        )
     if module.bias_k is not None or module.bias_v is not None or module.add_zero_attn:
-        raise ArgumentError("module", "adds keys of its own (add_bias_kv or add_zero_attn)", "build it without them")
+        raise ArgumentError(
+            "module", "adds keys of its own (add_bias_kv or add_zero_attn)", "build it without them"
+        )
     bias = module.in_proj_bias is not None
     with undrawn():
-        template = nn.MultiheadAttention(module.embed_dim, module.num_heads, module.dropout, bias, batch_first=module.batch_first)
+        template = nn.MultiheadAttention(
+            module.embed_dim, module.num_heads, module.dropout, bias, batch_first=module.batch_first
+        )
     _same(template, module)
-    return copied(MultiHeadAttention(module.embed_dim, module.num_heads, bias=bias), module)
+    return copy_projections(MultiHeadAttention(module.embed_dim, module.num_heads, bias=bias), module)
 
 
-def copied(made: MultiHeadAttention, module: nn.MultiheadAttention) -> MultiHeadAttention:
+def copy_projections(made: MultiHeadAttention, module: nn.MultiheadAttention) -> MultiHeadAttention:
     """The projections of one module in another."""
     made.to(module.in_proj_weight)
     pairs = [(made.projection.weight, module.in_proj_weight), (made.output.weight, module.out_proj.weight)]
@@ -97,14 +110,14 @@ def copied(made: MultiHeadAttention, module: nn.MultiheadAttention) -> MultiHead
 
 @reading.rule(nn.TransformerEncoderLayer)
 def _read_encoder_layer(module: nn.TransformerEncoderLayer) -> EncoderLayer:
-    made = EncoderLayer(_checked_design(module))
+    made = EncoderLayer(_check_design(module))
     _fill_layer(made, module)
     return made
 
 
 @reading.rule(nn.TransformerDecoderLayer)
 def _read_decoder_layer(module: nn.TransformerDecoderLayer) -> DecoderLayer:
-    made = DecoderLayer(_checked_design(module))
+    made = DecoderLayer(_check_design(module))
     _fill_layer(made, module)
     return made
 
@@ -127,15 +140,27 @@ def _read_decoder(module: nn.TransformerDecoder) -> Decoder:
 def _read_transformer(module: nn.Transformer) -> Transformer:
     for part, kind in ((module.encoder, nn.TransformerEncoder), (module.decoder, nn.TransformerDecoder)):
         if type(part) is not kind:
-            raise ArgumentError("module", f"has a custom part, {type(part).__name__}", "convert its encoder and decoder one by one")
+            raise ArgumentError(
+                "module",
+                f"has a custom part, {type(part).__name__}",
+                "convert its encoder and decoder one by one",
+            )
     encoder, decoder = from_torch(module.encoder), from_torch(module.decoder)
     if write_object(encoder.design) != write_object(decoder.design):
         raise ArgumentError(
-            "module", "has an encoder and a decoder that differ in their settings", "convert its encoder and decoder one by one"
+            "module",
+            "has an encoder and a decoder that differ in their settings",
+            "convert its encoder and decoder one by one",
         )
     if encoder.final_norm != decoder.final_norm:
-        raise ArgumentError("module", "has a last norm in one stack and none in the other", "convert its encoder and decoder one by one")
-    made = Transformer(encoder.design, len(encoder.layers), len(decoder.layers), final_norm=encoder.final_norm)
+        raise ArgumentError(
+            "module",
+            "has a last norm in one stack and none in the other",
+            "convert its encoder and decoder one by one",
+        )
+    made = Transformer(
+        encoder.design, len(encoder.layers), len(decoder.layers), final_norm=encoder.final_norm
+    )
     made.encoder, made.decoder = encoder, decoder
     return made
 
@@ -156,23 +181,38 @@ def design_of(layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) ->
     )
 
 
-def _checked_design(layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> Design:
-    """The design of a layer that is all of torch: another class, setting or hook anywhere in it would be lost."""
+def _check_design(layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> Design:
+    """The design of a layer that is all of torch: another class,
+    setting or hook anywhere in it would be lost.
+    """
     if not isinstance(layer, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):
-        raise ArgumentError("module", f"has a layer that is a {type(layer).__name__}", "convert its layers one by one")
-    design = _known_design(layer)
-    kind = nn.TransformerEncoderLayer if isinstance(layer, nn.TransformerEncoderLayer) else nn.TransformerDecoderLayer
-    options = {**_layer_options(design), "activation": layer.activation, "batch_first": layer.self_attn.batch_first}
+        raise ArgumentError(
+            "module", f"has a layer that is a {type(layer).__name__}", "convert its layers one by one"
+        )
+    design = _read_design(layer)
+    kind = (
+        nn.TransformerEncoderLayer
+        if isinstance(layer, nn.TransformerEncoderLayer)
+        else nn.TransformerDecoderLayer
+    )
+    options = {
+        **_layer_options(design),
+        "activation": layer.activation,
+        "batch_first": layer.self_attn.batch_first,
+    }
     with undrawn():
         template = kind(**options)
-    for name in ("self_attn", "multihead_attn"):  # dropout of attention weights is not taken over, whatever it is
+    for name in (
+        "self_attn",
+        "multihead_attn",
+    ):  # dropout of attention weights is not taken over, whatever it is
         if isinstance(part := getattr(layer, name, None), nn.MultiheadAttention):
             getattr(template, name).dropout = part.dropout
     _same(template, layer)
     return design
 
 
-def _known_design(layer: Any) -> Design:
+def _read_design(layer: Any) -> Design:
     try:
         return design_of(layer)
     except AttributeError as error:
@@ -181,7 +221,7 @@ def _known_design(layer: Any) -> Design:
 
 
 def _same(template: nn.Module, module: nn.Module) -> None:
-    """A module of torch that is what torch would build."""
+    """Refuse a module of torch that differs from what torch would build."""
     wrong = changes(template, module)
     if wrong:
         name = type(module).__name__
@@ -192,7 +232,9 @@ def _same(template: nn.Module, module: nn.Module) -> None:
 def _without_intrusions(module: nn.Module) -> None:
     wrong = next(intrusions(module), None)
     if wrong is not None:
-        raise ArgumentError("module", f"is a {type(module).__name__} that {wrong}", "remove what was put in: it would be lost")
+        raise ArgumentError(
+            "module", f"is a {type(module).__name__} that {wrong}", "remove what was put in: it would be lost"
+        )
 
 
 def _activation(found: Any) -> Activation:
@@ -205,20 +247,26 @@ def _activation(found: Any) -> Activation:
 
 def _one_design(layers: Iterable[Any]) -> Design:
     """The design that all layers of a stack share."""
-    designs = [_checked_design(layer) for layer in layers]
+    designs = [_check_design(layer) for layer in layers]
     if any(write_object(design) != write_object(designs[0]) for design in designs):
-        raise ArgumentError("module", "has layers that differ in their settings", "convert its layers one by one")
+        raise ArgumentError(
+            "module", "has layers that differ in their settings", "convert its layers one by one"
+        )
     return designs[0]
 
 
 def _fill_layer(made: EncoderLayer | DecoderLayer, module: Any) -> None:
     made.to(module.linear1.weight)
-    copied(made.attention, module.self_attn)
+    copy_projections(made.attention, module.self_attn)
     norms: list[tuple[Branch | None, str]] = [(made.attention_branch, "norm1"), (made.hidden_branch, "norm2")]
     if isinstance(made, DecoderLayer):
         assert made.cross_attention is not None
-        copied(made.cross_attention, module.multihead_attn)
-        norms = [(made.attention_branch, "norm1"), (made.cross_branch, "norm2"), (made.hidden_branch, "norm3")]
+        copy_projections(made.cross_attention, module.multihead_attn)
+        norms = [
+            (made.attention_branch, "norm1"),
+            (made.cross_branch, "norm2"),
+            (made.hidden_branch, "norm3"),
+        ]
     for branch, name in norms:
         assert branch is not None
         branch.norm.load_state_dict(getattr(module, name).state_dict())
@@ -249,7 +297,9 @@ def _copy(pairs: Sequence[tuple[Tensor | None, Tensor | None]]) -> None:
 @writing.rule(object)
 def _no_torch(module: Any) -> nn.Module:
     raise ArgumentError(
-        "module", f"is a {type(module).__name__}", "torch has counterparts of MultiHeadAttention, layers, Encoder, Decoder and Transformer"
+        "module",
+        f"is a {type(module).__name__}",
+        "torch has counterparts of MultiHeadAttention, layers, Encoder, Decoder and Transformer",
     )
 
 
@@ -257,11 +307,13 @@ def _no_torch(module: Any) -> nn.Module:
 def _write_attention(module: MultiHeadAttention) -> nn.MultiheadAttention:
     _plain(module.mechanism.value())
     if module.kv_heads != module.heads or module.shaped:
-        raise ArgumentError("module", "has grouped keys or shaped attention", "nn.MultiheadAttention has neither")
+        raise ArgumentError(
+            "module", "has grouped keys or shaped attention", "nn.MultiheadAttention has neither"
+        )
     bias = module.projection.bias is not None
     with undrawn():
         template = MultiHeadAttention(module.width, module.heads, bias=bias)
-    _unchanged(template, module)
+    _refuse_change(template, module)
     made = nn.MultiheadAttention(module.width, module.heads, bias=bias, batch_first=True)
     made.to(module.projection.weight)
     _give(module, made)
@@ -276,11 +328,19 @@ def _give(module: MultiHeadAttention, made: nn.MultiheadAttention) -> None:
 def _plain(attention: Attention, causal: bool = False) -> None:
     """What torch's modules can say: softmax of scaled dot products; masks are arguments there."""
     potential = attention.potential
-    plain = write_object(potential) == write_object(Dot()) and write_object(attention.normalizer) == write_object(Softmax())
+    plain = write_object(potential) == write_object(Dot()) and write_object(
+        attention.normalizer
+    ) == write_object(Softmax())
     if not plain:
-        raise ArgumentError("module", f"has the mechanism {attention!r}", "torch has softmax of scaled dot products only")
+        raise ArgumentError(
+            "module", f"has the mechanism {attention!r}", "torch has softmax of scaled dot products only"
+        )
     if not causal and not isinstance(attention.support, Full):
-        raise ArgumentError("module", f"has the support {attention.support!r}", "torch takes masks as arguments: build it with Full()")
+        raise ArgumentError(
+            "module",
+            f"has the support {attention.support!r}",
+            "torch takes masks as arguments: build it with Full()",
+        )
 
 
 def _layer_options(design: Design) -> dict[str, Any]:
@@ -296,7 +356,11 @@ def _layer_options(design: Design) -> dict[str, Any]:
     }
     wrong = [name for name, found in refused.items() if found]
     if wrong:
-        raise ArgumentError("module", f"has a design with {', '.join(wrong)} that torch's layers do not have", "keep it in regard.nn")
+        raise ArgumentError(
+            "module",
+            f"has a design with {', '.join(wrong)} that torch's layers do not have",
+            "keep it in regard.nn",
+        )
     return {
         "d_model": design.width,
         "nhead": design.heads,
@@ -321,7 +385,9 @@ def _write_encoder(module: Encoder) -> nn.TransformerEncoder:
 @writing.rule(Decoder)
 def _write_decoder(module: Decoder) -> nn.TransformerDecoder:
     if not module.cross:
-        raise ArgumentError("module", "has no cross-attention", "torch's decoder always has it; use an Encoder and a mask")
+        raise ArgumentError(
+            "module", "has no cross-attention", "torch's decoder always has it; use an Encoder and a mask"
+        )
     layer = nn.TransformerDecoderLayer(**_layer_options(module.design))
     made = nn.TransformerDecoder(layer, len(module.layers), _last(module))
     _give_stack(module, made)
@@ -331,9 +397,18 @@ def _write_decoder(module: Decoder) -> nn.TransformerDecoder:
 @writing.rule(Transformer)
 def _write_transformer(module: Transformer) -> nn.Transformer:
     encoder, decoder = to_torch(module.encoder), to_torch(module.decoder)
-    options = {name: value for name, value in _layer_options(module.design).items() if name in ("d_model", "nhead", "batch_first")}
-    made = nn.Transformer(**options, custom_encoder=copy.deepcopy(encoder), custom_decoder=copy.deepcopy(decoder))
-    made.encoder, made.decoder = encoder, decoder  # the constructor draws all weights anew, also those it was given
+    options = {
+        name: value
+        for name, value in _layer_options(module.design).items()
+        if name in ("d_model", "nhead", "batch_first")
+    }
+    made = nn.Transformer(
+        **options, custom_encoder=copy.deepcopy(encoder), custom_decoder=copy.deepcopy(decoder)
+    )
+    made.encoder, made.decoder = (
+        encoder,
+        decoder,
+    )  # the constructor draws all weights anew, also those it was given
     return made
 
 
@@ -341,7 +416,11 @@ def _write_transformer(module: Transformer) -> nn.Transformer:
 @writing.rule(DecoderLayer)
 def _write_layer(module: EncoderLayer | DecoderLayer) -> nn.Module:
     if isinstance(module, DecoderLayer) and module.cross_attention is None:
-        raise ArgumentError("module", "has no cross-attention", "torch's decoder layer always has it; use an EncoderLayer and a mask")
+        raise ArgumentError(
+            "module",
+            "has no cross-attention",
+            "torch's decoder layer always has it; use an EncoderLayer and a mask",
+        )
     kind = nn.TransformerEncoderLayer if isinstance(module, EncoderLayer) else nn.TransformerDecoderLayer
     made = kind(**_layer_options(module.design))
     _give_layer(module, made, module.design)
@@ -358,17 +437,19 @@ def _give_stack(module: Encoder | Decoder, made: Any) -> None:
         _give_layer(layer, given, module.design)  # type: ignore[arg-type]
 
 
-def _unchanged(template: nn.Module, module: nn.Module) -> None:
-    """A module of regard.nn that is what its design says."""
+def _refuse_change(template: nn.Module, module: nn.Module) -> None:
+    """Refuse a module of regard.nn that differs from what its design would build."""
     wrong = changes(template, module)
     if wrong:
-        raise ArgumentError("module", f"{wrong[0]}; it was changed after it was built", "build it from a design that says so")
+        raise ArgumentError(
+            "module", f"{wrong[0]}; it was changed after it was built", "build it from a design that says so"
+        )
 
 
 def _give_layer(module: EncoderLayer | DecoderLayer, made: Any, design: Design) -> None:
     with undrawn():
         template = EncoderLayer(design) if isinstance(module, EncoderLayer) else DecoderLayer(design)
-    _unchanged(template, module)
+    _refuse_change(template, module)
     made.to(module.feed_forward.inner.weight)
     _give(module.attention, made.self_attn)
     branches = [module.attention_branch, module.hidden_branch]

@@ -1,4 +1,6 @@
-"""One layer of an encoder or a decoder: attention and feed-forward, each with its residual connection and its norm."""
+"""One layer of an encoder or a decoder: attention and feed-forward,
+each with its residual connection and its norm.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from regard.supports import Causal, Full, Support
 
 
 class Branch(nn.Module):
-    """A residual connection: norm(λx + γ f(x)), or λx + γ f(norm(x)) with norm_first; λ = γ = 1 without shaping."""
+    """A residual connection: norm(λx + γ f(x)), or λx + γ f(norm(x)) with norm_first;
+    λ = γ = 1 without shaping.
+    """
 
     def __init__(self, design: Design) -> None:
         super().__init__()
@@ -29,23 +33,33 @@ class Branch(nn.Module):
         return self.norm(x) if self.norm_first else x
 
     def after(self, x: Tensor, found: Tensor) -> Tensor:
-        """What leaves the residual connection, given what the branch found."""
+        """The output of the residual connection, from its input x and the value f of its branch."""
         found = self.dropout(found)
-        x = x + found if self.shaping is None else torch.add(self.shaping.kept * x, found, alpha=self.shaping.branch)
+        x = (
+            x + found
+            if self.shaping is None
+            else torch.add(self.shaping.kept * x, found, alpha=self.shaping.branch)
+        )
         return x if self.norm_first else self.norm(x)
 
     def around(self, inner: Map) -> tuple[Map, ...]:
         """The same as maps, one after the other."""
         norm = norm_map(self.norm)
         read = Compose((norm, inner)) if self.norm_first else inner
-        steps = (Residual(read),) if self.shaping is None else _weighted(read, self.shaping, norm.weight.shape[-1])
+        steps = (
+            (Residual(read),)
+            if self.shaping is None
+            else _weigh_branches(read, self.shaping, norm.weight.shape[-1])
+        )
         return steps if self.norm_first else (*steps, norm)
 
 
-def _weighted(inner: Map, shaping: Shaping, width: int) -> tuple[Map, ...]:
+def _weigh_branches(inner: Map, shaping: Shaping, width: int) -> tuple[Map, ...]:
     """λx + γf(x) as λ(x + (γ/λ) f(x))."""
     unit = torch.eye(width, dtype=torch.float64)
-    return Residual(Compose((inner, Affine(unit * (shaping.branch / shaping.kept))))), Affine(unit * shaping.kept)
+    return Residual(Compose((inner, Affine(unit * (shaping.branch / shaping.kept))))), Affine(
+        unit * shaping.kept
+    )
 
 
 class EncoderLayer(nn.Module):
@@ -58,7 +72,9 @@ class EncoderLayer(nn.Module):
         self.attention_branch, self.hidden_branch = Branch(design), Branch(design)
 
     def forward(self, x: Tensor, *, support: Support = Full()) -> Tensor:
-        """Tokens (..., n, width); support: what they may see beyond the mechanism's own support, e.g. Padding."""
+        """Tokens (..., n, width); support: what they may see beyond the mechanism's own support,
+        e.g. Padding.
+        """
         check_tokens("x", x, self.design.width)
         check_kind("x", x, self)
         x = self.attention_branch.after(x, self.attention(self.attention_branch.before(x), support=support))
@@ -71,7 +87,9 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention to the past, attention to a context unless cross=False, then feed-forward (vaswani2017, 3.1)."""
+    """Self-attention to the past, attention to a context unless cross=False, then feed-forward (vaswani2017,
+    3.1).
+    """
 
     def __init__(self, design: Design, *, cross: bool = True) -> None:
         super().__init__()
@@ -90,26 +108,38 @@ class DecoderLayer(nn.Module):
         context_support: Support = Full(),
         cache: tuple[LayerCache, ContextCache] | None = None,
     ) -> Tensor:
-        """Tokens (..., n, width) and the context (..., m, width) they may look at; supports: what both may see beyond their own."""
+        """Tokens (..., n, width) and the context (..., m, width) they may look at; supports:
+        what both may see beyond their own.
+        """
         check_tokens("x", x, self.design.width)
         check_kind("x", x, self)
         past, known = (None, None) if cache is None else cache
-        x = self.attention_branch.after(x, self.attention(self.attention_branch.before(x), support=support, cache=past))
+        x = self.attention_branch.after(
+            x, self.attention(self.attention_branch.before(x), support=support, cache=past)
+        )
         if self.cross_attention is not None and self.cross_branch is not None:
-            found = self.cross_attention(self.cross_branch.before(x), given(context), support=context_support, cache=known)
+            found = self.cross_attention(
+                self.cross_branch.before(x), require_context(context), support=context_support, cache=known
+            )
             x = self.cross_branch.after(x, found)
         return self.hidden_branch.after(x, self.feed_forward(self.hidden_branch.before(x)))
 
     def declare(self, context: Tensor | None = None) -> Compose:
-        """The layer as a map of its tokens, for one context (m, width), in float64 and cut off from its parameters."""
+        """The layer as a map of its tokens, for one context (m, width),
+        in float64 and cut off from its parameters.
+        """
         steps = self.attention_branch.around(self.attention.declare())
         if self.cross_attention is not None and self.cross_branch is not None:
-            steps += self.cross_branch.around(self.cross_attention.declare(given(context)))
+            steps += self.cross_branch.around(self.cross_attention.declare(require_context(context)))
         return Compose((*steps, *self.hidden_branch.around(self.feed_forward.declare())))
 
 
-def given(context: Tensor | None) -> Tensor:
-    """Cross-attention needs something to look at."""
+def require_context(context: Tensor | None) -> Tensor:
+    """The context, or an error that says that cross-attention needs one."""
     if context is None:
-        raise ArgumentError("context", "is missing", "give the tokens that cross-attention looks at, or build with cross=False")
+        raise ArgumentError(
+            "context",
+            "is missing",
+            "give the tokens that cross-attention looks at, or build with cross=False",
+        )
     return context

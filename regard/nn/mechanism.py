@@ -1,4 +1,6 @@
-"""A declaration whose tensors belong to a module: what is an nn.Parameter is learned, what is a plain tensor is kept as a buffer."""
+"""A declaration whose tensors belong to a module: what is an nn.Parameter is learned,
+what is a plain tensor is kept as a buffer.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,22 @@ from regard.moments import Mean
 
 
 class Mechanism(nn.Module):
-    """How queries and keys that are projected already meet: potential, normalizer and support. Its tensors are copies."""
+    """How queries and keys that are projected already meet: potential, normalizer and support.
+
+    Its tensors are copies.
+    """
 
     def __init__(self, attention: Attention) -> None:
         super().__init__()
         check_mechanism(attention)
         leaves = pytree.tree_leaves(attention)
-        self._form: Attention = pytree.tree_map(lambda leaf: torch.empty(0) if isinstance(leaf, Tensor) else leaf, attention)
+        self._form: Attention = pytree.tree_map(
+            lambda leaf: torch.empty(0) if isinstance(leaf, Tensor) else leaf, attention
+        )
         first: dict[int, str] = {}  # a tensor in two places stays one tensor, under its first name
-        self._names = [first.setdefault(id(leaf), name) for name, leaf in zip(leaf_names(attention), leaves, strict=True)]
+        self._names = [
+            first.setdefault(id(leaf), name) for name, leaf in zip(leaf_names(attention), leaves, strict=True)
+        ]
         self._fixed = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         for name, leaf in zip(self._names, leaves, strict=True):
             if isinstance(leaf, nn.Parameter):
@@ -40,7 +49,9 @@ class Mechanism(nn.Module):
         if self._plain is not None:
             return self._plain
         structure = pytree.tree_structure(self._form)  # not kept: torch does not copy structures in silence
-        found: Attention = pytree.tree_unflatten([self._leaf(number) for number in range(len(self._names))], structure)
+        found: Attention = pytree.tree_unflatten(
+            [self._leaf(number) for number in range(len(self._names))], structure
+        )
         return found
 
     def _leaf(self, number: int) -> Any:
@@ -53,13 +64,21 @@ class Mechanism(nn.Module):
 def check_mechanism(attention: Any) -> None:
     """A mechanism is an Attention that leaves values and their average to the module."""
     if not isinstance(attention, Attention):
-        raise ArgumentError("mechanism", f"is {attention!r}", "give an Attention, e.g. Attention(Gaussian(bandwidth=2.0))")
+        raise ArgumentError(
+            "mechanism", f"is {attention!r}", "give an Attention, e.g. Attention(Gaussian(bandwidth=2.0))"
+        )
     if not isinstance(attention.lookup, Identity) or not isinstance(attention.moment, Mean):
-        raise ArgumentError("mechanism", "has a lookup or a moment of its own", "leave both out: the module projects and averages")
+        raise ArgumentError(
+            "mechanism",
+            "has a lookup or a moment of its own",
+            "leave both out: the module projects and averages",
+        )
 
 
 def leaf_names(value: Any, prefix: str = "") -> Iterator[str]:
-    """Names of the leaves of a declaration, in the order of its pytree: potential_bandwidth, potential_terms_1_table, ..."""
+    """Names of the leaves of a declaration, in the order of its pytree: potential_bandwidth,
+    potential_terms_1_table, ...
+    """
     if isinstance(value, Object):
         parts = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
         inner = [(name, part) for name, part in parts if isinstance(part, Object) or _holds_tensors(part)]

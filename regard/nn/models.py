@@ -11,7 +11,7 @@ from regard.maps import Compose
 from regard.nn.cache import Cache
 from regard.nn.design import Design
 from regard.nn.embedding import Embedding
-from regard.nn.generation import Sampling, at_rest, check_end, check_request, finished, steps
+from regard.nn.generation import Sampling, at_rest, check_end, check_request, finish, steps
 from regard.nn.initialization import initialize
 from regard.nn.positions import LearnedPositions
 from regard.nn.stacks import Decoder, Encoder
@@ -44,20 +44,36 @@ class LanguageModel(nn.Module):
         return Cache(len(self.decoder.layers))
 
     def declare(self) -> Compose:
-        """From embedded tokens to what the output reads, as one map, in float64 and cut off from the parameters."""
+        """From embedded tokens to what the output reads, as one map,
+        in float64 and cut off from the parameters.
+        """
         return self.decoder.declare()
 
     def generate(
-        self, ids: Tensor, tokens: int, *, sampling: Sampling = Sampling(), seed: int | None = None, end: int | None = None
+        self,
+        ids: Tensor,
+        tokens: int,
+        *,
+        sampling: Sampling = Sampling(),
+        seed: int | None = None,
+        end: int | None = None,
     ) -> Tensor:
-        """ids (batch, n) continued by `tokens` tokens: (batch, n + tokens), or fewer where every sequence came to its `end`.
+        """ids (batch, n) continued by `tokens` tokens: (batch, n + tokens), or fewer where every sequence
+        came to its `end`.
 
-        Tokens are drawn at temperature 1 unless a sampling is given; Sampling(temperature=0.0) takes the likeliest.
+        Tokens are drawn at temperature 1 unless a sampling is given; Sampling(temperature=0.0) takes the
+        likeliest.
         """
-        return finished(ids, self.stream(ids, tokens, sampling=sampling, seed=seed, end=end))
+        return finish(ids, self.stream(ids, tokens, sampling=sampling, seed=seed, end=end))
 
     def stream(
-        self, ids: Tensor, tokens: int, *, sampling: Sampling = Sampling(), seed: int | None = None, end: int | None = None
+        self,
+        ids: Tensor,
+        tokens: int,
+        *,
+        sampling: Sampling = Sampling(),
+        seed: int | None = None,
+        end: int | None = None,
     ) -> Iterator[Tensor]:
         """The same, one token (batch,) at a time."""
         check_room(self.design, ids, tokens)
@@ -73,7 +89,9 @@ class LanguageModel(nn.Module):
 
 
 class SequenceToSequence(nn.Module):
-    """source (batch, m) and target (batch, n) ↦ logits (batch, n, vocabulary) of what follows each target token."""
+    """source (batch, m) and target (batch, n) ↦ logits (batch, n,
+    vocabulary) of what follows each target token.
+    """
 
     def __init__(self, design: Design, source: int, target: int, layers: int) -> None:
         super().__init__()
@@ -82,9 +100,13 @@ class SequenceToSequence(nn.Module):
         self.encoder, self.decoder = Encoder(design, layers), Decoder(design, layers)
 
     def forward(self, source: Tensor, target: Tensor, *, source_support: Support = Full()) -> Tensor:
-        """Logits of the next target token at each place; source_support: what may be seen of the source, e.g. Padding."""
+        """Logits of the next target token at each place; source_support: what may be seen of the source,
+        e.g. Padding.
+        """
         encoded = self.encode(source, source_support=source_support)
-        return self.embedding.logits(self.decoder(self.embedding(target), encoded, context_support=source_support))
+        return self.embedding.logits(
+            self.decoder(self.embedding(target), encoded, context_support=source_support)
+        )
 
     def encode(self, source: Tensor, *, source_support: Support = Full()) -> Tensor:
         """The source as points (batch, m, width)."""
@@ -101,8 +123,15 @@ class SequenceToSequence(nn.Module):
         end: int | None = None,
         source_support: Support = Full(),
     ) -> Tensor:
-        """Targets that begin with start (batch, n), continued by `tokens` tokens; greedy unless a sampling is given."""
-        return finished(start, self.stream(source, start, tokens, sampling=sampling, seed=seed, end=end, source_support=source_support))
+        """Targets that begin with start (batch, n), continued by `tokens` tokens;
+        greedy unless a sampling is given.
+        """
+        return finish(
+            start,
+            self.stream(
+                source, start, tokens, sampling=sampling, seed=seed, end=end, source_support=source_support
+            ),
+        )
 
     def stream(
         self,
@@ -119,7 +148,11 @@ class SequenceToSequence(nn.Module):
         check_room(self.design, start, tokens)
         check_end(end, self.target)
         if len(source) != len(start):
-            raise ArgumentError("start", f"has {len(start)} sequences for {len(source)} sources", "give one start for each source")
+            raise ArgumentError(
+                "start",
+                f"has {len(start)} sequences for {len(source)} sources",
+                "give one start for each source",
+            )
         cache, encoded = Cache(len(self.decoder.layers)), None
 
         def logits(new: Tensor) -> Tensor:
@@ -127,7 +160,9 @@ class SequenceToSequence(nn.Module):
             with at_rest(self):
                 encoded = self.encode(source, source_support=source_support) if encoded is None else encoded
                 points = self.embedding(new, cache.length)
-                return self.embedding.logits(self.decoder(points, encoded, context_support=source_support, cache=cache))
+                return self.embedding.logits(
+                    self.decoder(points, encoded, context_support=source_support, cache=cache)
+                )
 
         return steps(logits, start, tokens, sampling=sampling, seed=seed, end=end)
 

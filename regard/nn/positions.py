@@ -20,7 +20,9 @@ class Positions(Object):
 
     @abstractmethod
     def added(self, width: int) -> nn.Module | None:
-        """A module that gives points (n, width) for positions (n,), added to embeddings; None where nothing is added."""
+        """A module that gives points (n, width) for positions (n,), added to embeddings;
+        None where nothing is added.
+        """
 
     @abstractmethod
     def placed(self, mechanism: Attention, heads: int) -> Attention:
@@ -62,7 +64,9 @@ class LearnedPositions(Positions):
 
     def __post_init__(self) -> None:
         if not isinstance(self.longest, int) or isinstance(self.longest, bool) or self.longest < 1:
-            raise ArgumentError("longest", f"is {self.longest!r}", "give the number of positions, one or more")
+            raise ArgumentError(
+                "longest", f"is {self.longest!r}", "give the number of positions, one or more"
+            )
 
     def added(self, width: int) -> nn.Module:
         return LearnedTable(self.longest, width)
@@ -85,7 +89,9 @@ class RotaryPositions(Positions):
         return None
 
     def placed(self, mechanism: Attention, heads: int) -> Attention:
-        return mechanism.replace(potential=Rotary(mechanism.potential, self.base, interleaved=self.interleaved))
+        return mechanism.replace(
+            potential=Rotary(mechanism.potential, self.base, interleaved=self.interleaved)
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -101,7 +107,10 @@ class AlibiPositions(Positions):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RelativePositions(Positions):
-    """A learned bias for each head and each bucket of differences (raffel2020, 2.1). Every layer has a table of its own."""
+    """A learned bias for each head and each bucket of differences (raffel2020, 2.1).
+
+    Every layer has a table of its own.
+    """
 
     buckets: int = 32
     farthest: int = 128
@@ -122,10 +131,14 @@ class RelativePositions(Positions):
         return mechanism.replace(potential=mechanism.potential + bias)
 
     def _check_room(self, later: bool) -> None:
-        """Half of the buckets of a direction are single differences, the others reach from there to the farthest."""
+        """Half of the buckets of a direction are single differences,
+        the others reach from there to the farthest.
+        """
         single = self.buckets // 4 if later else self.buckets // 2
         if not single:
-            raise ArgumentError("buckets", f"is {self.buckets}, where tokens see both directions", "give four or more")
+            raise ArgumentError(
+                "buckets", f"is {self.buckets}, where tokens see both directions", "give four or more"
+            )
         if self.farthest <= single:
             found = f"is {self.farthest}, and {single} buckets are single differences already"
             raise ArgumentError("farthest", found, f"give more than {single}, or fewer buckets")
@@ -137,7 +150,9 @@ class Waves(nn.Module):
     def __init__(self, width: int, base: float) -> None:
         super().__init__()
         if width % 2:
-            raise ArgumentError("width", f"is {width}", "sinusoidal positions come in pairs: use an even width")
+            raise ArgumentError(
+                "width", f"is {width}", "sinusoidal positions come in pairs: use an even width"
+            )
         self.width, self.base = width, base
 
     def forward(self, positions: Tensor) -> Tensor:
@@ -159,6 +174,8 @@ class LearnedTable(nn.Module):
         last = positions.shape[-1] and int(positions[-1])
         if last >= longest:
             raise ArgumentError(
-                "ids", f"reach position {last} and {longest} positions are learned", f"give at most {longest} tokens, or other positions"
+                "ids",
+                f"reach position {last} and {longest} positions are learned",
+                f"give at most {longest} tokens, or other positions",
             )
         return self.weight[positions]

@@ -1,4 +1,6 @@
-"""Modules of this room for every verb that takes a module: what regard.declare gives, and what certify(module, ...) is about."""
+"""Modules of this room for every verb that takes a module: what regard.declare gives, and what
+certify(module, ...) is about.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,14 @@ from typing import Any
 
 from torch import nn
 
-from regard.certify.certification import declare
-from regard.certify.theorem import Refusal
 from regard.maps import Map
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.feed_forward import FeedForward
 from regard.nn.layers import DecoderLayer, EncoderLayer
 from regard.nn.models import LanguageModel, SequenceToSequence
 from regard.nn.stacks import Decoder, Encoder, Transformer
+from regard.proofs.certification import declare
+from regard.proofs.theorem import Refusal
 
 
 @declare.rule(MultiHeadAttention)
@@ -21,7 +23,7 @@ from regard.nn.stacks import Decoder, Encoder, Transformer
 @declare.rule(EncoderLayer)
 @declare.rule(Encoder)
 def _own(module: Any) -> Map:
-    _untouched(module)
+    _refuse_changed_module(module)
     made: Map = module.declare()
     return made
 
@@ -46,13 +48,18 @@ def _two_sequences(module: nn.Module) -> Map:
     raise Refusal("it reads two sequences; declare its encoder, or its decoder with decoder.declare(context)")
 
 
-def _untouched(module: nn.Module) -> None:
-    """A module of this room that computes what the room says: no other forward, no hooks, no dropout that is on."""
+def _refuse_changed_module(module: nn.Module) -> None:
+    """Refuse a module of regard.nn whose forward was replaced, that has hooks, or whose dropout is on."""
     for part in module.modules():
         name = type(part).__name__
-        published: Any = next(kind for kind in type(part).__mro__ if kind.__module__.startswith(("regard.nn.", "torch.nn.")))
+        published: Any = next(
+            kind for kind in type(part).__mro__ if kind.__module__.startswith(("regard.nn.", "torch.nn."))
+        )
         if type(part).forward is not published.forward or "forward" in vars(part):
-            raise Refusal(f"{name} computes something else than {published.__name__}; say what with @declare.rule({name})")
+            raise Refusal(
+                f"{name} computes something else than {published.__name__}; say what with "
+                f"@declare.rule({name})"
+            )
         if part._forward_hooks or part._forward_pre_hooks:
             raise Refusal(f"{name} has hooks, which may change what it computes; remove them first")
         if isinstance(part, nn.Dropout) and part.training and part.p > 0:

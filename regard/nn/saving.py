@@ -24,34 +24,48 @@ from regard.supports import base as supports
 FORMAT = 2
 """The version of what is written; a reader refuses others."""
 
-KINDS: dict[str, type[nn.Module]] = {kind.__name__: kind for kind in (LanguageModel, SequenceToSequence, Encoder, Decoder, Transformer)}
-ROOMS = (regard, design, positions, initialization, shaping, potentials, supports)
+KINDS: dict[str, type[nn.Module]] = {
+    kind.__name__: kind for kind in (LanguageModel, SequenceToSequence, Encoder, Decoder, Transformer)
+}
+ROOMS = (
+    regard,
+    *(regard.lookups, regard.maps, regard.measure, regard.moments, regard.normalizers, regard.potentials),
+    *(design, positions, initialization, shaping, potentials, supports),
+)
 """Where the names in a file are looked up, and nowhere else."""
 
 
 def save(model: nn.Module, directory: str | Path) -> Path:
-    """Write model.safetensors and config.json into a directory, both or neither; what was there stays if that fails."""
+    """Write model.safetensors and config.json into a directory, both or neither;
+    what was there stays if that fails.
+    """
     directory = Path(directory)
     state = model.state_dict()
     described = json.dumps({**configuration(model), "sha256": checksum(state)}, indent=2, allow_nan=False)
     _check_description(model, json.loads(described))
-    tensors = tensor_bytes(state, {"regard": described})  # one note: the order of several would differ from file to file
+    tensors = tensor_bytes(
+        state, {"regard": described}
+    )  # one note: the order of several would differ from file to file
     directory.mkdir(parents=True, exist_ok=True)
     write_together({directory / "model.safetensors": tensors, directory / "config.json": described.encode()})
     return directory
 
 
 def load(directory: str | Path) -> Any:
-    """The model that `save` wrote; a file that is damaged, or of another model, is refused and nothing is built from half of it."""
+    """The model that `save` wrote; a file that is damaged, or of another model,
+    is refused and nothing is built from half of it.
+    """
     directory = Path(directory)
     state, notes = read_tensors(directory / "model.safetensors")
-    described = _described(directory, notes)
+    described = _read_configuration(directory, notes)
     model = blank(described)
     wrong = differences(model.state_dict(), state)
     if not wrong and described.get("sha256") != checksum(state):
         wrong = ["is damaged: its tensors are not those that were saved"]
     if wrong:
-        raise ArgumentError(str(directory / "model.safetensors"), wrong[0], "restore it from where it was saved")
+        raise ArgumentError(
+            str(directory / "model.safetensors"), wrong[0], "restore it from where it was saved"
+        )
     model.load_state_dict(state, assign=True)
     _freeze(model, described)
     return model.eval()
@@ -61,7 +75,9 @@ def _freeze(model: nn.Module, described: dict[str, Any]) -> None:
     """Parameters are trained or kept as they were when they were saved."""
     frozen, known = described.get("frozen"), dict(model.named_parameters())
     if not isinstance(frozen, list) or any(name not in known for name in frozen):
-        raise ArgumentError("config.json", f"names the frozen parameters {frozen!r}", "restore it from where it was saved")
+        raise ArgumentError(
+            "config.json", f"names the frozen parameters {frozen!r}", "restore it from where it was saved"
+        )
     for name, parameter in known.items():
         parameter.requires_grad_(name not in frozen)
 
@@ -70,23 +86,45 @@ def configuration(model: nn.Module) -> dict[str, Any]:
     """What a model is built from, as plain values."""
     name = type(model).__name__
     if KINDS.get(name) is not type(model):
-        found = f"is a {name}" if name not in KINDS else f"is a {name} of {type(model).__module__}, not regard's"
+        found = (
+            f"is a {name}" if name not in KINDS else f"is a {name} of {type(model).__module__}, not regard's"
+        )
         raise ArgumentError("model", found, f"save one of {', '.join(KINDS)}")
     arguments = {name: write_object(value) for name, value in _arguments(model).items()}
     try:
         json.dumps(arguments, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ArgumentError("model", f"has a design that cannot be written ({error})", "use potentials of regard, not functions") from None
+        raise ArgumentError(
+            "model",
+            f"has a design that cannot be written ({error})",
+            "use potentials of regard, not functions",
+        ) from None
     frozen = [path for path, parameter in model.named_parameters() if not parameter.requires_grad]
-    return {"format": FORMAT, "regard": regard.__version__, "model": name, "arguments": arguments, "frozen": frozen}
+    return {
+        "format": FORMAT,
+        "regard": regard.__version__,
+        "model": name,
+        "arguments": arguments,
+        "frozen": frozen,
+    }
 
 
 def _arguments(model: Any) -> dict[str, Any]:
     """The arguments of the constructor."""
     if isinstance(model, LanguageModel):
-        return {"design": model.design, "vocabulary": model.vocabulary, "layers": len(model.decoder.layers), "tied": model.tied}
+        return {
+            "design": model.design,
+            "vocabulary": model.vocabulary,
+            "layers": len(model.decoder.layers),
+            "tied": model.tied,
+        }
     if isinstance(model, SequenceToSequence):
-        return {"design": model.design, "source": model.source, "target": model.target, "layers": len(model.decoder.layers)}
+        return {
+            "design": model.design,
+            "source": model.source,
+            "target": model.target,
+            "layers": len(model.decoder.layers),
+        }
     if isinstance(model, Transformer):
         counts = {"encoder_layers": len(model.encoder.layers), "decoder_layers": len(model.decoder.layers)}
         return {"design": model.design, **counts, "final_norm": model.final_norm}
@@ -112,10 +150,18 @@ def blank(described: dict[str, Any]) -> nn.Module:
 def build(described: dict[str, Any]) -> nn.Module:
     """A new model, as a configuration describes it."""
     if described.get("format") != FORMAT:
-        raise ArgumentError("config.json", f"has format {described.get('format')!r}", f"this version of regard reads format {FORMAT}")
+        raise ArgumentError(
+            "config.json",
+            f"has format {described.get('format')!r}",
+            f"this version of regard reads format {FORMAT}",
+        )
     kind = KINDS.get(str(described.get("model")))
     if kind is None:
-        raise ArgumentError("config.json", f"names the model {described.get('model')!r}", f"it must be one of {', '.join(KINDS)}")
+        raise ArgumentError(
+            "config.json",
+            f"names the model {described.get('model')!r}",
+            f"it must be one of {', '.join(KINDS)}",
+        )
     try:
         with torch.device("cpu"):  # the numbers of a design are real
             arguments = {name: read_object(value, ROOMS) for name, value in described["arguments"].items()}
@@ -123,32 +169,50 @@ def build(described: dict[str, Any]) -> nn.Module:
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         if isinstance(error, RegardError):
             raise
-        raise ArgumentError("config.json", f"does not describe a {kind.__name__} ({error})", "restore it from where it was saved") from None
+        raise ArgumentError(
+            "config.json",
+            f"does not describe a {kind.__name__} ({error})",
+            "restore it from where it was saved",
+        ) from None
 
 
-def _described(directory: Path, notes: dict[str, str]) -> dict[str, Any]:
+def _read_configuration(directory: Path, notes: dict[str, str]) -> dict[str, Any]:
     """The configuration, which weights carry too: a pair that was not saved together is refused."""
     path = directory / "config.json"
     if "regard" not in notes:
-        raise ArgumentError(str(directory / "model.safetensors"), "was not written by regard.nn.save", "give a directory that it wrote")
+        raise ArgumentError(
+            str(directory / "model.safetensors"),
+            "was not written by regard.nn.save",
+            "give a directory that it wrote",
+        )
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ArgumentError(str(path), "does not exist", "give a directory that regard.nn.save wrote") from None
+        raise ArgumentError(
+            str(path), "does not exist", "give a directory that regard.nn.save wrote"
+        ) from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ArgumentError(str(path), f"cannot be read ({error})", "restore it from where it was saved") from None
-    if not isinstance(found, dict) or found != _noted(directory, notes["regard"]):
-        raise ArgumentError(str(path), "describes another model than the weights beside it", "put files together that were saved together")
+        raise ArgumentError(
+            str(path), f"cannot be read ({error})", "restore it from where it was saved"
+        ) from None
+    if not isinstance(found, dict) or found != _parse_notes(directory, notes["regard"]):
+        raise ArgumentError(
+            str(path),
+            "describes another model than the weights beside it",
+            "put files together that were saved together",
+        )
     return found
 
 
-def _noted(directory: Path, text: str) -> Any:
+def _parse_notes(directory: Path, text: str) -> Any:
     """The configuration as the weights carry it."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         path = str(directory / "model.safetensors")
-        raise ArgumentError(path, f"has a damaged header ({error})", "restore it from where it was saved") from None
+        raise ArgumentError(
+            path, f"has a damaged header ({error})", "restore it from where it was saved"
+        ) from None
 
 
 # Files
@@ -169,7 +233,11 @@ def tensor_bytes(tensors: dict[str, Tensor], notes: dict[str, str]) -> bytes:
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     places = [tensor.data_ptr() for tensor in plain.values() if tensor.numel()]
     if len(set(places)) < len(places):
-        raise ArgumentError("model", "uses one tensor under two names, which a file cannot say", "save its state_dict with torch.save")
+        raise ArgumentError(
+            "model",
+            "uses one tensor under two names, which a file cannot say",
+            "save its state_dict with torch.save",
+        )
     found: bytes = _safetensors().save(plain, metadata=notes)
     return found
 
@@ -190,7 +258,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     except FileNotFoundError:
         raise ArgumentError(str(path), "does not exist", "give a directory that regard wrote") from None
     except (SafetensorError, OSError, ValueError) as error:
-        raise ArgumentError(str(path), f"is damaged or no safetensors file ({error})", "restore it from where it was saved") from None
+        raise ArgumentError(
+            str(path), f"is damaged or no safetensors file ({error})", "restore it from where it was saved"
+        ) from None
 
 
 def _safetensors() -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard._heads import grouped
+from regard._heads import repeat_groups
 from regard._object import Object
 from regard.attention import Attention
 from regard.compute.tensors import attend_tokens
@@ -20,9 +20,11 @@ from regard.supports import Full, Support
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Shaping(Object):
-    """x' = λ x + γ A(x) W with A = I + softmax(Y/τ) - 11ᵀ/n, λ² + γ² = 1 and τ = temperature · √(width · head width) (noci2023, 3).
+    """x' = λ x + γ A(x) W with A = I + softmax(Y/τ) - 11ᵀ/n, λ² + γ² = 1 and τ = temperature · √(width · head
+    width) (noci2023, 3).
 
-    With weights of variance 1/width this keeps the covariance of tokens of order one at depths in proportion to the width.
+    With weights of variance 1/width this keeps the covariance of tokens of order one at depths in proportion
+    to the width.
     """
 
     temperature: float = 1.0
@@ -44,9 +46,9 @@ class Shaping(Object):
         return 1 / (self.temperature * math.sqrt(width * head_width))
 
 
-def centered(mixed: Tensor, values: Tensor, support: Support, past: int = 0) -> Tensor:
+def center(mixed: Tensor, values: Tensor, support: Support, past: int = 0) -> Tensor:
     """P v + v - uniform v, where uniform is over what each token sees."""
-    values = grouped("values", values, mixed.shape[-3])
+    values = repeat_groups("values", values, mixed.shape[-3])
     own = values[..., past:, :]
     return mixed + own - _uniform(values, support, past, mixed.shape[-2])
 

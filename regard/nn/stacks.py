@@ -11,7 +11,7 @@ from regard.nn.cache import Cache
 from regard.nn.declaration import norm_map
 from regard.nn.design import Design
 from regard.nn.initialization import initialize
-from regard.nn.layers import DecoderLayer, EncoderLayer, given
+from regard.nn.layers import DecoderLayer, EncoderLayer, require_context
 from regard.supports import Full, Support
 
 
@@ -35,13 +35,17 @@ class Encoder(nn.Module):
 
     def declare(self) -> Compose:
         """All layers as one map, in float64 and cut off from the parameters."""
-        return _composed([layer.declare() for layer in self.layers], self.norm)  # type: ignore[operator]
+        return _compose([layer.declare() for layer in self.layers], self.norm)  # type: ignore[operator]
 
 
 class Decoder(nn.Module):
-    """Decoder layers one after the other: masked self-attention, and attention to a context unless cross=False."""
+    """Decoder layers one after the other: masked self-attention,
+    and attention to a context unless cross=False.
+    """
 
-    def __init__(self, design: Design, layers: int, *, cross: bool = True, final_norm: bool | None = None) -> None:
+    def __init__(
+        self, design: Design, layers: int, *, cross: bool = True, final_norm: bool | None = None
+    ) -> None:
         super().__init__()
         check_layers(layers)
         self.design, self.cross = design, cross
@@ -71,11 +75,19 @@ class Decoder(nn.Module):
 
     def _check(self, context: Tensor | None, cache: Cache | None) -> None:
         if self.cross:
-            given(context)
+            require_context(context)
         elif context is not None:
-            raise ArgumentError("context", "is given to a decoder without cross-attention", "leave it out, or build with cross=True")
+            raise ArgumentError(
+                "context",
+                "is given to a decoder without cross-attention",
+                "leave it out, or build with cross=True",
+            )
         if cache is not None and len(cache) != len(self.layers):
-            raise ArgumentError("cache", f"is for {len(cache)} layers and there are {len(self.layers)}", "make one with Cache(layers)")
+            raise ArgumentError(
+                "cache",
+                f"is for {len(cache)} layers and there are {len(self.layers)}",
+                "make one with Cache(layers)",
+            )
         if cache is not None:
             cache.begin()
         if cache is not None and context is not None:
@@ -83,24 +95,39 @@ class Decoder(nn.Module):
                 entry.known(context)  # before anything is written into the cache
 
     def declare(self, context: Tensor | None = None) -> Compose:
-        """All layers as one map of the tokens, for one context, in float64 and cut off from the parameters."""
+        """All layers as one map of the tokens, for one context,
+        in float64 and cut off from the parameters.
+        """
         self._check(context, None)
-        return _composed([layer.declare(context) for layer in self.layers], self.norm)  # type: ignore[operator]
+        return _compose([layer.declare(context) for layer in self.layers], self.norm)  # type: ignore[operator]
 
 
 class Transformer(nn.Module):
-    """Encoder and decoder on points, without embeddings: the counterpart of torch.nn.Transformer (vaswani2017, 3)."""
+    """Encoder and decoder on points, without embeddings:
+    the counterpart of torch.nn.Transformer (vaswani2017, 3).
+    """
 
-    def __init__(self, design: Design, encoder_layers: int, decoder_layers: int, *, final_norm: bool = True) -> None:
+    def __init__(
+        self, design: Design, encoder_layers: int, decoder_layers: int, *, final_norm: bool = True
+    ) -> None:
         super().__init__()
         self.encoder = Encoder(design, encoder_layers, final_norm=final_norm)
         self.decoder = Decoder(design, decoder_layers, final_norm=final_norm)
         self.design, self.final_norm = design, final_norm
 
-    def forward(self, source: Tensor, target: Tensor, *, source_support: Support = Full(), target_support: Support = Full()) -> Tensor:
-        """Source (..., m, width) is encoded; target (..., n, width) sees its past and all of the encoded source.
+    def forward(
+        self,
+        source: Tensor,
+        target: Tensor,
+        *,
+        source_support: Support = Full(),
+        target_support: Support = Full(),
+    ) -> Tensor:
+        """Source (..., m, width) is encoded; target (..., n, width) sees its past and all of the encoded
+        source.
 
-        source_support is what anyone may see of the source: one that looks at keys alone, as Padding or Where with one row do.
+        source_support is what anyone may see of the source: one that looks at keys alone, as Padding or Where
+        with one row do.
         """
         check_tokens("source", source, self.design.width)
         encoded = self.encoder(source, support=source_support)
@@ -117,6 +144,6 @@ def check_layers(layers: int) -> None:
         raise ArgumentError("layers", f"is {layers!r}", "give the number of layers, one or more")
 
 
-def _composed(layers: list[Compose], norm: nn.Module) -> Compose:
+def _compose(layers: list[Compose], norm: nn.Module) -> Compose:
     steps = [step for layer in layers for step in layer.maps]
     return Compose(tuple(steps) if isinstance(norm, nn.Identity) else (*steps, norm_map(norm)))

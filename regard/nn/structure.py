@@ -1,4 +1,6 @@
-"""Whether a module is what it was built as: the same parts with the same settings, and nothing put in between."""
+"""Whether a module is what it was built as: the same parts with the same settings,
+and nothing put in between.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class _Undrawn(TorchFunctionMode):
 
 
 def changes(made: nn.Module, model: nn.Module) -> list[str]:
-    """How a model differs from one that was just made: in its tensors' names and shapes, its parts, their settings; what was put in."""
+    """How a model differs from one that was just made: in its tensors' names and shapes, its parts,
+    their settings; what was put in.
+    """
     return differences(made.state_dict(), model.state_dict()) or [*_other_parts(made, model)]
 
 
@@ -53,7 +57,9 @@ def differences(wanted: dict[str, Tensor], found: dict[str, Tensor]) -> list[str
 
 
 def intrusions(model: nn.Module) -> Iterator[str]:
-    """Parts with hooks or methods of their own, which may compute anything; the hooks of regard only look."""
+    """Parts with hooks or replaced methods, which may compute anything; hooks of regard's monitor only read,
+    and do not count.
+    """
     for name, part in model.named_modules():
         where = f"in {name}" if name else "of its own"
         methods = [key for key in vars(part) if callable(getattr(type(part), key, None))]
@@ -91,7 +97,9 @@ def _settings(part: nn.Module) -> dict[str, Any]:
     """The attributes of a part that are no tensors and no parts."""
     if isinstance(part, Mechanism):
         return {"mechanism": _without_numbers(part.value())}
-    public = {name: value for name, value in vars(part).items() if not name.startswith("_") and name != "training"}
+    public = {
+        name: value for name, value in vars(part).items() if not name.startswith("_") and name != "training"
+    }
     return {name: value for name, value in public.items() if _is_setting(value)}
 
 

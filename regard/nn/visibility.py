@@ -12,13 +12,20 @@ from regard.supports import Document, Padding, Support, Where
 
 
 def check_order(normalizer: Normalizer, support: Support) -> None:
-    """Where queries see no later keys, a row of weights may depend neither on later queries nor on how many keys follow."""
+    """Where queries see no later keys, a row of weights may depend neither on later queries nor on how
+    many keys follow.
+    """
     if support.span(0, 0)[1] > 0:
         return
     _check_rows(normalizer, "tokens see their past alone")
     if isinstance(normalizer, Sigmoid) and normalizer.bias is None:
-        found = "has the normalizer Sigmoid(), whose bias depends on the number of keys, and tokens see their past alone"
-        raise ArgumentError("mechanism", found, "give Sigmoid(bias=...), e.g. minus the log of a typical length")
+        found = (
+            "has the normalizer Sigmoid(), whose bias depends on the number of keys, "
+            "and tokens see their past alone"
+        )
+        raise ArgumentError(
+            "mechanism", found, "give Sigmoid(bias=...), e.g. minus the log of a typical length"
+        )
 
 
 def check_pieces(normalizer: Normalizer) -> None:
@@ -29,13 +36,21 @@ def check_pieces(normalizer: Normalizer) -> None:
 def _check_rows(normalizer: Normalizer, where: str) -> None:
     if not normalizer.rowwise:
         found = f"has the normalizer {type(normalizer).__name__}, which couples all queries, and {where}"
-        raise ArgumentError("mechanism", found, "use a normalizer of rows, e.g. Softmax(), or Full() support without a cache")
+        raise ArgumentError(
+            "mechanism", found, "use a normalizer of rows, e.g. Softmax(), or Full() support without a cache"
+        )
 
 
 def check_batch(support: Support, x: Tensor) -> None:
-    """A support with one entry for each sequence says so in a dimension of its own, or it would be read as one for each head."""
+    """A support with one entry for each sequence says so in a dimension of its own,
+    or it would be read as one for each head.
+    """
     if not isinstance(support, Support):
-        raise ArgumentError("support", f"is a {type(support).__name__}", "give a Support, e.g. Causal(), Padding(...) or Where(mask)")
+        raise ArgumentError(
+            "support",
+            f"is a {type(support).__name__}",
+            "give a Support, e.g. Causal(), Padding(...) or Where(mask)",
+        )
     batch = x.shape[:-2]
     if batch.numel() <= 1:
         return
@@ -52,4 +67,6 @@ def _remedy(support: Object) -> str:
         return "Document(ids.unsqueeze(-2)) for sequences, Document(ids.unsqueeze(0)) for heads"
     if isinstance(support, Where):
         return "Where(mask.unsqueeze(-3)) for sequences, Where(mask.unsqueeze(0)) for heads"
-    return "give its tensors a dimension of size one: after the batch for sequences, before the heads for heads"
+    return (
+        "give its tensors a dimension of size one: after the batch for sequences, before the heads for heads"
+    )

@@ -20,7 +20,8 @@ class Reference(Object):
     """The reference measure of a row: what the weights are taken relative to.
 
     log_counts (..., n): key j counts as exp(log_counts_j) equal keys, None means one each;
-    allowed (..., m, n): the support, None means everything; log_queries (..., m): weights of the queries, None means equal.
+    allowed (..., m, n): the support, None means everything; log_queries (..., m): weights of the queries,
+    None means equal.
     """
 
     log_counts: Tensor | None = None
@@ -37,8 +38,11 @@ class Reference(Object):
         """Scores with -inf outside the support."""
         if self.allowed is None:
             return scores
-        # Adding a bias of the mask's own, smaller shape is several times faster than filling scores by a broadcast mask.
-        return scores + torch.zeros(self.allowed.shape, dtype=scores.dtype, device=scores.device).masked_fill_(~self.allowed, -math.inf)
+        # Adding a bias of the mask's own, smaller shape is several times faster than filling scores by a
+        # broadcast mask.
+        return scores + torch.zeros(
+            self.allowed.shape, dtype=scores.dtype, device=scores.device
+        ).masked_fill_(~self.allowed, -math.inf)
 
     def present(self, scores: Tensor) -> Tensor:
         """True for the pairs that are in the support and carry mass, (..., m, n)."""
@@ -46,7 +50,10 @@ class Reference(Object):
 
 
 class Normalizer(Object):
-    """Scores (..., m, n) to weights (..., m, n). A query whose support is empty gets zero weights, in every normalizer."""
+    """Scores (..., m, n) to weights (..., m, n).
+
+    A query whose support is empty gets zero weights, in every normalizer.
+    """
 
     laws: ClassVar[bool]
     """Whether each row of weights is a probability law."""
@@ -64,16 +71,22 @@ class Normalizer(Object):
         raise TypeError(f"{type(self).__name__} has no variational form")
 
     def sharp(self) -> bool:
-        """Whether weights may jump faster than any multiple of the scores, so that rounding of scores shows."""
+        """Whether weights may jump faster than any multiple of the scores,
+        so that rounding of scores shows.
+        """
         return False
 
     def acting(self, potential: Potential) -> tuple[Potential, Normalizer]:
-        """The potential and the normalizer that this one stands for; itself, unless it replaces the kernel exp(a)."""
+        """The potential and the normalizer that this one stands for; itself,
+        unless it replaces the kernel exp(a).
+        """
         return potential, self
 
 
 def without_empty_rows(scores: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Scores whose empty rows (all -inf) are zero instead, and which rows those were (..., m, 1); None where there are none."""
+    """Scores whose empty rows (all -inf) are zero instead, and which rows those were (..., m, 1);
+    None where there are none.
+    """
     if scores.shape[-1] == 0:
         return scores, None
     empty = scores.detach().amax(-1, keepdim=True) == -math.inf
@@ -96,7 +109,7 @@ def entropy_term(weights: Tensor, log_counts: Tensor | None) -> Tensor:
     return torch.where(weights > 0, weights * relative, torch.zeros_like(weights))
 
 
-def expected(weights: Tensor, scores: Tensor) -> Tensor:
+def expectation(weights: Tensor, scores: Tensor) -> Tensor:
     """Σ_j p_j s_j, where keys without weight do not count even if their score is -inf."""
     return torch.where(weights > 0, weights * scores, torch.zeros_like(scores)).sum(-1)
 

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from regard._transforms import forward_rule
 from regard.errors import ArgumentError
-from regard.normalizers.base import Normalizer, Reference, expected, without_empty_rows, zero_where
+from regard.normalizers.base import Normalizer, Reference, expectation, without_empty_rows, zero_where
 from regard.normalizers.softmax import Softmax
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Entmax(Normalizer):
-    """p_j = c_j [(α-1) s_j - θ]_+^{1/(α-1)}: the law that maximizes ⟨p, s⟩ + H_α(p), H_α the Tsallis entropy (peters2019).
+    """p_j = c_j [(α-1) s_j - θ]_+^{1/(α-1)}: the law that maximizes ⟨p, s⟩ + H_α(p), H_α the Tsallis entropy
+    (peters2019).
 
     α = 1 is softmax, α = 2 sparsemax. Unlike softmax it counts: a key that counts twice is two equal keys.
     """
@@ -28,10 +29,15 @@ class Entmax(Normalizer):
 
     def __post_init__(self) -> None:
         if not (isinstance(self.alpha, (int, float)) and math.isfinite(self.alpha) and self.alpha >= 1):
-            raise ArgumentError("alpha", f"is {self.alpha}", "give a number ≥ 1: 1 is softmax, 1.5 the usual sparse law, 2 sparsemax")
+            raise ArgumentError(
+                "alpha",
+                f"is {self.alpha}",
+                "give a number ≥ 1: 1 is softmax, 1.5 the usual sparse law, 2 sparsemax",
+            )
 
     def sharp(self) -> bool:
-        # p = r^k with k = 1/(α-1): for k < 1 it has infinite slope at the edge of its support, for large k it multiplies rounding by k.
+        # p = r^k with k = 1/(α-1): for k < 1 it has infinite slope at the edge of its support, for large k it
+        # multiplies rounding by k.
         return self.alpha > 2 or 1 < self.alpha < 1.1
 
     def weights(self, scores: Tensor, reference: Reference) -> Tensor:
@@ -43,12 +49,16 @@ class Entmax(Normalizer):
         if self.alpha == 1:
             return Softmax().objective(weights, scores, reference)
         density, counts = _density(weights, reference.log_counts)
-        return expected(weights, scores) + (counts * (density - density**self.alpha)).sum(-1) / (self.alpha * (self.alpha - 1))
+        return expectation(weights, scores) + (counts * (density - density**self.alpha)).sum(-1) / (
+            self.alpha * (self.alpha - 1)
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sparsemax(Normalizer):
-    """p_j = c_j [s_j - θ]_+: the Euclidean projection of the scores on the simplex, maximizing ⟨p, s⟩ - |p|²/2 (martins2016)."""
+    """p_j = c_j [s_j - θ]_+: the Euclidean projection of the scores on the simplex, maximizing ⟨p,
+    s⟩ - |p|²/2 (martins2016).
+    """
 
     laws: ClassVar[bool] = True
     variational: ClassVar[bool] = True
@@ -58,7 +68,7 @@ class Sparsemax(Normalizer):
 
     def objective(self, weights: Tensor, scores: Tensor, reference: Reference) -> Tensor:
         density, counts = _density(weights, reference.log_counts)
-        return expected(weights, scores) - 0.5 * (counts * density.square()).sum(-1)
+        return expectation(weights, scores) - 0.5 * (counts * density.square()).sum(-1)
 
 
 def _density(weights: Tensor, log_counts: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -66,7 +76,11 @@ def _density(weights: Tensor, log_counts: Tensor | None) -> tuple[Tensor, Tensor
     if log_counts is None:
         return weights, torch.ones_like(weights)
     counts = log_counts.exp().unsqueeze(-2).expand(weights.shape)
-    return torch.where(counts > 0, weights / torch.where(counts > 0, counts, torch.ones_like(counts)), torch.zeros_like(weights)), counts
+    return torch.where(
+        counts > 0,
+        weights / torch.where(counts > 0, counts, torch.ones_like(counts)),
+        torch.zeros_like(weights),
+    ), counts
 
 
 def sparse_law(scores: Tensor, reference: Reference, alpha: float) -> Tensor:
@@ -106,19 +120,31 @@ class _SparseLaw(torch.autograd.Function):
     def jvp(ctx: Any, by_scores: Tensor | None, by_counts: Tensor | None, _: None) -> Tensor:
         with forward_rule(ctx) as (law, *rest):
             slope = _slope(law, rest[0] if rest else None, ctx.alpha)
-            change = torch.zeros_like(law) if by_scores is None else slope * (by_scores - _mean(slope, by_scores))
+            change = (
+                torch.zeros_like(law) if by_scores is None else slope * (by_scores - _mean(slope, by_scores))
+            )
             if by_counts is None:
                 return change
-            grown = law * by_counts.unsqueeze(-2)  # each count moves its own mass, and the threshold makes room
+            grown = law * by_counts.unsqueeze(
+                -2
+            )  # each count moves its own mass, and the threshold makes room
             return change + grown - slope * grown.sum(-1, keepdim=True) / _total(slope)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], scores: Tensor, log_counts: Tensor | None, alpha: float) -> tuple[Tensor, int]:
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], scores: Tensor, log_counts: Tensor | None, alpha: float
+    ) -> tuple[Tensor, int]:
         size = info.batch_size
         scores = scores.expand(size, *scores.shape) if in_dims[0] is None else scores.movedim(in_dims[0], 0)
         if log_counts is not None:
-            log_counts = log_counts.expand(size, *log_counts.shape) if in_dims[1] is None else log_counts.movedim(in_dims[1], 0)
-            log_counts = log_counts.reshape(size, *(1,) * (scores.ndim - 1 - log_counts.ndim), *log_counts.shape[1:])
+            log_counts = (
+                log_counts.expand(size, *log_counts.shape)
+                if in_dims[1] is None
+                else log_counts.movedim(in_dims[1], 0)
+            )
+            log_counts = log_counts.reshape(
+                size, *(1,) * (scores.ndim - 1 - log_counts.ndim), *log_counts.shape[1:]
+            )
         return _SparseLaw.apply(scores, log_counts, alpha), 0
 
 
@@ -126,7 +152,11 @@ def _slope(law: Tensor, log_counts: Tensor | None, alpha: float) -> Tensor:
     """t_j, how fast the mass of a key grows with its score."""
     density, counts = _density(law, log_counts)
     inside = density > 0
-    return torch.where(inside, counts * torch.where(inside, density, torch.ones_like(density)) ** (2 - alpha), torch.zeros_like(law))
+    return torch.where(
+        inside,
+        counts * torch.where(inside, density, torch.ones_like(density)) ** (2 - alpha),
+        torch.zeros_like(law),
+    )
 
 
 def _total(slope: Tensor) -> Tensor:
@@ -138,7 +168,9 @@ def _mean(slope: Tensor, values: Tensor) -> Tensor:
 
 
 CHUNK = 1 << 17
-"""Scores, for each thread, whose threshold is searched at once: an iteration passes over them four times, so they must stay in cache."""
+"""Scores, for each thread, whose threshold is searched at once: an iteration passes over them four times,
+so they must stay in cache.
+"""
 COARSE = 8
 """A first search looks at the largest of every eight scores only."""
 
@@ -149,7 +181,11 @@ def solve_threshold(scores: Tensor, log_counts: Tensor | None, alpha: float) -> 
         return torch.zeros_like(scores)
     power = 1 / (alpha - 1)
     flat = scores.reshape(-1, scores.shape[-1])
-    counts = None if log_counts is None else log_counts.exp().unsqueeze(-2).expand(scores.shape).reshape(flat.shape)
+    counts = (
+        None
+        if log_counts is None
+        else log_counts.exp().unsqueeze(-2).expand(scores.shape).reshape(flat.shape)
+    )
     start = _below(flat, counts, power)
     laws = torch.empty_like(flat)
     rows = max(1, CHUNK * torch.get_num_threads() // flat.shape[-1])
@@ -163,7 +199,9 @@ def _below(scores: Tensor, counts: Tensor | None, power: float) -> Tensor:
     """A lower bound of each row's threshold: the threshold of any part of the row is one."""
     low = scores.amax(-1, keepdim=True) - power
     if counts is not None:  # each key alone, where any key counts
-        alone = (scores - power * counts.clamp_min(torch.finfo(scores.dtype).tiny) ** (-1 / power)).amax(-1, keepdim=True)
+        alone = (scores - power * counts.clamp_min(torch.finfo(scores.dtype).tiny) ** (-1 / power)).amax(
+            -1, keepdim=True
+        )
         return torch.where(counts.amax(-1, keepdim=True) > 0, alone, low)
     blocks = scores.shape[-1] // COARSE
     if power < 1 or blocks < 32:
@@ -176,18 +214,28 @@ def _solve_rows(scores: Tensor, counts: Tensor | None, start: Tensor, power: flo
     """The laws of some rows, written to `laws`, which also serves as the buffer of the search."""
     if power >= 1:
         eps = torch.finfo(scores.dtype).eps
-        # A step h leaves an error of order h² where the function has a bounded second derivative (k ≥ 2), else of order h.
-        threshold = _newton(scores, counts, start, power, laws, 0.25 * math.sqrt(eps) if power >= 2 else 4 * eps)
+        # A step h leaves an error of order h² where the function has a bounded second derivative (k ≥ 2),
+        # else of order h.
+        threshold = _newton(
+            scores, counts, start, power, laws, 0.25 * math.sqrt(eps) if power >= 2 else 4 * eps
+        )
     else:
         threshold = _bisection(scores, counts, start, power, laws)
     excess = torch.sub(scores, threshold, out=laws).clamp_(min=0)
-    law = _powered(excess if power in (1, 2) else excess / excess.amax(-1, keepdim=True), power)  # a large power must not overflow
+    law = _raise_to(
+        excess if power in (1, 2) else excess / excess.amax(-1, keepdim=True), power
+    )  # a large power must not overflow
     law = law if counts is None else law * counts
-    torch.div(law, law.sum(-1, keepdim=True).clamp_min(torch.finfo(law.dtype).tiny), out=laws)  # a row without mass stays zero
+    torch.div(
+        law, law.sum(-1, keepdim=True).clamp_min(torch.finfo(law.dtype).tiny), out=laws
+    )  # a row without mass stays zero
 
 
-def _newton(scores: Tensor, counts: Tensor | None, threshold: Tensor, power: float, buffer: Tensor, tolerance: float) -> Tensor:
-    """Newton on τ ↦ (Σ c_j [s_j-τ]_+^k)^{1/k} - k, which is convex and decreasing: from the left it cannot overshoot.
+def _newton(
+    scores: Tensor, counts: Tensor | None, threshold: Tensor, power: float, buffer: Tensor, tolerance: float
+) -> Tensor:
+    """Newton on τ ↦ (Σ c_j [s_j-τ]_+^k)^{1/k} - k, which is convex and decreasing: from the left it cannot
+    overshoot.
 
     The k-th root makes it linear for one key and nearly so for many, so a few steps suffice.
     """
@@ -202,7 +250,9 @@ def _newton(scores: Tensor, counts: Tensor | None, threshold: Tensor, power: flo
 
 
 def _norm_and_inverse_slope(excess: Tensor, counts: Tensor | None, power: float) -> tuple[Tensor, Tensor]:
-    """The norm N = (Σ c r^k)^{1/k} along rows, and -1/N' = N^{k-1} / Σ c r^{k-1}; zero for a row whose keys all count zero."""
+    """The norm N = (Σ c r^k)^{1/k} along rows, and -1/N' = N^{k-1} / Σ c r^{k-1};
+    zero for a row whose keys all count zero.
+    """
     tiny = torch.finfo(excess.dtype).tiny
     if counts is None and power == 2:
         norm = torch.linalg.vector_norm(excess, dim=-1, keepdim=True)
@@ -212,10 +262,12 @@ def _norm_and_inverse_slope(excess: Tensor, counts: Tensor | None, power: float)
         return norm, 1 / excess.sign_().sum(-1, keepdim=True).clamp_min(1)
     top = excess.amax(-1, keepdim=True).clamp_min(tiny)
     share = excess / top  # in [0, 1]: no power of it overflows
-    lower = torch.where(share > 0, _powered(share, power - 1), torch.zeros_like(share))
+    lower = torch.where(share > 0, _raise_to(share, power - 1), torch.zeros_like(share))
     lower = lower if counts is None else lower * counts
     mass = (lower * share).sum(-1, keepdim=True)
-    return top * mass ** (1 / power), mass ** ((power - 1) / power) / lower.sum(-1, keepdim=True).clamp_min(tiny)
+    return top * mass ** (1 / power), mass ** ((power - 1) / power) / lower.sum(-1, keepdim=True).clamp_min(
+        tiny
+    )
 
 
 def _bisection(scores: Tensor, counts: Tensor | None, low: Tensor, power: float, buffer: Tensor) -> Tensor:
@@ -223,11 +275,11 @@ def _bisection(scores: Tensor, counts: Tensor | None, low: Tensor, power: float,
     high = scores.amax(-1, keepdim=True)
     for _ in range(2 + round(-math.log2(torch.finfo(scores.dtype).eps))):
         middle = 0.5 * (low + high)
-        mass = _powered(torch.sub(scores, middle, out=buffer).clamp_(min=0) / power, power)
+        mass = _raise_to(torch.sub(scores, middle, out=buffer).clamp_(min=0) / power, power)
         mass = (mass if counts is None else mass * counts).sum(-1, keepdim=True)
         low, high = torch.where(mass >= 1, middle, low), torch.where(mass >= 1, high, middle)
     return low
 
 
-def _powered(base: Tensor, power: float) -> Tensor:
+def _raise_to(base: Tensor, power: float) -> Tensor:
     return base if power == 1 else base.square() if power == 2 else base**power

@@ -1,4 +1,6 @@
-"""Linear attention: exp(a) replaced by an inner product of positive features, so that sums over keys are taken once."""
+"""Linear attention: exp(a) replaced by an inner product of positive features,
+so that sums over keys are taken once.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class Elu(FeatureMap):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PositiveRandom(FeatureMap):
-    """φ(z) = r^{-1/2} exp(Ωz - |z|²/2): an unbiased positive estimate of exp(q·k) (choromanski2021, FAVOR+). omega (r, c)."""
+    """φ(z) = r^{-1/2} exp(Ωz - |z|²/2): an unbiased positive estimate of exp(q·k) (choromanski2021,
+    FAVOR+). omega (r, c).
+    """
 
     omega: Tensor = parameter(rank=2)
 
@@ -50,26 +54,36 @@ class PositiveRandom(FeatureMap):
 
     @staticmethod
     def draw(width: int, count: int, seed: int, dtype: torch.dtype = torch.float32) -> PositiveRandom:
-        """`count` features for queries of this width: orthogonal in blocks, Gaussian lengths, the same for the same seed."""
+        """`count` features for queries of this width: orthogonal in blocks, Gaussian lengths,
+        the same for the same seed.
+        """
         if width < 1 or count < 1:
             raise ArgumentError(
-                "width and count", f"are {width} and {count}", "give the projected width and the number of features, both positive"
+                "width and count",
+                f"are {width} and {count}",
+                "give the projected width and the number of features, both positive",
             )
         generator = torch.Generator().manual_seed(seed)
         blocks = []
         for _ in range(math.ceil(count / width)):
-            directions, triangle = torch.linalg.qr(torch.randn(width, width, generator=generator, dtype=torch.float64))
+            directions, triangle = torch.linalg.qr(
+                torch.randn(width, width, generator=generator, dtype=torch.float64)
+            )
             directions = (
                 directions * torch.diagonal(triangle).sign()
             )  # without the signs the directions are not uniform, the estimate biased
-            lengths = torch.randn(width, width, generator=generator, dtype=torch.float64).norm(dim=-1, keepdim=True)
+            lengths = torch.randn(width, width, generator=generator, dtype=torch.float64).norm(
+                dim=-1, keepdim=True
+            )
             blocks.append(directions.mT * lengths)
         return PositiveRandom(torch.cat(blocks)[:count].to(dtype))
 
     def log_features(self, z: Tensor) -> Tensor:
         if z.shape[-1] != self.omega.shape[-1]:
             raise ArgumentError(
-                "omega", f"has width {self.omega.shape[-1]} and the projected points {z.shape[-1]}", "draw it with the projected width"
+                "omega",
+                f"has width {self.omega.shape[-1]} and the projected points {z.shape[-1]}",
+                "draw it with the projected width",
             )
         norms = 0.5 * z.square().sum(-1, keepdim=True)
         return z @ self.omega.to(z.dtype).mT - norms - 0.5 * math.log(self.omega.shape[-2])
@@ -77,9 +91,11 @@ class PositiveRandom(FeatureMap):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LinearKernel(Normalizer):
-    """p_j ∝ c_j φ(q)·φ(k_j): softmax with the kernel exp(a) replaced by a feature kernel; O(n) where the support allows it.
+    """p_j ∝ c_j φ(q)·φ(k_j): softmax with the kernel exp(a) replaced by a feature kernel; O(n) where the
+    support allows it.
 
-    The potential must reduce to a dot product plus a key bias; its scale is shared evenly, φ(±√|scale| q)·φ(√|scale| k) e^{bias}.
+    The potential must reduce to a dot product plus a key bias; its scale is shared evenly, φ(±√|scale|
+    q)·φ(√|scale| k) e^{bias}.
     """
 
     feature_map: FeatureMap = part()
@@ -95,7 +111,10 @@ class LinearKernel(Normalizer):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _PlainGaussian(Potential):
-    """A Gaussian that reduces about the origin. Its score does not depend on the origin, but φ(q)·φ(k) does: the data must not move it."""
+    """A Gaussian that reduces about the origin.
+
+    Its score does not depend on the origin, but φ(q)·φ(k) does: the data must not move it.
+    """
 
     bandwidth: Scalar = number()
     positional: ClassVar[bool] = False
@@ -115,34 +134,50 @@ def _plain_gaussian(potential: _PlainGaussian, queries: Tensor, keys: Tensor, ca
     return Reduction(queries, keys, inverse, key_bias=key_bias, row_bias=lambda: row_bias)
 
 
-def _uncentered(potential: Potential) -> Potential:
+def _at_origin(potential: Potential) -> Potential:
     """The same potential with the origin of its points where it is."""
-    return with_simple_parts(potential, lambda part: _PlainGaussian(part.bandwidth) if isinstance(part, Gaussian) else part)
+    return with_simple_parts(
+        potential, lambda part: _PlainGaussian(part.bandwidth) if isinstance(part, Gaussian) else part
+    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FeatureKernel(Potential):
-    """a(x, y) = log φ(q)·φ(k) + key bias. Features: φ over its largest entry, and the log of that entry with the biases."""
+    """a(x, y) = log φ(q)·φ(k) + key bias.
+
+    Features: φ over its largest entry, and the log of that entry with the biases.
+    """
 
     potential: Potential = part()
     feature_map: FeatureMap = part()
     positional: ClassVar[bool] = False
 
     def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
-        reduction = reduce.one(_uncentered(self.potential), *self.potential.projections(x, y, x_marks, y_marks), False)
+        reduction = reduce.one(
+            _at_origin(self.potential), *self.potential.projections(x, y, x_marks, y_marks), False
+        )
         if isinstance(reduction, Refused) or reduction.residues:
             why = reduction.why if isinstance(reduction, Refused) else "it has a bias on pairs of positions."
             raise ArgumentError(
-                "potential", f"cannot become a feature kernel: {why}", "use Dot, Bilinear, Gaussian, Cosine, Rotary of these, or sums"
+                "potential",
+                f"cannot become a feature kernel: {why}",
+                "use Dot, Bilinear, Gaussian, Cosine, Rotary of these, or sums",
             )
         return self._stable(reduction)
 
     def _stable(self, reduction: Reduction) -> tuple[Features, Features]:
         if reduction.queries.shape[-1] == 0:
-            raise ArgumentError("potential", "projects to width zero", "a feature kernel needs at least one coordinate")
+            raise ArgumentError(
+                "potential", "projects to width zero", "a feature kernel needs at least one coordinate"
+            )
         kind = torch.promote_types(reduction.queries.dtype, torch.float32)
-        reduction = reduction.replace(queries=reduction.queries.to(kind), keys=reduction.keys.to(kind)).shared()
-        log_q, log_k = self.feature_map.log_features(reduction.queries), self.feature_map.log_features(reduction.keys)
+        reduction = reduction.replace(
+            queries=reduction.queries.to(kind), keys=reduction.keys.to(kind)
+        ).shared()
+        log_q, log_k = (
+            self.feature_map.log_features(reduction.queries),
+            self.feature_map.log_features(reduction.keys),
+        )
         top_q, top_k = log_q.detach().amax(-1, keepdim=True), log_k.detach().amax(-1, keepdim=True)
         bias_q = top_q if reduction.row_bias is None else top_q + reduction.row_bias().unsqueeze(-1)
         bias_k = top_k if reduction.key_bias is None else top_k + reduction.key_bias.unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""Weights without competition."""
+"""Sigmoid weights: each key is weighed by itself, and rows need not sum to one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard import _check
 from regard._types import Scalar
-from regard.normalizers.base import Normalizer, Reference, expected, log_total
+from regard.normalizers.base import Normalizer, Reference, expectation, log_total
 from regard.parameters import number
 
 
@@ -46,9 +46,17 @@ class Sigmoid(Normalizer):
         return -log_total(reference.log_counts)[..., None, None]
 
     def objective(self, weights: Tensor, scores: Tensor, reference: Reference) -> Tensor:
-        counts = torch.ones_like(weights) if reference.log_counts is None else reference.log_counts.exp().unsqueeze(-2)
-        density = torch.where(counts > 0, weights / counts.clamp_min(torch.finfo(weights.dtype).tiny), torch.zeros_like(weights))
+        counts = (
+            torch.ones_like(weights)
+            if reference.log_counts is None
+            else reference.log_counts.exp().unsqueeze(-2)
+        )
+        density = torch.where(
+            counts > 0, weights / counts.clamp_min(torch.finfo(weights.dtype).tiny), torch.zeros_like(weights)
+        )
         inside = (density > 0) & (density < 1)  # at the ends the entropy is zero and its slope infinite
         safe = torch.where(inside, density, torch.full_like(density, 0.5))
-        entropy = torch.where(inside, torch.special.entr(safe) + torch.special.entr(1 - safe), torch.zeros_like(density))
-        return expected(weights, scores + self.shift(scores, reference)) + (counts * entropy).sum(-1)
+        entropy = torch.where(
+            inside, torch.special.entr(safe) + torch.special.entr(1 - safe), torch.zeros_like(density)
+        )
+        return expectation(weights, scores + self.shift(scores, reference)) + (counts * entropy).sum(-1)

@@ -1,4 +1,4 @@
-"""Softmax with a slot for nothing."""
+"""Softmax with a sink: a slot that takes part of the mass and contributes the value zero."""
 
 from __future__ import annotations
 
@@ -10,15 +10,24 @@ from torch import Tensor
 
 from regard import _check
 from regard._types import Scalar, over_scores
-from regard.normalizers.base import Normalizer, Reference, entropy_term, expected, without_empty_rows, zero_where
+from regard.normalizers.base import (
+    Normalizer,
+    Reference,
+    entropy_term,
+    expectation,
+    without_empty_rows,
+    zero_where,
+)
 from regard.parameters import number
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SinkSoftmax(Normalizer):
-    """p_j = c_j exp(s_j / T) / (exp(sink) + Σ_k c_k exp(s_k / T)): a slot with a fixed logit and the value zero takes part (gptoss2025).
+    """p_j = c_j exp(s_j / T) / (exp(sink) + Σ_k c_k exp(s_k / T)): a slot with a fixed logit and the value
+    zero takes part (gptoss2025).
 
-    Rows have mass at most one, so they are not laws. With q = 1 - Σ p they maximize ⟨p, s⟩ + T sink q - T (Σ p log(p/c) + q log q).
+    Rows have mass at most one, so they are not laws. With q = 1 - Σ p they maximize ⟨p, s⟩ + T sink q - T (Σ
+    p log(p/c) + q log q).
     """
 
     sink: Scalar = number(default=0.0)
@@ -37,9 +46,11 @@ class SinkSoftmax(Normalizer):
         return zero_where(tilted.softmax(-1) * share, empty)
 
     def objective(self, weights: Tensor, scores: Tensor, reference: Reference) -> Tensor:
-        temperature, sink = (t.unsqueeze(-1) if isinstance(t, Tensor) else t for t in (self.temperature, self.sink))
+        temperature, sink = (
+            t.unsqueeze(-1) if isinstance(t, Tensor) else t for t in (self.temperature, self.sink)
+        )
         left = 1 - weights.sum(-1)
         inside = left.clamp_min(0.0)
         entropy = torch.special.entr(inside) - entropy_term(weights, reference.log_counts).sum(-1)
-        value = expected(weights, scores) + temperature * (sink * inside + entropy)
+        value = expectation(weights, scores) + temperature * (sink * inside + entropy)
         return value.masked_fill(left < -1e-9, -torch.inf)  # there is no more than all of the mass

@@ -9,7 +9,14 @@ from torch import Tensor
 
 from regard import _check
 from regard._types import Scalar, over_scores
-from regard.normalizers.base import Normalizer, Reference, entropy_term, expected, without_empty_rows, zero_where
+from regard.normalizers.base import (
+    Normalizer,
+    Reference,
+    entropy_term,
+    expectation,
+    without_empty_rows,
+    zero_where,
+)
 from regard.parameters import number
 
 
@@ -25,13 +32,21 @@ class Softmax(Normalizer):
         _check.positive("temperature", self.temperature)
 
     def weights(self, scores: Tensor, reference: Reference) -> Tensor:
-        tilted, empty = without_empty_rows(reference.counted(self.tempered(scores)))
+        tilted, empty = without_empty_rows(reference.counted(self.divide_by_temperature(scores)))
         return zero_where(tilted.softmax(-1), empty)
 
-    def tempered(self, scores: Tensor) -> Tensor:
+    def divide_by_temperature(self, scores: Tensor) -> Tensor:
         """s / T."""
-        return scores if isinstance(self.temperature, float) and self.temperature == 1.0 else scores / over_scores(self.temperature)
+        return (
+            scores
+            if isinstance(self.temperature, float) and self.temperature == 1.0
+            else scores / over_scores(self.temperature)
+        )
 
     def objective(self, weights: Tensor, scores: Tensor, reference: Reference) -> Tensor:
-        temperature = self.temperature.unsqueeze(-1) if isinstance(self.temperature, Tensor) else self.temperature
-        return expected(weights, scores) - temperature * entropy_term(weights, reference.log_counts).sum(-1)
+        temperature = (
+            self.temperature.unsqueeze(-1) if isinstance(self.temperature, Tensor) else self.temperature
+        )
+        return expectation(weights, scores) - temperature * entropy_term(weights, reference.log_counts).sum(
+            -1
+        )

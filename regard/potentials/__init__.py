@@ -4,7 +4,15 @@ from regard.potentials.additive import Additive
 from regard.potentials.base import FunctionPotential, Potential, Scaled, Sum
 from regard.potentials.distance import Gaussian, Laplace, StudentT
 from regard.potentials.dot import Bilinear, Cosine, Dot
-from regard.potentials.positions import Alibi, Buckets, Clipped, Logarithmic, PositionPotential, RelativeBias, Rotary
+from regard.potentials.positions import (
+    Alibi,
+    Buckets,
+    Clipped,
+    Logarithmic,
+    PositionPotential,
+    RelativeBias,
+    Rotary,
+)
 from regard.potentials.softcap import SoftCap
 
 __all__ = [

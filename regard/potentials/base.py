@@ -1,4 +1,6 @@
-"""Potential: the log of the interaction G(x, y) between a query point and a key point, with its small algebra."""
+"""Potential: the log of the interaction G(x, y) between a query point and a key point,
+with its small algebra.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard import _check
-from regard._heads import grouped_features, projected
+from regard._heads import match_key_heads, project_points
 from regard._object import Object
 from regard._types import Features, Scalar, over_scores
 from regard.errors import ArgumentError
@@ -22,7 +24,8 @@ class Potential(Object):
     """The score a(x, y) = log G(x, y). Two methods make a potential:
 
     `features` keeps of each token what pairs need (projections are taken once, not once a tile), and
-    `pair` compares the features of some queries with those of some keys. Sums and scalar multiples are potentials.
+    `pair` compares the features of some queries with those of some keys. Sums and scalar multiples are
+    potentials.
     """
 
     positional: ClassVar[bool | None] = None
@@ -30,13 +33,17 @@ class Potential(Object):
 
     @abstractmethod
     def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
-        """Per-token features of queries x (..., m, d) and keys y (..., n, d): two pytrees of tensors (..., tokens, c)."""
+        """Per-token features of queries x (..., m, d) and keys y (..., n, d): two pytrees of tensors (...,
+        tokens, c).
+        """
 
     @abstractmethod
     def pair(self, queries: Features, keys: Features) -> Tensor:
         """Scores (..., m, n) from features."""
 
-    def projections(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+    def projections(
+        self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor
+    ) -> tuple[Features, Features]:
         """Features as points of one space, which may be rotated there."""
         return self.features(x, y, x_marks, y_marks)
 
@@ -44,16 +51,19 @@ class Potential(Object):
         """Numbers held for each pair while scores are computed: what a tile costs."""
         return 1
 
-    def scores(self, x: Tensor, y: Tensor, x_marks: Tensor | None = None, y_marks: Tensor | None = None) -> Tensor:
+    def scores(
+        self, x: Tensor, y: Tensor, x_marks: Tensor | None = None, y_marks: Tensor | None = None
+    ) -> Tensor:
         """All scores (..., m, n), by the definition."""
         x_marks = torch.arange(x.shape[-2], device=x.device) if x_marks is None else x_marks
         y_marks = torch.arange(y.shape[-2], device=y.device) if y_marks is None else y_marks
         queries, keys = self.features(x, y, x_marks, y_marks)
-        return self.pair(queries, grouped_features(queries, keys))
+        return self.pair(queries, match_key_heads(queries, keys))
 
     @staticmethod
     def of(function: Callable[..., Tensor], *parameters: Tensor) -> Potential:
-        """A potential from a plain function of queries (..., m, 1, d), keys (..., 1, n, d) and the parameters; it returns (..., m, n).
+        """A potential from a plain function of queries (..., m, 1, d), keys (..., 1, n, d) and the
+        parameters; it returns (..., m, n).
 
         Tensors that are to be learned go in as parameters, so that every engine can see them.
         """
@@ -92,7 +102,9 @@ class Sum(Potential):
         pairs = [term.features(x, y, x_marks, y_marks) for term in self.terms]
         return tuple(queries for queries, _ in pairs), tuple(keys for _, keys in pairs)
 
-    def projections(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+    def projections(
+        self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor
+    ) -> tuple[Features, Features]:
         pairs = [term.projections(x, y, x_marks, y_marks) for term in self.terms]
         return tuple(queries for queries, _ in pairs), tuple(keys for _, keys in pairs)
 
@@ -120,7 +132,9 @@ class Scaled(Potential):
     def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
         return self.potential.features(x, y, x_marks, y_marks)
 
-    def projections(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+    def projections(
+        self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor
+    ) -> tuple[Features, Features]:
         return self.potential.projections(x, y, x_marks, y_marks)
 
     def pair(self, queries: Features, keys: Features) -> Tensor:
@@ -132,7 +146,9 @@ class Scaled(Potential):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FunctionPotential(Potential):
-    """a(x, y) = f(x, y, *parameters) for a plain Python function that broadcasts: (..., m, 1, d), (..., 1, n, d) -> (..., m, n)."""
+    """a(x, y) = f(x, y, *parameters) for a plain Python function that broadcasts: (..., m, 1, d), (..., 1,
+    n, d) -> (..., m, n).
+    """
 
     function: Callable[..., Tensor] = shared()
     parameters: tuple[Tensor, ...] = ()  # a function says nothing of what they are
@@ -146,7 +162,9 @@ class FunctionPotential(Potential):
         expected = (queries.shape[-2], keys.shape[-2])
         if not isinstance(scores, Tensor) or scores.shape[-2:] != expected:
             raise ArgumentError(
-                "function", f"returned {_check.describe(scores)}", f"return one score for each pair: (..., {expected[0]}, {expected[1]})"
+                "function",
+                f"returned {_check.describe(scores)}",
+                f"return one score for each pair: (..., {expected[0]}, {expected[1]})",
             )
         points = torch.broadcast_shapes(queries.shape[:-2], keys.shape[:-2])
         if not self.parameters and scores.shape[:-2] not in (points, torch.Size()):
@@ -174,17 +192,24 @@ def linear_terms(potential: Potential) -> list[tuple[Potential, Scalar]]:
 
 def of_terms(terms: list[tuple[Potential, Scalar]]) -> Potential | None:
     """Σ factor · term, None for no terms."""
-    scaled = [term if isinstance(factor, float) and factor == 1.0 else Scaled(term, factor) for term, factor in terms]
+    scaled = [
+        term if isinstance(factor, float) and factor == 1.0 else Scaled(term, factor)
+        for term, factor in terms
+    ]
     return None if not scaled else scaled[0] if len(scaled) == 1 else Sum(tuple(scaled))
 
 
 def simple_parts(potential: Potential) -> list[Potential]:
-    """The potentials that a potential is made of, and that are made of no others: leaves of sums, caps, ..."""
+    """The potentials that a potential is made of, and that are made of no others: leaves of sums, caps,
+    ...
+    """
     return [part for part in walk(potential) if isinstance(part, Potential) and not _inner(part)]
 
 
 def with_simple_parts(potential: Potential, change: Callable[[Potential], Potential]) -> Potential:
-    """The same potential with its simple parts replaced; refused where one may see tokens beside its parts."""
+    """The same potential with its simple parts replaced;
+    refused where one may see tokens beside its parts.
+    """
     if not _inner(potential):
         return change(potential)
     return with_parts(potential, Potential, lambda part: with_simple_parts(part, change))
@@ -203,7 +228,7 @@ def project(name: str, points: Tensor, weight: Tensor | None, bias: Tensor | Non
                 f"takes width {weight.shape[-2]} and the points have {points.shape[-1]}",
                 "give w (..., d, c) with d the width of the points",
             )
-        points = projected(points, weight)
+        points = project_points(points, weight)
     return points if bias is None else points + bias.unsqueeze(-2)
 
 
@@ -224,10 +249,14 @@ def project_both(
 def project_differences(
     x: Tensor, y: Tensor, w_q: Tensor | None, w_k: Tensor | None, b_q: Tensor | None, b_k: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys with the right differences q - k: from centered points, and in float64, so that no digits are lost."""
+    """Queries and keys with the right differences q - k: from centered points, and in float64,
+    so that no digits are lost.
+    """
     if (w_q is None and w_k is None) or not y.shape[-2] or x.shape[-1] != y.shape[-1]:
         return project_both(x, y, w_q, w_k, b_q, b_k)
-    kind = torch.float64 if x.dtype == torch.float32 else x.dtype  # a narrow bandwidth needs more digits than the points have
+    kind = (
+        torch.float64 if x.dtype == torch.float32 else x.dtype
+    )  # a narrow bandwidth needs more digits than the points have
     x, y = x.to(kind), y.to(kind)
     w_q, w_k, b_q, b_k = (None if t is None else t.to(kind) for t in (w_q, w_k, b_q, b_k))
     center = y.detach().mean(-2, keepdim=True)

@@ -1,4 +1,6 @@
-"""Potentials of the distance |q - k|: Gaussian (L2, metric, Mahalanobis), Laplace, Student-t (polynomial decay)."""
+"""Potentials of the distance |q - k|: Gaussian (L2, metric, Mahalanobis), Laplace,
+Student-t (polynomial decay).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from regard.potentials.base import Potential, project_both, project_differences
 
 
 class DistancePotential(Potential):
-    """A potential of q - k, with q and k the projected points. Abstract: it only says how points are projected."""
+    """A potential of q - k, with q and k the projected points.
+
+    Abstract: it only says how points are projected.
+    """
 
     positional: ClassVar[bool] = False
     w_q: Tensor | None
@@ -27,7 +32,9 @@ class DistancePotential(Potential):
     def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
         return project_differences(x, y, self.w_q, self.w_k, self.b_q, self.b_k)
 
-    def projections(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+    def projections(
+        self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor
+    ) -> tuple[Features, Features]:
         return project_both(x, y, self.w_q, self.w_k, self.b_q, self.b_k)
 
 
@@ -93,7 +100,9 @@ class StudentT(DistancePotential):
 
 
 class _Distances(torch.autograd.Function):
-    """|q_i - k_j| by direct differences, with derivatives that are zero where the distance is zero (a subgradient)."""
+    """|q_i - k_j| by direct differences, with derivatives that are zero where the distance is zero (a
+    subgradient).
+    """
 
     generate_vmap_rule = True
 
@@ -111,16 +120,18 @@ class _Distances(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         queries, keys, distance = ctx.saved_tensors
-        return _pulled(queries, keys, _over(gradient, distance))
+        return _pull(queries, keys, _over(gradient, distance))
 
     @staticmethod
     def jvp(ctx: Any, by_q: Tensor | None, by_k: Tensor | None) -> Tensor:
         with forward_rule(ctx) as (queries, keys, distance):
-            return _over(_pushed(queries, keys, by_q, by_k), distance)
+            return _over(_push(queries, keys, by_q, by_k), distance)
 
 
 class _SquaredDistances(torch.autograd.Function):
-    """|q_i - k_j|² by direct differences; a polynomial, so that its derivatives of any order are right at zero too."""
+    """|q_i - k_j|² by direct differences; a polynomial,
+    so that its derivatives of any order are right at zero too.
+    """
 
     generate_vmap_rule = True
 
@@ -138,30 +149,34 @@ class _SquaredDistances(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         queries, keys = ctx.saved_tensors
-        return _pulled(queries, keys, 2 * gradient)
+        return _pull(queries, keys, 2 * gradient)
 
     @staticmethod
     def jvp(ctx: Any, by_q: Tensor | None, by_k: Tensor | None) -> Tensor:
         with forward_rule(ctx) as (queries, keys):
-            return 2 * _pushed(queries, keys, by_q, by_k)
+            return 2 * _push(queries, keys, by_q, by_k)
 
 
 def _over(change: Tensor, distance: Tensor) -> Tensor:
     """change / distance, zero where the distance is zero."""
     apart = distance > 0
-    return torch.where(apart, change / torch.where(apart, distance, torch.ones_like(distance)), torch.zeros_like(change))
+    return torch.where(
+        apart, change / torch.where(apart, distance, torch.ones_like(distance)), torch.zeros_like(change)
+    )
 
 
-def _pulled(queries: Tensor, keys: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
+def _pull(queries: Tensor, keys: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
     """Σ_j pull_ij (q_i - k_j) and Σ_i pull_ij (k_j - q_i), as matrix products of centered points."""
     if 0 in keys.shape:
         return torch.zeros_like(queries), torch.zeros_like(keys)
     center = keys.detach().mean(-2, keepdim=True)  # a common shift changes nothing but rounding: take it out
     queries, keys = queries - center, keys - center
-    return queries * pull.sum(-1, keepdim=True) - pull @ keys, keys * pull.sum(-2).unsqueeze(-1) - pull.mT @ queries
+    return queries * pull.sum(-1, keepdim=True) - pull @ keys, keys * pull.sum(-2).unsqueeze(
+        -1
+    ) - pull.mT @ queries
 
 
-def _pushed(queries: Tensor, keys: Tensor, by_q: Tensor | None, by_k: Tensor | None) -> Tensor:
+def _push(queries: Tensor, keys: Tensor, by_q: Tensor | None, by_k: Tensor | None) -> Tensor:
     """(q_i - k_j)·(q'_i - k'_j), as matrix products of centered points."""
     center = keys.detach().mean(-2, keepdim=True) if keys.shape[-2] else keys.new_zeros(keys.shape[-1])
     queries, keys = queries - center, keys - center
@@ -175,10 +190,14 @@ def _pushed(queries: Tensor, keys: Tensor, by_q: Tensor | None, by_k: Tensor | N
 
 
 def _by_products(queries: Tensor, keys: Tensor) -> Tensor:
-    """|q|² + |k|² - 2 q·k in float64, for inputs of lower precision: all their digits, at the speed of a matrix product."""
+    """|q|² + |k|² - 2 q·k in float64, for inputs of lower precision: all their digits,
+    at the speed of a matrix product.
+    """
     center = keys.mean(-2, keepdim=True) if keys.shape[-2] else keys.new_zeros(keys.shape[-1])
     queries, keys = queries - center, keys - center
-    shrink = 1 - 8 * torch.finfo(torch.float64).eps  # what rounding leaves of a distance that is zero falls below zero, and is cut
+    shrink = (
+        1 - 8 * torch.finfo(torch.float64).eps
+    )  # what rounding leaves of a distance that is zero falls below zero, and is cut
     lengths_q, lengths_k = (shrink * z.square().sum(-1, keepdim=True) for z in (queries, keys))
     left = torch.cat([-2 * queries, lengths_q, torch.ones_like(lengths_q)], -1)
     right = torch.cat([keys, torch.ones_like(lengths_k), lengths_k], -1)
@@ -186,7 +205,9 @@ def _by_products(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def distances(queries: Tensor, keys: Tensor) -> Tensor:
-    """Euclidean distances (..., m, n) between rows, by direct differences: exact near zero and far from the origin."""
+    """Euclidean distances (..., m, n) between rows, by direct differences:
+    exact near zero and far from the origin.
+    """
     batch = torch.broadcast_shapes(queries.shape[:-2], keys.shape[:-2])
     return _Distances.apply(queries.expand(*batch, -1, -1), keys.expand(*batch, -1, -1))
 

@@ -81,7 +81,9 @@ class Cosine(Potential):
         _check.projections(self.w_q, self.w_k, self.b_q, self.b_k)
         _check.number("scale", self.scale)
         if not (math.isfinite(self.eps) and self.eps > 0):
-            raise ArgumentError("eps", f"is {self.eps}", "give a positive number: it keeps the score smooth at zero")
+            raise ArgumentError(
+                "eps", f"is {self.eps}", "give a positive number: it keeps the score smooth at zero"
+            )
 
     def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
         queries, keys = project_both(x, y, self.w_q, self.w_k, self.b_q, self.b_k)

@@ -1,4 +1,7 @@
-"""Positions as potentials: linear biases, relative-position tables, rotary positions. Positions are the marks of the tokens."""
+"""Positions as potentials: linear biases, relative-position tables, rotary positions.
+
+Positions are the marks of the tokens.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +28,22 @@ class PositionPotential(Potential):
 
     def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
         kind = torch.promote_types(x.dtype, torch.float32)
-        if 0 not in (x_marks.shape[-1], y_marks.shape[-1]):  # only differences count: from a near origin float32 holds them exactly
-            origin = torch.minimum(x_marks.detach().amin(-1, keepdim=True), y_marks.detach().amin(-1, keepdim=True))
+        if 0 not in (
+            x_marks.shape[-1],
+            y_marks.shape[-1],
+        ):  # only differences count: from a near origin float32 holds them exactly
+            origin = torch.minimum(
+                x_marks.detach().amin(-1, keepdim=True), y_marks.detach().amin(-1, keepdim=True)
+            )
             x_marks, y_marks = x_marks - origin, y_marks - origin
         return x_marks.unsqueeze(-1).to(kind), y_marks.unsqueeze(-1).to(kind)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Alibi(PositionPotential):
-    """a = -slope · |s - t| for a query at position s and a key at t (press2022). slope: a number, or one for each head (h,)."""
+    """a = -slope · |s - t| for a query at position s and a key at t (press2022). slope: a number,
+    or one for each head (h,).
+    """
 
     slope: Scalar = number()
 
@@ -80,7 +90,9 @@ class Clipped(Buckets):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Logarithmic(Buckets):
-    """The buckets of T5: exact for near offsets, logarithmic up to `farthest`, one for all beyond (raffel2020, 2.1)."""
+    """The buckets of T5: exact for near offsets, logarithmic up to `farthest`,
+    one for all beyond (raffel2020, 2.1).
+    """
 
     buckets: int = 32
     farthest: int = 128
@@ -103,7 +115,9 @@ class Logarithmic(Buckets):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RelativeBias(PositionPotential):
-    """a = table[bucket(t - s)]; table (..., count), one row for each head where there are heads (h, count)."""
+    """a = table[bucket(t - s)]; table (..., count), one row for each head where there are heads (h,
+    count).
+    """
 
     table: Tensor = parameter(rank=1)
     buckets: Buckets = part()
@@ -111,7 +125,9 @@ class RelativeBias(PositionPotential):
     def __post_init__(self) -> None:
         _check.parameter("table", self.table, 1, "(..., count)")
         if self.table.shape[-1] != self.buckets.count:
-            raise ArgumentError("table", f"has {self.table.shape[-1]} entries", f"{self.buckets!r} needs {self.buckets.count}")
+            raise ArgumentError(
+                "table", f"has {self.table.shape[-1]} entries", f"{self.buckets!r} needs {self.buckets.count}"
+            )
 
     def pair(self, queries: Features, keys: Features) -> Tensor:
         index = self.buckets.index(keys.mT - queries)
@@ -125,10 +141,11 @@ class RelativeBias(PositionPotential):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Rotary(Potential):
-    """The inner potential on projected points rotated by their positions: coordinate pairs turn by position · frequency (su2024).
+    """The inner potential on projected points rotated by their positions: coordinate pairs turn by position ·
+    frequency (su2024).
 
-    frequencies (f,) turn the first 2f coordinates; None means base^(-2i/c) on all of them. interleaved=False pairs
-    coordinate i with i + f (as in Llama and GPT-NeoX), True pairs 2i with 2i + 1.
+    frequencies (f,) turn the first 2f coordinates; None means base^(-2i/c) on all of them. interleaved=False
+    pairs coordinate i with i + f (as in Llama and GPT-NeoX), True pairs 2i with 2i + 1.
     """
 
     potential: Potential = part()
@@ -142,7 +159,9 @@ class Rotary(Potential):
         _check.parameter("frequencies", self.frequencies, 1, "(f,)")
         if not isinstance(self.potential, Potential):
             raise ArgumentError(
-                "potential", f"is a {type(self.potential).__name__}", "give the potential whose queries and keys are rotated"
+                "potential",
+                f"is a {type(self.potential).__name__}",
+                "give the potential whose queries and keys are rotated",
             )
 
     def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
@@ -150,7 +169,9 @@ class Rotary(Potential):
         if not (isinstance(queries, Tensor) and queries.dtype.is_floating_point):
             name = type(self.potential).__name__
             raise ArgumentError(
-                "potential", f"{name} has no single projected query to rotate", "wrap each term: Rotary(Dot(...)) + Alibi(...)"
+                "potential",
+                f"{name} has no single projected query to rotate",
+                "wrap each term: Rotary(Dot(...)) + Alibi(...)",
             )
         return self.rotate(queries, x_marks), self.rotate(keys, y_marks)
 
@@ -158,7 +179,9 @@ class Rotary(Potential):
         """Each coordinate pair of z (..., n, c) turned by its angle."""
         frequencies = self._frequencies(z)
         turning = 2 * frequencies.shape[-1]
-        angle = marks.unsqueeze(-1).double() * frequencies.double()  # a large angle in float32 has no digits left after the full turns
+        angle = (
+            marks.unsqueeze(-1).double() * frequencies.double()
+        )  # a large angle in float32 has no digits left after the full turns
         kind = torch.promote_types(z.dtype, torch.float32)
         cos, sin = angle.cos().to(kind), angle.sin().to(kind)
         rest = z[..., turning:]

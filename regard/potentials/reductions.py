@@ -2,8 +2,9 @@
 
     a(x_i, y_j) = scale · q_i·k_j + key_bias_j + row_bias_i + Σ residue(i, j)
 
-A softmax row does not see row_bias, so any fused dot-product kernel computes such a potential. The residue is what depends
-on positions only and has no such form (a table of relative biases, a symmetric distance of positions).
+A softmax row does not see row_bias, so any fused dot-product kernel computes such a potential. The residue is
+what depends on positions only and has no such form (a table of relative biases, a symmetric distance of
+positions).
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from regard.potentials.dot import Bilinear, Cosine, Dot
 from regard.potentials.positions import Alibi, PositionPotential, Rotary
 
 reduce = Verb("reduce")
-"""reduce.one(potential, queries, keys, causal) -> Reduction, or Refused where the scores have no such form."""
+"""reduce.one(potential, queries, keys, causal) -> Reduction,
+or Refused where the scores have no such form.
+"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,8 +49,8 @@ class Residue(Object):
 class Reduction(Object):
     """scale · q·k + key_bias + row_bias() + residues; the row bias is computed where it is asked for.
 
-    What is decided here: which part of a score is a product that a kernel can take, and which part is a bias on keys, on
-    queries or on pairs. amplitude: how large the terms of a score are that cancel.
+    What is decided here: which part of a score is a product that a kernel can take, and which part is a bias
+    on keys, on queries or on pairs. amplitude: how large the terms of a score are that cancel.
     """
 
     queries: Tensor
@@ -70,7 +73,9 @@ class Reduction(Object):
             return self
         scale = torch.as_tensor(self.scale, dtype=self.queries.dtype)
         root = over_scores(scale.abs().sqrt())
-        return self.replace(queries=self.queries * (over_scores(scale.sign()) * root), keys=self.keys * root, scale=1.0)
+        return self.replace(
+            queries=self.queries * (over_scores(scale.sign()) * root), keys=self.keys * root, scale=1.0
+        )
 
 
 @reduce.rule(Potential)
@@ -95,7 +100,9 @@ def _cosine(potential: Cosine, queries: Tensor, keys: Tensor, causal: bool) -> R
 
 @reduce.rule(Gaussian)
 def _gaussian(potential: Gaussian, queries: Tensor, keys: Tensor, causal: bool) -> Reduction:
-    """-|q-k|²/2b² = (q-c)·(k-c)/b² - |k-c|²/2b² - |q-c|²/2b²; the center c keeps the digits that an offset would cost."""
+    """-|q-k|²/2b² = (q-c)·(k-c)/b² - |k-c|²/2b² - |q-c|²/2b²;
+    the center c keeps the digits that an offset would cost.
+    """
     kind = torch.promote_types(queries.dtype, torch.float32)
     queries, keys = queries.to(kind), keys.to(kind)
     if keys.shape[-2]:
@@ -122,13 +129,17 @@ def _position(potential: PositionPotential, queries: Tensor, keys: Tensor, causa
 
 @reduce.rule(Alibi)
 def _alibi(potential: Alibi, queries: Tensor, keys: Tensor, causal: bool) -> Reduction:
-    """With a causal support -m(s - t) = m t - m s is a key bias; only while m·n leaves the digits that near keys need."""
+    """With a causal support -m(s - t) = m t - m s is a key bias;
+    only while m·n leaves the digits that near keys need.
+    """
     slope = _column(potential.slope)
     steep = torch.as_tensor(slope).detach().abs().max() * max(keys.shape[-2], 1)
     if not causal or _check.holds(steep * torch.finfo(keys.dtype).eps < 1e-6) is False:
         return _only_residue(potential, queries, keys)
     nothing = (queries[..., :0], keys[..., :0])
-    return Reduction(*nothing, 1.0, key_bias=slope * keys.squeeze(-1), row_bias=lambda: -slope * queries.squeeze(-1))
+    return Reduction(
+        *nothing, 1.0, key_bias=slope * keys.squeeze(-1), row_bias=lambda: -slope * queries.squeeze(-1)
+    )
 
 
 @reduce.rule(Rotary)
@@ -157,7 +168,9 @@ def _scaled(potential: Scaled, queries: Features, keys: Features, causal: bool) 
 
 @reduce.rule(Sum)
 def _sum(potential: Sum, queries: Features, keys: Features, causal: bool) -> Reduction | Refused:
-    parts = [reduce.one(term, q, k, causal) for term, q, k in zip(potential.terms, queries, keys, strict=True)]
+    parts = [
+        reduce.one(term, q, k, causal) for term, q, k in zip(potential.terms, queries, keys, strict=True)
+    ]
     for part in parts:
         if isinstance(part, Refused):
             return part
@@ -167,7 +180,9 @@ def _sum(potential: Sum, queries: Features, keys: Features, causal: bool) -> Red
         _beside([part.keys for part in folded]),
         1.0,
         _total([part.key_bias for part in folded]),
-        None if all(part.row_bias is None for part in folded) else lambda: _total([part.row_bias and part.row_bias() for part in folded]),
+        None
+        if all(part.row_bias is None for part in folded)
+        else lambda: _total([part.row_bias and part.row_bias() for part in folded]),
         tuple(residue for part in folded for residue in part.residues),
         _total([part.amplitude for part in folded]),
     )

@@ -28,7 +28,9 @@ class SoftCap(Potential):
     def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
         return self.potential.features(x, y, x_marks, y_marks)
 
-    def projections(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
+    def projections(
+        self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor
+    ) -> tuple[Features, Features]:
         return self.potential.projections(x, y, x_marks, y_marks)
 
     def pair(self, queries: Features, keys: Features) -> Tensor:

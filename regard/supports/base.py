@@ -1,4 +1,7 @@
-"""Support: which keys a query may see. A mask is the query's reference measure, not an option of an engine."""
+"""Support: which keys a query may see.
+
+A mask is the query's reference measure, not an option of an engine.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ EVERYTHING: Span = (-math.inf, math.inf)
 class Support(Object):
     """A relation between the marks of queries and the marks of keys; `&` intersects, `|` unites.
 
-    Because a support only looks at marks, permuting tokens together with their marks permutes the mask with them.
+    Because a support only looks at marks, permuting tokens together with their marks permutes the mask with
+    them.
     """
 
     @abstractmethod
@@ -28,7 +32,9 @@ class Support(Object):
         """True where a query may see a key: marks (..., m) and (..., n) -> (..., m, n), broadcastable."""
 
     def span(self, low: int, high: int) -> Span:
-        """A range of key marks that holds all that queries with marks in [low, high] may see; never too small."""
+        """A range of key marks that holds all that queries with marks in [low, high] may see;
+        never too small.
+        """
         return EVERYTHING
 
     def __and__(self, other: Support) -> Support:

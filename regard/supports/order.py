@@ -32,7 +32,9 @@ class Window(Support):
     def __post_init__(self) -> None:
         for name, reach in (("left", self.left), ("right", self.right)):
             if reach is not None and not reach >= 0:
-                raise ArgumentError(name, f"is {reach}", "give how far the window reaches, zero or more, or None for no limit")
+                raise ArgumentError(
+                    name, f"is {reach}", "give how far the window reaches, zero or more, or None for no limit"
+                )
 
     def allows(self, queries: Tensor, keys: Tensor) -> Tensor:
         offset = keys.unsqueeze(-2) - queries.unsqueeze(-1)

@@ -25,7 +25,11 @@ class Document(Support):
 
     def __post_init__(self) -> None:
         if not isinstance(self.ids, Tensor) or self.ids.dtype.is_floating_point or self.ids.ndim < 1:
-            raise ArgumentError("ids", f"is {_check.describe(self.ids)}", "give an integer tensor (..., N): the document of each token")
+            raise ArgumentError(
+                "ids",
+                f"is {_check.describe(self.ids)}",
+                "give an integer tensor (..., N): the document of each token",
+            )
 
     def allows(self, queries: Tensor, keys: Tensor) -> Tensor:
         column = self.ids.unsqueeze(-1)
@@ -34,15 +38,27 @@ class Document(Support):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Padding(Support):
-    """Every query sees the keys with marks below the length of their sequence. lengths (...): (batch, 1) where there are heads."""
+    """Every query sees the keys with marks below the length of their sequence. lengths (...): (batch,
+    1) where there are heads.
+    """
 
     lengths: Tensor = number()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.lengths, Tensor) or self.lengths.dtype.is_floating_point or self.lengths.dtype == torch.bool:
-            raise ArgumentError("lengths", f"is {_check.describe(self.lengths)}", "give an integer tensor (...): the number of real tokens")
+        if (
+            not isinstance(self.lengths, Tensor)
+            or self.lengths.dtype.is_floating_point
+            or self.lengths.dtype == torch.bool
+        ):
+            raise ArgumentError(
+                "lengths",
+                f"is {_check.describe(self.lengths)}",
+                "give an integer tensor (...): the number of real tokens",
+            )
         if _check.holds((self.lengths < 0).any()):
-            raise ArgumentError("lengths", "has negative entries", "give the number of real tokens, zero or more")
+            raise ArgumentError(
+                "lengths", "has negative entries", "give the number of real tokens, zero or more"
+            )
 
     def allows_keys(self, keys: Tensor) -> Tensor:
         """True for the keys that are not padding, (..., n)."""
@@ -61,7 +77,9 @@ class Where(Support):
     def __post_init__(self) -> None:
         if not isinstance(self.mask, Tensor) or self.mask.dtype != torch.bool or self.mask.ndim < 2:
             raise ArgumentError(
-                "mask", f"is {_check.describe(self.mask)}", "give a boolean tensor (..., m, n): True where a query may see a key"
+                "mask",
+                f"is {_check.describe(self.mask)}",
+                "give a boolean tensor (..., m, n): True where a query may see a key",
             )
 
     def allows(self, queries: Tensor, keys: Tensor) -> Tensor:

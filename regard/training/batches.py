@@ -1,4 +1,6 @@
-"""Windows of a text: which ones an update sees depends on the seed and its number alone, so that order needs no memory."""
+"""Windows of a text: the seed and the number of an update determine which ones it sees,
+so that a resumed training sees the same.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from regard.training.recipe import Recipe
 HELD_OUT_WINDOWS = 256
 """On how many windows the held-out loss is taken at most, spread over the text evenly."""
 STRIDE = 1_000_003
-"""Apart from each other: the random numbers of updates of one training, and of trainings with other seeds."""
+"""Factors that keep apart the random numbers of the updates of one training,
+and of trainings with other seeds.
+"""
 
 Batch = tuple[Tensor, Tensor]
 """Tokens (b, n) and the tokens that follow them."""
@@ -27,7 +31,9 @@ def held_out_batches(tokens: Tensor, recipe: Recipe) -> list[Batch]:
     """Windows that do not overlap, all of them or HELD_OUT_WINDOWS spread evenly, in batches."""
     count = (len(tokens) - 1) // recipe.context
     chosen = torch.linspace(0, count - 1, min(count, HELD_OUT_WINDOWS)).round().long()
-    return [_windows(tokens, starts, recipe.context) for starts in (chosen * recipe.context).split(recipe.batch)]
+    return [
+        _windows(tokens, starts, recipe.context) for starts in (chosen * recipe.context).split(recipe.batch)
+    ]
 
 
 def _windows(tokens: Tensor, starts: Tensor, context: int) -> Batch:

@@ -15,14 +15,18 @@ COPIES = 4
 """Of each weight while it trains: itself, its gradient, and two moments."""
 
 
-def built(recipe: Recipe, symbols: int) -> LanguageModel:
-    """The model of a recipe over so many different tokens; one that is too large is refused before it takes memory."""
+def build(recipe: Recipe, symbols: int) -> LanguageModel:
+    """The model of a recipe over so many different tokens;
+    one that is too large is refused before it takes memory.
+    """
     there = memory()
     of_weights, of_windows = COPIES * NUMBER * weight_count(recipe, symbols), window_bytes(recipe, symbols)
     if of_weights > there:
         raise _too_large("--width", recipe.width, of_weights, "a smaller one, or fewer --layers")
     if of_weights + of_windows > there:
-        raise _too_large("--batch", recipe.batch, of_weights + of_windows, "a smaller one, or a smaller --context")
+        raise _too_large(
+            "--batch", recipe.batch, of_weights + of_windows, "a smaller one, or a smaller --context"
+        )
     try:
         return _model(recipe, symbols)
     except (RuntimeError, MemoryError) as error:
@@ -32,13 +36,17 @@ def built(recipe: Recipe, symbols: int) -> LanguageModel:
 
 
 def weight_count(recipe: Recipe, symbols: int) -> int:
-    """2 s w of tokens in and out, 12 w² + 13 w of each layer (four maps of width w, two to and from 4 w, norms, biases), a last norm."""
+    """2 s w of tokens in and out, 12 w² + 13 w of each layer (four maps of width w, two to and from 4 w,
+    norms, biases), a last norm.
+    """
     width = recipe.width
     return 2 * symbols * width + recipe.layers * (12 * width**2 + 13 * width) + 2 * width
 
 
 def window_bytes(recipe: Recipe, symbols: int) -> int:
-    """What an update keeps of its windows at the least: scores of tokens and their gradient, two states of each layer."""
+    """What an update keeps of its windows at the least: scores of tokens and their gradient,
+    two states of each layer.
+    """
     return NUMBER * recipe.batch * recipe.context * 2 * (symbols + recipe.layers * recipe.width)
 
 
@@ -51,9 +59,14 @@ def memory() -> float:
 
 
 def _model(recipe: Recipe, symbols: int) -> LanguageModel:
-    return LanguageModel(Design(recipe.width, recipe.heads, positions=RotaryPositions()), symbols, recipe.layers, tied=False)
+    return LanguageModel(
+        Design(recipe.width, recipe.heads, positions=RotaryPositions()), symbols, recipe.layers, tied=False
+    )
 
 
 def _too_large(argument: str, value: int, needed: float, remedy: str) -> ArgumentError:
-    found = f"is {value}, and training takes at least {needed / 2**30:,.1f} GiB; this machine has {memory() / 2**30:,.1f}"
+    found = (
+        f"is {value}, and training takes at least {needed / 2**30:,.1f} GiB; this machine has "
+        f"{memory() / 2**30:,.1f}"
+    )
     return ArgumentError(argument, found, f"give {remedy}")

@@ -1,4 +1,6 @@
-"""Checkpoints: all that a training needs to go on bit for bit, written whole or not at all, in safetensors and JSON."""
+"""Checkpoints: all that a training needs to go on bit for bit, written whole or not at all,
+in safetensors and JSON.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ NAME = re.compile(f"{PREFIX}[0-9]+")
 FORMAT = 2
 """Of state.json; 1 had a checksum of its values, not of its bytes."""
 KEPT = 2
-"""How many checkpoints stay: one may be damaged by what no program sees."""
+"""How many checkpoints are kept: two, because a disk may damage one unnoticed."""
 AGAIN = "start again with another --out"
 
 
@@ -50,14 +52,18 @@ class Checkpoint:
         """What state.json says, once all files are found to be those it was written with."""
         content, found = self._read()
         if found["format"] != FORMAT:
-            raise ArgumentError("--resume", f"{self.path} has format {found['format']!r}, and this version reads {FORMAT}", AGAIN)
-        if content != _sealed(content[: -len(_seal(b""))]):
-            raise self.damaged(f"{STATE} was changed")
+            raise ArgumentError(
+                "--resume",
+                f"{self.path} has format {found['format']!r}, and this version reads {FORMAT}",
+                AGAIN,
+            )
+        if content != _with_checksum(content[: -len(_seal(b""))]):
+            raise self.damage_error(f"{STATE} was changed")
         if found["step"] != self.step:
-            raise self.damaged(f"its name says step {self.step}, its {STATE} step {found['step']}")
+            raise self.damage_error(f"its name says step {self.step}, its {STATE} step {found['step']}")
         for name, expected in found["sums"].items():
             if not (self.path / name).is_file() or _digest(self.path / name) != expected:
-                raise self.damaged(f"{name} is missing or was changed")
+                raise self.damage_error(f"{name} is missing or was changed")
         return found
 
     def _read(self) -> tuple[bytes, dict[str, Any]]:
@@ -67,9 +73,9 @@ class Checkpoint:
             found: dict[str, Any] = json.loads(content)
             return content, {name: found[name] for name in (*NEEDED, *found)}
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise self.damaged(f"{STATE} cannot be read") from error
+            raise self.damage_error(f"{STATE} cannot be read") from error
 
-    def damaged(self, what: str) -> ArgumentError:
+    def damage_error(self, what: str) -> ArgumentError:
         """What to do about a checkpoint that is not whole."""
         others = [other for other in checkpoints(self.path.parent) if other.step < self.step]
         remedy = f"remove {self.path}, and --resume goes on from {others[-1].path.name}" if others else AGAIN
@@ -83,7 +89,9 @@ def checkpoints(directory: Path) -> list[Checkpoint]:
 
 
 def write(directory: Path, step: int, fill: Callable[[Path], None], state: dict[str, Any]) -> Checkpoint:
-    """Fill a directory, add the state, make sure that the disk has it, and only then give it its name; then drop old ones."""
+    """Fill a directory, add the state, make sure that the disk has it, and only then give it its name;
+    then drop old ones.
+    """
     target = directory / f"{PREFIX}{step:06d}"
     made = directory / f"{UNFINISHED}{step}"
     try:
@@ -103,7 +111,8 @@ def write(directory: Path, step: int, fill: Callable[[Path], None], state: dict[
 
 @contextmanager
 def alone(directory: Path) -> Iterator[None]:
-    """Two trainings at once would take each other's files; the system forgets the lock of a process that is gone.
+    """Hold the lock of a training's directory, so that no second process writes there; the system releases
+    the lock of a process that ended.
 
     Where no checkpoint was written, what this made is removed again.
     """
@@ -112,8 +121,10 @@ def alone(directory: Path) -> Iterator[None]:
         directory.mkdir(parents=True, exist_ok=True)
         held = (directory / LOCK).open("w")
     with held as stream:
-        if not _locked(stream, directory / LOCK):
-            raise ArgumentError("--out", f"{directory} is in use by another training", "wait for it, or give another")
+        if not _own_lock(stream, directory / LOCK):
+            raise ArgumentError(
+                "--out", f"{directory} is in use by another training", "wait for it, or give another"
+            )
         try:
             yield
         finally:
@@ -126,7 +137,7 @@ def sweep(directory: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-def _locked(stream: IO[str], path: Path) -> bool:
+def _own_lock(stream: IO[str], path: Path) -> bool:
     """Whether the lock is ours, and the file is still the one that others will find."""
     if fcntl is None:
         return True
@@ -148,12 +159,20 @@ def _leave(directory: Path, new: list[Path]) -> None:
 
 def _write_state(made: Path, state: dict[str, Any]) -> None:
     files = sorted(path for path in made.rglob("*") if path.is_file())
-    whole = {"format": FORMAT, **state, "sums": {path.relative_to(made).as_posix(): _digest(path) for path in files}}
-    (made / STATE).write_bytes(_sealed(json.dumps(whole, ensure_ascii=False).encode().removesuffix(b"}")))
+    whole = {
+        "format": FORMAT,
+        **state,
+        "sums": {path.relative_to(made).as_posix(): _digest(path) for path in files},
+    }
+    (made / STATE).write_bytes(
+        _with_checksum(json.dumps(whole, ensure_ascii=False).encode().removesuffix(b"}"))
+    )
 
 
-def _sealed(body: bytes) -> bytes:
-    """A JSON object without its last brace, closed by the checksum of these very bytes: values may survive a change that bytes do not."""
+def _with_checksum(body: bytes) -> bytes:
+    """A JSON object without its last brace, closed by the checksum of these very bytes:
+    values may survive a change that bytes do not.
+    """
     return body + _seal(body)
 
 

@@ -18,11 +18,11 @@ from regard._files import write_whole, writing
 from regard._written import plain
 from regard.errors import ArgumentError, RegardError
 from regard.nn import Sampling, load, save
-from regard.nn.monitor import Monitor, RegularityWarning, monitor
+from regard.nn.monitors import Monitor, RegularityWarning, monitor
 from regard.nn.saving import read_tensors, write_tensors
 from regard.training import checkpoint as saved
 from regard.training.batches import Batch, batch_at, held_out_batches
-from regard.training.building import built
+from regard.training.building import build
 from regard.training.checkpoint import Checkpoint
 from regard.training.optimizer import LONGEST_GRADIENT, optimizer_of, restore, tensors_of
 from regard.training.recipe import Recipe
@@ -98,19 +98,23 @@ class Training:
             found = f"{directory} holds a training at step {kept[-1].step}"
             raise ArgumentError("--out", found, "add --resume to go on with it, or give another directory")
         torch.manual_seed(recipe.seed)
-        return cls(text, recipe, directory, built(recipe, len(text.alphabet)))
+        return cls(text, recipe, directory, build(recipe, len(text.alphabet)))
 
     @classmethod
     def resume(cls, directory: Path, given: dict[str, Any], data: Path | None = None) -> Training:
-        """Go on from the newest checkpoint; options and data that are given must be those it was made with."""
+        """Go on from the newest checkpoint; options and data that are given must be those it was made
+        with.
+        """
         kept = saved.checkpoints(directory)
         if not kept:
-            raise ArgumentError("--resume", f"{directory} holds no checkpoint", "leave it out to start a training there")
+            raise ArgumentError(
+                "--resume", f"{directory} holds no checkpoint", "leave it out to start a training there"
+            )
         state = kept[-1].state()
         recipe = Recipe(**state["recipe"])
         recipe.agrees(given)
         text = _same_text(state, recipe, data)
-        made = cls(text, recipe, directory, _loaded(kept[-1]))
+        made = cls(text, recipe, directory, _load(kept[-1]))
         made._restore(kept[-1], state)
         return made
 
@@ -138,7 +142,7 @@ class Training:
         try:
             made = saved.write(self.directory, self.step, self._fill, self._state())
         except OSError as error:
-            raise Unwritten(self._unwritten(error)) from error
+            raise Unwritten(self._write_failure(error)) from error
         self._newest = made.step
         return made
 
@@ -146,7 +150,10 @@ class Training:
         """The mean loss on held-out windows, in nats for each token."""
         self.model.eval()
         with torch.no_grad():
-            found = [(float(self._loss(batch)), batch[0].numel()) for batch in held_out_batches(self._held_out, self.recipe)]
+            found = [
+                (float(self._loss(batch)), batch[0].numel())
+                for batch in held_out_batches(self._held_out, self.recipe)
+            ]
         self.model.train()
         return math.fsum(loss * count for loss, count in found) / sum(count for _, count in found)
 
@@ -154,10 +161,15 @@ class Training:
         """Text of the model's own, from the first held-out token on; the same for the same weights."""
         model: Any = self.model.eval()
         found = self._held_out[:1].unsqueeze(0)
-        while found.shape[-1] <= SAMPLED:  # no longer than the windows it knows: each part goes on from the end of the last
+        while (
+            found.shape[-1] <= SAMPLED
+        ):  # no longer than the windows it knows: each part goes on from the end of the last
             start = found[:, -max(1, self.recipe.context // 2) :]
             new = model.generate(
-                start, self._room(start), sampling=Sampling(temperature=TEMPERATURE), seed=self.recipe.seed + found.shape[-1]
+                start,
+                self._room(start),
+                sampling=Sampling(temperature=TEMPERATURE),
+                seed=self.recipe.seed + found.shape[-1],
             )
             found = torch.cat([found, new[:, start.shape[-1] :]], -1)
         self.model.train()
@@ -168,7 +180,7 @@ class Training:
         return max(1, self.recipe.context - start.shape[-1])
 
     def _prepare(self) -> None:
-        """The directory as it was at the step that is next: nothing is written before the work begins."""
+        """Bring the directory back to the state at the step that comes next, just before the first event."""
         kept = saved.checkpoints(self.directory)
         if self._newest != (kept[-1].step if kept else None):
             found = f"{self.directory} was changed by another training since this one was made"
@@ -202,7 +214,7 @@ class Training:
         loss.backward()
         length = nn.utils.clip_grad_norm_(self.model.parameters(), LONGEST_GRADIENT)
         if not (math.isfinite(float(loss.detach())) and math.isfinite(float(length))):
-            raise Diverged(self._diverged(watch, batch, float(loss.detach())))
+            raise Diverged(self._divergence_report(watch, batch, float(loss.detach())))
         self.optimizer.step()
         return float(loss.detach())
 
@@ -219,7 +231,9 @@ class Training:
     def _milestone(self, watch: Monitor) -> Milestone:
         held_out = self.held_out_loss()
         if not math.isfinite(held_out):  # the last update spoiled the weights: they are not worth keeping
-            raise Diverged(self._diverged(watch, batch_at(self._own, self.recipe, self.step), held_out))
+            raise Diverged(
+                self._divergence_report(watch, batch_at(self._own, self.recipe, self.step), held_out)
+            )
         watch.jacobians()
         entry = plain(
             {
@@ -238,7 +252,7 @@ class Training:
         try:
             _append(self.directory / HISTORY, entry)
         except OSError as error:  # the checkpoint has the line too
-            raise Unwritten(self._unwritten(error)) from error
+            raise Unwritten(self._write_failure(error)) from error
         return Milestone(kept, entry, watch.table())
 
     def _fill(self, made: Path) -> None:
@@ -266,7 +280,7 @@ class Training:
         self._entry, self._measured, self._newest = state["entry"], state["measured"], kept.step
         self.remarks = [*_differences(state), *_unreadable(self.directory / HISTORY)]
 
-    def _diverged(self, watch: Monitor, batch: Batch, loss: float) -> str:
+    def _divergence_report(self, watch: Monitor, batch: Batch, loss: float) -> str:
         """What is known: where scores grew, on the batch itself, and where to go on from."""
         watch.look()
         self._loss(batch)
@@ -276,15 +290,23 @@ class Training:
         where = "no head stands out" if grown is None else str(grown)
         last = saved.checkpoints(self.directory)[-1].path
         return (
-            f"the loss or its gradient is not finite at step {watch.count} (loss {loss:.4g}); {where}; the last good checkpoint is {last}; "
+            f"the loss or its gradient is not finite at step {watch.count} (loss {loss:.4g}); {where}; the "
+            f"last good checkpoint is {last}; "
             "start another training with a lower --learning-rate"
         )
 
-    def _unwritten(self, error: OSError) -> str:
+    def _write_failure(self, error: OSError) -> str:
         kept = saved.checkpoints(self.directory)
-        whole = f"of step {kept[-1].step} is whole, and --resume goes on from it" if kept else "of the start is missing: begin again"
+        whole = (
+            f"of step {kept[-1].step} is whole, and --resume goes on from it"
+            if kept
+            else "of the start is missing: begin again"
+        )
         why = error.strerror or str(error)
-        return f"step {self.step} cannot be written to {self.directory} ({why}); the checkpoint {whole}; make room first"
+        return (
+            f"step {self.step} cannot be written to {self.directory} ({why}); the "
+            f"checkpoint {whole}; make room first"
+        )
 
 
 def _quietly(watch: Monitor, loss: float, counts: bool = True) -> list[str]:
@@ -304,11 +326,15 @@ def _same_text(state: dict[str, Any], recipe: Recipe, data: Path | None) -> Text
     text = Text.read(Path(state["data"]["path"]) if data is None else data, recipe.bytes)
     if text.fingerprint != state["data"]["sha256"]:
         found = f"{text.path} is not the text of this training, or was changed"
-        raise ArgumentError("--data", found, f"give that text ({state['data']['path']}), or start another training with another --out")
+        raise ArgumentError(
+            "--data",
+            found,
+            f"give that text ({state['data']['path']}), or start another training with another --out",
+        )
     return text
 
 
-def _loaded(kept: Checkpoint) -> nn.Module:
+def _load(kept: Checkpoint) -> nn.Module:
     model: nn.Module = load(kept.path / MODEL)
     return model.train()
 
@@ -317,7 +343,10 @@ def _differences(state: dict[str, Any]) -> Iterator[str]:
     """What keeps a resumed training from being the same bit for bit."""
     for what, now in (("threads", torch.get_num_threads()), ("torch", torch.__version__)):
         if state[what] != now:
-            yield f"not bit for bit: {what}: {state[what]} before, {now} now: sums in another order differ in their last digits"
+            yield (
+                f"not bit for bit: {what}: {state[what]} before, {now} now: sums in another order differ "
+                "in their last digits"
+            )
 
 
 def _append(path: Path, entry: dict[str, Any]) -> None:
@@ -333,7 +362,9 @@ def _unreadable(path: Path) -> Iterator[str]:
 
 
 def _lines(path: Path) -> list[bytes]:
-    """The lines of the history, and what follows the last; text has other ends of lines, which a sample may hold."""
+    """The lines of the history, and what follows the last; text has other ends of lines,
+    which a sample may hold.
+    """
     with writing(path.parent):
         return path.read_bytes().split(b"\n") if path.is_file() else []
 

@@ -36,6 +36,8 @@ def restore(model: nn.Module, optimizer: torch.optim.AdamW, tensors: dict[str, T
     """Put the moments and the random numbers back."""
     torch.set_rng_state(tensors[RANDOM])
     for name, parameter in model.named_parameters():
-        own: dict[str, Any] = {key.partition("/")[0]: value for key, value in tensors.items() if key.partition("/")[2] == name}
+        own: dict[str, Any] = {
+            key.partition("/")[0]: value for key, value in tensors.items() if key.partition("/")[2] == name
+        }
         if own:
             optimizer.state[parameter] = own

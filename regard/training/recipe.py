@@ -15,12 +15,16 @@ WARM_UP = 0.1
 """The share of all steps over which the learning rate rises, up to LONGEST_WARM_UP steps."""
 LARGEST_SEED = 2**31
 LARGEST_RATE = 1e30
-"""Far above all that train, and far enough below the largest single-precision number for what AdamW multiplies it with."""
+"""Far above all that train, and far enough below the largest single-precision number for what AdamW
+multiplies it with.
+"""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """steps: updates in all; every: updates between checkpoints; context: tokens in a window; batch: windows in an update."""
+    """steps: updates in all; every: updates between checkpoints; context: tokens in a window; batch:
+    windows in an update.
+    """
 
     steps: int = 2000
     width: int = 128
@@ -38,18 +42,30 @@ class Recipe:
             if (value := getattr(self, name)) < 1:
                 raise ArgumentError(option(name), f"is {value}", "give a positive number")
         if self.width % self.heads:
-            raise ArgumentError("--heads", f"is {self.heads}, which does not divide the width {self.width}", "choose heads that do")
+            raise ArgumentError(
+                "--heads",
+                f"is {self.heads}, which does not divide the width {self.width}",
+                "choose heads that do",
+            )
         if (self.width // self.heads) % 2:
             found = f"is {self.heads}, which gives heads of the odd width {self.width // self.heads}"
-            raise ArgumentError("--heads", found, "rotary positions turn pairs of coordinates: make width/heads even")
+            raise ArgumentError(
+                "--heads", found, "rotary positions turn pairs of coordinates: make width/heads even"
+            )
         if not 0 < self.learning_rate <= LARGEST_RATE:
             found = f"is {self.learning_rate}"
-            raise ArgumentError("--learning-rate", found, f"give a positive number, such as 0.001, and no more than {LARGEST_RATE:g}")
+            raise ArgumentError(
+                "--learning-rate",
+                found,
+                f"give a positive number, such as 0.001, and no more than {LARGEST_RATE:g}",
+            )
         if not 0 <= self.seed < LARGEST_SEED:
             raise ArgumentError("--seed", f"is {self.seed}", f"give a number from 0 to {LARGEST_SEED - 1}")
 
     def rate(self, step: int) -> float:
-        """The learning rate of update `step` (0, 1, ...): a straight rise, then half a cosine down to a tenth."""
+        """The learning rate of update `step` (0, 1, ...): a straight rise,
+        then half a cosine down to a tenth.
+        """
         rise = max(1, min(LONGEST_WARM_UP, int(WARM_UP * self.steps)))
         if step < rise:
             return self.learning_rate * (step + 1) / rise
@@ -69,7 +85,9 @@ class Recipe:
         for name, value in given.items():
             if value is not None and value != getattr(self, name):
                 found = f"is {value}, and the training in this directory has {getattr(self, name)}"
-                raise ArgumentError(option(name), found, "leave it out to go on, or start another training with another --out")
+                raise ArgumentError(
+                    option(name), found, "leave it out to go on, or start another training with another --out"
+                )
 
 
 def option(name: str) -> str:

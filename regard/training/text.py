@@ -44,7 +44,9 @@ class Alphabet:
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """tokens (n,): the whole text; path: where it was read; fingerprint: equal for equal bytes of the file."""
+    """tokens (n,): the whole text; path: where it was read; fingerprint:
+    equal for equal bytes of the file.
+    """
 
     tokens: Tensor
     alphabet: Alphabet
@@ -56,13 +58,21 @@ class Text:
         """The text in a file."""
         found = _content(path)
         alphabet, numbers = (Alphabet(None), list(found)) if as_bytes else _characters(found, path)
-        return cls(torch.tensor(numbers, dtype=torch.int64), alphabet, path.resolve(), hashlib.sha256(found).hexdigest())
+        return cls(
+            torch.tensor(numbers, dtype=torch.int64),
+            alphabet,
+            path.resolve(),
+            hashlib.sha256(found).hexdigest(),
+        )
 
     def split(self, context: int) -> tuple[Tensor, Tensor]:
         """What is trained on and what is held out: the end of the text, but no less than one window."""
         held = max(context + 1, int(HELD_OUT * len(self.tokens)))
         if len(self.tokens) < held + context + 1:
-            found = f"{self.path} has {len(self.tokens)} tokens, and a context of {context} needs {2 * context + 2}, half of them held out"
+            found = (
+                f"{self.path} has {len(self.tokens)} tokens, and a context of {context} needs "
+                f"{2 * context + 2}, half of them held out"
+            )
             raise ArgumentError("--data", found, "give a longer text, or a smaller --context")
         return self.tokens[:-held], self.tokens[-held:]
 
@@ -71,7 +81,9 @@ def _content(path: Path) -> bytes:
     try:
         found = path.read_bytes()
     except OSError as error:
-        raise ArgumentError("--data", f"{path} cannot be read ({error.strerror})", "give a file with text") from error
+        raise ArgumentError(
+            "--data", f"{path} cannot be read ({error.strerror})", "give a file with text"
+        ) from error
     if not found:
         raise ArgumentError("--data", f"{path} is empty", "give a file with text")
     return found
@@ -79,21 +91,29 @@ def _content(path: Path) -> bytes:
 
 def _characters(content: bytes, path: Path) -> tuple[Alphabet, list[int]]:
     """The characters of UTF-8, ends of lines as \\n."""
-    text = _decoded(content, path).replace("\r\n", "\n").replace("\r", "\n")
+    text = _decode(content, path).replace("\r\n", "\n").replace("\r", "\n")
     if not text.strip():
         raise ArgumentError("--data", f"{path} is empty but for blanks", "give a file with text")
     alphabet = Alphabet("".join(sorted(set(text))))
     return alphabet, alphabet.encode(text)
 
 
-def _decoded(content: bytes, path: Path) -> str:
+def _decode(content: bytes, path: Path) -> str:
     other = next((name for mark, name in MARKS.items() if content.startswith(mark)), None)
     if other is not None:
-        raise ArgumentError("--data", f"{path} is in {other}", f"write it in UTF-8: iconv -f {other} -t UTF-8 {path}")
+        raise ArgumentError(
+            "--data", f"{path} is in {other}", f"write it in UTF-8: iconv -f {other} -t UTF-8 {path}"
+        )
     if b"\0" in content:
-        raise ArgumentError("--data", f"{path} has zero bytes, as binary files do", "give a file with text, or train on --bytes")
+        raise ArgumentError(
+            "--data",
+            f"{path} has zero bytes, as binary files do",
+            "give a file with text, or train on --bytes",
+        )
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         found = f"{path} is not UTF-8 (byte {error.start} is 0x{content[error.start]:02x})"
-        raise ArgumentError("--data", found, "write it in UTF-8 (iconv does that), or train on --bytes") from error
+        raise ArgumentError(
+            "--data", found, "write it in UTF-8 (iconv does that), or train on --bytes"
+        ) from error

@@ -19,34 +19,38 @@ def test_scales_of_every_sign(scale, support):
     x, t = torch.randn(6, 16, dtype=D), torch.randn(6, 16, dtype=D)
     for potential in (r.Dot(scale=scale), scale * r.Cosine(scale=2.0), scale * r.Gaussian(bandwidth=2.0)):
         a = r.Attention(potential, support=support)
-        f = lambda x, a=a: r.apply(a, x, engine=r.ReferenceEngine())  # noqa: E731
+        f = lambda x, a=a: r.apply(a, x, engine=r.engines.ReferenceEngine())  # noqa: E731
         assert torch.allclose(a(x), f(x))
         jacobian = r.linearize(a, x)
         assert torch.allclose(jacobian.mv(t), jvp(f, (x,), (t,))[1], atol=1e-10)
         assert float(jacobian.norm(tolerance=1e-8)) == pytest.approx(dense_norm(f, x), rel=1e-7)
 
 
-RANDOM = r.PositiveRandom.draw(4, 16, 0, D)
+RANDOM = r.normalizers.PositiveRandom.draw(4, 16, 0, D)
 
 
 @pytest.mark.parametrize(
     ("feature_map", "potential"),
     [
-        (r.Elu(), r.Gaussian(bandwidth=1.5)),
-        (r.Elu(), r.Gaussian() + r.Dot()),
-        (r.Elu(), r.Rotary(r.Gaussian(bandwidth=2.0))),
+        (r.normalizers.Elu(), r.Gaussian(bandwidth=1.5)),
+        (r.normalizers.Elu(), r.Gaussian() + r.Dot()),
+        (r.normalizers.Elu(), r.Rotary(r.Gaussian(bandwidth=2.0))),
         (RANDOM, r.Gaussian(bandwidth=1.5)),
         (RANDOM, 0.5 * r.Gaussian()),
     ],
     ids=repr,
 )
 def test_linear_kernels_of_distances(feature_map, potential):
-    """φ(q)·φ(k) depends on the origin, which must not follow the data: not in a derivative, and not from the future."""
+    """φ(q)·φ(k) depends on the origin, which must not follow the data: not in a derivative,
+    and not from the future.
+    """
     a = r.Attention(potential, normalizer=r.LinearKernel(feature_map), support=r.Causal())
     x, t, step = torch.randn(6, 4, dtype=D), torch.randn(6, 4, dtype=D), 1e-5
-    for engine in (r.ReferenceEngine(), r.LinearEngine(), r.Tiled()):
+    for engine in (r.engines.ReferenceEngine(), r.engines.LinearEngine(), r.engines.Tiled()):
         f = lambda x, e=engine: r.apply(a, x, engine=e)  # noqa: E731
-        assert torch.allclose(jvp(f, (x,), (t,))[1], (f(x + step * t) - f(x - step * t)) / (2 * step), atol=1e-7)
+        assert torch.allclose(
+            jvp(f, (x,), (t,))[1], (f(x + step * t) - f(x - step * t)) / (2 * step), atol=1e-7
+        )
     later = x.clone()
     later[5] += 10
     assert torch.allclose(a(x)[:5], a(later)[:5])
@@ -69,7 +73,7 @@ def test_backward_without_a_graph_is_noticed(f):
     jacobian = r.linearize(f, torch.randn(4, 3, dtype=D))
     assert torch.isfinite(jacobian.rmv(torch.ones(4, 3, dtype=D))).all()
     for ask in (lambda: jacobian.mv(torch.ones(4, 3, dtype=D)), jacobian.norm, jacobian.norm_certificate):
-        with pytest.raises(r.ArgumentError, match="map"):
+        with pytest.raises(r.errors.ArgumentError, match="map"):
             ask()
 
 
@@ -89,7 +93,11 @@ def test_batches_of_functions(shape, f):
     x = torch.randn(*shape, dtype=D)
     jacobian = r.linearize(f, x, batch=1)
     exact = torch.tensor(
-        [dense_norm(lambda z, i=i: f(torch.cat([x[:i], z.unsqueeze(0), x[i + 1 :]]))[i], x[i]) for i in range(shape[0])], dtype=D
+        [
+            dense_norm(lambda z, i=i: f(torch.cat([x[:i], z.unsqueeze(0), x[i + 1 :]]))[i], x[i])
+            for i in range(shape[0])
+        ],
+        dtype=D,
     )
     assert torch.allclose(jacobian.norm(tolerance=1e-9).value, exact, rtol=1e-7)
     parts = jacobian.norm_certificate().parts
@@ -112,7 +120,9 @@ def test_extreme_sizes(size):
 
 def test_fewer_outputs_than_inputs():
     x = torch.randn(40, dtype=D)
-    assert float(r.linearize(lambda y: y.sin().sum().reshape(1), x).norm(tolerance=1e-9)) == pytest.approx(float(x.cos().norm()))
+    assert float(r.linearize(lambda y: y.sin().sum().reshape(1), x).norm(tolerance=1e-9)) == pytest.approx(
+        float(x.cos().norm())
+    )
     a, z = r.Attention(r.Dot(), r.Linear(torch.randn(18, 3, dtype=D))), torch.randn(1, 18, dtype=D)
     assert float(r.linearize(a, z).norm(tolerance=1e-9)) == pytest.approx(dense_norm(a, z))
 
@@ -134,7 +144,9 @@ def test_copies_of_singular_values():
         u, v = (torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=D))[0] for _ in range(2))
         matrix = u @ torch.diag(values) @ v.T
         count = int(torch.randint(1, n + 1, (), generator=generator))
-        found = r.linearize(lambda z, m=matrix: m @ z, torch.zeros(n, dtype=D)).singular(count, tolerance=1e-9, generator=generator)
+        found = r.linearize(lambda z, m=matrix: m @ z, torch.zeros(n, dtype=D)).singular(
+            count, tolerance=1e-9, generator=generator
+        )
         assert torch.allclose(found.value, values[:count], rtol=1e-6, atol=1e-9), (trial, values, found)
 
 
@@ -145,7 +157,13 @@ def test_what_happens_later_does_not_matter():
     before = function.second(t)
     x.mul_(3)
     w.mul_(2)
-    for ask in (lambda j: j.mv(t), lambda j: j.rmv(t), lambda j: j.second(t), lambda j: j.influence(), lambda j: j.block(1, 2)):
+    for ask in (
+        lambda j: j.mv(t),
+        lambda j: j.rmv(t),
+        lambda j: j.second(t),
+        lambda j: j.influence(),
+        lambda j: j.block(1, 2),
+    ):
         assert torch.allclose(ask(mine), ask(theirs))
     assert torch.equal(function.second(t), before)
     still = r.linearize(lambda z: z, x).mv(t)
@@ -156,11 +174,11 @@ def test_what_happens_later_does_not_matter():
 def test_products_are_not_differentiated_in_silence():
     x = torch.randn(5, 4, dtype=D)
     jacobian = r.linearize(r.Attention(r.Dot()), x)
-    with pytest.raises(r.ArgumentError, match="being differentiated"):
+    with pytest.raises(r.errors.ArgumentError, match="being differentiated"):
         jacrev(jacobian.mv)(x)
-    with pytest.raises(r.ArgumentError, match="being differentiated"):
+    with pytest.raises(r.errors.ArgumentError, match="being differentiated"):
         jacobian.rmv(x.clone().requires_grad_())
-    with pytest.raises(r.ArgumentError, match=r"transform of torch\.func"):
+    with pytest.raises(r.errors.ArgumentError, match=r"transform of torch\.func"):
         vmap(lambda z: r.linearize(r.Attention(r.Dot()), z).value)(x.unsqueeze(0))
 
 
@@ -191,8 +209,8 @@ def test_nothing(shape):
     assert jacobian.norm_certificate().value == 0
     assert jacobian.influence().numel() == shape[-2] ** 2 * (shape[0] if len(shape) == 3 else 1)
     assert float(jacobian.norm(r.TokenMax()).value.sum()) == 0
-    with pytest.raises(r.ArgumentError, match="context"):
-        r.row_statistics(r.Attention(r.Dot()), torch.randn(3, 4), torch.zeros(0, 4))
+    with pytest.raises(r.errors.ArgumentError, match="context"):
+        r.derive.row_statistics(r.Attention(r.Dot()), torch.randn(3, 4), torch.zeros(0, 4))
 
 
 def test_values_that_do_not_depend_on_the_batch():

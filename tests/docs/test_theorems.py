@@ -35,7 +35,7 @@ def test_the_pages_are_what_the_script_writes(make: ModuleType) -> None:
 
 def test_every_theorem_is_in_the_index_once(make: ModuleType) -> None:
     listed = re.findall(r"^\| \[(\w+)\]", make.index(), flags=re.MULTILINE)
-    assert sorted(listed) == sorted(regard.THEOREMS)
+    assert sorted(listed) == sorted(regard.theorems.THEOREMS)
 
 
 def test_links_lead_somewhere() -> None:
@@ -46,13 +46,15 @@ def test_links_lead_somewhere() -> None:
 
 def test_pictures_are_those_of_the_script(make: ModuleType) -> None:
     assert {path.stem for path in (PAGES / "pictures").glob("*.svg")} == set(make.PICTURES)
-    assert set(make.PICTURES) <= set(regard.THEOREMS)
+    assert set(make.PICTURES) <= set(regard.theorems.THEOREMS)
 
 
-@pytest.mark.parametrize("name", sorted(regard.THEOREMS))
+@pytest.mark.parametrize("name", sorted(regard.theorems.THEOREMS))
 def test_formulas_survive_markdown(name: str, make: ModuleType) -> None:
-    """Dollars and braces come in pairs, and no backslash stands before a sign that Markdown would take for its own."""
-    theorem = regard.THEOREMS[name]
+    """Dollars and braces come in pairs, and no backslash stands before a sign that Markdown would take for
+    its own.
+    """
+    theorem = regard.theorems.THEOREMS[name]
     for text in (make.prose(theorem.statement), make.prose(theorem.proof)):
         pieces = text.replace("$$", "$").split("$")
         assert len(pieces) % 2 == 1

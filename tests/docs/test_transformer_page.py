@@ -1,4 +1,6 @@
-"""docs/transformer.md keeps what it promises: every section asserts something, and its links and its picture are there."""
+"""docs/transformer.md keeps what it promises: every section asserts something,
+and its links and its picture are there.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,11 @@ def test_sections_are_numbered() -> None:
 
 
 def test_every_section_asserts_something() -> None:
-    silent = [heading for heading, text in sections().items() if not re.search(r"^\s*(assert|close\()", code(text), flags=re.MULTILINE)]
+    silent = [
+        heading
+        for heading, text in sections().items()
+        if not re.search(r"^\s*(assert|close\()", code(text), flags=re.MULTILINE)
+    ]
     assert not silent
 
 
@@ -38,7 +44,9 @@ def code(text: str) -> str:
 
 def test_links_lead_somewhere() -> None:
     anchors = {anchor(heading) for heading in sections()}
-    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```", "", TEXT, flags=re.DOTALL | re.MULTILINE)):
+    for target in re.findall(
+        r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```", "", TEXT, flags=re.DOTALL | re.MULTILINE)
+    ):
         path, _, name = target.partition("#")
         assert (PAGE.parent / path).exists(), target
         assert path or name in anchors, target

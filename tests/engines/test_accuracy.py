@@ -1,4 +1,6 @@
-"""Accuracy is part of the meaning: float32 within 2e-6 of the float64 reference, for every engine, and hard Gaussians too."""
+"""Accuracy is part of the meaning: float32 within 2e-6 of the float64 reference, for every engine,
+and hard Gaussians too.
+"""
 
 import pytest
 import torch
@@ -6,7 +8,7 @@ import torch.utils._pytree as pytree
 
 import regard as r
 
-ENGINES = [r.Sdpa(), r.Tiled(), r.LinearEngine(), r.ReferenceEngine()]
+ENGINES = [r.engines.Sdpa(), r.engines.Tiled(), r.engines.LinearEngine(), r.engines.ReferenceEngine()]
 BENIGN = {
     "dot": {},
     "causal": {"support": r.Causal()},
@@ -19,7 +21,7 @@ BENIGN = {
     "rotary": {"potential": r.Rotary(r.Dot())},
     "alibi causal": {"potential": r.Dot() + r.Alibi.heads(2), "support": r.Causal()},
     "alibi": {"potential": r.Dot() + r.Alibi(0.5)},
-    "relative": {"potential": r.Dot() + r.RelativeBias(torch.linspace(-1, 1, 21), r.Clipped(10))},
+    "relative": {"potential": r.Dot() + r.RelativeBias(torch.linspace(-1, 1, 21), r.potentials.Clipped(10))},
     "softcap": {"potential": r.SoftCap(r.Dot(), 3.0)},
     "weights": {"log_weights": torch.linspace(-3, 3, 300)},
     "entmax": {"normalizer": r.Entmax(1.5)},
@@ -28,25 +30,31 @@ BENIGN = {
     "sparsemax": {"normalizer": r.Sparsemax()},
     "sigmoid": {"normalizer": r.Sigmoid()},
     "sinkhorn": {"normalizer": r.Sinkhorn(0.0, 8)},
-    "elu": {"normalizer": r.LinearKernel(r.Elu())},
-    "elu causal": {"normalizer": r.LinearKernel(r.Elu()), "support": r.Causal()},
+    "elu": {"normalizer": r.LinearKernel(r.normalizers.Elu())},
+    "elu causal": {"normalizer": r.LinearKernel(r.normalizers.Elu()), "support": r.Causal()},
 }
 
 
 def double(value):
-    return pytree.tree_map(lambda t: t.double() if isinstance(t, torch.Tensor) and t.dtype == torch.float32 else t, value)
+    return pytree.tree_map(
+        lambda t: t.double() if isinstance(t, torch.Tensor) and t.dtype == torch.float32 else t, value
+    )
 
 
 def errors(q, k, v, declared):
     """Largest error over largest output, for every engine that accepts."""
     exact = r.attend(
-        q.double(), k.double(), v.double(), engine=r.ReferenceEngine(), **{key: double(value) for key, value in declared.items()}
+        q.double(),
+        k.double(),
+        v.double(),
+        engine=r.engines.ReferenceEngine(),
+        **{key: double(value) for key, value in declared.items()},
     )
     found = {}
     for engine in ENGINES:
         try:
             out = r.attend(q, k, v, engine=engine, **declared)
-        except r.RefusalError:
+        except r.errors.RefusalError:
             continue
         assert out.dtype == q.dtype
         found[engine.name] = float((out.double() - exact).abs().max() / exact.abs().max())
@@ -84,26 +92,38 @@ def test_projections_keep_their_digits():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", ["dot", "gaussian", "laplace", "entmax", "sigmoid", "alibi", "weights", "elu", "sinkhorn", "additive"])
+@pytest.mark.parametrize(
+    "name",
+    ["dot", "gaussian", "laplace", "entmax", "sigmoid", "alibi", "weights", "elu", "sinkhorn", "additive"],
+)
 def test_half_precision(name, dtype):
-    """Half precisions work, return their dtype, and accumulate in float32: the error is that of rounding inputs and output."""
+    """Half precisions work, return their dtype, and accumulate in float32:
+    the error is that of rounding inputs and output.
+    """
     q, k, v = (torch.randn(2, 2, 300, 32).to(dtype) for _ in range(3))
     v = v + 1
-    declared = pytree.tree_map(lambda t: t.to(dtype) if isinstance(t, torch.Tensor) and t.is_floating_point() else t, BENIGN[name])
+    declared = pytree.tree_map(
+        lambda t: t.to(dtype) if isinstance(t, torch.Tensor) and t.is_floating_point() else t, BENIGN[name]
+    )
     exact = r.attend(
         q.double(),
         k.double(),
         v.double(),
-        engine=r.ReferenceEngine(),
-        **{key: pytree.tree_map(lambda t: t.double() if isinstance(t, torch.Tensor) else t, value) for key, value in declared.items()},
+        engine=r.engines.ReferenceEngine(),
+        **{
+            key: pytree.tree_map(lambda t: t.double() if isinstance(t, torch.Tensor) else t, value)
+            for key, value in declared.items()
+        },
     )
     for engine in ENGINES:
         try:
             out = r.attend(q, k, v, engine=engine, **declared)
-        except r.RefusalError:
+        except r.errors.RefusalError:
             continue
         assert out.dtype == dtype
-        assert (out.double() - exact).abs().max() / exact.abs().max() <= 6 * torch.finfo(dtype).eps, engine.name
+        assert (out.double() - exact).abs().max() / exact.abs().max() <= 6 * torch.finfo(dtype).eps, (
+            engine.name
+        )
 
 
 @pytest.mark.parametrize("name", ["gaussian", "laplace", "additive", "entmax", "sinkhorn", "alibi causal"])
@@ -113,8 +133,12 @@ def test_float32_gradients(name):
 
     def gradients(dtype, engine):
         inputs = [t.to(dtype).requires_grad_() for t in (q, k, v)]
-        declared = {key: double(value) if dtype == torch.float64 else value for key, value in BENIGN[name].items()}
+        declared = {
+            key: double(value) if dtype == torch.float64 else value for key, value in BENIGN[name].items()
+        }
         return torch.autograd.grad(r.attend(*inputs, engine=engine, **declared), inputs, upstream.to(dtype))
 
-    for mine, exact in zip(gradients(torch.float32, None), gradients(torch.float64, r.ReferenceEngine()), strict=True):
+    for mine, exact in zip(
+        gradients(torch.float32, None), gradients(torch.float64, r.engines.ReferenceEngine()), strict=True
+    ):
         assert (mine.double() - exact).abs().max() / exact.abs().max() < 1e-5

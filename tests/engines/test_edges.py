@@ -8,7 +8,13 @@ import torch
 import regard as r
 from tests.nouns import D
 
-ENGINES = [r.ReferenceEngine(), r.Sdpa(), r.Tiled(), r.Tiled(pairs=5), r.LinearEngine()]
+ENGINES = [
+    r.engines.ReferenceEngine(),
+    r.engines.Sdpa(),
+    r.engines.Tiled(),
+    r.engines.Tiled(pairs=5),
+    r.engines.LinearEngine(),
+]
 DECLARED = {
     "dot": {},
     "gaussian": {"potential": r.Gaussian()},
@@ -19,7 +25,7 @@ DECLARED = {
     "entmax": {"normalizer": r.Entmax(1.5)},
     "sparsemax": {"normalizer": r.Sparsemax()},
     "sigmoid": {"normalizer": r.Sigmoid()},
-    "elu": {"normalizer": r.LinearKernel(r.Elu())},
+    "elu": {"normalizer": r.LinearKernel(r.normalizers.Elu())},
     "sinkhorn": {"normalizer": r.Sinkhorn(0.0, 3)},
 }
 
@@ -30,14 +36,16 @@ def run(declared, q, k, v, **more):
         inputs = [t.detach().clone().requires_grad_() for t in (q, k, v)]
         try:
             out = r.attend(*inputs, engine=engine, **declared, **more)
-        except r.RefusalError:
+        except r.errors.RefusalError:
             continue
         yield engine, out, torch.autograd.grad(out.sum(), inputs, allow_unused=True)
 
 
 @pytest.mark.parametrize("name", DECLARED)
 def test_empty_support(name):
-    """Query 2 sees nothing: its output is zero, it has no gradient, and nothing is NaN, in every engine alike."""
+    """Query 2 sees nothing: its output is zero, it has no gradient, and nothing is NaN,
+    in every engine alike.
+    """
     q, k, v = (torch.randn(2, 5, 4, dtype=D) for _ in range(3))
     mask = torch.ones(5, 5, dtype=torch.bool)
     mask[2] = False
@@ -62,11 +70,17 @@ def test_weights_of_zero(name):
     q, k, v = (torch.randn(5, 4, dtype=D) for _ in range(3))
     gone = torch.tensor([0, -torch.inf, 0, 0, -torch.inf], dtype=D)
     kept = torch.tensor([0, 2, 3])
-    without = r.attend(q, k[kept], v[kept], engine=r.ReferenceEngine(), **DECLARED[name]) if name != "alibi" else None
+    without = (
+        r.attend(q, k[kept], v[kept], engine=r.engines.ReferenceEngine(), **DECLARED[name])
+        if name != "alibi"
+        else None
+    )
     for engine, out, gradients in run(DECLARED[name], q, k, v, log_weights=gone):
         assert without is None or torch.allclose(out, without, atol=1e-10), engine.name
         assert torch.equal(gradients[2][1], torch.zeros(4, dtype=D))
-    for engine, out, gradients in run(DECLARED[name], q, k, v, log_weights=torch.full((5,), -torch.inf, dtype=D)):
+    for engine, out, gradients in run(
+        DECLARED[name], q, k, v, log_weights=torch.full((5,), -torch.inf, dtype=D)
+    ):
         assert torch.equal(out, torch.zeros_like(out)), engine.name
         assert all(g is None or torch.isfinite(g).all() for g in gradients), engine.name
 
@@ -79,19 +93,31 @@ def test_few_tokens(name, m, n):
     assert out.shape == (2, m, 3)
     assert torch.isfinite(out).all()
     assert n > 0 or torch.equal(out, torch.zeros_like(out))
-    assert torch.isfinite(torch.autograd.grad(out.sum(), q, allow_unused=True, materialize_grads=True)[0]).all()
+    assert torch.isfinite(
+        torch.autograd.grad(out.sum(), q, allow_unused=True, materialize_grads=True)[0]
+    ).all()
 
 
 def test_empty_batch():
     assert r.attend(torch.randn(0, 5, 4), torch.randn(0, 6, 4), torch.randn(0, 6, 3)).shape == (0, 5, 3)
 
 
-@pytest.mark.parametrize("name", ["dot", "gaussian", "laplace", "entmax", "sparsemax", "sigmoid", "softcap", "alibi"])
+@pytest.mark.parametrize(
+    "name", ["dot", "gaussian", "laplace", "entmax", "sparsemax", "sigmoid", "softcap", "alibi"]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, D])
 def test_huge_logits(name, dtype):
     """Scores of ±1e4 and more saturate; they do not overflow."""
-    q, k, v = 1e3 * torch.randn(6, 4, dtype=dtype), 1e2 * torch.randn(7, 4, dtype=dtype), torch.randn(7, 3, dtype=dtype)
-    outputs = [out for _, out, gradients in run(DECLARED[name], q, k, v) if all(torch.isfinite(g).all() for g in gradients)]
+    q, k, v = (
+        1e3 * torch.randn(6, 4, dtype=dtype),
+        1e2 * torch.randn(7, 4, dtype=dtype),
+        torch.randn(7, 3, dtype=dtype),
+    )
+    outputs = [
+        out
+        for _, out, gradients in run(DECLARED[name], q, k, v)
+        if all(torch.isfinite(g).all() for g in gradients)
+    ]
     assert len(outputs) >= 3
     for out in outputs:
         assert torch.allclose(out, outputs[0], atol=1e-4)
@@ -121,7 +147,12 @@ def test_nan_propagates():
     """attend checks shapes, not values: a NaN in a query spoils its row and no other, as in torch."""
     q, k, v = (torch.randn(5, 4) for _ in range(3))
     q[1, 0] = torch.nan
-    for name, engine in (("dot", r.Tiled()), ("laplace", r.Tiled()), ("dot", r.ReferenceEngine()), ("entmax", r.Tiled())):
+    for name, engine in (
+        ("dot", r.engines.Tiled()),
+        ("laplace", r.engines.Tiled()),
+        ("dot", r.engines.ReferenceEngine()),
+        ("entmax", r.engines.Tiled()),
+    ):
         out = r.attend(q, k, v, engine=engine, **DECLARED[name])
         assert torch.isnan(out[1]).all()
         assert torch.isfinite(out[[0, 2, 3, 4]]).all()
@@ -135,7 +166,9 @@ def test_nan_propagates():
 
 
 def test_a_fall_back_to_all_pairs_is_said():
-    """No engine but the reference takes an empty problem's opposite: make every other engine refuse, and a warning follows."""
+    """No engine but the reference takes an empty problem's opposite: make every other engine refuse,
+    and a warning follows.
+    """
     from regard.compute.tensors import pose_tensors
 
     module = sys.modules["regard.compute.selection"]
@@ -144,7 +177,7 @@ def test_a_fall_back_to_all_pairs_is_said():
     problem = pose_tensors(q, q[:0], q[:0], r.Laplace(), r.Softmax(), r.Full(), None)
     large, module.LARGE = module.LARGE, -1
     try:
-        with pytest.warns(r.PerformanceWarning, match="explain"):
+        with pytest.warns(r.errors.PerformanceWarning, match="explain"):
             assert module.select(problem).engine.name == "reference"
     finally:
         module.LARGE = large

@@ -24,7 +24,7 @@ DECLARED = {
     "softcap": {"potential": r.SoftCap(r.Dot(), 2.0)},
     "entmax": {"normalizer": r.Entmax(1.5)},
     "sinkhorn": {"normalizer": r.Sinkhorn()},
-    "elu": {"normalizer": r.LinearKernel(r.Elu()), "support": r.Causal()},
+    "elu": {"normalizer": r.LinearKernel(r.normalizers.Elu()), "support": r.Causal()},
 }
 
 
@@ -50,7 +50,7 @@ def posed(declared, dtype=D, batch=(2, 3)):
 def test_a_plan_or_a_sentence(name):
     """Every engine gives one of the two; all plans agree, run twice, and leave the problem as it was."""
     problem = posed(DECLARED[name])
-    answers = {engine.name: engine.plan(problem) for engine in r.engines()}
+    answers = {engine.name: engine.plan(problem) for engine in r.engines.all_engines()}
     plans = [plan for plan in answers.values() if isinstance(plan, Plan)]
     assert len(plans) >= 2
     assert all(answer.why.endswith(".") for answer in answers.values() if isinstance(answer, Refused))
@@ -90,10 +90,10 @@ def test_decisions_are_fields_of_the_plan():
     assert causal.tiling is None
     assert not window.causal
     assert window.tiling is not None
-    tiled = r.Tiled(pairs=16).plan(posed({"potential": r.Laplace()}, batch=()))
+    tiled = r.engines.Tiled(pairs=16).plan(posed({"potential": r.Laplace()}, batch=()))
     assert tiled.tiling.rows == 7
     assert tiled.tiling.columns == 64
-    rows = r.Tiled(pairs=16).plan(posed({"normalizer": r.Entmax()}, batch=()))
+    rows = r.engines.Tiled(pairs=16).plan(posed({"normalizer": r.Entmax()}, batch=()))
     assert rows.tiling.rows == 2
     assert rows.tiling.columns is None
 
@@ -126,7 +126,7 @@ def test_rows_that_depend_on_each_other_are_not_cut():
     """A normalizer that couples rows and that no engine knows runs as it is defined."""
 
     @dataclass(frozen=True, eq=False, repr=False)
-    class Balanced(r.Normalizer):
+    class Balanced(r.normalizers.Normalizer):
         laws: ClassVar[bool] = False
         variational: ClassVar[bool] = False
         rowwise: ClassVar[bool] = False
@@ -141,15 +141,15 @@ def test_rows_that_depend_on_each_other_are_not_cut():
     assert "Balanced depend on each other" in explained.refusals["tiled"]
     expected = torch.softmax((x @ x.mT).flatten(), -1).reshape(6, 6) @ x
     assert torch.allclose(r.apply(attention, x), expected, atol=1e-12)
-    with pytest.raises(r.RefusalError, match="depend on each other"):
-        r.apply(attention, x, engine=r.Tiled(pairs=12))
+    with pytest.raises(r.errors.RefusalError, match="depend on each other"):
+        r.apply(attention, x, engine=r.engines.Tiled(pairs=12))
 
 
 @pytest.mark.parametrize("name", ["dot", "causal", "window", "padding", "gaussian", "weights"])
 @pytest.mark.parametrize("batch", [(), (3,), (2, 3), (2, 2, 3)])
 def test_other_devices_compute_the_same(name, batch):
     """What runs where there is no CPU kernel, run on a CPU: outputs and log-sum-exps."""
-    plan = r.Sdpa().plan(posed(DECLARED[name], batch=batch))
+    plan = r.engines.Sdpa().plan(posed(DECLARED[name], batch=batch))
     assert torch.allclose(plan.run_elsewhere(), plan.run(), atol=1e-12)
     mine = plan.call.restore_rows(plan.log_sum_exp_elsewhere())
     assert mine.shape == (*batch, 7)
@@ -161,6 +161,6 @@ def test_other_devices_compute_the_same(name, batch):
 
 def test_a_plan_is_offered_only_where_it_may_be():
     problem = posed({"potential": r.SoftCap(r.Dot(), 2.0)}, torch.float32)
-    assert isinstance(r.Flex().plan(problem), Plan)
-    assert isinstance(r.Flex().offer(problem), Refused)
-    assert isinstance(r.Tiled().offer(problem), Plan)
+    assert isinstance(r.engines.Flex().plan(problem), Plan)
+    assert isinstance(r.engines.Flex().offer(problem), Refused)
+    assert isinstance(r.engines.Tiled().offer(problem), Plan)

@@ -16,7 +16,7 @@ DECLARED = {
     "entmax": {"normalizer": r.Entmax(1.5)},
     "sigmoid": {"normalizer": r.Sigmoid()},
     "sinkhorn": {"normalizer": r.Sinkhorn(0.0, 3)},
-    "elu": {"normalizer": r.LinearKernel(r.Elu())},
+    "elu": {"normalizer": r.LinearKernel(r.normalizers.Elu())},
 }
 
 
@@ -40,7 +40,10 @@ def test_hessian_and_penalty():
         def energy(z, engine, attention=attention):
             return r.apply(attention, z, engine=engine).square().sum()
 
-        mine, theirs = (torch.autograd.functional.hessian(lambda z, e=e: energy(z, e), x) for e in (None, r.ReferenceEngine()))
+        mine, theirs = (
+            torch.autograd.functional.hessian(lambda z, e=e: energy(z, e), x)
+            for e in (None, r.engines.ReferenceEngine())
+        )
         assert theirs.abs().max() > 0.1
         assert torch.allclose(mine, theirs, atol=1e-8)
 
@@ -55,7 +58,9 @@ def test_free_energy_twice():
 
 
 def test_captured_tensors_are_not_lost():
-    """A function that captured a parameter runs where the gradient is kept, and says why; as a parameter it runs in tiles."""
+    """A function that captured a parameter runs where the gradient is kept, and says why;
+    as a parameter it runs in tiles.
+    """
     w = torch.tensor(0.5, requires_grad=True)
     x = torch.randn(5, 4)
     captured = r.Potential.of(lambda q, k: -w * (q - k).abs().sum(-1))
@@ -64,6 +69,8 @@ def test_captured_tensors_are_not_lost():
     assert "Potential.of(f, tensor)" in explained.refusals["tiled"]
     declared = r.Potential.of(lambda q, k, w: -w * (q - k).abs().sum(-1), w)
     assert r.explain(r.Attention(declared), x).engine.name == "tiled"
-    one, other = (torch.autograd.grad(r.attend(x, x, x, potential=p).square().sum(), w)[0] for p in (captured, declared))
+    one, other = (
+        torch.autograd.grad(r.attend(x, x, x, potential=p).square().sum(), w)[0] for p in (captured, declared)
+    )
     assert torch.allclose(one, other, atol=1e-5)
     assert one.abs() > 1e-3

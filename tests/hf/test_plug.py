@@ -15,7 +15,7 @@ from regard import hf
 from regard.hf.arguments import HARMLESS
 from regard.hf.plain import by_keys
 from regard.hf.plug import Plug
-from tests.audit.families import FAMILIES, ids
+from tests.audits.families import FAMILIES, ids
 
 LOWEST = torch.finfo(torch.float64).min
 
@@ -28,20 +28,26 @@ class Module(nn.Module):
         self.is_causal = is_causal
 
 
-def tensors(batch: int = 2, heads: int = 4, groups: int = 2, m: int = 6, n: int = 6) -> tuple[Tensor, Tensor, Tensor]:
+def tensors(
+    batch: int = 2, heads: int = 4, groups: int = 2, m: int = 6, n: int = 6
+) -> tuple[Tensor, Tensor, Tensor]:
     shapes = ((heads, m), (groups, n), (groups, n))
-    return tuple(torch.randn(batch, tokens, h, 8, dtype=torch.float64).transpose(1, 2) for h, tokens in shapes)
+    return tuple(
+        torch.randn(batch, tokens, h, 8, dtype=torch.float64).transpose(1, 2) for h, tokens in shapes
+    )
 
 
-def by_definition(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None = None, bias: Tensor | float = 0.0, **nouns: Any) -> Tensor:
+def by_definition(
+    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None = None, bias: Tensor | float = 0.0, **nouns: Any
+) -> Tensor:
     """The definition with repeated keys and the whole matrix, (batch, m, heads, e)."""
     k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
     scores = nouns.get("potential", r.Dot()).scores(q, k) + bias
-    weights = nouns.get("normalizer", r.Softmax()).weights(scores, r.Reference(None, allowed))
+    weights = nouns.get("normalizer", r.Softmax()).weights(scores, r.normalizers.Reference(None, allowed))
     return (weights @ v).transpose(1, 2)
 
 
-def plug(potential: r.Potential | None = None, normalizer: r.Normalizer = r.Softmax()) -> Plug:
+def plug(potential: r.Potential | None = None, normalizer: r.normalizers.Normalizer = r.Softmax()) -> Plug:
     return Plug(potential, normalizer, None)
 
 
@@ -67,7 +73,9 @@ def test_masks(name: str, form: str, moving: bool) -> None:
     given = (
         allowed
         if form == "boolean"
-        else torch.zeros(allowed.shape).double().masked_fill(~allowed, LOWEST if form == "lowest" else -math.inf)
+        else torch.zeros(allowed.shape)
+        .double()
+        .masked_fill(~allowed, LOWEST if form == "lowest" else -math.inf)
     )
     found, weights = plug()(Module(True), q, k, v, given)
     assert weights is None
@@ -77,7 +85,9 @@ def test_masks(name: str, form: str, moving: bool) -> None:
     assert (found[empty] == 0).all()
     if moving:
         toward = torch.randn_like(found)
-        for a, b in zip(*(torch.autograd.grad((out * toward).sum(), (q, k, v)) for out in (found, expected)), strict=True):
+        for a, b in zip(
+            *(torch.autograd.grad((out * toward).sum(), (q, k, v)) for out in (found, expected)), strict=True
+        ):
             torch.testing.assert_close(a, b)
 
 
@@ -113,7 +123,9 @@ def test_room_in_a_cache_is_not_read() -> None:
     k[:, :, 4:], v[:, :, 4:] = math.nan, math.nan
     bias = torch.randn(1, 4, 4, 6).double()
     found, _ = plug()(Module(True), q, k, v, None, position_bias=bias)
-    torch.testing.assert_close(found, by_definition(q, k[:, :, :4], v[:, :, :4], LOWER[:4, :4], bias[..., :4]))
+    torch.testing.assert_close(
+        found, by_definition(q, k[:, :, :4], v[:, :, :4], LOWER[:4, :4], bias[..., :4])
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -124,7 +136,9 @@ def test_windows_without_a_mask(causal: bool) -> None:
     torch.testing.assert_close(found, by_definition(q, k, v, band if causal else band | band.mT))
     wide, _ = plug()(Module(causal), q, k, v, None, sliding_window=6)
     torch.testing.assert_close(wide, by_definition(q, k, v, LOWER if causal else None))
-    with pytest.raises(r.ArgumentError, match="attention_mask: is None for 1 queries, 6 keys and a window of 3"):
+    with pytest.raises(
+        r.errors.ArgumentError, match="attention_mask: is None for 1 queries, 6 keys and a window of 3"
+    ):
         plug()(Module(causal), q[:, :, :1], k, v, None, sliding_window=3)
 
 
@@ -133,7 +147,9 @@ def test_scaling_softcap_bias_and_sinks() -> None:
     bias, sinks = torch.randn(1, 4, 6, 6).double(), torch.randn(4).double()
     found, _ = plug()(Module(), q, k, v, None, scaling=0.7, softcap=1.5, position_bias=bias, s_aux=sinks)
     potential = r.SoftCap(r.Dot(scale=0.7), 1.5)
-    torch.testing.assert_close(found, by_definition(q, k, v, None, bias, potential=potential, normalizer=r.SinkSoftmax(sinks)))
+    torch.testing.assert_close(
+        found, by_definition(q, k, v, None, bias, potential=potential, normalizer=r.SinkSoftmax(sinks))
+    )
 
 
 @pytest.mark.parametrize("mask", [None, "left", "heads"])
@@ -168,7 +184,7 @@ def test_dropout_has_the_right_mean_and_keeps_some() -> None:
 def test_unknown_arguments_are_refused_by_name() -> None:
     q, k, v = tensors()
     for name in ("cu_seq_lens_q", "indices", "head_mask", "cache", "something_new"):
-        with pytest.raises(r.ArgumentError, match=f"^{name}: .* does not know"):
+        with pytest.raises(r.errors.ArgumentError, match=f"^{name}: .* does not know"):
             plug()(Module(), q, k, v, None, **{name: torch.ones(1)})
     found, _ = plug()(Module(), q, k, v, None, something_new=None, **dict.fromkeys(HARMLESS, 1))
     torch.testing.assert_close(found, by_definition(q, k, v))
@@ -176,32 +192,43 @@ def test_unknown_arguments_are_refused_by_name() -> None:
 
 def test_refusals() -> None:
     q, k, v = tensors()
-    with pytest.raises(r.ArgumentError, match="attention_mask: has shape"):
+    with pytest.raises(r.errors.ArgumentError, match="attention_mask: has shape"):
         plug()(Module(), q, k, v, torch.ones(2, 6, dtype=torch.bool))
-    with pytest.raises(r.ArgumentError, match="attention_mask: is int64"):
+    with pytest.raises(r.errors.ArgumentError, match="attention_mask: is int64"):
         plug()(Module(), q, k, v, torch.ones(2, 1, 6, 6, dtype=torch.long))
-    with pytest.raises(r.ArgumentError, match="s_aux: are sinks and the normalizer is Sigmoid"):
+    with pytest.raises(r.errors.ArgumentError, match="s_aux: are sinks and the normalizer is Sigmoid"):
         plug(normalizer=r.Sigmoid(0.0))(Module(), q, k, v, None, s_aux=torch.zeros(4).double())
-    with pytest.raises(r.ArgumentError, match="s_aux: has shape"):
+    with pytest.raises(r.errors.ArgumentError, match="s_aux: has shape"):
         plug()(Module(), q, k, v, None, s_aux=torch.zeros(3).double())
-    with pytest.raises(r.ArgumentError, match="later queries change earlier rows"):
+    with pytest.raises(r.errors.ArgumentError, match="later queries change earlier rows"):
         plug(normalizer=r.Sinkhorn())(Module(True), q, k, v, MASKS["causal"])
-    with pytest.raises(r.ArgumentError, match="potential: reads positions, and nobody says those of 1 queries among 6 keys"):
+    with pytest.raises(
+        r.errors.ArgumentError,
+        match="potential: reads positions, and nobody says those of 1 queries among 6 keys",
+    ):
         plug(r.Dot() + r.Alibi(0.5))(Module(), q[:, :, :1], k, v, None)
     plug(r.Gaussian())(Module(), q[:, :, :1], k, v, None)
 
 
 def test_keys_are_not_repeated() -> None:
-    """One query of many heads over long keys: nothing nearly as large as the repeated keys is made, with gradients or without."""
+    """One query of many heads over long keys: nothing nearly as large as the repeated keys is made,
+    with gradients or without.
+    """
     q, k, v = torch.randn(2, 32, 1, 64), torch.randn(2, 2, 2048, 64), torch.randn(2, 2, 2048, 64)
     repeated = k.nbytes * 16
     for moving in (False, True):
         made: list[int] = []
 
         class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None, made: list[int] = made) -> Any:
+            def __torch_dispatch__(
+                self, func: Any, types: Any, args: Any = (), kwargs: Any = None, made: list[int] = made
+            ) -> Any:
                 out = func(*args, **(kwargs or {}))
-                made += [t.untyped_storage().nbytes() for t in (out if isinstance(out, tuple) else (out,)) if isinstance(t, Tensor)]
+                made += [
+                    t.untyped_storage().nbytes()
+                    for t in (out if isinstance(out, tuple) else (out,))
+                    if isinstance(t, Tensor)
+                ]
                 return out
 
         with Sizes():
@@ -213,12 +240,14 @@ def test_keys_are_not_repeated() -> None:
 def test_derivatives_of_second_order() -> None:
     """Which transformers' own fused attention does not have."""
     q, k, v = tensors(batch=1, m=3, n=3)
-    assert torch.autograd.gradgradcheck(lambda x: plug()(Module(True), x, k, v, None)[0], (q.requires_grad_(),))
+    assert torch.autograd.gradgradcheck(
+        lambda x: plug()(Module(True), x, k, v, None)[0], (q.requires_grad_(),)
+    )
 
 
 @pytest.mark.parametrize("name", ["", "sdpa", "my_flash", "a/b", "eager", 3, "paged|x", "flex_attention"])
 def test_names_that_mean_something_else(name: Any) -> None:
-    with pytest.raises(r.ArgumentError, match=r"^name: "):
+    with pytest.raises(r.errors.ArgumentError, match=r"^name: "):
         hf.register(name)
 
 
@@ -226,18 +255,18 @@ def test_names_of_others_are_left_alone() -> None:
     from transformers import AttentionInterface
 
     AttentionInterface.register("theirs", lambda *_: None)
-    with pytest.raises(r.ArgumentError, match="registered by somebody else"):
+    with pytest.raises(r.errors.ArgumentError, match="registered by somebody else"):
         hf.register("theirs")
 
 
 @pytest.mark.parametrize("arguments", [{"potential": "dot"}, {"normalizer": None}, {"record": True}])
 def test_arguments_of_register(arguments: dict[str, Any]) -> None:
-    with pytest.raises(r.ArgumentError, match=f"^{next(iter(arguments))}: "):
+    with pytest.raises(r.errors.ArgumentError, match=f"^{next(iter(arguments))}: "):
         hf.register(**arguments)
 
 
 def test_coupled_rows_are_not_recorded() -> None:
-    with pytest.raises(r.ArgumentError, match=r"^record: cannot read Sinkhorn"):
+    with pytest.raises(r.errors.ArgumentError, match=r"^record: cannot read Sinkhorn"):
         hf.register(normalizer=r.Sinkhorn(), record=hf.Recorder())
 
 
@@ -260,7 +289,7 @@ def test_registrations_coexist_and_replace() -> None:
 
 def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(r.MissingExtraError, match=r"regard\[hf\]"):
+    with pytest.raises(r.errors.MissingExtraError, match=r"regard\[hf\]"):
         hf.register()
 
 
@@ -293,7 +322,7 @@ def test_recorder_says_what_eager_weights_say(family: str) -> None:
 def test_recorder_sees_the_largest_logit_of_generation() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from tests.audit.families import LLAMA
+    from tests.audits.families import LLAMA
 
     recorder = hf.Recorder()
     model = LlamaForCausalLM(LlamaConfig(**LLAMA)).eval()

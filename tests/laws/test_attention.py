@@ -1,4 +1,6 @@
-"""The declaration: Proposition 9, the variational identity, weights as copies, permutations, moments, pytrees."""
+"""The declaration: Proposition 9, the variational identity, weights as copies, permutations, moments,
+pytrees.
+"""
 
 import math
 
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard as r
-from regard.compute.engine import Plan, engines
+from regard.compute.engine import Plan, all_engines
 from tests.nouns import LOOKUPS, NORMALIZERS, POTENTIALS, SUPPORTS, D
 
 
@@ -32,7 +34,9 @@ def test_proposition_9(potential, lookup):
     assert torch.allclose(attention(queries.points, keys.points), by_hand, atol=1e-11)
 
 
-@pytest.mark.parametrize("normalizer", [n for n, value in NORMALIZERS.items() if value.laws and value.rowwise])
+@pytest.mark.parametrize(
+    "normalizer", [n for n, value in NORMALIZERS.items() if value.laws and value.rowwise]
+)
 @pytest.mark.parametrize("support", ["full", "causal", "window"])
 def test_kernel_is_attention_for_every_law(normalizer, support):
     attention = r.Attention(r.Dot(), LOOKUPS["linear"], NORMALIZERS[normalizer], SUPPORTS[support])
@@ -59,13 +63,17 @@ def test_gibbs_variational_identity(seed, n, m, scale):
     assert torch.allclose(left, energy - divergence, atol=float(1e-12 * size))
     assert torch.allclose(attention.law_gap(nu, x, mu), divergence, atol=float(1e-12 * size))
     assert torch.allclose(attention.law_gap(row, x, mu), torch.zeros(m, dtype=D), atol=float(1e-12 * size))
-    assert ((nu - row).abs().sum(-1) <= (2 * attention.law_gap(nu, x, mu).clamp_min(0)).sqrt() + 1e-9).all()  # Pinsker
+    assert (
+        (nu - row).abs().sum(-1) <= (2 * attention.law_gap(nu, x, mu).clamp_min(0)).sqrt() + 1e-9
+    ).all()  # Pinsker
 
 
 @pytest.mark.parametrize("support", SUPPORTS)
 @pytest.mark.parametrize("potential", ["dot", "gaussian untied", "laplace", "alibi", "softcap"])
 def test_free_energy(potential, support):
-    """log μ(G) on what the query sees, the same from every engine; its gradient in the scores is the attention row."""
+    """log μ(G) on what the query sees, the same from every engine;
+    its gradient in the scores is the attention row.
+    """
     x = r.Measure(cloud(2, 1, 6, 4), cloud(2, 1, 6, seed=1))
     attention = r.Attention(POTENTIALS[potential], support=SUPPORTS[support])
     scores = attention.potential.scores(x.points, x.points)
@@ -83,16 +91,20 @@ def test_free_energy_differentiates_to_the_row():
         rows = torch.stack([torch.autograd.grad(e, log_weights, retain_graph=True)[0] for e in energy])
         weights = attention.kernel(r.Measure(y, log_weights.detach())).first.first(x).masses()
         share = log_weights.detach().softmax(-1)
-        assert torch.allclose(rows, weights - share, atol=1e-11)  # the measure is normalized, so the total is taken off
+        assert torch.allclose(
+            rows, weights - share, atol=1e-11
+        )  # the measure is normalized, so the total is taken off
     warm = r.Attention(r.Dot(), normalizer=r.Softmax(2.0))
-    assert torch.allclose(warm.free_energy(x, y), 2 * r.Attention(0.5 * r.Dot()).free_energy(x, y), atol=1e-11)
+    assert torch.allclose(
+        warm.free_energy(x, y), 2 * r.Attention(0.5 * r.Dot()).free_energy(x, y), atol=1e-11
+    )
 
 
 @pytest.mark.parametrize("normalizer", [n for n, v in NORMALIZERS.items() if v.variational and v.rowwise])
 def test_free_energy_of_other_normalizers_is_their_best_objective(normalizer):
     x = cloud(5, 4)
     attention = r.Attention(r.Dot(), normalizer=NORMALIZERS[normalizer])
-    plans = [engine.plan(_posed(attention, x)) for engine in engines() if engine.name != "flex"]
+    plans = [engine.plan(_posed(attention, x)) for engine in all_engines() if engine.name != "flex"]
     values = [plan.free_energy() for plan in plans if isinstance(plan, Plan)]
     assert len(values) >= 2
     for value in values[1:]:
@@ -112,7 +124,9 @@ def test_uniform_weights_are_no_weights(normalizer):
     assert torch.allclose(attention(r.Measure(x, torch.zeros(6, dtype=D))).points, attention(x), atol=1e-7)
 
 
-@pytest.mark.parametrize("potential", ["dot", "gaussian", "cosine", "laplace", "student", "additive", "bilinear", "function"])
+@pytest.mark.parametrize(
+    "potential", ["dot", "gaussian", "cosine", "laplace", "student", "additive", "bilinear", "function"]
+)
 def test_permutation_equivariance(potential):
     """Attention(P Q, R K, R V) = P Attention(Q, K, V), and self-attention is equivariant."""
     attention = r.Attention(POTENTIALS[potential], LOOKUPS["linear"])
@@ -124,7 +138,9 @@ def test_permutation_equivariance(potential):
 
 @pytest.mark.parametrize("potential", ["alibi", "relative logarithmic", "rotary"])
 def test_positions_break_the_symmetry(potential):
-    attention = r.Attention(r.Dot() + POTENTIALS[potential] if potential != "rotary" else POTENTIALS[potential])
+    attention = r.Attention(
+        r.Dot() + POTENTIALS[potential] if potential != "rotary" else POTENTIALS[potential]
+    )
     x, p = cloud(6, 4), torch.tensor([1, 0, 2, 3, 4, 5])
     assert not torch.allclose(attention(x[p]), attention(x)[p], atol=1e-3)
     assert torch.allclose(attention(r.Measure(x[p], marks=p)).points, attention(x)[p], atol=1e-12)
@@ -141,7 +157,9 @@ def test_moments():
     mode = plain.replace(moment=r.Mode())(x, y)
     values = LOOKUPS["linear"].values(y.points, None)
     assert torch.allclose(mode, values[(r.Dot().scores(x, y.points) + y.log_masses()).argmax(-1)])
-    draws = torch.stack([plain.replace(moment=r.Sample(torch.Generator().manual_seed(i)))(x, y) for i in range(4000)])
+    draws = torch.stack(
+        [plain.replace(moment=r.Sample(torch.Generator().manual_seed(i)))(x, y) for i in range(4000)]
+    )
     assert torch.allclose(draws.mean(0), plain(x, y), atol=0.15)
     again = [plain.replace(moment=r.Sample(torch.Generator().manual_seed(7)))(x, y) for _ in range(2)]
     assert torch.equal(*again)
@@ -168,11 +186,15 @@ def test_heads_broadcast():
     assert torch.allclose(heads[1], one, atol=1e-12)
     grouped = r.Attention(r.Dot(cloud(6, 4, 2), w_k), r.Linear(w_v))(x)
     assert grouped.shape == (6, 7, 5)
-    assert torch.allclose(grouped[3], r.Attention(r.Dot(cloud(6, 4, 2)[3], w_k[1]), r.Linear(w_v[1]))(x), atol=1e-12)
+    assert torch.allclose(
+        grouped[3], r.Attention(r.Dot(cloud(6, 4, 2)[3], w_k[1]), r.Linear(w_v[1]))(x), atol=1e-12
+    )
 
 
 def test_declarations_are_values():
-    attention = r.Attention(r.Dot(cloud(4, 3), cloud(4, 3, seed=1)), r.Linear(cloud(4, 2)), support=r.Causal())
+    attention = r.Attention(
+        r.Dot(cloud(4, 3), cloud(4, 3, seed=1)), r.Linear(cloud(4, 2)), support=r.Causal()
+    )
     leaves, tree = pytree.tree_flatten(attention)
     assert len(leaves) == 3
     rebuilt = pytree.tree_unflatten(leaves, tree)

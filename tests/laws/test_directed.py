@@ -1,4 +1,6 @@
-"""Numbers on one side of true ones: every operation against exact rationals, its counter of roundings, and where it underflows."""
+"""Numbers on one side of true ones: every operation against exact rationals, its counter of roundings,
+and where it underflows.
+"""
 
 import math
 from fractions import Fraction
@@ -17,7 +19,20 @@ from regard._enclosed import (
     largest_roots,
     spectral_norms,
 )
-from regard._upper import ELEMENTARY, TINY, UNIT, Lower, Upper, exact, exact_lower, relative_error, root, sizes, stack, total
+from regard._upper import (
+    ELEMENTARY,
+    TINY,
+    UNIT,
+    Lower,
+    Upper,
+    exact,
+    exact_lower,
+    relative_error,
+    root,
+    sizes,
+    stack,
+    total,
+)
 from tests.nouns import D
 
 U = Fraction(1, 2**53)
@@ -72,17 +87,30 @@ def test_counters_of_roundings():
     assert (Lower(numbers(3, 4), 3) @ Lower(numbers(4, 2), 5)).roundings == 13
     assert (low / a).roundings == (low / 2).roundings + 3 == 10
     assert (a - low).roundings == (low - a).roundings == 1
-    assert a.exp().roundings == a.expm1().roundings == a.tanh().roundings == a.sinh().roundings == ELEMENTARY == 16
-    assert [part.roundings for part in (a.amax(-1), a[0], a.unsqueeze(0), a.where(a.value > 0), a.minimum(b), stack([a, b]))] == [3] * 4 + [
-        5
-    ] * 2
+    assert (
+        a.exp().roundings
+        == a.expm1().roundings
+        == a.tanh().roundings
+        == a.sinh().roundings
+        == ELEMENTARY
+        == 16
+    )
+    assert [
+        part.roundings
+        for part in (a.amax(-1), a[0], a.unsqueeze(0), a.where(a.value > 0), a.minimum(b), stack([a, b]))
+    ] == [3] * 4 + [5] * 2
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_operations_against_rationals(seed):
-    """Bounds of sums, products, quotients, roots and norms of numbers that are exact: on their side, and within a few units."""
+    """Bounds of sums, products, quotients, roots and norms of numbers that are exact: on their side,
+    and within a few units.
+    """
     g = torch.Generator().manual_seed(seed)
-    x, y = (torch.rand(5, generator=g, dtype=D) * 10.0 ** torch.randint(-3, 4, (5,), generator=g) for _ in range(2))
+    x, y = (
+        torch.rand(5, generator=g, dtype=D) * 10.0 ** torch.randint(-3, 4, (5,), generator=g)
+        for _ in range(2)
+    )
     fx, fy = fractions(x), fractions(y)
     pairs = list(zip(fx, fy, strict=True))
     above, below = (exact(x), exact(y)), (exact_lower(x), exact_lower(y))
@@ -95,11 +123,19 @@ def test_operations_against_rationals(seed):
         (above[0].sum(), below[0].sum(), [sum(fx)]),
         (above[0].halved(), below[0].halved(), [a / 2 for a in fx]),
         (above[0].norm().square(), below[0].norm().square(), [sum(a * a for a in fx)]),
-        (above[0].unsqueeze(0) @ above[1].unsqueeze(-1), below[0].unsqueeze(0) @ below[1].unsqueeze(-1), [sum(a * b for a, b in pairs)]),
+        (
+            above[0].unsqueeze(0) @ above[1].unsqueeze(-1),
+            below[0].unsqueeze(0) @ below[1].unsqueeze(-1),
+            [sum(a * b for a, b in pairs)],
+        ),
         (above[0].minimum(above[1]), below[0].minimum(below[1]), [min(p) for p in pairs]),
         (above[0].maximum(above[1]), below[0].maximum(below[1]), [max(p) for p in pairs]),
         (above[0].amax(-1), below[0].amax(-1), [max(fx)]),
-        (total([above[0], above[1], above[0]]), below[0] + below[1] + below[0], [2 * a + b for a, b in pairs]),
+        (
+            total([above[0], above[1], above[0]]),
+            below[0] + below[1] + below[0],
+            [2 * a + b for a, b in pairs],
+        ),
     ]
     for high, low, truths in cases:
         for top, bottom, truth in zip(fractions(high.bound), fractions(low.bound), truths, strict=True):
@@ -114,12 +150,18 @@ def test_differences_against_rationals():
         g = torch.Generator().manual_seed(seed)
         x, y = (torch.rand(5, generator=g, dtype=D) for _ in range(2))
         for high, low, a, b in zip(
-            (exact(x) - exact_lower(y)).bound.tolist(), (exact_lower(x) - exact(y)).bound.tolist(), fractions(x), fractions(y), strict=True
+            (exact(x) - exact_lower(y)).bound.tolist(),
+            (exact_lower(x) - exact(y)).bound.tolist(),
+            fractions(x),
+            fractions(y),
+            strict=True,
         ):
             truth = max(a - b, Fraction(0))
             assert Fraction(low) <= truth <= Fraction(high) <= truth * (1 + 8 * U)
             assert truth * (1 - 8 * U) <= Fraction(low)
-        for high, low, a in zip((1 - exact_lower(x)).bound.tolist(), (1 - exact(x)).bound.tolist(), fractions(x), strict=True):
+        for high, low, a in zip(
+            (1 - exact_lower(x)).bound.tolist(), (1 - exact(x)).bound.tolist(), fractions(x), strict=True
+        ):
             assert Fraction(low) <= 1 - a <= Fraction(high) <= (1 - a) * (1 + 8 * U)
 
 
@@ -141,7 +183,12 @@ def test_products_that_underflow_do_not_vanish():
     assert (exact_lower(small) * exact_lower(small)).value == exact_lower(small).square().value == 0
     assert exact(5e-324).halved().value == TINY
     assert exact_lower(5e-324).halved().value == 0
-    assert float(exact(0.0) * exact(math.inf)) == float(exact(1.0) / Lower(0.0)) == float(exact(0.0) / Lower(0.0)) == math.inf
+    assert (
+        float(exact(0.0) * exact(math.inf))
+        == float(exact(1.0) / Lower(0.0))
+        == float(exact(0.0) / Lower(0.0))
+        == math.inf
+    )
     assert float(exact(0.0) * exact(1.0)) <= 2 * TINY
     assert (exact(1e-300) / exact_lower(1e100)).value == TINY
     assert float(exact_lower(0.0) / exact(0.0)) == float(exact_lower(1.0) / exact(math.inf)) == 0
@@ -157,9 +204,16 @@ def test_elementary_functions_against_sixty_digits():
     """Of the bound, and eight units in the last place for the function."""
     with mpmath.workdps(60):
         for value in (1e-9, 0.3, 2.0, 30.0):
-            for name, function in (("exp", mpmath.exp), ("expm1", mpmath.expm1), ("sinh", mpmath.sinh), ("tanh", mpmath.tanh)):
+            for name, function in (
+                ("exp", mpmath.exp),
+                ("expm1", mpmath.expm1),
+                ("sinh", mpmath.sinh),
+                ("tanh", mpmath.tanh),
+            ):
                 truth = function(mpmath.mpf(value))
-                assert truth * (1 + 14 * UNIT) <= float(getattr(exact(value), name)()) <= truth * (1 + 40 * UNIT)
+                assert (
+                    truth * (1 + 14 * UNIT) <= float(getattr(exact(value), name)()) <= truth * (1 + 40 * UNIT)
+                )
     assert float(exact(1000.0).exp()) == math.inf
 
 
@@ -199,7 +253,9 @@ def test_relative_errors_and_roots():
 
 @pytest.mark.parametrize("center", [-600.0, -3.0, 0.0, 0.4, 30.0])
 def test_enclosed_numbers(center):
-    """largest and smallest, e^x and σ(x), with the error and with more: on their side, and no farther than it takes."""
+    """largest and smallest, e^x and σ(x), with the error and with more: on their side,
+    and no farther than it takes.
+    """
     given = Numbers(torch.tensor([center, -math.inf], dtype=D), exact(1e-3))
     with mpmath.workdps(60):
         low, high = mpmath.mpf(center) - mpmath.mpf(1e-3), mpmath.mpf(center) + mpmath.mpf(1e-3)
@@ -213,7 +269,10 @@ def test_enclosed_numbers(center):
         def logistic(x):
             return 1 / (1 + mpmath.exp(-x))
 
-        for above, below, function in ((given.exp, given.exp_low, mpmath.exp), (given.logistic, given.logistic_low, logistic)):
+        for above, below, function in (
+            (given.exp, given.exp_low, mpmath.exp),
+            (given.logistic, given.logistic_low, logistic),
+        ):
             for extra, by in ((None, mpmath.mpf(0)), (exact(0.25), more)):
                 assert function(high + by) <= above(extra).bound[0].item() <= function(high + by) * close
                 assert function(low - by) / close <= below(extra).bound[0].item() <= function(low - by)

@@ -29,7 +29,9 @@ def test_support(name):
 
 
 def test_laws_can_fail():
-    """A potential that looks at its neighbors, one whose algebra lies, a normalizer that forgets the support: all are caught."""
+    """A potential that looks at its neighbors, one whose algebra lies,
+    a normalizer that forgets the support: all are caught.
+    """
 
     class Neighbors(r.Potential):
         def features(self, x, y, x_marks, y_marks):
@@ -41,7 +43,7 @@ def test_laws_can_fail():
     with pytest.raises(AssertionError, match="features of its tokens only"):
         check_potential(Neighbors())
 
-    class Forgetful(r.Normalizer):
+    class Forgetful(r.normalizers.Normalizer):
         laws, variational = True, False
 
         def weights(self, scores, reference):
@@ -50,7 +52,7 @@ def test_laws_can_fail():
     with pytest.raises(AssertionError, match="outside the support"):
         check_normalizer(Forgetful())
 
-    class Loud(r.Normalizer):
+    class Loud(r.normalizers.Normalizer):
         laws, variational = True, False
 
         def weights(self, scores, reference):
@@ -59,7 +61,7 @@ def test_laws_can_fail():
     with pytest.raises(AssertionError, match="rows sum to one"):
         check_normalizer(Loud())
 
-    class Narrow(r.Support):
+    class Narrow(r.supports.Support):
         def allows(self, queries, keys):
             return keys.unsqueeze(-2) <= queries.unsqueeze(-1)
 

@@ -1,4 +1,6 @@
-"""Nouns say what their tensors are: heads are found by declarations, and silence is refused with the line to add."""
+"""Nouns say what their tensors are: heads are found by declarations,
+and silence is refused with the line to add.
+"""
 
 import dataclasses
 import math
@@ -14,12 +16,26 @@ import regard as r
 from regard import maps
 from regard._object import Object
 from regard._round import outward, vector_norm_bound
-from regard.certify.scores import Form, Slopes, bilinear, slopes
-from regard.certify.subject import single_heads
-from regard.certify.theorems.composition import fold
 from regard.normalizers.linear import FeatureKernel, FeatureMap, _PlainGaussian
-from regard.parameters import KEY, Tokens, children, in_basis, leads, number, one_head, parameter, part, projection, shared, walk, width
+from regard.parameters import (
+    KEY,
+    Tokens,
+    children,
+    in_basis,
+    leads,
+    number,
+    one_head,
+    parameter,
+    part,
+    projection,
+    shared,
+    walk,
+    width,
+)
 from regard.potentials.base import FunctionPotential, linear_terms, simple_parts
+from regard.proofs.scores import Form, Slopes, bilinear, slopes
+from regard.proofs.subject import single_heads
+from regard.proofs.theorems.composition import fold
 from regard.testing import check_potential
 from tests import nouns
 
@@ -27,7 +43,10 @@ D = torch.float64
 
 
 class Salience(r.Potential):
-    """a(x, y) = x·y + u·y, one vector u (d,), or one for each head (h, d). Abstract: u is declared below, or is not."""
+    """a(x, y) = x·y + u·y, one vector u (d,), or one for each head (h, d).
+
+    Abstract: u is declared below, or is not.
+    """
 
     positional: ClassVar[bool] = False
     u: Tensor
@@ -78,7 +97,10 @@ def test_a_vector_for_each_head_is_counted_as_heads():
     found = r.certify(attention, DOMAIN, r.Frobenius())
     one = r.certify(r.Attention(Salient(vectors(64)[0])), DOMAIN, r.Frobenius())
     generator = torch.Generator().manual_seed(1)
-    points = [0.2 * torch.nn.functional.normalize(torch.randn(3, 4, generator=generator, dtype=D), dim=-1) for _ in range(20)]
+    points = [
+        0.2 * torch.nn.functional.normalize(torch.randn(3, 4, generator=generator, dtype=D), dim=-1)
+        for _ in range(20)
+    ]
     reached = max(jacobian_norm(attention, x) for x in points)
     attack = r.falsify(attention, DOMAIN, r.Frobenius(), steps=5, restarts=1).value
     assert 7.9 < max(reached, attack) <= found.value <= 1.3 * reached
@@ -93,7 +115,10 @@ def test_what_says_nothing_is_refused_with_the_line_to_add():
         r.deviation(attention, r.Neighborhood(torch.zeros(3, 4, dtype=D), 0.1), r.Frobenius()),
     ):
         assert math.isinf(found.value)
-        assert any("Silent.u: does not say which of its dimensions are heads" in why and line in why for why in found.refused)
+        assert any(
+            "Silent.u: does not say which of its dimensions are heads" in why and line in why
+            for why in found.refused
+        )
 
 
 AROUND = {
@@ -133,20 +158,41 @@ def test_what_says_nothing_runs():
 def kinds(*bases):
     """All final classes below these that a declaration may hold; engines have potentials of their own."""
     found = [kind for base in bases for kind in base.__subclasses__()]
-    own = [kind for kind in found if kind.__module__.startswith("regard.") and "__dataclass_params__" in vars(kind)]
-    return [kind for kind in own if not kind.__module__.startswith("regard.compute.")] + (kinds(*found) if found else [])
+    own = [
+        kind
+        for kind in found
+        if kind.__module__.startswith("regard.") and "__dataclass_params__" in vars(kind)
+    ]
+    return [kind for kind in own if not kind.__module__.startswith("regard.compute.")] + (
+        kinds(*found) if found else []
+    )
 
 
-NOUNS = {*kinds(r.Potential, r.Normalizer, r.Lookup, r.Support, r.Moment, FeatureMap, maps.Map), r.Attention}
+NOUNS = {
+    *kinds(
+        r.Potential,
+        r.normalizers.Normalizer,
+        r.lookups.Lookup,
+        r.supports.Support,
+        r.moments.Moment,
+        FeatureMap,
+        maps.Map,
+    ),
+    r.Attention,
+}
 PLAIN = {"bool", "int", "float", "None", "Buckets", "Activation"}
 
 
-@pytest.mark.parametrize("kind", sorted(NOUNS, key=lambda kind: kind.__name__), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", sorted(NOUNS, key=lambda kind: kind.__name__), ids=lambda kind: kind.__name__
+)
 def test_every_field_that_may_hold_tensors_says_what_it_is(kind):
     """All fields but plain numbers; the parameters of a function are what nobody can know."""
     for field in dataclasses.fields(kind):
         if not set(field.type.split(" | ")) <= PLAIN:
-            assert (KEY in field.metadata) != (kind is FunctionPotential and field.name == "parameters"), field.name
+            assert (KEY in field.metadata) != (kind is FunctionPotential and field.name == "parameters"), (
+                field.name
+            )
 
 
 def test_potentials_say_whether_they_look_at_marks():
@@ -238,7 +284,9 @@ def test_slopes_that_are_too_small_break_a_law():
 
     @slopes.rule(Steeper)
     def _flat(potential, ball):
-        return Slopes(ball.reach, 0.0, ball.radius, ball.reach, 2 * ball.radius * ball.reach, 0.0)  # u is forgotten
+        return Slopes(
+            ball.reach, 0.0, ball.radius, ball.reach, 2 * ball.radius * ball.reach, 0.0
+        )  # u is forgotten
 
     with pytest.raises(AssertionError, match="alpha is at least the slope in a key"):
         check_potential(Steeper(vectors(1, size=3.0)[0]))
@@ -250,7 +298,9 @@ def test_slopes_that_are_too_small_break_a_law():
     @bilinear.rule(Formed)
     def _wrong(potential, width):
         zero = torch.zeros(width, dtype=D)
-        return Form(torch.eye(width, dtype=D), zero, potential.u.double(), 0.0, 0.0, 0.0)  # u acts on keys, not on queries
+        return Form(
+            torch.eye(width, dtype=D), zero, potential.u.double(), 0.0, 0.0, 0.0
+        )  # u acts on keys, not on queries
 
     with pytest.raises(AssertionError, match="bilinear form is exact"):
         check_potential(Formed(vectors(1)[0]))
@@ -276,12 +326,18 @@ def test_a_bilinear_form_is_enough():
         return Form(torch.eye(width, dtype=D), zero, zero, 0.0, 0.0, 0.0)
 
     for norm in (r.Frobenius(), r.TokenMax(), r.Wasserstein(1.0)):
-        one, other = (r.certify(r.Attention(p), DOMAIN, norm).value for p in (Shifted(5.0), r.Bilinear(torch.eye(4, dtype=D))))
+        one, other = (
+            r.certify(r.Attention(p), DOMAIN, norm).value
+            for p in (Shifted(5.0), r.Bilinear(torch.eye(4, dtype=D)))
+        )
         assert one == pytest.approx(other, rel=1e-9)
     attention = r.Attention(Shifted(5.0), normalizer=r.Sigmoid(-5.0))
     found = r.certify(attention, DOMAIN, r.TokenMax()).value
     assert r.falsify(attention, DOMAIN, r.TokenMax(), steps=5, restarts=1).value <= found < math.inf
-    assert found == pytest.approx(r.certify(r.Attention(r.Dot(scale=1.0), normalizer=r.Sigmoid(0.0)), DOMAIN, r.TokenMax()).value, rel=1e-9)
+    assert found == pytest.approx(
+        r.certify(r.Attention(r.Dot(scale=1.0), normalizer=r.Sigmoid(0.0)), DOMAIN, r.TokenMax()).value,
+        rel=1e-9,
+    )
 
 
 def test_what_may_hide_tensors_must_say_that_it_has_no_heads():
@@ -310,7 +366,7 @@ def test_what_may_hide_tensors_must_say_that_it_has_no_heads():
 def test_functions_with_heads_take_them_as_parameters():
     u = vectors(3)[:, None, None, :]
     hidden = r.Potential.of(lambda x, y: (x * y).sum(-1) + (u * y).sum(-1))
-    with pytest.raises(r.ArgumentError, match="give tensors with heads as parameters"):
+    with pytest.raises(r.errors.ArgumentError, match="give tensors with heads as parameters"):
         r.Attention(hidden)(torch.zeros(5, 4, dtype=D))
     told = r.Attention(r.Potential.of(lambda x, y, u: (x * y).sum(-1) + (u * y).sum(-1), u))
     assert told(torch.zeros(5, 4, dtype=D)).shape == (3, 5, 4)
@@ -356,7 +412,10 @@ def _doubled(potential, ball):
 
 def test_positions_inside_an_unknown_potential_are_not_forgotten():
     hidden = r.Attention(Doubled(r.Dot() + r.Alibi(3.0)))
-    for norm, why in ((r.Frobenius(), "Doubled over a position bias"), (r.Wasserstein(1.0), "not functions of the law")):
+    for norm, why in (
+        (r.Frobenius(), "Doubled over a position bias"),
+        (r.Wasserstein(1.0), "not functions of the law"),
+    ):
         found = r.certify(hidden, DOMAIN, norm)
         assert math.isinf(found.value)
         assert any(why in sentence for sentence in found.refused)
@@ -382,8 +441,15 @@ def test_a_norm_layer_is_folded_into_parts_that_say_so():
     folded = fold(layer, r.Attention(Told(r.Dot(w, w)), r.Linear(w)))
     plain = maps.Normalize()(x)
     assert torch.allclose(folded(plain), r.Attention(2 * r.Dot(w, w), r.Linear(w))(layer(x)), atol=1e-12)
-    found = r.certify(maps.Compose((layer, r.Attention(Doubled(r.Dot(w, w)), r.Linear(w)))), r.Ball(1.0, tokens=3), r.TokenMax())
-    assert any("write `potential: Potential = part()`" in why for why in (*found.refused, *(w for o in found.others for w in o.refused)))
+    found = r.certify(
+        maps.Compose((layer, r.Attention(Doubled(r.Dot(w, w)), r.Linear(w)))),
+        r.Ball(1.0, tokens=3),
+        r.TokenMax(),
+    )
+    assert any(
+        "write `potential: Potential = part()`" in why
+        for why in (*found.refused, *(w for o in found.others for w in o.refused))
+    )
 
 
 def test_the_visitor():
@@ -391,13 +457,20 @@ def test_the_visitor():
     inner = r.Dot(w, w)
     potential = 0.5 * (r.Rotary(inner) + 2.0 * r.Alibi(torch.ones(2))) - r.SoftCap(r.Gaussian(), 3.0)
     assert [type(p) for p in simple_parts(potential)] == [r.Dot, r.Alibi, r.Gaussian]
-    assert [(type(term), factor) for term, factor in linear_terms(potential)] == [(r.Rotary, 0.5), (r.Alibi, 1.0), (r.SoftCap, -1.0)]
+    assert [(type(term), factor) for term, factor in linear_terms(potential)] == [
+        (r.Rotary, 0.5),
+        (r.Alibi, 1.0),
+        (r.SoftCap, -1.0),
+    ]
     assert [type(p) for p in walk(r.Rotary(inner))] == [r.Rotary, r.Dot]
     assert children(inner) == []
     assert width(r.Attention(potential)) == 4
     assert width(r.Attention(r.Bilinear(torch.ones(2, 5))), Tokens.QUERIES) == 2
     assert width(r.Attention(r.Bilinear(torch.ones(2, 5))), Tokens.KEYS) == 5
-    assert width(maps.FromQueries(r.Attention(r.Bilinear(torch.ones(2, 5))), torch.ones(3, 2)), Tokens.QUERIES) == 5
+    assert (
+        width(maps.FromQueries(r.Attention(r.Bilinear(torch.ones(2, 5))), torch.ones(3, 2)), Tokens.QUERIES)
+        == 5
+    )
     assert width(r.Attention(r.Dot())) is None
     turned = in_basis(inner, torch.eye(4, dtype=D)[:, :2])
     assert torch.equal(turned.w_q, w[:, :2])
@@ -405,7 +478,9 @@ def test_the_visitor():
 
 def test_what_is_proved_of_a_noun_is_not_inherited():
     """A dot product with something added is no dot product, though it would find the rules of one."""
-    with pytest.raises(TypeError, match=r"More derives from Dot, which is final: .*; derive it from Potential"):
+    with pytest.raises(
+        TypeError, match=r"More derives from Dot, which is final: .*; derive it from Potential"
+    ):
 
         class More(r.Dot):
             def pair(self, queries, keys):
@@ -413,9 +488,9 @@ def test_what_is_proved_of_a_noun_is_not_inherited():
 
 
 def test_a_rank_is_a_count():
-    with pytest.raises(r.ArgumentError, match="rank: is -1"):
+    with pytest.raises(r.errors.ArgumentError, match="rank: is -1"):
         parameter(rank=-1)
-    with pytest.raises(r.ArgumentError, match="widths: names 1 dimensions of 2"):
+    with pytest.raises(r.errors.ArgumentError, match="widths: names 1 dimensions of 2"):
         parameter(rank=2, widths=(Tokens.KEYS,))
 
 
@@ -426,5 +501,8 @@ def test_declarations_are_ordinary_fields():
         Salient()
     assert number(default=2.0).default == 2.0
     assert repr(r.Softmax()) == "Softmax()"
-    assert repr(FeatureKernel(r.Dot(), r.Elu())) == "FeatureKernel(potential=Dot(), feature_map=Elu())"
+    assert (
+        repr(FeatureKernel(r.Dot(), r.normalizers.Elu()))
+        == "FeatureKernel(potential=Dot(), feature_map=Elu())"
+    )
     assert isinstance(_PlainGaussian(1.0), Object)

@@ -35,7 +35,9 @@ def test_spectral_norm(shape, scale):
 
 
 def test_spectral_norm_exactly():
-    """Matrices whose norm is known without rounding: orthogonal times an integer, rank one, repeated values."""
+    """Matrices whose norm is known without rounding: orthogonal times an integer, rank one,
+    repeated values.
+    """
     hadamard = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=D)
     for _ in range(5):
         hadamard = torch.kron(hadamard, torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=D))
@@ -53,7 +55,10 @@ def test_against_rationals():
         matrix = torch.randn(4, 3, generator=torch.Generator().manual_seed(seed), dtype=D)
         rows = [[Fraction(v) for v in row] for row in matrix.tolist()]
         square = Fraction(spectral_norm_bound(matrix)) ** 2
-        gram = [[(square if i == j else 0) - sum(row[i] * row[j] for row in rows) for j in range(3)] for i in range(3)]
+        gram = [
+            [(square if i == j else 0) - sum(row[i] * row[j] for row in rows) for j in range(3)]
+            for i in range(3)
+        ]
         one = gram[0][0]
         two = one * gram[1][1] - gram[0][1] ** 2
         three = (
@@ -94,7 +99,9 @@ def test_up_is_the_next_number():
 @pytest.mark.parametrize("count", [1, 2, 7, 4000, 10**9, 2**40, 2**50])
 def test_gamma_is_attained(count):
     """At least k u/(1 - k u), and at most k u/(1 - 2 k u)."""
-    assert exact_gamma(count) <= Fraction(gamma(count)) <= count * UNIT / (1 - 2 * count * UNIT) * (1 + 4 * UNIT)
+    assert (
+        exact_gamma(count) <= Fraction(gamma(count)) <= count * UNIT / (1 - 2 * count * UNIT) * (1 + 4 * UNIT)
+    )
 
 
 def test_gamma_is_infinite_where_its_formula_is_negative():
@@ -113,7 +120,9 @@ def test_outward_adds_gamma_and_nothing_else(value, count):
 
 @pytest.mark.parametrize("value", [-700.0, -1.0, -1e-3, 0.0, 1e-3, 1 / 3, 20.0, 400.0, 708.9])
 def test_exponentials_of_rounded_bounds(value):
-    """A value that is a bound up to 1e-13 of itself, so e^value is up to 1e-13 |value|; the rest is rounding."""
+    """A value that is a bound up to 1e-13 of itself, so e^value is up to 1e-13 |value|;
+    the rest is rounding.
+    """
     with mpmath.workdps(60):
         least = mpmath.exp(mpmath.mpf(value) + abs(mpmath.mpf(value)) * mpmath.mpf(1e-13))
         assert least * (1 + 4e-13) <= exp_bound(value) <= least * (1 + 1e-12)
@@ -143,7 +152,9 @@ def test_lengths_count_every_rounding_of_a_long_sum():
 
 
 def test_squares_that_vanish_are_counted():
-    """Entries of 1e-170 beside one of 1e-90: their squares are zero in float64, and a thousand of them count."""
+    """Entries of 1e-170 beside one of 1e-90: their squares are zero in float64,
+    and a thousand of them count.
+    """
     vector = torch.tensor([1e-170], dtype=D).expand(1000)
     assert Fraction(frobenius_bound(vector)) ** 2 >= 1000 * Fraction(1e-170) ** 2
     assert frobenius_bound(vector) <= 1e-148
@@ -156,7 +167,9 @@ def test_lengths_of_what_has_none():
 
 
 def test_the_gram_matrix_rounds_down_and_the_bound_does_not():
-    """A column of ones and of numbers whose squares are below half a unit: float64 adds none of them to a sum of ones."""
+    """A column of ones and of numbers whose squares are below half a unit:
+    float64 adds none of them to a sum of ones.
+    """
     small = 0.97 * 2.0**-27
     column = torch.full((10**6, 1), small, dtype=D)
     column[:64] = 1.0
@@ -177,7 +190,9 @@ def test_the_norm_is_the_formula_of_its_proof(shape):
     level = near * (1 + Fraction(1e-13)) + size * size * Fraction(EPS) * near
     trace = size * level - sum(Fraction(v) for v in gram.diagonal().tolist())
     bend = exact_gamma(size + 2)
-    expected = level + bend / (1 - bend) * trace + 4 * UNIT * level + exact_square(tall) * exact_gamma(rows + 2)
+    expected = (
+        level + bend / (1 - bend) * trace + 4 * UNIT * level + exact_square(tall) * exact_gamma(rows + 2)
+    )
     assert abs(Fraction(spectral_norm_bound(matrix)) ** 2 / expected - 1) <= 24 * UNIT
 
 
@@ -214,21 +229,32 @@ def test_products_against_sixty_digits():
             largest = mpmath.sqrt(max(mpmath.eigsy(gram, eigvals_only=True)))
             sizes = math.prod(float(factor.norm()) for factor in factors)
             assert largest <= product_norm_bound(*factors) <= largest * (1 + 1e-12) + 2e-12 * sizes
-            assert largest <= product_norm_bound(None, *factors, None) <= largest * (1 + 1e-12) + 2e-12 * sizes
+            assert (
+                largest <= product_norm_bound(None, *factors, None) <= largest * (1 + 1e-12) + 2e-12 * sizes
+            )
 
 
 def test_a_product_of_nothing_is_the_identity():
     assert product_norm_bound() == product_norm_bound(None, None) == 1.0
 
 
-@pytest.mark.parametrize(("rows", "columns", "turned"), [(4, 2, False), (63, 2, False), (64, 2, True), (64, 32, True), (64, 34, False)])
+@pytest.mark.parametrize(
+    ("rows", "columns", "turned"),
+    [(4, 2, False), (63, 2, False), (64, 2, True), (64, 32, True), (64, 34, False)],
+)
 def test_a_product_that_cancels_leaves_its_rounding(rows, columns, turned):
-    """A (1, -1, 1, ...) = 0 where the columns of A are alike: the bound is |A|_F |B|_F (γ + 16 m n ε of a tall factor)."""
+    """A (1, -1, 1, ...) = 0 where the columns of A are alike:
+    the bound is |A|_F |B|_F (γ + 16 m n ε of a tall factor).
+    """
     first = torch.rand(rows, 1, generator=torch.Generator().manual_seed(0), dtype=D).expand(rows, columns)
     second = torch.tensor([1.0, -1.0], dtype=D).repeat(columns // 2).unsqueeze(-1)
     sizes = float(first.norm() * second.norm())
     expected = sizes * (float(exact_gamma(columns + 2)) + 16 * rows * columns * EPS * turned)
-    assert expected * (1 - 1e-9) <= product_norm_bound(first, second) <= expected * (1 + 1e-9) + 4 * sizes * EPS * turned
+    assert (
+        expected * (1 - 1e-9)
+        <= product_norm_bound(first, second)
+        <= expected * (1 + 1e-9) + 4 * sizes * EPS * turned
+    )
 
 
 def test_a_product_whose_digits_are_lost():

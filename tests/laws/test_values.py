@@ -37,7 +37,9 @@ def test_different_values_differ():
     assert r.Dot() != "Dot()"
     assert r.Softmax() == r.Softmax(1.0)
     assert r.Softmax() != r.Softmax(torch.tensor(1.0))
-    assert r.Attention(r.Dot(), support=r.Causal()) == r.Attention(r.Dot(), r.Identity(), r.Softmax(), r.Causal())
+    assert r.Attention(r.Dot(), support=r.Causal()) == r.Attention(
+        r.Dot(), r.Identity(), r.Softmax(), r.Causal()
+    )
     assert r.Ball(1.0, torch.zeros(3)) == r.Ball(1.0, torch.zeros(3))
     assert r.Measure(torch.ones(3, 2)) == r.Measure(torch.ones(3, 2))
     assert r.Dot() + r.Alibi(0.5) == r.Dot() + r.Alibi(0.5)
@@ -52,14 +54,17 @@ def test_numbers_dtype_shape_and_device_count():
     assert r.Dot(w, w) != r.Dot(w.unsqueeze(0), w)
     meta = torch.empty(3, 2, dtype=D, device="meta")
     assert r.Dot(meta, meta) == r.Dot(meta, meta)
-    assert r.Dot(meta, meta) != r.Dot(meta, torch.empty_like(meta))  # numbers that nobody can read are equal to none
+    assert r.Dot(meta, meta) != r.Dot(
+        meta, torch.empty_like(meta)
+    )  # numbers that nobody can read are equal to none
     assert r.Dot(w, w) != r.Dot(meta, meta)
 
 
 def test_nan_equals_nothing_but_the_same_tensor():
     nothing = torch.full((2, 2), math.nan)
     one, same, other = (
-        pytree.tree_map(lambda _, numbers=numbers: numbers, r.Bilinear(torch.ones(2, 2))) for numbers in (nothing, nothing, nothing.clone())
+        pytree.tree_map(lambda _, numbers=numbers: numbers, r.Bilinear(torch.ones(2, 2)))
+        for numbers in (nothing, nothing, nothing.clone())
     )
     assert one == same
     assert one != other
@@ -88,7 +93,9 @@ def test_transforms_compare_no_numbers():
         return one(point)
 
     mapped = torch.func.vmap(run)(x, w)
-    assert torch.allclose(mapped, torch.stack([r.Attention(r.Dot(b, b))(a) for a, b in zip(x, w, strict=True)]))
+    assert torch.allclose(
+        mapped, torch.stack([r.Attention(r.Dot(b, b))(a) for a, b in zip(x, w, strict=True)])
+    )
     structure = pytree.tree_structure(r.Attention(r.Dot(w[0], w[0])))
     assert structure == pytree.tree_structure(r.Attention(r.Dot(w[1], w[1])))
     assert structure != pytree.tree_structure(r.Attention(r.Dot(w[1], w[1]), support=r.Causal()))
@@ -110,16 +117,23 @@ def test_projections_come_first_and_biases_last(kind):
 
 
 @pytest.mark.parametrize("number", [2.0, 3, torch.tensor(2.0)])
-@pytest.mark.parametrize(("kind", "name"), [(r.Dot, "scale"), (r.Cosine, "scale"), (r.Gaussian, "bandwidth"), (r.Laplace, "bandwidth")])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(r.Dot, "scale"), (r.Cosine, "scale"), (r.Gaussian, "bandwidth"), (r.Laplace, "bandwidth")],
+)
 def test_a_number_is_no_projection(kind, name, number):
-    with pytest.raises(r.ArgumentError, match=f"w_q: is the number .* come first: name the number, e.g. {name}=..."):
+    with pytest.raises(
+        r.errors.ArgumentError, match=f"w_q: is the number .* come first: name the number, e.g. {name}=..."
+    ):
         kind(number)
-    with pytest.raises(r.ArgumentError, match="w_k: is the number"):
+    with pytest.raises(r.errors.ArgumentError, match="w_k: is the number"):
         kind(None, number)
 
 
 def test_scale_multiplies_and_temperature_divides():
     x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=D)
     scaled = r.attend(x, x, x, potential=r.Cosine(scale=4.0))
-    assert torch.allclose(scaled, r.attend(x, x, x, potential=r.Cosine(), normalizer=r.Softmax(temperature=0.25)), atol=1e-14)
+    assert torch.allclose(
+        scaled, r.attend(x, x, x, potential=r.Cosine(), normalizer=r.Softmax(temperature=0.25)), atol=1e-14
+    )
     assert torch.allclose(r.Dot(scale=3.0).scores(x, x), 3 * x @ x.mT)

@@ -1,4 +1,6 @@
-"""One sequence with one head, and every number of it by its definition in plain float64: nothing here is a bound."""
+"""One sequence with one head, and every number of it by its definition in plain float64:
+nothing here is a bound.
+"""
 
 import math
 from dataclasses import dataclass
@@ -6,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 import regard as r
-from regard.certify.near.heads import LocalHeads
-from regard.certify.subject import subject_of
+from regard.proofs.near.heads import LocalHeads
+from regard.proofs.subject import subject_of
 from tests.theorems.exact import D, generator, normal
 
 CLOSE = 1e-9

@@ -1,4 +1,6 @@
-"""Heads on a Frobenius ball: each part of the constant and of the move by its equation, and nothing of the ball goes beyond."""
+"""Heads on a Frobenius ball: each part of the constant and of the move by its equation,
+and nothing of the ball goes beyond.
+"""
 
 import math
 
@@ -7,8 +9,8 @@ import torch
 
 import regard as r
 from regard._upper import exact
-from regard.certify.near import ball as ball_file
-from regard.certify.near.ball import (
+from regard.proofs.near import ball as ball_file
+from regard.proofs.near.ball import (
     FrobeniusBall,
     _cumulant_factor,
     _warped,
@@ -18,8 +20,8 @@ from regard.certify.near.ball import (
     saturated_move,
     shifted_values,
 )
-from regard.certify.near.exponential import tail_over_square
-from regard.certify.near.frobenius import FrobeniusScores
+from regard.proofs.near.exponential import tail_over_square
+from regard.proofs.near.frobenius import FrobeniusScores
 from tests.near.sequence import CASES, D, is_close, plain, two, twos
 from tests.theorems.exact import generator, normal
 
@@ -41,7 +43,9 @@ def test_parts_of_the_constant(name, radius):
     """T_a + T_b + T_c + T_d of (N29) and (N30), and (N31) without the center."""
     s = plain(**CASES[name])
     scores, values, w, a = FrobeniusScores(s.local, radius), s.values, two(s.matrix), two(s.a)
-    chi, spread, own, top = (part.bound for part in (scores.relative, values.spread, s.local.own_spread, scores.apart))
+    chi, spread, own, top = (
+        part.bound for part in (scores.relative, values.spread, s.local.own_spread, scores.apart)
+    )
     t_a = w * min(float(scores.column) * float(chi.max()), float(scores.law_change))
     is_close(shifted_values(scores, values), t_a, rel=1e-8)
     alpha, law, z = off_diagonal(s.alpha), s.p, s.z.norm(dim=-1)
@@ -78,7 +82,9 @@ def test_parts_of_the_move(name, radius):
     """(N32): rows by b_i sd_i(ζ), gathered; and (N33), however large the ball."""
     s = plain(**CASES[name])
     scores, values, a, w = FrobeniusScores(s.local, radius), s.values, two(s.a), two(s.matrix)
-    spread, sigma, top, largest = (part.bound for part in (values.spread, scores.deviation, scores.top, values.largest))
+    spread, sigma, top, largest = (
+        part.bound for part in (values.spread, scores.deviation, scores.top, values.largest)
+    )
     parts = torch.zeros(s.n, dtype=D)
     for station in range(1, 7):
         laws = scores.laws.part(station / 6)
@@ -103,9 +109,11 @@ def test_parts_of_the_move(name, radius):
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("radius", [0.0, *RADII])
 def test_constants_and_moves_of_balls(radius, residual):
-    """From the center or without it; the derivative itself at radius zero; and moves in four pieces of a path."""
+    """From the center or without it; the derivative itself at radius zero;
+    and moves in four pieces of a path.
+    """
     s = plain(seed=3, residual=residual, values=not residual)
-    map = r.Residual(s.attention) if residual else s.attention
+    map = r.maps.Residual(s.attention) if residual else s.attention
     whole = FrobeniusBall(s.heads)
     jacobian = torch.func.jacrev(map)(s.x).reshape(s.x.numel() if residual else 8, -1)
     is_close(whole.norm, two(jacobian))
@@ -133,7 +141,9 @@ def test_constants_and_moves_of_balls(radius, residual):
 
 
 def test_the_norm_that_is_drawn_for(monkeypatch):
-    """Dixon's bound of four starts: above the norm, within what 128 powers leave; and its number where every start is exact."""
+    """Dixon's bound of four starts: above the norm, within what 128 powers leave;
+    and its number where every start is exact.
+    """
     s = plain(seed=3)
     exactly = float(FrobeniusBall(s.heads).norm)
     monkeypatch.setattr(ball_file, "DENSE", 5)
@@ -142,8 +152,8 @@ def test_the_norm_that_is_drawn_for(monkeypatch):
     assert exactly <= float(drawn.norm) <= 1.05 * exactly
     assert drawn.probability == 1 - 1e-6
     x = normal(generator(1), 1, 3)  # one token: the identity
-    from regard.certify.near.heads import LocalHeads
-    from regard.certify.subject import subject_of
+    from regard.proofs.near.heads import LocalHeads
+    from regard.proofs.subject import subject_of
 
     one = FrobeniusBall(LocalHeads(subject_of(r.Attention(r.Dot())), r.Neighborhood(x, 0.0)))
     monkeypatch.setattr(ball_file, "DENSE", 2)

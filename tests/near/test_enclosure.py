@@ -1,4 +1,6 @@
-"""How far scores of a head can move: each number of the enclosures by its equation, and no move of tokens goes beyond it."""
+"""How far scores of a head can move: each number of the enclosures by its equation,
+and no move of tokens goes beyond it.
+"""
 
 import math
 
@@ -6,10 +8,10 @@ import pytest
 import torch
 
 from regard._upper import Upper, exact
-from regard.certify.near.enclosure import Enclosure
-from regard.certify.near.frobenius import FrobeniusScores, symmetric_root
-from regard.certify.near.laws import Laws
-from regard.certify.near.radii import STATIONS, TokenRadii
+from regard.proofs.near.enclosure import Enclosure
+from regard.proofs.near.frobenius import FrobeniusScores, symmetric_root
+from regard.proofs.near.laws import Laws
+from regard.proofs.near.radii import STATIONS, TokenRadii
 from tests.near.sequence import CASES, D, is_close, plain, two, twos
 from tests.theorems.exact import generator, normal
 
@@ -123,7 +125,9 @@ def test_scores_over_a_ball(name, radius):
     is_close(found.laws.climb, climb)
     is_close(found.half, climb.amax(-1) / 2)
     own = twos(s.p.sqrt().unsqueeze(-1) * s.own)
-    sd = radius * (own.square() + (off * alpha.square()).amax(-1)).sqrt() + a * radius**2 * s.p.amax(-1).sqrt()
+    sd = (
+        radius * (own.square() + (off * alpha.square()).amax(-1)).sqrt() + a * radius**2 * s.p.amax(-1).sqrt()
+    )
     is_close(found.deviation, torch.minimum(torch.minimum(sd, climb.amax(-1) / 2), (reach * s.seen).amax(-1)))
 
 
@@ -198,7 +202,13 @@ def test_what_follows_from_the_enclosure(size):
         steep / (2 * min(bow, 0.4995) ** 0.5),
     )
     parts = torch.stack(
-        [boxed, steep * sigma, peak, torch.full_like(sigma, math.expm1(top) ** 0.5), torch.full_like(sigma, math.sinh(half))]
+        [
+            boxed,
+            steep * sigma,
+            peak,
+            torch.full_like(sigma, math.expm1(top) ** 0.5),
+            torch.full_like(sigma, math.sinh(half)),
+        ]
     )
     is_close(found.relative, parts.amin(0), rel=1e-5, abs=1e-13)
     is_close(found.swap, torch.full((4,), 2 * math.tanh(half / 2), dtype=D))
@@ -233,7 +243,9 @@ def test_stations_of_a_path():
             is_close(found.at(station).reach, found.reach.bound * station / 6)
             own = twos(part.high.bound.sqrt().unsqueeze(-1) * s.own)
             _, _, step, _, a = ingredients(s, RADII[:n])
-            keys, moved = (part.most(exact(values.square())).bound.sqrt() for values in (step, RADII[:n].expand(n, n)))
+            keys, moved = (
+                part.most(exact(values.square())).bound.sqrt() for values in (step, RADII[:n].expand(n, n))
+            )
             spread = RADII[:n] * own + keys + a * RADII[:n] * moved
             is_close(found.spreads[station - 1], torch.minimum(spread, found.half.bound), rel=1e-8)
             boxed = twos(part.high.bound.sqrt().unsqueeze(-1) * s.z)

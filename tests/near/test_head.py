@@ -1,4 +1,6 @@
-"""Facts of one head at one sequence: each is the number of its definition, and what rounding may change is counted as stated."""
+"""Facts of one head at one sequence: each is the number of its definition,
+and what rounding may change is counted as stated.
+"""
 
 import math
 
@@ -8,9 +10,9 @@ import torch
 
 import regard as r
 from regard._upper import UNIT, exact, relative_error
-from regard.certify.near.head import narrow_value_matrix, value_matrix
-from regard.certify.near.heads import LocalHeads
-from regard.certify.subject import Head, subject_of
+from regard.proofs.near.head import narrow_value_matrix, value_matrix
+from regard.proofs.near.heads import LocalHeads
+from regard.proofs.subject import Head, subject_of
 from tests.near.sequence import CASES, D, is_close, plain, two, twos
 from tests.theorems.exact import generator, normal
 
@@ -53,7 +55,9 @@ def test_tokens_and_slopes(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_values(name):
-    """|V|, z, its deviation, its largest length, half the diameter of values, and the forms (N15) and (N27)."""
+    """|V|, z, its deviation, its largest length, half the diameter of values,
+    and the forms (N15) and (N27).
+    """
     s = plain(**CASES[name])
     values = s.values
     is_close(values.w, two(s.matrix))
@@ -72,7 +76,9 @@ def test_values(name):
 
 
 def test_the_curvature_of_the_own_token_is_attained():
-    """|Σ_k P_k z_k (own_k·e)²| over unit e, on a grid of directions of the plane, is at most √λ and within a factor of it."""
+    """|Σ_k P_k z_k (own_k·e)²| over unit e, on a grid of directions of the plane,
+    is at most √λ and within a factor of it.
+    """
     s = plain(d=2, values=False, seed=5)
     angles = torch.linspace(0, math.pi, 2000, dtype=D)
     e = torch.stack([angles.cos(), angles.sin()])
@@ -86,7 +92,7 @@ def test_the_curvature_of_the_own_token_is_attained():
 @pytest.mark.parametrize("residual", [False, True])
 def test_the_jacobian_is_the_derivative(name, residual):
     s = plain(**CASES[name], residual=residual, values=not residual)
-    map = r.Residual(s.attention) if residual else s.attention
+    map = r.maps.Residual(s.attention) if residual else s.attention
     exactly = torch.func.jacrev(map)(s.x).permute(0, 2, 1, 3)  # (n, n, e, d)
     assert torch.allclose(s.heads.jacobian, exactly, atol=1e-11)
     tokens = torch.tensor([1])
@@ -124,13 +130,23 @@ def longest(vectors):
 
 
 def test_errors_of_scores_and_slopes():
-    """Of x, of c = Ax, of v = Aᵀx + β and of s = v·x: γ times the sizes they are made of, and what was off before."""
+    """Of x, of c = Ax, of v = Aᵀx + β and of s = v·x: γ times the sizes they are made of,
+    and what was off before.
+    """
     s = plain(seed=4)
     local, d = s.local, 3
     a, near, far = float(s.a.norm()), longest(s.away), longest(s.x)
     form = local  # the form itself is off as its own file says
-    off = relative_unit(2 + 4) * 0.5 * float(s.attention.potential.w_q.norm() * s.attention.potential.w_k.norm())
-    off_beta = relative_unit(2 + 4) * 0.5 * float(s.attention.potential.w_k.norm() * s.attention.potential.b_q.norm())
+    off = (
+        relative_unit(2 + 4)
+        * 0.5
+        * float(s.attention.potential.w_q.norm() * s.attention.potential.w_k.norm())
+    )
+    off_beta = (
+        relative_unit(2 + 4)
+        * 0.5
+        * float(s.attention.potential.w_k.norm() * s.attention.potential.b_q.norm())
+    )
     x_error = UNIT * near
     assert float(form.x.error) == pytest.approx(x_error, rel=1e-9, abs=0)
     by_query = gamma(d + 2) * a * near + off * near + two(s.a) * x_error
@@ -160,7 +176,9 @@ def test_errors_of_the_log_law_with_positions():
     scores, before = s.v @ s.away.mT + s.bias, still.v @ still.away.mT
     logs = float(s.p.log().abs().max()) - float(still.p.log().abs().max())
     more = 8 * UNIT * (float(scores.abs().max()) + 2 * 9.0 - float(before.abs().max())) + 16 * UNIT * logs
-    assert float(s.local.log_law.error) - float(still.local.log_law.error) == pytest.approx(more, rel=1e-6, abs=0)
+    assert float(s.local.log_law.error) - float(still.local.log_law.error) == pytest.approx(
+        more, rel=1e-6, abs=0
+    )
 
 
 def test_errors_of_means_and_own_slopes():
@@ -174,7 +192,9 @@ def test_errors_of_means_and_own_slopes():
     assert float(local.y.error) == pytest.approx(x + means + 4 * UNIT * radius, rel=1e-6, abs=0)
     own = 2 * c + v + gamma(count + n + 8) * (steep + float(local.alpha.bound.max()))
     assert float(local.own.error) == pytest.approx(own, rel=1e-6, abs=0)
-    assert float(local.query_centered.error) == pytest.approx(2 * c + gamma(count + n + 4) * steep, rel=1e-6, abs=0)
+    assert float(local.query_centered.error) == pytest.approx(
+        2 * c + gamma(count + n + 4) * steep, rel=1e-6, abs=0
+    )
     logs = local.log_rest.center
     rest = float(local.log_law.error) + 16 * UNIT * float(logs.abs().max()) + (2 * n + 64) * UNIT
     assert float(local.log_rest.error) == pytest.approx(rest, rel=1e-6, abs=0)
@@ -202,7 +222,7 @@ def test_laws_against_sixty_digits():
 
 
 def test_a_score_out_of_range_is_refused():
-    from regard.certify.theorem import Refusal
+    from regard.proofs.theorem import Refusal
 
     x = torch.full((2, 2), 1e160, dtype=D) * torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=D)
     with pytest.raises(Refusal, match="range of float64"):
@@ -219,7 +239,11 @@ def test_rotary_scores_are_differentiated():
     assert torch.allclose(heads.jacobian, torch.func.jacrev(attention)(x).permute(0, 2, 1, 3), atol=1e-11)
     relative, far = 8 * gamma(4 * 4 + 16) * 2, longest(x)
     steep = longest(local.by_key.center) + longest(local.by_query.center) + float(local.a) * far
-    assert float(local.by_key.error) == float(local.by_query.error) == pytest.approx(relative * steep, rel=1e-6, abs=0)
+    assert (
+        float(local.by_key.error)
+        == float(local.by_query.error)
+        == pytest.approx(relative * steep, rel=1e-6, abs=0)
+    )
     scores = attention.potential.scores(x, x, torch.arange(3), torch.arange(3))
     error = 2 * relative * (steep * far + float(scores.abs().max()))
     logs = float(local.log_law.center.abs().max())
@@ -246,9 +270,13 @@ def test_value_matrices():
     again = narrow_value_matrix(single, 5)
     assert again.center.shape == (5, 2)
     assert torch.allclose((y @ again.center).norm(dim=-1), (y @ w @ u).norm(dim=-1), rtol=1e-12)
-    assert float(again.error) == pytest.approx((16 * 11 * 2 * UNIT + 2e-14) * float((w @ u).norm()), rel=1e-6, abs=0)
+    assert float(again.error) == pytest.approx(
+        (16 * 11 * 2 * UNIT + 2e-14) * float((w @ u).norm()), rel=1e-6, abs=0
+    )
     whole = Head(r.Attention(r.Dot(), r.Linear(normal(g, 3, 3))))
-    assert float(narrow_value_matrix(whole, 3).error) == pytest.approx(16 * 6 * 2 * UNIT * float(whole.lookup.w_v.norm()), rel=1e-6, abs=0)
+    assert float(narrow_value_matrix(whole, 3).error) == pytest.approx(
+        16 * 6 * 2 * UNIT * float(whole.lookup.w_v.norm()), rel=1e-6, abs=0
+    )
 
 
 def test_what_rounding_may_hide_of_the_jacobian():
@@ -278,7 +306,7 @@ def test_heads_together():
     w_q, w_k, w_v = (normal(g, 2, 3, 2) for _ in range(3))
     attention, w_o = r.Attention(r.Dot(w_q, w_k), r.Linear(w_v)), normal(g, 2, 2, 3)
     x = normal(g, 4, 3)
-    mixed = LocalHeads(subject_of(r.Heads(attention, w_o)), r.Neighborhood(x, 0.0))
+    mixed = LocalHeads(subject_of(r.maps.Heads(attention, w_o)), r.Neighborhood(x, 0.0))
     apart = LocalHeads(subject_of(attention), r.Neighborhood(x, 0.0))
     norms = [two(w) for w in w_v], [two(w_v[h] @ w_o[h]) for h in range(2)]
     joined, summed = two(w_o.reshape(4, 3)) * math.hypot(*norms[0]), sum(norms[1])
@@ -288,7 +316,7 @@ def test_heads_together():
     is_close(mixed.add([exact(3.0), exact(4.0)]), 7.0)
     is_close(apart.add([exact(3.0), exact(4.0)]), 5.0)
     assert (mixed.width, apart.width) == (3, 4)
-    exactly = torch.func.jacrev(r.Heads(attention, w_o))(x).permute(0, 2, 1, 3)
+    exactly = torch.func.jacrev(r.maps.Heads(attention, w_o))(x).permute(0, 2, 1, 3)
     assert torch.allclose(mixed.jacobian, exactly, atol=1e-11)
     t = normal(g, 4, 3, 1)
     assert torch.allclose(mixed.push(t), torch.einsum("ijed,jdb->ieb", exactly, t), atol=1e-11)

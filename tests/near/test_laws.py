@@ -1,4 +1,6 @@
-"""Laws that rows can have when scores change: tails of the exponential, bounds of weights, and the mass that can be carried."""
+"""Laws that rows can have when scores change: tails of the exponential, bounds of weights,
+and the mass that can be carried.
+"""
 
 import math
 
@@ -7,8 +9,8 @@ import pytest
 import torch
 
 from regard._upper import Lower, Upper, exact
-from regard.certify.near.exponential import steepness, tail, tail_over_square
-from regard.certify.near.laws import Laws, fill
+from regard.proofs.near.exponential import steepness, tail, tail_over_square
+from regard.proofs.near.laws import Laws, fill
 from tests.near.sequence import CASES, D, is_close, plain
 from tests.theorems.exact import generator
 
@@ -21,7 +23,11 @@ def test_tails_of_the_exponential_against_sixty_digits(x):
         third = second - mpmath.mpf(x) ** 2 / 2
         for order, truth in ((2, second), (3, third)):
             assert truth <= float(tail(exact(x), order)) <= truth * (1 + 1e-11) + 1e-289
-            assert truth / mpmath.mpf(x) ** 2 <= float(tail_over_square(exact(x), order)) <= truth / mpmath.mpf(x) ** 2 * (1 + 1e-11)
+            assert (
+                truth / mpmath.mpf(x) ** 2
+                <= float(tail_over_square(exact(x), order))
+                <= truth / mpmath.mpf(x) ** 2 * (1 + 1e-11)
+            )
         ratio = mpmath.expm1(mpmath.mpf(x)) / mpmath.mpf(x)
         assert ratio <= float(steepness(exact(x))) <= ratio * (1 + 1e-13)
 
@@ -99,12 +105,19 @@ def filled(f, room, mass):
 
 
 def test_two_keys_attain_every_bound():
-    """With two keys and ζ = (P₂ 2M, -P₁ 2M) the law is known: the odds grow by e^{2M}, and all bounds meet there."""
+    """With two keys and ζ = (P₂ 2M, -P₁ 2M) the law is known: the odds grow by e^{2M},
+    and all bounds meet there.
+    """
     s = plain(n=2, seed=6)
     p = s.p
     change = 1.4
     reach = change * p.flip(-1)
-    found = Laws(s.local, exact(reach), exact(torch.full((2, 2), change, dtype=D)), exact(torch.full((2,), change / 2, dtype=D)))
+    found = Laws(
+        s.local,
+        exact(reach),
+        exact(torch.full((2, 2), change, dtype=D)),
+        exact(torch.full((2,), change / 2, dtype=D)),
+    )
     up = 1 / (1 + torch.exp(torch.tensor(-change, dtype=D)) * p.flip(-1) / p)
     is_close(found.high, up)
     down = 1 / (1 + torch.exp(torch.tensor(change, dtype=D)) * p.flip(-1) / p)

@@ -1,4 +1,6 @@
-"""How far rows move: the linear part, what is beyond it, and saturation; each by its equation, and above moves of tokens."""
+"""How far rows move: the linear part, what is beyond it, and saturation; each by its equation,
+and above moves of tokens.
+"""
 
 import math
 
@@ -7,7 +9,7 @@ import torch
 
 import regard as r
 from regard._upper import Upper, exact, relative_error
-from regard.certify.near.ellipsoids import (
+from regard.proofs.near.ellipsoids import (
     Covariances,
     Ellipsoid,
     HeadShape,
@@ -18,9 +20,9 @@ from regard.certify.near.ellipsoids import (
     sharpen,
     sum_to_less_than_one,
 )
-from regard.certify.near.heads import LocalHeads
-from regard.certify.near.linear import LinearMove, _power_of_two, column_reach, shares
-from regard.certify.near.moves import (
+from regard.proofs.near.heads import LocalHeads
+from regard.proofs.near.linear import LinearMove, _power_of_two, column_reach, shares
+from regard.proofs.near.moves import (
     _bends,
     _curved,
     _drift_deviation,
@@ -31,10 +33,18 @@ from regard.certify.near.moves import (
     cubic_part,
     row_moves,
 )
-from regard.certify.near.radii import TokenRadii
-from regard.certify.near.saturation import _pair_by_pair, _proved_inverse, _quadratic_form, _tilted, longest_move, saturated, saturation
-from regard.certify.near.steepness import _change, _slope_spread, _whole, row_constants
-from regard.certify.subject import subject_of
+from regard.proofs.near.radii import TokenRadii
+from regard.proofs.near.saturation import (
+    _pair_by_pair,
+    _proved_inverse,
+    _quadratic_form,
+    _tilted,
+    longest_move,
+    saturated,
+    saturation,
+)
+from regard.proofs.near.steepness import _change, _slope_spread, _whole, row_constants
+from regard.proofs.subject import subject_of
 from tests.near.sequence import CASES, D, is_close, plain, two, twos
 from tests.theorems.exact import generator, normal
 
@@ -95,13 +105,18 @@ def test_without_a_move_of_its_own_a_row_has_no_own_curvature():
 
 
 def test_the_variance_of_a_square_is_attained():
-    """Var(x²) ≤ M⁴ for a centered variable within 2M: at ±M(1 ± √2/2) ... the two-sided check of (N14) on two- and three-point laws."""
+    """Var(x²) ≤ M⁴ for a centered variable within 2M:
+    at ±M(1 ± √2/2) ... the two-sided check of (N14) on two- and three-point laws.
+    """
     best, half = 0.0, 1.0
     for low in torch.linspace(0.05, 1.95, 77, dtype=D):
         high = 2 * half - low
         points = torch.tensor([-low, high, 0.0], dtype=D)
         for share in torch.linspace(0, 1, 41, dtype=D):
-            law = torch.tensor([high, low, 0.0], dtype=D) / 2 * (1 - share) + torch.tensor([0.0, 0.0, 1.0], dtype=D) * share
+            law = (
+                torch.tensor([high, low, 0.0], dtype=D) / 2 * (1 - share)
+                + torch.tensor([0.0, 0.0, 1.0], dtype=D) * share
+            )
             square = float(law @ points**4 - (law @ points**2) ** 2)
             sigma = float(law @ points**2) ** 0.5
             assert square**0.5 <= min(half**2, 2 * half * sigma) + 1e-12
@@ -176,7 +191,12 @@ def test_moves_in_the_same_proportions_share_an_ellipsoid():
     first = linear(RADII[:4]).bound
     assert torch.allclose(linear(4 * RADII[:4]).bound, 4 * first, rtol=1e-12)
     assert torch.allclose(linear(3 * RADII[:4]).bound, 3 * first, rtol=1e-6)
-    assert (_power_of_two(0.3), _power_of_two(1.0), _power_of_two(5.0), _power_of_two(0.0)) == (0.25, 1.0, 4.0, 1.0)
+    assert (_power_of_two(0.3), _power_of_two(1.0), _power_of_two(5.0), _power_of_two(0.0)) == (
+        0.25,
+        1.0,
+        4.0,
+        1.0,
+    )
     found = linear.ellipsoid(RADII[:4])
     error = float(relative_error(2 * 4 * 3))
     assert float(found.blur.bound.max()) <= 4 * error
@@ -203,8 +223,14 @@ def test_shares_certify_whatever_they_are():
     scaled = blocks * (radii / share.sqrt())[:, :, None, None]
     stated = twos(scaled.transpose(1, 2).flatten(-2))
     is_close(column_reach(blocks, exact(radii)), torch.minimum(stated, weights.sum(-1)))
-    assert bool((column_reach(blocks, exact(radii), 6).bound <= column_reach(blocks, exact(radii)).bound * 1.001).all())
-    assert column_reach(blocks, Upper(radii, 50)).roundings == column_reach(blocks, exact(radii)).roundings + 50
+    assert bool(
+        (
+            column_reach(blocks, exact(radii), 6).bound <= column_reach(blocks, exact(radii)).bound * 1.001
+        ).all()
+    )
+    assert (
+        column_reach(blocks, Upper(radii, 50)).roundings == column_reach(blocks, exact(radii)).roundings + 50
+    )
 
 
 # Ellipsoids
@@ -225,7 +251,12 @@ def test_a_power_of_a_matrix_is_nearly_the_projection_on_its_top():
 
 def part(size, matrix, slack=0.0, blur=0.0):
     size = torch.tensor([size], dtype=D)
-    return Ellipsoid(exact(size), matrix.unsqueeze(0), exact(torch.full_like(size, blur)), exact(torch.full_like(size, slack)))
+    return Ellipsoid(
+        exact(size),
+        matrix.unsqueeze(0),
+        exact(torch.full_like(size, blur)),
+        exact(torch.full_like(size, slack)),
+    )
 
 
 def test_sums_of_ellipsoids_attain_the_sum_and_the_root_of_squares():
@@ -234,7 +265,9 @@ def test_sums_of_ellipsoids_attain_the_sum_and_the_root_of_squares():
     assert float(length_of_sum([part(3.0, one), part(4.0, one)])) == pytest.approx(7.0, rel=1e-3, abs=0)
     assert float(length_of_sum([part(3.0, one), part(4.0, one)])) >= 7.0
     assert 5.0 <= float(length_of_sum([part(3.0, one), part(4.0, other)])) <= 5.0 * math.sqrt(2)
-    assert float(length_of_sum([part(3.0, one), part(3.0, other)])) == pytest.approx(3 * math.sqrt(2), rel=2e-3, abs=0)
+    assert float(length_of_sum([part(3.0, one), part(3.0, other)])) == pytest.approx(
+        3 * math.sqrt(2), rel=2e-3, abs=0
+    )
     assert float(length_of_sum([part(3.0, one, slack=0.5)])) == pytest.approx(3.5, rel=1e-9, abs=0)
     assert float(length_of_sum([part(3.0, one, blur=0.44)])) == pytest.approx(3.6, rel=1e-9, abs=0)
     found = enclose([part(3.0, one), part(4.0, other)])
@@ -242,7 +275,9 @@ def test_sums_of_ellipsoids_attain_the_sum_and_the_root_of_squares():
     shares_ = torch.tensor([9 / float(found.matrices[0, 0, 0]), 16 / float(found.matrices[0, 1, 1])], dtype=D)
     assert float(shares_.sum()) == pytest.approx(1.0, rel=1e-9, abs=0)
     assert float(part(3.0, one, slack=0.5).length()) == pytest.approx(3.5, rel=1e-12, abs=0)
-    assert float(length_of_sum([ball(exact(torch.tensor([2.0], dtype=D)), 3)])) == pytest.approx(2.0, rel=1e-9, abs=0)
+    assert float(length_of_sum([ball(exact(torch.tensor([2.0], dtype=D)), 3)])) == pytest.approx(
+        2.0, rel=1e-9, abs=0
+    )
 
 
 def test_normal_forms_of_ellipsoids():
@@ -259,11 +294,13 @@ def shaped(seed=6):
     g = generator(seed)
     w_q, w_k, w_v, w_o = normal(g, 2, 3, 2), normal(g, 2, 3, 2), normal(g, 2, 3, 2), normal(g, 2, 2, 3)
     attention, x = r.Attention(r.Dot(w_q, w_k), r.Linear(w_v)), normal(g, 4, 3)
-    return r.Heads(attention, w_o), x, w_v, w_o
+    return r.maps.Heads(attention, w_o), x, w_v, w_o
 
 
 def test_shapes_of_heads_in_the_output():
-    """Moves of values are the ellipsoid VVᵀ/|V|² with the size |V| times the move; covariances are [√P z] in the frame."""
+    """Moves of values are the ellipsoid VVᵀ/|V|² with the size |V| times the move;
+    covariances are [√P z] in the frame.
+    """
     map, x, w_v, w_o = shaped()
     heads = LocalHeads(subject_of(map), r.Neighborhood(x, 0.0))
     for h, shape in enumerate(heads.shapes):
@@ -279,15 +316,21 @@ def test_shapes_of_heads_in_the_output():
         law = heads.heads[h].law
         none = exact(torch.zeros(4, dtype=D))
         size = exact(torch.full((4,), 0.7, dtype=D))
-        inside = shape.within(none, none, [Covariances(law, size, values.spread, torch.ones(4, dtype=torch.bool))])
+        inside = shape.within(
+            none, none, [Covariances(law, size, values.spread, torch.ones(4, dtype=torch.bool))]
+        )
         is_close(inside.size, 0.7 * values.spread.bound)
         z = heads.separate[h].z.center @ w_o[h]
         gram = torch.einsum("ik,ika,ikb->iab", law.bound, z, z) / values.spread.bound.square()[:, None, None]
         made = shape.frame.mT @ inside.core @ shape.frame
         assert torch.allclose(made, gram, atol=1e-9)
-        known = shape.within(size, size, [Covariances(law, size, values.spread, torch.zeros(4, dtype=torch.bool))])
+        known = shape.within(
+            size, size, [Covariances(law, size, values.spread, torch.zeros(4, dtype=torch.bool))]
+        )
         is_close(known.size, 0.7 + 0.7 * values.spread.bound)
-        assert torch.allclose(known.core, torch.eye(len(shape.frame), dtype=D).expand_as(known.core), atol=1e-9)
+        assert torch.allclose(
+            known.core, torch.eye(len(shape.frame), dtype=D).expand_as(known.core), atol=1e-9
+        )
         assert float(known.slack.bound.max()) <= 1e-11
 
 
@@ -302,7 +345,9 @@ def test_saturated_rows(name, size):
     z = exact(s.z.norm(dim=-1))
     laws = scores.laws
     tilted = (scores.value_spreads(s.values)[0].bound * scores.spreads.bound).sum(0) / 6
-    turned = torch.stack([laws.most(z).bound, laws.carried(z).bound, s.values.spread.bound * scores.relative.bound, tilted]).amin(0)
+    turned = torch.stack(
+        [laws.most(z).bound, laws.carried(z).bound, s.values.spread.bound * scores.relative.bound, tilted]
+    ).amin(0)
     apart = two(s.matrix) * laws.most(scores.moves).bound + turned
     whole = laws.most(longest_move(s.values, scores.moves)).bound
     is_close(saturated(s.values, scores), torch.minimum(apart, whole), rel=1e-7)
@@ -360,10 +405,15 @@ def test_heads_by_pairs(residual):
     cross = torch.einsum("ika,ab,ilb->ikl", z[1], form, z[0]).amax(-1).clamp_min(0)
     stated = scores[0].laws.most(exact(first)).bound + scores[1].laws.most(exact(second + 2 * cross)).bound
     is_close(_quadratic_form(heads.shapes, scores, form), stated, rel=1e-7)
-    whole, g = r.Residual(map) if residual else map, generator(4)
+    whole, g = r.maps.Residual(map) if residual else map, generator(4)
     here = whole(x)
-    bounds = [found.bound for found in (_pair_by_pair(heads, scores), _tilted(heads, scores), saturation(heads, scores))]
-    apart = sum(saturated(values, score).bound for values, score in zip(heads.folded, scores, strict=True)) + (rho if residual else 0)
+    bounds = [
+        found.bound
+        for found in (_pair_by_pair(heads, scores), _tilted(heads, scores), saturation(heads, scores))
+    ]
+    apart = sum(
+        saturated(values, score).bound for values, score in zip(heads.folded, scores, strict=True)
+    ) + (rho if residual else 0)
     largest = max(float(score.half.bound.max()) for score in scores)
     least = torch.minimum(apart, bounds[1])
     is_close(bounds[2], torch.minimum(least, bounds[0]) if largest > 1 else least, rel=1e-7)
@@ -400,7 +450,12 @@ def test_constants_of_rows(size, residual):
     far = scores.laws.most(exact(rho.square())).bound.sqrt()
     bend = a * (far + rho * scores.laws.most(exact(one)).bound.sqrt())
     pieces = sum(wide[k] * slopes[k] for k in range(6)) / 6
-    change = w * scores.shifted(exact(one)).bound + 2 * scores.half.bound * pieces + w * far * (slopes[-1] + bend) + wide[-1] * bend
+    change = (
+        w * scores.shifted(exact(one)).bound
+        + 2 * scores.half.bound * pieces
+        + w * far * (slopes[-1] + bend)
+        + wide[-1] * bend
+    )
     is_close(_change(s.values, scores, exact(one)), change, rel=1e-7)
     whole = w + (wide[-1] + w * far) * (slopes[-1] + bend)
     is_close(_whole(s.values, scores), whole, rel=1e-7)
@@ -408,7 +463,7 @@ def test_constants_of_rows(size, residual):
     near = linear(one).bound + change
     found = row_constants(s.heads, linear, [scores])
     is_close(found, torch.minimum(near, whole + 1 if residual else whole), rel=1e-7)
-    map, g = r.Residual(s.attention) if residual else s.attention, generator(7)
+    map, g = r.maps.Residual(s.attention) if residual else s.attention, generator(7)
     for _ in range(30):
         step, e = normal(g, 4, 3), normal(g, 4, 3)
         d = rho.unsqueeze(-1) * step / step.norm(dim=-1, keepdim=True) * (1 - 1e-12)

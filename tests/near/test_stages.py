@@ -1,4 +1,6 @@
-"""Maps at a value for tokens that move about it, and the Taylor model through several of them, by their formulas."""
+"""Maps at a value for tokens that move about it, and the Taylor model through several of them,
+by their formulas.
+"""
 
 import math
 
@@ -8,14 +10,26 @@ import torch
 
 import regard as r
 from regard._upper import exact, relative_error
-from regard.certify.near import taylor
-from regard.certify.near.context_head import ContextHead
-from regard.certify.near.linear import column_reach
-from regard.certify.near.stages import FeedForward, curvature_of, group_feed_forward, stage
-from regard.certify.near.taylor import Column, State, fresh, norm_of_rows, slopes, start, step, total_reach
-from regard.certify.theorem import Refusal
-from regard.maps import Added, Affine, Compose, Gelu, Normalize, Pointwise, Relu, Residual, Silu, Tanh, ToContext
+from regard.maps import (
+    Added,
+    Affine,
+    Compose,
+    Gelu,
+    Normalize,
+    Pointwise,
+    Relu,
+    Residual,
+    Silu,
+    Tanh,
+    ToContext,
+)
 from regard.norms import Frobenius, TokenMax, TokenSum
+from regard.proofs.near import taylor
+from regard.proofs.near.context_head import ContextHead
+from regard.proofs.near.linear import column_reach
+from regard.proofs.near.stages import FeedForward, curvature_of, group_feed_forward, stage
+from regard.proofs.near.taylor import Column, State, fresh, norm_of_rows, slopes, start, step, total_reach
+from regard.proofs.theorem import Refusal
 from tests.near.sequence import D, is_close, two, twos
 from tests.theorems.exact import generator, normal
 
@@ -62,7 +76,9 @@ def test_an_activation_with_a_corner_has_no_curvature():
 
 
 def holds(map, found, moves=MOVES, x=X, factor=None):
-    """Moves and derivatives of moved tokens stay below the remainder, the cap and the change; within a factor of it."""
+    """Moves and derivatives of moved tokens stay below the remainder, the cap and the change;
+    within a factor of it.
+    """
     g, here = generator(1), map(x)
     seen = [torch.zeros(len(x), dtype=D) for _ in range(3)]
     for _ in range(150):
@@ -97,7 +113,9 @@ def test_affine_stages():
 
 
 @pytest.mark.parametrize("centered", [True, False])
-@pytest.mark.parametrize("weight", [None, torch.tensor([0.5, -2.0, 1.0, 1.0], dtype=D)], ids=["plain", "weights"])
+@pytest.mark.parametrize(
+    "weight", [None, torch.tensor([0.5, -2.0, 1.0, 1.0], dtype=D)], ids=["plain", "weights"]
+)
 def test_norm_stages(centered, weight):
     """max|γ| ρ²/√d (1/(s m) + s/m³) and 4 max|γ| ρτ/(√d m²), m = s - ρ/√d."""
     layer = Normalize(0.05, weight, centered=centered)
@@ -106,7 +124,9 @@ def test_norm_stages(centered, weight):
     s = (away.square().mean(-1) + 0.05).sqrt()
     m, top = s - MOVES / 2, 1.0 if weight is None else 2.0
     is_close(found.remainder, top * MOVES.square() / 2 * (1 / (s * m) + s / m**3), rel=1e-8, abs=1e-11)
-    is_close(found.change(exact(TANGENTS)), 4 * top * MOVES * TANGENTS / (2 * m.square()), rel=1e-8, abs=1e-10)
+    is_close(
+        found.change(exact(TANGENTS)), 4 * top * MOVES * TANGENTS / (2 * m.square()), rel=1e-8, abs=1e-10
+    )
     holds(layer, found)
 
 
@@ -118,9 +138,13 @@ def test_a_norm_stage_where_tokens_may_become_constant():
 
 
 def test_roundings_of_a_norm_stage():
-    """64 γ(d + 8)(1 + |x|/s) of its digits, times max|γ| (ρ/m + √d) in the value and max|γ|/m in the derivative."""
+    """64 γ(d + 8)(1 + |x|/s) of its digits, times max|γ| (ρ/m + √d) in the value and max|γ|/m in the
+    derivative.
+    """
     far = X + 1e4
-    found = stage.one(Normalize(0.05, torch.tensor([0.5, -2.0, 1.0, 1.0], dtype=D)), far, torch.zeros(3, dtype=D))
+    found = stage.one(
+        Normalize(0.05, torch.tensor([0.5, -2.0, 1.0, 1.0], dtype=D)), far, torch.zeros(3, dtype=D)
+    )
     away = far - far.mean(-1, keepdim=True)
     s = (away.square().mean(-1) + 0.05).sqrt()
     blur = 64 * float(relative_error(12)) * (1 + far.norm(dim=-1) / s)
@@ -152,21 +176,31 @@ def feed_forward(activation, seed=2):
 @pytest.mark.parametrize("activation", [Gelu(), Silu(), Tanh()], ids=repr)
 @pytest.mark.parametrize("scale", [0.1, 1.0, 20.0])
 def test_feed_forward_stages(activation, scale):
-    """λ_max(w₂ᵀD[(w_k·w_l)²]D w₂)^{1/2} at the value, and the third derivative beside it; or sup|φ''| |w₁|²|w₂| anywhere."""
+    """λ_max(w₂ᵀD[(w_k·w_l)²]D w₂)^{1/2} at the value, and the third derivative beside it;
+    or sup|φ''| |w₁|²|w₂| anywhere.
+    """
     layer, moves = feed_forward(activation), scale * MOVES
     w_1, w_2 = layer.first.w, layer.second.w
     hidden = layer.first(X)
-    bend = torch.func.vmap(torch.func.vmap(torch.func.grad(torch.func.grad(lambda h: layer.activation(h)))))(hidden)
+    bend = torch.func.vmap(torch.func.vmap(torch.func.grad(torch.func.grad(lambda h: layer.activation(h)))))(
+        hidden
+    )
     second, third = curvature_of(activation)
     weighted = bend.unsqueeze(-1) * w_2
     sharp = torch.linalg.eigvalsh(weighted.mT @ (w_1.mT @ w_1).square() @ weighted)[:, -1].clamp_min(0).sqrt()
     columns, rows = w_1.norm(dim=0), w_2.norm(dim=-1)
     steepest = float(columns.max()) * two(w_1 * rows.sqrt()) ** 2
-    bent = torch.minimum(torch.tensor(second * two(w_1) ** 2 * two(w_2), dtype=D), sharp + moves * third * steepest)
+    bent = torch.minimum(
+        torch.tensor(second * two(w_1) ** 2 * two(w_2), dtype=D), sharp + moves * third * steepest
+    )
     slope = {Gelu: 1.12891, Silu: 1.09984, Tanh: 1.0}[type(activation)]
     most = two(w_1) * slope * two(w_2)
     found = stage.one(layer, X, moves)
-    is_close(found.remainder, moves.square() / 2 * torch.minimum(bent, sharp + moves / 3 * third * steepest), rel=1e-7)
+    is_close(
+        found.remainder,
+        moves.square() / 2 * torch.minimum(bent, sharp + moves / 3 * third * steepest),
+        rel=1e-7,
+    )
     is_close(found.change(exact(TANGENTS)), (bent * moves).clamp(max=2 * most) * TANGENTS, rel=1e-7)
     is_close(found.cap, most * moves)
     holds(Compose((layer.first, Pointwise(activation), layer.second)), found, moves)
@@ -181,7 +215,9 @@ def test_feed_forward_stages_with_corners(scale):
     columns, rows = w_1.norm(dim=0), w_2.norm(dim=-1)
     beyond = (moves.unsqueeze(-1) * columns - hidden.abs()).clamp_min(0)
     found = stage.one(layer, X, moves)
-    is_close(found.remainder, torch.minimum(two(w_2) * beyond.norm(dim=-1), beyond @ rows), rel=1e-7, abs=1e-10)
+    is_close(
+        found.remainder, torch.minimum(two(w_2) * beyond.norm(dim=-1), beyond @ rows), rel=1e-7, abs=1e-10
+    )
     crossing = ((columns * rows) * (beyond > 0)).sum(-1)
     most = two(w_1) * two(w_2)
     is_close(found.change(exact(TANGENTS)), crossing.clamp(max=2 * most) * TANGENTS, rel=1e-7)
@@ -200,7 +236,9 @@ def test_context_stages():
     g = generator(6)
     keys, a, w = normal(g, 5, 4), normal(g, 4, 4, scale=0.5), normal(g, 4, 3)
     map = ToContext(r.Attention(r.Bilinear(a), r.Linear(w)), keys)
-    radius = min(float((keys - c).norm(dim=-1).max()) for c in (0, keys.mean(0), (keys.amax(0) + keys.amin(0)) / 2))
+    radius = min(
+        float((keys - c).norm(dim=-1).max()) for c in (0, keys.mean(0), (keys.amax(0) + keys.amin(0)) / 2)
+    )
     spread, kappa = two(w) * radius, two(a) * radius
     found = stage.one(map, X, MOVES)
     is_close(found.cap, (spread * kappa * MOVES).clamp(max=2 * spread))
@@ -219,7 +257,10 @@ def test_context_stages():
     still = stage.one(map, X, torch.zeros(3, dtype=D))
     assert torch.allclose(still.remainder.bound, torch.full((3,), error * spread, dtype=D), rtol=1e-5, atol=0)
     assert torch.allclose(
-        still.change(exact(torch.ones(3, dtype=D))).bound, torch.full((3,), error * spread * kappa, dtype=D), rtol=1e-5, atol=0
+        still.change(exact(torch.ones(3, dtype=D))).bound,
+        torch.full((3,), error * spread * kappa, dtype=D),
+        rtol=1e-5,
+        atol=0,
     )
 
 
@@ -266,20 +307,28 @@ def test_the_start_of_a_state():
     assert torch.equal(eye.blocks[0, 0], torch.eye(3, dtype=D))
     assert torch.equal(eye.blocks[0, 1], torch.zeros(3, 3, dtype=D))
     lengths = exact(torch.tensor([3.0, 4.0], dtype=D))
-    assert [float(norm_of_rows(norm, lengths)) for norm in (Frobenius(), TokenSum(), TokenMax())] == pytest.approx([5.0, 7.0, 4.0])
+    assert [
+        float(norm_of_rows(norm, lengths)) for norm in (Frobenius(), TokenSum(), TokenMax())
+    ] == pytest.approx([5.0, 7.0, 4.0])
 
 
 def test_one_token_is_measured_for_all_rows_together():
-    """In Frobenius norm the column of one token has one norm, less than the root of squares of its rows' reaches."""
+    """In Frobenius norm the column of one token has one norm,
+    less than the root of squares of its rows' reaches.
+    """
     g = generator(9)
     blocks = normal(g, 3, 1, 4, 4)
-    state = State(X, (Column(blocks, exact(torch.tensor([0.5], dtype=D))),), exact(torch.full((3,), math.inf, dtype=D)))
+    state = State(
+        X, (Column(blocks, exact(torch.tensor([0.5], dtype=D))),), exact(torch.full((3,), math.inf, dtype=D))
+    )
     is_close(state.deviation(Frobenius()), 0.5 * two(blocks[:, 0].flatten(0, 1)), rel=1e-8)
     is_close(state.deviation(TokenMax()), 0.5 * float(twos(blocks[:, 0]).max()), rel=1e-8)
 
 
 def test_a_step_adds_a_column_for_its_remainder():
-    """The derivative goes on, and the remainder of the map, or what its cap leaves of it, starts a column of its own."""
+    """The derivative goes on, and the remainder of the map, or what its cap leaves of it,
+    starts a column of its own.
+    """
     layer = Pointwise(Gelu())
     before = start(X, MOVES)
     after = step(layer, before)
@@ -297,7 +346,9 @@ def test_a_step_adds_a_column_for_its_remainder():
 
 
 def test_residuals_and_sums_add_columns_of_one_origin():
-    """x + wᵀx has the derivative I + wᵀ, with its directions; caps add, and roundings of sums are a column."""
+    """x + wᵀx has the derivative I + wᵀ, with its directions; caps add,
+    and roundings of sums are a column.
+    """
     w = -0.5 * torch.eye(4, dtype=D)
     after = step(Residual(Affine(w)), start(X, MOVES))
     assert torch.allclose(after.columns[0].blocks[0, 0], 0.5 * torch.eye(4, dtype=D))

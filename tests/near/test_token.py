@@ -1,4 +1,6 @@
-"""One token moves: closed forms of the other rows on grids, the exact second derivative of its own row, and what is beyond both."""
+"""One token moves: closed forms of the other rows on grids, the exact second derivative of its own row,
+and what is beyond both.
+"""
 
 import math
 
@@ -7,13 +9,21 @@ import torch
 
 import regard as r
 from regard._upper import UNIT, exact, relative_error
-from regard.certify.near.exponential import tail
-from regard.certify.near.heads import LocalHeads
-from regard.certify.near.moves import cubic_part
-from regard.certify.near.own_row import OwnRow
-from regard.certify.near.radii import TokenRadii
-from regard.certify.near.token import CURVE, QUARTER, OtherRows, TokenMove, _root_of_squares, column_norms, interval_bound
-from regard.certify.subject import subject_of
+from regard.proofs.near.exponential import tail
+from regard.proofs.near.heads import LocalHeads
+from regard.proofs.near.moves import cubic_part
+from regard.proofs.near.own_row import OwnRow
+from regard.proofs.near.radii import TokenRadii
+from regard.proofs.near.token import (
+    CURVE,
+    QUARTER,
+    OtherRows,
+    TokenMove,
+    _root_of_squares,
+    column_norms,
+    interval_bound,
+)
+from regard.proofs.subject import subject_of
 from tests.near.sequence import D, is_close, plain, two
 from tests.theorems.exact import generator, normal
 
@@ -51,7 +61,9 @@ def reached(theta, t, size, gap):
 
 
 def on_cells(theta, reach, size, gap):
-    """c on each cell from the ends of it: slopes of σ by 1/4 and by σ'(θ) + max|σ''| t, what bends by max|σ''| t²/2."""
+    """c on each cell from the ends of it: slopes of σ by 1/4 and by σ'(θ) + max|σ''| t,
+    what bends by max|σ''| t²/2.
+    """
     curve = 1 / (12 * math.sqrt(3))
     times = torch.cat([torch.zeros(1, dtype=D), torch.logspace(-4, 0, 160, dtype=D)]) * reach.unsqueeze(-1)
     left, right = times[:, :-1], times[:, 1:]
@@ -125,7 +137,9 @@ def test_ranges_of_weights_and_of_their_slopes(name, radius):
     is_close(p_half, (high - low) / 2, rel=1e-7)
     t = GRID * reach.unsqueeze(-1)
     start = torch.sigmoid(theta).unsqueeze(-1)
-    quotient = torch.where(t.abs() > 1e-9, (torch.sigmoid(theta.unsqueeze(-1) + t) - start) / t, start * (1 - start))
+    quotient = torch.where(
+        t.abs() > 1e-9, (torch.sigmoid(theta.unsqueeze(-1) + t) - start) / t, start * (1 - start)
+    )
     half = s_half.bound
     assert bool(((quotient - s_mid.unsqueeze(-1)).abs() <= half.unsqueeze(-1) + 1e-9).all())
     widest = (quotient.amax(-1) - quotient.amin(-1)) / 2
@@ -147,7 +161,9 @@ def test_other_rows_together(radius):
     whole = (float(a.sum()) + radius**2 * float(torch.linalg.eigvalsh(gram)[-1])) ** 0.5
     is_close(_root_of_squares([move], exact(radius), True), whole, rel=1e-8)
     (p_mid, p_half), (s_mid, s_half) = move.ranges()
-    middle = p_mid[:, None, None] * s.matrix.mT + s_mid[:, None, None] * (away @ s.matrix).unsqueeze(-1) * v.unsqueeze(1)
+    middle = p_mid[:, None, None] * s.matrix.mT + s_mid[:, None, None] * (away @ s.matrix).unsqueeze(
+        -1
+    ) * v.unsqueeze(1)
     turned = (s_half.bound * (away @ s.matrix).norm(dim=-1)).unsqueeze(-1) * v
     left = two(s.matrix) * float(p_half.bound.norm()) + two(turned)
     interval = radius * (two(middle.flatten(0, 1)) + left)
@@ -162,13 +178,15 @@ def test_other_rows_of_several_heads():
     g = generator(12)
     w_q, w_k, w_v, w_o = normal(g, 2, 3, 2), normal(g, 2, 3, 2), normal(g, 2, 3, 2), normal(g, 2, 2, 3)
     attention, x = r.Attention(r.Dot(w_q, w_k), r.Linear(w_v)), normal(g, 4, 3)
-    mixed = LocalHeads(subject_of(r.Heads(attention, w_o)), r.Neighborhood(x, 0.0))
+    mixed = LocalHeads(subject_of(r.maps.Heads(attention, w_o)), r.Neighborhood(x, 0.0))
     radius = 0.3
     joined = float(_root_of_squares([TokenMove(v, 1, radius) for v in mixed.separate], exact(radius), False))
     joined *= two(w_o.reshape(4, 3))
-    apart = sum(float(_root_of_squares([TokenMove(v, 1, radius)], exact(radius), False)) for v in mixed.folded)
+    apart = sum(
+        float(_root_of_squares([TokenMove(v, 1, radius)], exact(radius), False)) for v in mixed.folded
+    )
     is_close(OtherRows(mixed, 1, radius).remainder, min(joined, apart), rel=1e-8)
-    map = r.Heads(attention, w_o)
+    map = r.maps.Heads(attention, w_o)
     here, bound = map(x), float(OtherRows(mixed, 1, radius).whole)
     for _ in range(40):
         y = x.clone()

@@ -2,7 +2,14 @@
 
 import torch
 
-from regard.nn import AlibiPositions, LearnedPositions, NoPositions, RelativePositions, RotaryPositions, Sinusoidal
+from regard.nn import (
+    AlibiPositions,
+    LearnedPositions,
+    NoPositions,
+    RelativePositions,
+    RotaryPositions,
+    Sinusoidal,
+)
 
 INSIDE = [RotaryPositions(), AlibiPositions(), RelativePositions(8, 16)]
 """Positions that scores see."""

@@ -1,4 +1,6 @@
-"""Attention and layers: every mechanism runs, learns what is an nn.Parameter, and has the gradients of its own formula."""
+"""Attention and layers: every mechanism runs, learns what is an nn.Parameter,
+and has the gradients of its own formula.
+"""
 
 import copy
 import io
@@ -37,14 +39,21 @@ def by_hand(module, x, context=None, support=None):
     y = x if context is None else context
     mechanism = module.mechanism.value()
     c, sizes = module.head_width, (module.heads, module.kv_heads, module.kv_heads)
-    weights, biases = module.projection.weight.split([k * c for k in sizes]), module.projection.bias.split([k * c for k in sizes])
-    q, k, v = ((points @ w.T + b).unflatten(-1, (-1, c)).transpose(-3, -2) for points, w, b in zip((x, y, y), weights, biases, strict=True))
+    weights, biases = (
+        module.projection.weight.split([k * c for k in sizes]),
+        module.projection.bias.split([k * c for k in sizes]),
+    )
+    q, k, v = (
+        (points @ w.T + b).unflatten(-1, (-1, c)).transpose(-3, -2)
+        for points, w, b in zip((x, y, y), weights, biases, strict=True)
+    )
     k, v = (part.repeat_interleave(module.heads // module.kv_heads, -3) for part in (k, v))
     marks = torch.arange(x.shape[-2]), torch.arange(y.shape[-2])
     allowed = (mechanism.support if support is None else support).allows(*marks)
     scores = mechanism.potential.scores(q, k, *marks)
     laws = mechanism.normalizer.weights(
-        scores, r.normalizers.Reference(allowed=allowed.expand(*allowed.shape[:-2], len(marks[0]), len(marks[1])))
+        scores,
+        r.normalizers.Reference(allowed=allowed.expand(*allowed.shape[:-2], len(marks[0]), len(marks[1]))),
     )
     return module.output((laws @ v).transpose(-3, -2).flatten(-2))
 
@@ -54,15 +63,24 @@ SQUARE = ("sinkhorn",)
 
 @pytest.mark.parametrize("name", POTENTIALS)
 def test_every_potential(name):
-    module, x, y = attention(r.Attention(POTENTIALS[name])), torch.randn(2, N, WIDTH, dtype=D), torch.randn(2, 4, WIDTH, dtype=D)
+    module, x, y = (
+        attention(r.Attention(POTENTIALS[name])),
+        torch.randn(2, N, WIDTH, dtype=D),
+        torch.randn(2, 4, WIDTH, dtype=D),
+    )
     torch.testing.assert_close(module(x), by_hand(module, x), rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(module(x, y), by_hand(module, x, y), rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", NORMALIZERS)
 def test_every_normalizer(name):
-    module, x = attention(r.Attention(r.Dot(), normalizer=NORMALIZERS[name])), torch.randn(2, N, WIDTH, dtype=D)
-    if name.startswith("linear"):  # features of queries and keys themselves: compared with the declaration elsewhere
+    module, x = (
+        attention(r.Attention(r.Dot(), normalizer=NORMALIZERS[name])),
+        torch.randn(2, N, WIDTH, dtype=D),
+    )
+    if name.startswith(
+        "linear"
+    ):  # features of queries and keys themselves: compared with the declaration elsewhere
         assert module(x).isfinite().all()
         return
     torch.testing.assert_close(module(x), by_hand(module, x), rtol=1e-6, atol=1e-7)
@@ -74,7 +92,9 @@ def test_every_normalizer(name):
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("support", [r.Full(), r.Causal(), r.Window(1, 1)])
 def test_groups_and_supports(kv_heads, support):
-    module = MultiHeadAttention(WIDTH, 4, kv_heads=kv_heads, mechanism=r.Attention(r.Dot(), support=support)).double()
+    module = MultiHeadAttention(
+        WIDTH, 4, kv_heads=kv_heads, mechanism=r.Attention(r.Dot(), support=support)
+    ).double()
     x, y = torch.randn(2, 3, N, WIDTH, dtype=D), torch.randn(2, 3, N, WIDTH, dtype=D)
     torch.testing.assert_close(module(x), by_hand(module, x))
     torch.testing.assert_close(module(x, y), by_hand(module, x, y))
@@ -84,13 +104,18 @@ def test_groups_and_supports(kv_heads, support):
 
 LEARNED = {
     "bandwidth": lambda: r.Attention(r.Gaussian(bandwidth=nn.Parameter(torch.tensor([1.0, 2.0], dtype=D)))),
-    "table": lambda: r.Attention(r.Dot() + r.RelativeBias(nn.Parameter(torch.randn(2, 7, dtype=D)), r.Clipped(3))),
-    "temperature": lambda: r.Attention(r.Dot(), normalizer=r.Softmax(nn.Parameter(torch.tensor(1.5, dtype=D)))),
+    "table": lambda: r.Attention(
+        r.Dot() + r.RelativeBias(nn.Parameter(torch.randn(2, 7, dtype=D)), r.potentials.Clipped(3))
+    ),
+    "temperature": lambda: r.Attention(
+        r.Dot(), normalizer=r.Softmax(nn.Parameter(torch.tensor(1.5, dtype=D)))
+    ),
     "sink": lambda: r.Attention(r.Dot(), normalizer=r.SinkSoftmax(nn.Parameter(torch.tensor(0.5, dtype=D)))),
     "bilinear": lambda: r.Attention(r.Bilinear(nn.Parameter(torch.randn(4, 4, dtype=D)))),
     "additive": lambda: r.Attention(r.Additive(None, None, nn.Parameter(torch.randn(4, dtype=D)))),
     "factor": lambda: r.Attention(
-        nn.Parameter(torch.tensor(0.7, dtype=D)) * r.Laplace(bandwidth=2.0) + r.Alibi(nn.Parameter(torch.tensor(0.1, dtype=D)))
+        nn.Parameter(torch.tensor(0.7, dtype=D)) * r.Laplace(bandwidth=2.0)
+        + r.Alibi(nn.Parameter(torch.tensor(0.1, dtype=D)))
     ),
 }
 
@@ -108,7 +133,9 @@ def test_parameters_of_a_mechanism_are_learned(name):
         assert float(value.grad.abs().max()) > 1e-8, key
     before = module(torch.ones(1, N, WIDTH, dtype=D).cumsum(-2)).detach()
     torch.optim.SGD(own.values(), 0.1).step()
-    assert not torch.allclose(before, module(torch.ones(1, N, WIDTH, dtype=D).cumsum(-2)))  # the declaration sees the new numbers
+    assert not torch.allclose(
+        before, module(torch.ones(1, N, WIDTH, dtype=D).cumsum(-2))
+    )  # the declaration sees the new numbers
 
 
 def test_plain_tensors_are_buffers():
@@ -138,7 +165,9 @@ def test_one_parameter_in_two_places_stays_one():
 
 
 def test_layers_do_not_share_a_mechanism():
-    design = Design(WIDTH, HEADS, mechanism=r.Attention(r.Gaussian(bandwidth=nn.Parameter(torch.tensor(2.0)))))
+    design = Design(
+        WIDTH, HEADS, mechanism=r.Attention(r.Gaussian(bandwidth=nn.Parameter(torch.tensor(2.0))))
+    )
     first, second = Encoder(design, 2).layers
     assert first.attention.mechanism.potential_bandwidth is not second.attention.mechanism.potential_bandwidth
 
@@ -161,11 +190,13 @@ def test_gradients_of_a_layer_are_those_of_differences(name):
     def run(x, *values):
         return torch.func.functional_call(layer, dict(zip(named, values, strict=True)), (x,))
 
-    assert torch.autograd.gradcheck(run, (x, *(value.detach().requires_grad_() for value in named.values())), fast_mode=True)
+    assert torch.autograd.gradcheck(
+        run, (x, *(value.detach().requires_grad_() for value in named.values())), fast_mode=True
+    )
 
 
 @pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("activation", [r.Relu(), r.Gelu(), r.Silu(), r.Tanh()])
+@pytest.mark.parametrize("activation", [r.maps.Relu(), r.maps.Gelu(), r.maps.Silu(), r.maps.Tanh()])
 def test_feed_forward_is_its_formula(activation, gated):
     layer, x = FeedForward(4, 6, activation=activation, gated=gated).double(), torch.randn(3, 4, dtype=D)
     inner = x @ layer.inner.weight.T + layer.inner.bias
@@ -177,10 +208,16 @@ def test_feed_forward_is_its_formula(activation, gated):
 def test_initializations_have_their_variances():
     layer = EncoderLayer(Design(256, 4, hidden=512))
     deviation = {
-        name: lambda w=w: float(w.detach().std()) for name, w in layer.named_parameters() if name.endswith("weight") and w.ndim == 2
+        name: lambda w=w: float(w.detach().std())
+        for name, w in layer.named_parameters()
+        if name.endswith("weight") and w.ndim == 2
     }
     initialize(layer, ScaledNormal(0.02), 8)
-    wanted = {"attention.projection.weight": 0.02, "attention.output.weight": 0.005, "feed_forward.inner.weight": 0.02}
+    wanted = {
+        "attention.projection.weight": 0.02,
+        "attention.output.weight": 0.005,
+        "feed_forward.inner.weight": 0.02,
+    }
     for name, value in {**wanted, "feed_forward.outer.weight": 0.005}.items():
         assert deviation[name]() == pytest.approx(value, rel=0.02), name
     initialize(layer, UnitVariance(), 8)
@@ -198,7 +235,9 @@ def test_dropout_acts_in_training_alone():
 
 
 def test_copies_and_pickles_through_the_state():
-    design = Design(WIDTH, HEADS, mechanism=LEARNED["table"](), norm=r.Normalize(centered=False), gated=True)
+    design = Design(
+        WIDTH, HEADS, mechanism=LEARNED["table"](), norm=r.maps.Normalize(centered=False), gated=True
+    )
     layer, x = EncoderLayer(design).double().eval(), torch.randn(2, N, WIDTH, dtype=D)
     twin = copy.deepcopy(layer)
     assert torch.equal(twin(x), layer(x))
@@ -227,11 +266,18 @@ def test_a_compiled_layer_equals_the_layer():
     layer, x = EncoderLayer(Design(16, 2, positions=RotaryPositions())).eval(), torch.randn(2, N, 16)
     compiled = torch.compile(layer, backend="aot_eager")
     torch.testing.assert_close(compiled(x), layer(x), rtol=1e-5, atol=1e-6)
-    gradient = [torch.autograd.grad(f(x).square().sum(), layer.attention.projection.weight)[0] for f in (compiled, layer)]
+    gradient = [
+        torch.autograd.grad(f(x).square().sum(), layer.attention.projection.weight)[0]
+        for f in (compiled, layer)
+    ]
     torch.testing.assert_close(*gradient, rtol=1e-4, atol=1e-5)
 
 
 def test_a_module_says_what_it_is():
-    shown = repr(MultiHeadAttention(WIDTH, 4, kv_heads=2, mechanism=r.Attention(r.Gaussian(bandwidth=2.0)), shaped=True))
+    shown = repr(
+        MultiHeadAttention(
+            WIDTH, 4, kv_heads=2, mechanism=r.Attention(r.Gaussian(bandwidth=2.0)), shaped=True
+        )
+    )
     assert "8, heads=4, kv_heads=2, shaped=True" in shown
     assert "Gaussian(bandwidth=2)" in shown

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import regard as r
-from regard.audit.adapters import Call, NotCovered, adapter_of
-from regard.audit.checks import checks
-from regard.audit.run import sites
+from regard.audits.adapters import Call, NotCovered, adapter_of
+from regard.audits.checks import checks
+from regard.audits.run import sites
 from regard.nn import (
     AlibiPositions,
     Cache,
@@ -45,7 +45,9 @@ DESIGNS = {
     "alibi": PLAIN.replace(positions=AlibiPositions()),
     "relative": PLAIN.replace(positions=RelativePositions(8, 16)),
     "post norm": PLAIN.replace(norm_first=False, bias=False),
-    "gaussian": PLAIN.replace(mechanism=r.Attention(r.Gaussian(bandwidth=nn.Parameter(torch.tensor([1.0, 2.0]))))),
+    "gaussian": PLAIN.replace(
+        mechanism=r.Attention(r.Gaussian(bandwidth=nn.Parameter(torch.tensor([1.0, 2.0]))))
+    ),
     "entmax": PLAIN.replace(mechanism=r.Attention(r.Dot(), normalizer=r.Entmax(1.5))),
     "softcap": PLAIN.replace(mechanism=r.Attention(r.SoftCap(r.Dot(), 1.5), normalizer=r.Softmax(0.5))),
 }
@@ -59,7 +61,11 @@ def test_declarations_equal_their_modules(name):
         (alive(Encoder(design, 1)), {"x": points(), "support": r.Padding(torch.tensor([[3]]))}),
         (
             alive(Decoder(design, 1)),
-            {"x": points(), "context": points(4), "context_support": r.Where(torch.tensor([True, False, True, True])[None, None, None])},
+            {
+                "x": points(),
+                "context": points(4),
+                "context_support": r.Where(torch.tensor([True, False, True, True])[None, None, None]),
+            },
         ),
         (alive(LanguageModel(design, 7, 1)), {"ids": torch.randint(7, (1, N))}),
         (alive(Transformer(design, 1, 1)), {"source": points(4), "target": points()}),
@@ -166,13 +172,19 @@ def test_the_bound_for_any_input_holds():
         read = layer.attention_branch.norm(10 * torch.randn(4, WIDTH, dtype=D)).detach()
         moved = layer.attention_branch.norm(10 * torch.randn(4, WIDTH, dtype=D)).detach()
         moved = read + 1e-3 * (moved - read)
-        stretch = (attention(moved) - attention(read)).norm(dim=-1).amax(-1) / (moved - read).norm(dim=-1).max()
+        stretch = (attention(moved) - attention(read)).norm(dim=-1).amax(-1) / (moved - read).norm(
+            dim=-1
+        ).max()
         assert all(value <= bound < math.inf for value, bound in zip(stretch.tolist(), bounds, strict=True))
 
 
 MODELS = {
     "encoder": (lambda: Encoder(PLAIN, 2), {"x": points()}, 4),
-    "language model": (lambda: LanguageModel(DESIGNS["groups"], 7, 2), {"ids": torch.tensor([[1, 5, 0, 2]])}, 8),
+    "language model": (
+        lambda: LanguageModel(DESIGNS["groups"], 7, 2),
+        {"ids": torch.tensor([[1, 5, 0, 2]])},
+        8,
+    ),
 }
 
 
@@ -198,7 +210,10 @@ def test_a_whole_audit_leaves_nothing_out():
 
 REFUSED = {
     "shaped": (lambda: (Encoder(shaped(PLAIN), 1), {"x": points()}), "its rows are no laws"),
-    "more dimensions": (lambda: (Encoder(PLAIN, 1), {"x": points().unsqueeze(0)}), r"tokens are of shape \[1, 1, 5, 8\]"),
+    "more dimensions": (
+        lambda: (Encoder(PLAIN, 1), {"x": points().unsqueeze(0)}),
+        r"tokens are of shape \[1, 1, 5, 8\]",
+    ),
 }
 
 

@@ -37,13 +37,18 @@ def same(found, wanted):
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
 
 
-# A plain function of two projected tokens, and nouns whose own parameters are for another number of dimensions, have no declaration.
+# A plain function of two projected tokens, and nouns whose own parameters are for another number of
+# dimensions, have no declaration.
 OPAQUE = ("function",)
 
 
 @pytest.mark.parametrize("name", [name for name in POTENTIALS if name not in OPAQUE])
 def test_attention_with_every_potential(name):
-    module, x, y = alive(MultiHeadAttention(WIDTH, HEADS, mechanism=r.Attention(POTENTIALS[name]))), points(N), points(4)
+    module, x, y = (
+        alive(MultiHeadAttention(WIDTH, HEADS, mechanism=r.Attention(POTENTIALS[name]))),
+        points(N),
+        points(4),
+    )
     same(module.declare()(x), module(x))
     same(module.declare(y)(x), module(x, y))
 
@@ -77,13 +82,17 @@ def test_shaped_attention_with_every_law(name, support):
 @pytest.mark.parametrize("name", [name for name in NORMALIZERS if name not in LAWS])
 def test_shaped_attention_is_of_laws(name):
     mechanism = r.Attention(r.Dot(), normalizer=NORMALIZERS[name])
-    with pytest.raises(r.ArgumentError, match=r"mechanism: has the normalizer .*, whose rows are not laws"):
+    with pytest.raises(
+        r.errors.ArgumentError, match=r"mechanism: has the normalizer .*, whose rows are not laws"
+    ):
         MultiHeadAttention(WIDTH, HEADS, mechanism=mechanism, shaped=True)
 
 
 @pytest.mark.parametrize("name", NORMALIZERS)
 def test_attention_with_every_normalizer(name):
-    module = alive(MultiHeadAttention(WIDTH, HEADS, mechanism=r.Attention(r.Dot(), normalizer=NORMALIZERS[name])))
+    module = alive(
+        MultiHeadAttention(WIDTH, HEADS, mechanism=r.Attention(r.Dot(), normalizer=NORMALIZERS[name]))
+    )
     x, y = points(N), points(4)
     torch.testing.assert_close(module.declare()(x), module(x), rtol=1e-7, atol=1e-8)
     if name != "sinkhorn":  # which compares as many queries as keys
@@ -91,7 +100,9 @@ def test_attention_with_every_normalizer(name):
 
 
 def test_a_function_has_no_declaration_and_says_so():
-    with pytest.raises(r.ArgumentError, match=r"FunctionPotential, which takes no projections.*@projected.rule"):
+    with pytest.raises(
+        r.errors.ArgumentError, match=r"FunctionPotential, which takes no projections.*@projected.rule"
+    ):
         MultiHeadAttention(WIDTH, HEADS, mechanism=r.Attention(POTENTIALS["function"])).declare()
 
 
@@ -112,7 +123,14 @@ def test_groups_supports_and_biases(kv_heads, support, bias):
 @pytest.mark.parametrize("gated", [True, False])
 def test_layers(positions, first, centered, gated):
     design = Design(
-        WIDTH, HEADS, kv_heads=1, hidden=10, positions=positions, norm=r.Normalize(1e-3, centered=centered), norm_first=first, gated=gated
+        WIDTH,
+        HEADS,
+        kv_heads=1,
+        hidden=10,
+        positions=positions,
+        norm=r.maps.Normalize(1e-3, centered=centered),
+        norm_first=first,
+        gated=gated,
     )
     layer, x, y = alive(EncoderLayer(design)), points(N), points(4)
     same(layer.declare()(x), layer(x))
@@ -141,7 +159,10 @@ def test_stacks(first):
 
 
 def test_a_language_model_from_points_to_logits():
-    model, ids = alive(LanguageModel(Design(WIDTH, HEADS, positions=RelativePositions(8, 16)), 11, 2)), torch.randint(11, (1, N))
+    model, ids = (
+        alive(LanguageModel(Design(WIDTH, HEADS, positions=RelativePositions(8, 16)), 11, 2)),
+        torch.randint(11, (1, N)),
+    )
     found = model.declare()(model.embedding(ids)[0]) @ model.embedding.weight.T
     same(found, model(ids)[0])
 
@@ -170,9 +191,13 @@ def test_a_declaration_is_cut_off():
 CASES = {
     "dot": Design(4, 2, hidden=5),
     "gaussian": Design(4, 2, hidden=5, mechanism=r.Attention(r.Gaussian(bandwidth=2.0))),
-    "causal rotary": Design(4, 2, hidden=5, mechanism=r.Attention(r.Dot(), support=r.Causal()), positions=RotaryPositions()),
-    "alibi rms gated": Design(4, 2, hidden=5, positions=AlibiPositions(), norm=r.Normalize(0.1, centered=False), gated=True),
-    "post norm groups": Design(4, 2, kv_heads=1, hidden=5, norm=r.Normalize(0.1), norm_first=False),
+    "causal rotary": Design(
+        4, 2, hidden=5, mechanism=r.Attention(r.Dot(), support=r.Causal()), positions=RotaryPositions()
+    ),
+    "alibi rms gated": Design(
+        4, 2, hidden=5, positions=AlibiPositions(), norm=r.maps.Normalize(0.1, centered=False), gated=True
+    ),
+    "post norm groups": Design(4, 2, kv_heads=1, hidden=5, norm=r.maps.Normalize(0.1), norm_first=False),
     "shaped": shaped(Design(4, 2, hidden=5)),
     "shaped groups": shaped(Design(4, 4, kv_heads=2, hidden=5)),
 }
@@ -191,7 +216,9 @@ BALL = r.Ball(1.0, torch.zeros(4, dtype=D), tokens=3)
 
 
 def steepest(layer, count=4):
-    """The largest derivative of the module itself at some sequences of the ball: a constant cannot be below it."""
+    """The largest derivative of the module itself at some sequences of the ball:
+    a constant cannot be below it.
+    """
     found = 0.0
     for _ in range(count):
         x = nn.functional.normalize(torch.randn(3, 4, dtype=D), dim=-1) * torch.rand(3, 1, dtype=D)
@@ -255,7 +282,11 @@ def test_regard_declares_a_language_model_on_its_points():
 def test_modules_are_certified_as_they_are():
     module = alive(MultiHeadAttention(4, 2))
     domain, norm = r.Ball(1.0, torch.zeros(4, dtype=D)), r.TokenMax()
-    assert r.certify(module, domain, norm).value == r.certify(module.declare(), domain, norm).value < float("inf")
+    assert (
+        r.certify(module, domain, norm).value
+        == r.certify(module.declare(), domain, norm).value
+        < float("inf")
+    )
     assert r.certify(nn.Sequential(nn.LayerNorm(4).double(), module), r.Whole(), norm).value < float("inf")
 
 
@@ -285,7 +316,10 @@ REFUSED = {
     "context": (lambda: Decoder(Design(WIDTH, HEADS), 1), r"depends on a context; module.declare\(context\)"),
     "context of a layer": (lambda: DecoderLayer(Design(WIDTH, HEADS)), "depends on a context"),
     "two sequences": (lambda: Transformer(Design(WIDTH, HEADS), 1, 1), "reads two sequences"),
-    "two sequences of tokens": (lambda: SequenceToSequence(Design(WIDTH, HEADS), 5, 5, 1), "reads two sequences"),
+    "two sequences of tokens": (
+        lambda: SequenceToSequence(Design(WIDTH, HEADS), 5, 5, 1),
+        "reads two sequences",
+    ),
 }
 
 
@@ -300,13 +334,13 @@ def test_what_is_no_map_is_refused_and_has_no_finite_constant(name):
 
 
 def test_a_context_is_given_where_it_is_needed_and_only_there():
-    with pytest.raises(r.ArgumentError, match="context: is missing"):
+    with pytest.raises(r.errors.ArgumentError, match="context: is missing"):
         DecoderLayer(Design(WIDTH, HEADS)).declare()
-    with pytest.raises(r.ArgumentError, match="without cross-attention"):
+    with pytest.raises(r.errors.ArgumentError, match="without cross-attention"):
         Decoder(Design(WIDTH, HEADS), 1, cross=False).declare(points(3))
-    with pytest.raises(r.ArgumentError, match=r"declare attention to one context \(m, width\)"):
+    with pytest.raises(r.errors.ArgumentError, match=r"declare attention to one context \(m, width\)"):
         MultiHeadAttention(WIDTH, HEADS).declare(points(1, 3))
-    with pytest.raises(r.ArgumentError, match="shaped attention"):
+    with pytest.raises(r.errors.ArgumentError, match="shaped attention"):
         MultiHeadAttention(WIDTH, HEADS, shaped=True).declare(points(3))
-    with pytest.raises(r.ArgumentError, match="shaped attention"):
+    with pytest.raises(r.errors.ArgumentError, match="shaped attention"):
         MultiHeadAttention(WIDTH, HEADS, shaped=True).double()(points(4), points(3))

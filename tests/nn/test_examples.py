@@ -1,4 +1,6 @@
-"""The encoder and decoder of examples/sequence_to_sequence.py: its data, a short training, and the weights that it draws."""
+"""The encoder and decoder of examples/sequence_to_sequence.py: its data, a short training,
+and the weights that it draws.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,12 @@ def test_no_string_is_two_dates(example: ModuleType) -> None:
 
 def test_the_forms_of_one_date(example: ModuleType) -> None:
     found = [form(datetime.date(1994, 3, 3)) for form in example.FORMS]
-    assert found[:4] == ["March 3, 1994", "3 March 1994", "Thursday, 3 March 1994", "Thursday, March 3rd, 1994"]
+    assert found[:4] == [
+        "March 3, 1994",
+        "3 March 1994",
+        "Thursday, 3 March 1994",
+        "Thursday, March 3rd, 1994",
+    ]
     assert "3.3.94" in found
     assert example.TASKS["dates"].shown == (datetime.date(1994, 3, 3), found[2])
     assert len(set(found)) == len(found)
@@ -74,7 +81,10 @@ def test_what_is_held_out_is_not_trained_on(example: ModuleType, name: str) -> N
     """Neither the pairs nor, for dates, another form of a date."""
     task = example.TASKS[name]
     kept = example.held_out(task, 2000, 0)
-    tested, seen = example.test_pairs(task, kept), list(itertools.islice(example.training_pairs(task, kept, 0), 20000))
+    tested, seen = (
+        example.test_pairs(task, kept),
+        list(itertools.islice(example.training_pairs(task, kept, 0), 20000)),
+    )
     assert len(kept) == len(tested) == 2000
     assert task.shown[0] in kept  # and the picture shows what was never seen
     assert not {source for source, _ in tested} & {source for source, _ in seen}
@@ -98,7 +108,9 @@ def test_pairs_as_numbers_and_back(example: ModuleType, short: Any) -> None:
 
 def test_the_padding_is_not_read(example: ModuleType, trained: Any, short: Any) -> None:
     """A short source beside a long one gives the logits that it gives alone."""
-    alone, both = (example.encode(short, pairs) for pairs in ([("1234", "4321")], [("1234", "4321"), ("56789", "98765")]))
+    alone, both = (
+        example.encode(short, pairs) for pairs in ([("1234", "4321")], [("1234", "4321"), ("56789", "98765")])
+    )
     with torch.no_grad():
         expected = trained(alone.source, alone.target, source_support=alone.support)[0]
         found = trained(both.source, both.target, source_support=both.support)[0]
@@ -108,7 +120,10 @@ def test_the_padding_is_not_read(example: ModuleType, trained: Any, short: Any) 
 def test_it_learns(example: ModuleType, trained: Any, short: Any) -> None:
     """At least 97 of 100 strings that it never saw, exactly; an untrained model gets none."""
     pairs = example.test_pairs(short, example.held_out(short, 1000, 0))
-    right = [mine == target for mine, (_, target) in zip(example.predict(short, trained, pairs), pairs, strict=True)]
+    right = [
+        mine == target
+        for mine, (_, target) in zip(example.predict(short, trained, pairs), pairs, strict=True)
+    ]
     torch.manual_seed(0)
     before = example.predict(short, example.build(short, width=32, layers=1).eval(), pairs)
     assert sum(right) >= 0.97 * len(pairs)
@@ -125,15 +140,23 @@ def test_weights_are_those_of_the_layer(example: ModuleType, trained: Any, short
         expected = layer.cross_attention(layer.cross_branch.before(x), context)[0].double()
     cross = layer.cross_attention.double()
     weights = example.cross_weights(trained.double(), batch.source, given)
-    values = (context[0].double() @ cross.projection.weight[64:].mT + cross.projection.bias[64:]).unflatten(-1, (4, 8)).transpose(0, 1)
+    values = (
+        (context[0].double() @ cross.projection.weight[64:].mT + cross.projection.bias[64:])
+        .unflatten(-1, (4, 8))
+        .transpose(0, 1)
+    )
     mixed = (weights[0] @ values).transpose(0, 1).flatten(-2)
     trained.float()
     assert weights.shape == (1, 4, 6, 5)
-    torch.testing.assert_close(mixed @ cross.output.weight.mT.double() + cross.output.bias.double(), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        mixed @ cross.output.weight.mT.double() + cross.output.bias.double(), expected, atol=1e-4, rtol=1e-4
+    )
 
 
 def test_it_looks_backwards(example: ModuleType, trained: Any, short: Any) -> None:
-    """While it reverses a string, the place with the most weight in some head goes from the last character to the first."""
+    """While it reverses a string, the place with the most weight in some head goes from the last character
+    to the first.
+    """
     batch = example.encode(short, [("31425", "52413")])
     weights = example.cross_weights(trained, batch.source, batch.target[:, :-1])[0]
     hits = (weights[:, :5].argmax(-1) == torch.arange(4, -1, -1)).sum(-1)

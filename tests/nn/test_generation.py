@@ -24,16 +24,26 @@ GREEDY = Sampling(temperature=0.0)
 
 def model(positions=AlibiPositions(), layers=2):
     torch.manual_seed(3)
-    return LanguageModel(Design(16, 4, positions=positions, initialization=UnitVariance()), WORDS, layers).double().eval()
+    return (
+        LanguageModel(Design(16, 4, positions=positions, initialization=UnitVariance()), WORDS, layers)
+        .double()
+        .eval()
+    )
 
 
 def translator(positions=NoPositions()):
     torch.manual_seed(4)
-    return SequenceToSequence(Design(16, 4, positions=positions, initialization=UnitVariance()), 7, WORDS, 1).double().eval()
+    return (
+        SequenceToSequence(Design(16, 4, positions=positions, initialization=UnitVariance()), 7, WORDS, 1)
+        .double()
+        .eval()
+    )
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("positions", [NoPositions(), AlibiPositions(), RotaryPositions(), LearnedPositions(14)], ids=repr)
+@pytest.mark.parametrize(
+    "positions", [NoPositions(), AlibiPositions(), RotaryPositions(), LearnedPositions(14)], ids=repr
+)
 def test_greedy_is_argmax_by_hand(positions):
     net, ids = model(positions), torch.randint(WORDS, (3, 5))
     wanted = ids
@@ -48,7 +58,9 @@ def test_translation_is_argmax_by_hand():
     start = wanted = torch.zeros(2, 1, dtype=torch.long)
     lengths = r.Padding(torch.tensor([[6], [2]]))
     for _ in range(6):
-        wanted = torch.cat([wanted, net(source, wanted, source_support=lengths)[:, -1].argmax(-1, keepdim=True)], 1)
+        wanted = torch.cat(
+            [wanted, net(source, wanted, source_support=lengths)[:, -1].argmax(-1, keepdim=True)], 1
+        )
     assert torch.equal(net.generate(source, start, 6, source_support=lengths), wanted)
     sampled = [net.generate(source, start, 6, sampling=Sampling(3.0), seed=seed) for seed in (0, 0, 1)]
     assert torch.equal(sampled[0], sampled[1])
@@ -99,7 +111,9 @@ def test_a_probability_that_is_reached_exactly_is_enough():
 
 
 def test_draws_follow_the_law():
-    """Chi-squared with 3 degrees of freedom: above 21.1 in one run of ten thousand, and the run is the same each time."""
+    """Chi-squared with 3 degrees of freedom: above 21.1 in one run of ten thousand,
+    and the run is the same each time.
+    """
     sampling, count = Sampling(1.3, top_k=4), 20000
     drawn = sampling.draw(LOGITS[:1].expand(count, -1), torch.Generator().manual_seed(0))
     wanted = count * sampling.law(LOGITS[:1])[0]
@@ -169,11 +183,20 @@ def test_no_tokens_are_no_work():
 
 @pytest.mark.parametrize("make", ["language", "translation"])
 def test_too_long_is_refused_before_the_work(make):
-    net, calls = (model(LearnedPositions(8)), []) if make == "language" else (translator(LearnedPositions(8)), [])
+    net, calls = (
+        (model(LearnedPositions(8)), []) if make == "language" else (translator(LearnedPositions(8)), [])
+    )
     net.decoder.register_forward_hook(lambda *call: calls.append(1))
     ids = torch.zeros(1, 5, dtype=torch.long)
-    ask = (lambda tokens: net.stream(ids, tokens)) if make == "language" else (lambda tokens: net.stream(ids, ids, tokens))
-    with pytest.raises(r.ArgumentError, match="tokens: is 5 after 5 given ones, and 8 positions are learned; ask for at most 4"):
+    ask = (
+        (lambda tokens: net.stream(ids, tokens))
+        if make == "language"
+        else (lambda tokens: net.stream(ids, ids, tokens))
+    )
+    with pytest.raises(
+        r.errors.ArgumentError,
+        match="tokens: is 5 after 5 given ones, and 8 positions are learned; ask for at most 4",
+    ):
         ask(5)
     assert not calls
     assert len(list(ask(4))) == 4  # the last token is never read
@@ -188,7 +211,11 @@ def noisy(make):
 @pytest.mark.parametrize("kind", ["language", "translation"])
 def test_dropout_is_off_while_tokens_are_made_and_on_afterwards(kind):
     language = kind == "language"
-    net, modes = noisy((lambda design: LanguageModel(design, WORDS, 2)) if language else (lambda d: SequenceToSequence(d, WORDS, WORDS, 2)))
+    net, modes = noisy(
+        (lambda design: LanguageModel(design, WORDS, 2))
+        if language
+        else (lambda d: SequenceToSequence(d, WORDS, WORDS, 2))
+    )
     ids, greedy = torch.randint(WORDS, (1, 3)), Sampling(temperature=0.0)
     given = (ids,) if language else (ids, ids)
     found = [net.generate(*given, 12, sampling=greedy) for _ in range(4)]
@@ -226,38 +253,66 @@ def sick(value):
 
 
 WRONG = {
-    "seed": (lambda: model().generate(torch.zeros(1, 2, dtype=torch.long), 2, seed="x"), "seed: is 'x'; give a whole number"),
-    "seed too large": (lambda: model().generate(torch.zeros(1, 2, dtype=torch.long), 2, seed=2**70), "seed: is 1180591620717411303424"),
-    "half a seed": (lambda: model().generate(torch.zeros(1, 2, dtype=torch.long), 2, seed=0.5), "seed: is 0.5"),
-    "end": (lambda: model().generate(torch.zeros(1, 2, dtype=torch.long), 2, end=99), "end: is 99 and the vocabulary has"),
+    "seed": (
+        lambda: model().generate(torch.zeros(1, 2, dtype=torch.long), 2, seed="x"),
+        "seed: is 'x'; give a whole number",
+    ),
+    "seed too large": (
+        lambda: model().generate(torch.zeros(1, 2, dtype=torch.long), 2, seed=2**70),
+        "seed: is 1180591620717411303424",
+    ),
+    "half a seed": (
+        lambda: model().generate(torch.zeros(1, 2, dtype=torch.long), 2, seed=0.5),
+        "seed: is 0.5",
+    ),
+    "end": (
+        lambda: model().generate(torch.zeros(1, 2, dtype=torch.long), 2, end=99),
+        "end: is 99 and the vocabulary has",
+    ),
     "end below": (lambda: model().generate(torch.zeros(1, 2, dtype=torch.long), 2, end=-1), "end: is -1"),
     "end of targets": (
-        lambda: translator().generate(torch.zeros(1, 3, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long), 2, end=99),
+        lambda: translator().generate(
+            torch.zeros(1, 3, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long), 2, end=99
+        ),
         "end: is 99",
     ),
     "half a token": (lambda: Sampling(top_k=2.5), "top_k: is 2.5"),
     "text": (lambda: Sampling(temperature="1"), "temperature: is '1'"),
     "text for a probability": (lambda: Sampling(top_p="1"), "top_p: is '1'"),
     "true": (lambda: model().generate(torch.zeros(1, 2, dtype=torch.long), True), "tokens: is True"),
-    "no number": (lambda: sick(float("nan")).generate(torch.zeros(1, 2, dtype=torch.long), 2), "model: gave NaN"),
+    "no number": (
+        lambda: sick(float("nan")).generate(torch.zeros(1, 2, dtype=torch.long), 2),
+        "model: gave NaN",
+    ),
     "no number, greedy": (
         lambda: sick(float("nan")).generate(torch.zeros(1, 2, dtype=torch.long), 2, sampling=Sampling(0.0)),
         "model: gave NaN",
     ),
-    "infinite logits": (lambda: Sampling().draw(torch.tensor([[1.0, torch.inf]]), torch.Generator()), "largest is infinite"),
+    "infinite logits": (
+        lambda: Sampling().draw(torch.tensor([[1.0, torch.inf]]), torch.Generator()),
+        "largest is infinite",
+    ),
     "temperature": (lambda: Sampling(-1.0), "temperature: is -1.0"),
     "infinite": (lambda: Sampling(float("inf")), "temperature: is inf"),
     "nan": (lambda: Sampling(float("nan")), "temperature: is nan"),
     "top_k": (lambda: Sampling(top_k=0), "top_k: is 0; keep one token or more"),
     "top_p": (lambda: Sampling(top_p=0.0), "top_p: is 0.0"),
     "top_p above": (lambda: Sampling(top_p=1.5), "top_p: is 1.5"),
-    "one dimension": (lambda: model().generate(torch.zeros(3, dtype=torch.long), 2), r"ids: has shape \[3\]; give sequences"),
-    "nothing given": (lambda: model().generate(torch.zeros(2, 0, dtype=torch.long), 2), r"ids: has shape \[2, 0\]"),
+    "one dimension": (
+        lambda: model().generate(torch.zeros(3, dtype=torch.long), 2),
+        r"ids: has shape \[3\]; give sequences",
+    ),
+    "nothing given": (
+        lambda: model().generate(torch.zeros(2, 0, dtype=torch.long), 2),
+        r"ids: has shape \[2, 0\]",
+    ),
     "a list": (lambda: model(LearnedPositions(9)).generate([[1, 2]], 2), "ids: is a list"),
     "negative": (lambda: model().generate(torch.zeros(1, 2, dtype=torch.long), -1), "tokens: is -1"),
     "not whole": (lambda: model().generate(torch.zeros(1, 2, dtype=torch.long), 2.5), "tokens: is 2.5"),
     "sources": (
-        lambda: translator().generate(torch.zeros(2, 3, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long), 2),
+        lambda: translator().generate(
+            torch.zeros(2, 3, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long), 2
+        ),
         "one start for each",
     ),
 }
@@ -266,5 +321,5 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_requests(name):
     call, message = WRONG[name]
-    with pytest.raises(r.ArgumentError, match=message):
+    with pytest.raises(r.errors.ArgumentError, match=message):
         call()

@@ -36,7 +36,11 @@ ADDED = added(N)
 @torch.no_grad()
 @pytest.mark.parametrize("name", UNORDERED)
 def test_without_positions_an_encoder_is_equivariant(name):
-    encoder, x, order = alive(Encoder(UNORDERED[name], 2)), torch.randn(2, N, WIDTH, dtype=D), torch.randperm(N)
+    encoder, x, order = (
+        alive(Encoder(UNORDERED[name], 2)),
+        torch.randn(2, N, WIDTH, dtype=D),
+        torch.randperm(N),
+    )
     found, wanted = encoder(x[:, order]), encoder(x)[:, order]
     assert float((found - wanted).abs().max()) < 1e-12 * max(1.0, float(wanted.abs().max()))
     assert float((encoder(x) - wanted).abs().max()) > 1e-2  # the permutation did something
@@ -45,7 +49,11 @@ def test_without_positions_an_encoder_is_equivariant(name):
 @torch.no_grad()
 @pytest.mark.parametrize("positions", INSIDE, ids=repr)
 def test_positions_in_scores_break_it(positions):
-    encoder, x, order = alive(Encoder(PLAIN.replace(positions=positions), 2)), torch.randn(1, N, WIDTH, dtype=D), torch.arange(N).flip(0)
+    encoder, x, order = (
+        alive(Encoder(PLAIN.replace(positions=positions), 2)),
+        torch.randn(1, N, WIDTH, dtype=D),
+        torch.arange(N).flip(0),
+    )
     order[0], order[1] = order[1].clone(), order[0].clone()
     assert float((encoder(x[:, order]) - encoder(x)[:, order]).abs().max()) > 1e-3
 
@@ -69,7 +77,10 @@ def test_sinusoidal_positions_are_the_formula():
         for pair in range(WIDTH // 2):
             angle = torch.tensor((3 + place) * 100.0 ** (-2 * pair / WIDTH), dtype=D)
             torch.testing.assert_close(
-                added[place, 2 * pair : 2 * pair + 2], torch.stack([angle.sin(), angle.cos()]), rtol=1e-12, atol=1e-12
+                added[place, 2 * pair : 2 * pair + 2],
+                torch.stack([angle.sin(), angle.cos()]),
+                rtol=1e-12,
+                atol=1e-12,
             )
 
 
@@ -80,7 +91,12 @@ def test_positions_in_scores_see_differences_alone(positions):
     module = alive(PLAIN.replace(positions=positions).self_attention())
     potential, x = module.mechanism.value().potential, torch.randn(HEADS, N, WIDTH // HEADS, dtype=D)
     marks = torch.arange(N)
-    torch.testing.assert_close(potential.scores(x, x, marks, marks), potential.scores(x, x, marks + 5, marks + 5), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        potential.scores(x, x, marks, marks),
+        potential.scores(x, x, marks + 5, marks + 5),
+        rtol=1e-10,
+        atol=1e-10,
+    )
 
 
 def jacobian(run, x):
@@ -107,7 +123,12 @@ HIDING = {
 }
 
 
-DESIGNS = {"dot": PLAIN, "gaussian": UNORDERED["gaussian"], "entmax": UNORDERED["entmax"], "shaped": shaped(PLAIN)}
+DESIGNS = {
+    "dot": PLAIN,
+    "gaussian": UNORDERED["gaussian"],
+    "entmax": UNORDERED["entmax"],
+    "shaped": shaped(PLAIN),
+}
 
 
 @pytest.mark.parametrize("name", HIDING)
@@ -156,7 +177,9 @@ def test_gradients_do_not_reach_what_is_hidden():
     points = torch.autograd.grad(loss, model.embedding.weight, retain_graph=True)[0]
     assert float(points.abs().max()) > 0
     embedded = model.embedding(ids).detach().requires_grad_()
-    found = torch.autograd.grad(model.decoder(embedded, support=r.Padding(torch.tensor([[4]])))[0, :4].sum(), embedded)[0]
+    found = torch.autograd.grad(
+        model.decoder(embedded, support=r.Padding(torch.tensor([[4]])))[0, :4].sum(), embedded
+    )[0]
     assert bool((found[0, 4:] == 0).all())
     assert bool((found[0, :4].abs().amax(-1) > 0).all())
 

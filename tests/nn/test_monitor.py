@@ -1,4 +1,6 @@
-"""The monitor: its numbers against the definitions, its rule on histories by hand, and that it leaves a training as it was."""
+"""The monitor: its numbers against the definitions, its rule on histories by hand,
+and that it leaves a training as it was.
+"""
 
 import json
 import math
@@ -10,11 +12,11 @@ import torch
 from torch import nn
 
 import regard as r
-from regard.audit.adapters import Call, NotCovered, adapter_of
+from regard.audits.adapters import Call, NotCovered, adapter_of
 from regard.nn import AlibiPositions, Design, LanguageModel, RelativePositions, RotaryPositions, shaped
-from regard.nn.monitor import UNSEEN, Monitor, RegularityWarning, monitor
 from regard.nn.monitoring.readings import of_call, padding
 from regard.nn.monitoring.rule import Rule, suspect
+from regard.nn.monitors import UNSEEN, Monitor, RegularityWarning, monitor
 
 WIDTH, HEADS = 16, 2
 CAUSAL = nn.Transformer.generate_square_subsequent_mask(6)
@@ -70,7 +72,9 @@ def test_entropy_and_logits_are_those_of_the_module(masked):
         x, module.in_proj_weight[: 2 * WIDTH], module.in_proj_bias[: 2 * WIDTH]).chunk(2, -1))  # fmt: skip
     scores = (queries @ keys.mT).detach() / math.sqrt(WIDTH // HEADS) + (0 if mask is None else mask)
     found = watch.history[-1]["layers"][""]
-    assert found["entropy"] == pytest.approx(torch.special.entr(weights).sum(-1).mean((0, 2)).tolist(), rel=1e-5)
+    assert found["entropy"] == pytest.approx(
+        torch.special.entr(weights).sum(-1).mean((0, 2)).tolist(), rel=1e-5
+    )
     assert found["max_logit"] == pytest.approx(scores.amax((0, 2, 3)).tolist(), rel=1e-5)
 
 
@@ -88,7 +92,9 @@ def test_entropy_and_logits_are_those_of_the_module(masked):
 def test_modules_of_regard_are_read_as_they_declare_themselves(design):
     model = language_model(**design)
     module, seen = model.decoder.layers[1].attention, []
-    module.register_forward_hook(lambda module, arguments, output: seen.append(arguments[0].detach().double()))
+    module.register_forward_hook(
+        lambda module, arguments, output: seen.append(arguments[0].detach().double())
+    )
     with monitor(model) as watch:
         model(torch.randint(11, (3, 6)))
         watch.step()
@@ -101,7 +107,10 @@ def test_modules_of_regard_are_read_as_they_declare_themselves(design):
 
 def test_the_first_four_sequences_of_a_batch_are_read():
     module = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
-    x, padding = torch.randn(7, 6, WIDTH), torch.arange(6) >= torch.tensor([6, 3, 5, 2, 6, 1, 4]).unsqueeze(-1)
+    x, padding = (
+        torch.randn(7, 6, WIDTH),
+        torch.arange(6) >= torch.tensor([6, 3, 5, 2, 6, 1, 4]).unsqueeze(-1),
+    )
     found = []
     for count in (7, 4):
         with monitor(module) as watch:
@@ -120,7 +129,9 @@ def test_qk_norm_of_a_gaussian_is_of_its_product_part():
     )
     dot.load_state_dict(gaussian.state_dict())
     with monitor(gaussian) as first, monitor(dot) as second:
-        one, other = (watch.measure()["layers"]["decoder.layers.0.attention"]["qk_norm"] for watch in (first, second))
+        one, other = (
+            watch.measure()["layers"]["decoder.layers.0.attention"]["qk_norm"] for watch in (first, second)
+        )
     assert one == pytest.approx(other, rel=1e-12)
 
 
@@ -135,14 +146,22 @@ def test_models_of_transformers_are_read(kind):
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
-    config = getattr(transformers, f"{kind}Config")(**sizes, **({"intermediate_size": 24} if kind == "Llama" else {}))
+    config = getattr(transformers, f"{kind}Config")(
+        **sizes, **({"intermediate_size": 24} if kind == "Llama" else {})
+    )
     model = getattr(transformers, f"{kind}Model")(config).train()  # with dropout
     with monitor(model) as watch:
-        model(input_ids=torch.randint(3, 20, (2, 5)), attention_mask=torch.tensor([[1] * 5, [1] * 3 + [0] * 2]))
+        model(
+            input_ids=torch.randint(3, 20, (2, 5)), attention_mask=torch.tensor([[1] * 5, [1] * 3 + [0] * 2])
+        )
         watch.step()
         assert len(watch.jacobians()) == 2
     assert not watch.not_covered
-    assert all(0 < value <= math.log(5) for layer in watch.history[-1]["layers"].values() for value in layer["entropy"])
+    assert all(
+        0 < value <= math.log(5)
+        for layer in watch.history[-1]["layers"].values()
+        for value in layer["entropy"]
+    )
     assert hooks(model) == 0
 
 
@@ -156,8 +175,14 @@ PADDED = {
 
 def by_rows(module, x, counted, mask):
     """Mean entropy and largest logit of each head over the rows that count, from the definition."""
-    queries, keys = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in nn.functional.linear(
-        x, module.in_proj_weight[: 2 * WIDTH], module.in_proj_bias[: 2 * WIDTH]).detach().chunk(2, -1))  # fmt: skip
+    queries, keys = (
+        part.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        for part in nn.functional.linear(
+            x, module.in_proj_weight[: 2 * WIDTH], module.in_proj_bias[: 2 * WIDTH]
+        )
+        .detach()
+        .chunk(2, -1)
+    )
     scores = (queries @ keys.mT / math.sqrt(WIDTH // HEADS) + mask).transpose(0, 1)[:, counted]
     return torch.special.entr(scores.softmax(-1)).sum(-1).mean(-1).tolist(), scores.amax((-2, -1)).tolist()
 
@@ -186,7 +211,9 @@ def test_padding_is_left_out(side, past, count):
 
 
 def test_a_token_that_only_later_ones_would_see_is_no_padding():
-    """In a mask of the strict past and the first token nobody sees the last token, which is as real as the others."""
+    """In a mask of the strict past and the first token nobody sees the last token,
+    which is as real as the others.
+    """
     module = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True).double()
     x, allowed = torch.randn(2, 6, WIDTH, dtype=torch.float64), torch.ones(6, 6).tril(-1).bool()
     allowed[0, 1] = True
@@ -195,17 +222,32 @@ def test_a_token_that_only_later_ones_would_see_is_no_padding():
         module(x, x, x, attn_mask=mask, need_weights=False)
         watch.step()
     assert not watch.not_covered
-    assert watch.history[-1]["layers"][""]["entropy"] == pytest.approx(by_rows(module, x, torch.ones(2, 6).bool(), mask)[0], rel=1e-12)
+    assert watch.history[-1]["layers"][""]["entropy"] == pytest.approx(
+        by_rows(module, x, torch.ones(2, 6).bool(), mask)[0], rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("kind", ["GPT2", "Llama", "Bert"])
 def test_padding_of_transformers_is_left_out(kind, side):
     transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": 20, "hidden_size": WIDTH, "num_hidden_layers": 1, "num_attention_heads": HEADS, "intermediate_size": 24}
+    sizes = {
+        "vocab_size": 20,
+        "hidden_size": WIDTH,
+        "num_hidden_layers": 1,
+        "num_attention_heads": HEADS,
+        "intermediate_size": 24,
+    }
     named = {**sizes, "bos_token_id": 1, "eos_token_id": 2}
-    named = named if kind != "GPT2" else {name: value for name, value in named.items() if name != "intermediate_size"}
-    made = [getattr(transformers, f"{kind}Config")(**named, attn_implementation=name) for name in ("sdpa", "eager")]
+    named = (
+        named
+        if kind != "GPT2"
+        else {name: value for name, value in named.items() if name != "intermediate_size"}
+    )
+    made = [
+        getattr(transformers, f"{kind}Config")(**named, attn_implementation=name)
+        for name in ("sdpa", "eager")
+    ]
     model, eager = (getattr(transformers, f"{kind}Model")(config).eval() for config in made)
     for weight in model.parameters():
         weight.data += 0.3 * torch.randn_like(weight)
@@ -269,9 +311,11 @@ def test_jacobian_norm_is_that_of_the_module():
         layer(x)
         watch.step()
         (found,) = watch.jacobians().values()
-    matrix = torch.autograd.functional.jacobian(lambda points: layer(points.unsqueeze(0)), x[0]).reshape(5 * WIDTH, 5 * WIDTH)
+    matrix = torch.autograd.functional.jacobian(lambda points: layer(points.unsqueeze(0)), x[0]).reshape(
+        5 * WIDTH, 5 * WIDTH
+    )
     exact = float(torch.linalg.matrix_norm(matrix, 2))
-    assert isinstance(found, r.Estimate)
+    assert isinstance(found, r.derive.Estimate)
     assert exact * 0.99 <= float(found) <= exact * (1 + 1e-9)
     assert watch.history[-1]["layers"][""]["jacobian_norm"] == float(found)
     assert f"≥ {float(found):.3g}" in watch.table()
@@ -381,7 +425,9 @@ def test_look_reads_a_pass_that_is_not_due():
 
 
 def test_what_is_not_covered_is_said():
-    model = nn.ModuleList([nn.MultiheadAttention(WIDTH, HEADS, kdim=8, vdim=8), nn.MultiheadAttention(WIDTH, HEADS)])
+    model = nn.ModuleList(
+        [nn.MultiheadAttention(WIDTH, HEADS, kdim=8, vdim=8), nn.MultiheadAttention(WIDTH, HEADS)]
+    )
     with monitor(model) as watch:
         watch.step()
     assert "kdim" in watch.not_covered["0"]
@@ -416,7 +462,7 @@ def test_what_is_not_covered_is_said():
     ],
 )
 def test_bad_arguments_are_named(options, argument):
-    with pytest.raises(r.ArgumentError, match=f"^{argument}: "):
+    with pytest.raises(r.errors.ArgumentError, match=f"^{argument}: "):
         monitor(encoder(), **options)
 
 
@@ -424,7 +470,7 @@ def test_bad_arguments_are_named(options, argument):
 def test_a_loss_that_is_not_one_number_is_named_and_counts_nothing(loss):
     with monitor(encoder(), every=5) as watch:
         for act in (watch.step, watch.measure):
-            with pytest.raises(r.ArgumentError, match=r"^loss: .* give one number"):
+            with pytest.raises(r.errors.ArgumentError, match=r"^loss: .* give one number"):
                 act(loss=loss)
         assert (watch.count, watch.history) == (0, [])
         watch.step(loss=torch.ones(1))
@@ -435,7 +481,7 @@ def test_a_monitor_is_entered_once_at_a_time():
     model = encoder()
     watch = monitor(model, every=1)
     with watch:
-        with pytest.raises(r.ArgumentError, match="is entered already"), watch:
+        with pytest.raises(r.errors.ArgumentError, match="is entered already"), watch:
             pass
         assert hooks(model) == 2
     assert hooks(model) == 0
@@ -450,7 +496,7 @@ def test_a_history_of_fewer_heads_is_no_obstacle():
 
 
 def test_a_model_without_attention_is_refused():
-    with pytest.raises(r.ArgumentError, match="has no attention that is known"):
+    with pytest.raises(r.errors.ArgumentError, match="has no attention that is known"):
         monitor(nn.Linear(3, 3))
 
 
@@ -461,17 +507,22 @@ def history(*logits, norms=None):
     """Measurements of one head, at steps 10, 20, ..."""
     norms = [1.0] * len(logits) if norms is None else norms
     return [
-        {"step": 10 * (k + 1), "loss": None, "warnings": [], "layers": {"a": {"max_logit": [logit], "qk_norm": [norm]}}}
+        {
+            "step": 10 * (k + 1),
+            "loss": None,
+            "warnings": [],
+            "layers": {"a": {"max_logit": [logit], "qk_norm": [norm]}},
+        }
         for k, (logit, norm) in enumerate(zip(logits, norms, strict=True))
     ]
 
 
 def said(rule, entries):
     """The steps at which the rule says something, told as the monitor tells them."""
-    from regard.nn.monitoring.rule import named
+    from regard.nn.monitoring.rule import as_entry
 
     for k in range(len(entries)):
-        entries[k]["warnings"] = [named(growth) for growth in rule.found(entries[: k + 1])]
+        entries[k]["warnings"] = [as_entry(growth) for growth in rule.found(entries[: k + 1])]
     return [(entry["step"], warning["quantity"]) for entry in entries for warning in entry["warnings"]]
 
 
@@ -525,7 +576,9 @@ def test_qk_norms_count_one_growth_before_the_level():
     assert said(RULE, history(25.0, 25.0, 24.9, norms=norms)) == []
     assert said(RULE, history(25.0, 25.0, 25.0, norms=norms)) == [(30, "qk_norm")]
     assert said(RULE, history(25.0, 25.0, 25.0, norms=[1.0, 1.5, 1.9])) == []
-    assert said(RULE, history(None, None, None, norms=norms)) == []  # no pass was seen: growth alone is how training begins
+    assert (
+        said(RULE, history(None, None, None, norms=norms)) == []
+    )  # no pass was seen: growth alone is how training begins
 
 
 def test_what_is_not_finite_is_said_once():
@@ -538,7 +591,13 @@ def test_the_suspect_is_the_head_that_grew_most():
     entries[0]["layers"]["b"] = {"max_logit": [4.0, 4.0], "qk_norm": [1.0, 1.0]}
     entries[1]["layers"]["b"] = {"max_logit": [4.5, 9.0], "qk_norm": [9.0, 1.0]}
     found = suspect(RULE, entries)
-    assert (found.layer, found.head, found.quantity, found.before, found.now) == ("b", 1, "max_logit", 4.0, 9.0)
+    assert (found.layer, found.head, found.quantity, found.before, found.now) == (
+        "b",
+        1,
+        "max_logit",
+        4.0,
+        9.0,
+    )
     assert suspect(RULE, []) is None
     assert suspect(RULE, history(3.0)) is None
 

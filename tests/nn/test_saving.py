@@ -1,4 +1,6 @@
-"""Models on disk: exactly what was saved comes back, or an error that says why not; a failing write leaves what was there."""
+"""Models on disk: exactly what was saved comes back, or an error that says why not;
+a failing write leaves what was there.
+"""
 
 import errno
 import json
@@ -36,7 +38,7 @@ from regard.nn.saving import configuration
 pytest.importorskip("safetensors")
 
 PLAIN = Design(8, 2)
-TABLE = r.RelativeBias(nn.Parameter(torch.randn(2, 7)), r.Clipped(3))
+TABLE = r.RelativeBias(nn.Parameter(torch.randn(2, 7)), r.potentials.Clipped(3))
 MODELS = {
     "language": lambda: LanguageModel(PLAIN, 11, 2),
     "untied": lambda: LanguageModel(PLAIN, 11, 1, tied=False),
@@ -45,17 +47,37 @@ MODELS = {
     "encoder without last norm": lambda: Encoder(PLAIN, 1, final_norm=False),
     "decoder": lambda: Decoder(PLAIN.replace(positions=AlibiPositions()), 1),
     "decoder alone": lambda: Decoder(PLAIN.replace(norm_first=False), 1, cross=False, final_norm=True),
-    "transformer": lambda: Transformer(PLAIN.replace(activation=r.Silu(1.702), gated=True, hidden=10), 1, 2),
+    "transformer": lambda: Transformer(
+        PLAIN.replace(activation=r.maps.Silu(1.702), gated=True, hidden=10), 1, 2
+    ),
     "learned positions": lambda: LanguageModel(PLAIN.replace(positions=LearnedPositions(9)), 11, 1),
     "relative positions": lambda: LanguageModel(PLAIN.replace(positions=RelativePositions(8, 16)), 11, 1),
-    "rms, no bias, groups": lambda: Encoder(PLAIN.replace(norm=r.Normalize(1e-3, centered=False), bias=False, kv_heads=1), 1),
-    "gaussian": lambda: Encoder(PLAIN.replace(mechanism=r.Attention(r.Gaussian(bandwidth=nn.Parameter(torch.tensor([1.0, 3.0]))))), 2),
-    "sum": lambda: Encoder(PLAIN.replace(mechanism=r.Attention(0.5 * r.Dot() + TABLE + r.Alibi(torch.tensor([0.1, 0.2])))), 2),
-    "supports": lambda: Encoder(
-        PLAIN.replace(mechanism=r.Attention(r.Dot(), support=r.Causal() & r.Window(3, None) | r.Padding(torch.tensor(2)))), 1
+    "rms, no bias, groups": lambda: Encoder(
+        PLAIN.replace(norm=r.maps.Normalize(1e-3, centered=False), bias=False, kv_heads=1), 1
     ),
-    "entmax": lambda: Encoder(PLAIN.replace(mechanism=r.Attention(r.Dot(), normalizer=r.Entmax(1.5)), initialization=Xavier()), 1),
-    "sink": lambda: Encoder(PLAIN.replace(mechanism=r.Attention(r.Dot(), normalizer=r.SinkSoftmax(nn.Parameter(torch.tensor(0.5))))), 1),
+    "gaussian": lambda: Encoder(
+        PLAIN.replace(mechanism=r.Attention(r.Gaussian(bandwidth=nn.Parameter(torch.tensor([1.0, 3.0]))))), 2
+    ),
+    "sum": lambda: Encoder(
+        PLAIN.replace(mechanism=r.Attention(0.5 * r.Dot() + TABLE + r.Alibi(torch.tensor([0.1, 0.2])))), 2
+    ),
+    "supports": lambda: Encoder(
+        PLAIN.replace(
+            mechanism=r.Attention(
+                r.Dot(), support=r.Causal() & r.Window(3, None) | r.Padding(torch.tensor(2))
+            )
+        ),
+        1,
+    ),
+    "entmax": lambda: Encoder(
+        PLAIN.replace(mechanism=r.Attention(r.Dot(), normalizer=r.Entmax(1.5)), initialization=Xavier()), 1
+    ),
+    "sink": lambda: Encoder(
+        PLAIN.replace(
+            mechanism=r.Attention(r.Dot(), normalizer=r.SinkSoftmax(nn.Parameter(torch.tensor(0.5))))
+        ),
+        1,
+    ),
     "shaped": lambda: LanguageModel(shaped(PLAIN, 0.7, 0.4), 11, 1),
 }
 
@@ -187,11 +209,20 @@ DAMAGES = {
     "truncated weights": (lambda d: cut(d / "model.safetensors", 3000), "is damaged or no safetensors file"),
     "empty weights": (lambda d: cut(d / "model.safetensors", 0), "is damaged or no safetensors file"),
     "one byte short": (lambda d: cut(d / "model.safetensors", -1), "is damaged or no safetensors file"),
-    "noise": (lambda d: (d / "model.safetensors").write_bytes(os.urandom(5000)), "is damaged or no safetensors file"),
+    "noise": (
+        lambda d: (d / "model.safetensors").write_bytes(os.urandom(5000)),
+        "is damaged or no safetensors file",
+    ),
     "truncated configuration": (lambda d: cut(d / "config.json", 40), "config.json: cannot be read"),
     "no text": (lambda d: (d / "config.json").write_bytes(b"\xff\xfe\x00"), "config.json: cannot be read"),
-    "another width": (lambda d: changed(d / "config.json", '"width": 8', '"width": 16'), "describes another model than the weights"),
-    "not a table": (lambda d: (d / "config.json").write_text("3"), "describes another model than the weights"),
+    "another width": (
+        lambda d: changed(d / "config.json", '"width": 8', '"width": 16'),
+        "describes another model than the weights",
+    ),
+    "not a table": (
+        lambda d: (d / "config.json").write_text("3"),
+        "describes another model than the weights",
+    ),
     "missing tensor": (
         lambda d: rewritten(d / "model.safetensors", lambda t: t.pop("decoder.norm.bias")),
         "model.safetensors: lacks decoder.norm.bias",
@@ -201,19 +232,42 @@ DAMAGES = {
         "model.safetensors: holds extra, which the model does not have",
     ),
     "other shape": (
-        lambda d: rewritten(d / "model.safetensors", lambda t: t.update({"decoder.norm.bias": torch.ones(3)})),
+        lambda d: rewritten(
+            d / "model.safetensors", lambda t: t.update({"decoder.norm.bias": torch.ones(3)})
+        ),
         r"holds decoder.norm.bias as \[3\], not \[8\]",
     ),
     "whole numbers": (
-        lambda d: rewritten(d / "model.safetensors", lambda t: t.update({"decoder.norm.bias": torch.ones(8, dtype=torch.int64)})),
+        lambda d: rewritten(
+            d / "model.safetensors",
+            lambda t: t.update({"decoder.norm.bias": torch.ones(8, dtype=torch.int64)}),
+        ),
         "holds decoder.norm.bias in torch.int64",
     ),
-    "another format": (lambda d: described(d, lambda c: c.update(format=99)), "has format 99; this version of regard reads format 2"),
-    "another kind": (lambda d: described(d, lambda c: c.update(model="os.system")), "names the model 'os.system'"),
-    "no arguments": (lambda d: described(d, lambda c: c.pop("arguments")), "does not describe a LanguageModel"),
-    "unknown argument": (lambda d: described(d, lambda c: c["arguments"].update(color=1)), "does not describe a LanguageModel"),
-    "unknown type": (lambda d: described(d, lambda c: c["arguments"]["design"].update(type="Popen")), "has type 'Popen'"),
-    "bad value": (lambda d: described(d, lambda c: c["arguments"]["design"].update(heads=3)), "heads: is 3, which does not divide"),
+    "another format": (
+        lambda d: described(d, lambda c: c.update(format=99)),
+        "has format 99; this version of regard reads format 2",
+    ),
+    "another kind": (
+        lambda d: described(d, lambda c: c.update(model="os.system")),
+        "names the model 'os.system'",
+    ),
+    "no arguments": (
+        lambda d: described(d, lambda c: c.pop("arguments")),
+        "does not describe a LanguageModel",
+    ),
+    "unknown argument": (
+        lambda d: described(d, lambda c: c["arguments"].update(color=1)),
+        "does not describe a LanguageModel",
+    ),
+    "unknown type": (
+        lambda d: described(d, lambda c: c["arguments"]["design"].update(type="Popen")),
+        "has type 'Popen'",
+    ),
+    "bad value": (
+        lambda d: described(d, lambda c: c["arguments"]["design"].update(heads=3)),
+        "heads: is 3, which does not divide",
+    ),
     "text for a number": (
         lambda d: described(d, lambda c: c["arguments"]["design"].update(dropout="much")),
         "dropout: is 'much'",
@@ -223,13 +277,25 @@ DAMAGES = {
         "model.safetensors: is damaged: its tensors are not those that were saved",
     ),
     "another precision": (
-        lambda d: rewritten(d / "model.safetensors", lambda t: t.update({"decoder.norm.bias": t["decoder.norm.bias"].double()})),
+        lambda d: rewritten(
+            d / "model.safetensors",
+            lambda t: t.update({"decoder.norm.bias": t["decoder.norm.bias"].double()}),
+        ),
         "model.safetensors: is damaged",
     ),
     "no checksum": (lambda d: described(d, lambda c: c.pop("sha256")), "model.safetensors: is damaged"),
-    "damaged notes": (lambda d: noted(d / "model.safetensors", "{"), "model.safetensors: has a damaged header"),
-    "frozen tensors that are none": (lambda d: described(d, lambda c: c.update(frozen=["x"])), r"frozen parameters \['x'\]"),
-    "more layers": (lambda d: described(d, lambda c: c["arguments"].update(layers=3)), "lacks decoder.layers.2"),
+    "damaged notes": (
+        lambda d: noted(d / "model.safetensors", "{"),
+        "model.safetensors: has a damaged header",
+    ),
+    "frozen tensors that are none": (
+        lambda d: described(d, lambda c: c.update(frozen=["x"])),
+        r"frozen parameters \['x'\]",
+    ),
+    "more layers": (
+        lambda d: described(d, lambda c: c["arguments"].update(layers=3)),
+        "lacks decoder.layers.2",
+    ),
 }
 
 
@@ -237,14 +303,14 @@ DAMAGES = {
 def test_damage_is_named(name, saved):
     damage, message = DAMAGES[name]
     damage(saved)
-    with pytest.raises(r.ArgumentError, match=message):
+    with pytest.raises(r.errors.ArgumentError, match=message):
         load(saved)
 
 
 def test_files_of_two_models_are_not_mixed(saved, tmp_path):
     other = save(MODELS["untied"](), tmp_path / "other")
     (saved / "config.json").write_bytes((other / "config.json").read_bytes())
-    with pytest.raises(r.ArgumentError, match="put files together that were saved together"):
+    with pytest.raises(r.errors.ArgumentError, match="put files together that were saved together"):
         load(saved)
 
 
@@ -252,12 +318,12 @@ def test_weights_of_someone_else_are_refused(saved):
     from safetensors.torch import save_file
 
     save_file({"a": torch.ones(1)}, str(saved / "model.safetensors"))
-    with pytest.raises(r.ArgumentError, match=r"was not written by regard\.nn\.save"):
+    with pytest.raises(r.errors.ArgumentError, match=r"was not written by regard\.nn\.save"):
         load(saved)
 
 
 def test_a_directory_that_is_none():
-    with pytest.raises(r.ArgumentError, match="does not exist"):
+    with pytest.raises(r.errors.ArgumentError, match="does not exist"):
         load("/nowhere/at/all")
 
 
@@ -265,12 +331,16 @@ def test_a_directory_that_is_none():
 
 
 def other_norm():
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 12), 1, nn.LayerNorm(8, bias=False), False)
+    encoder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(8, 2, 12), 1, nn.LayerNorm(8, bias=False), False
+    )
     return from_torch(encoder)
 
 
 def other_eps():
-    return from_torch(nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 12), 1, nn.LayerNorm(8, eps=0.1), False))
+    return from_torch(
+        nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 12), 1, nn.LayerNorm(8, eps=0.1), False)
+    )
 
 
 def enlarged():
@@ -317,34 +387,57 @@ class Silent(nn.Linear):
 CAUSAL = r.Attention(r.Dot(scale=3.0), support=r.Causal())
 ALTERED = {
     "activation": (
-        lambda m, b: setattr(b.feed_forward, "activation", r.Relu()),
+        lambda m, b: setattr(b.feed_forward, "activation", r.maps.Relu()),
         r"has activation=Relu\(\) in decoder.layers.0.feed_forward",
     ),
     "norm first": (
         lambda m, b: setattr(b.attention_branch, "norm_first", False),
         "has norm_first=False in decoder.layers.0.attention_branch",
     ),
-    "heads": (lambda m, b: vars(b.attention).update(heads=4, kv_heads=4, head_width=2), "has heads=4 in decoder.layers.0.attention, not 2"),
+    "heads": (
+        lambda m, b: vars(b.attention).update(heads=4, kv_heads=4, head_width=2),
+        "has heads=4 in decoder.layers.0.attention, not 2",
+    ),
     "scale": (lambda m, b: setattr(b.attention, "mechanism", Mechanism(CAUSAL)), "has mechanism=.*scale=3"),
-    "hook": (lambda m, b: b.feed_forward.register_forward_hook(lambda *call: 2 * call[-1]), "has hooks in decoder.layers.0.feed_forward"),
-    "early hook": (lambda m, b: b.register_forward_pre_hook(lambda *call: None), "has hooks in decoder.layers.0"),
-    "dropout": (lambda m, b: setattr(b.hidden_branch.dropout, "p", 0.5), "has p=0.5 in decoder.layers.0.hidden_branch.dropout, not 0.0"),
-    "class": (lambda m, b: setattr(b.feed_forward, "outer", Silent(32, 8)), "has a tests.nn.test_saving.Silent in decoder"),
-    "method": (lambda m, b: setattr(b.attention_branch, "after", lambda x, y: x), "has another after in decoder.layers.0.attention_branch"),
+    "hook": (
+        lambda m, b: b.feed_forward.register_forward_hook(lambda *call: 2 * call[-1]),
+        "has hooks in decoder.layers.0.feed_forward",
+    ),
+    "early hook": (
+        lambda m, b: b.register_forward_pre_hook(lambda *call: None),
+        "has hooks in decoder.layers.0",
+    ),
+    "dropout": (
+        lambda m, b: setattr(b.hidden_branch.dropout, "p", 0.5),
+        "has p=0.5 in decoder.layers.0.hidden_branch.dropout, not 0.0",
+    ),
+    "class": (
+        lambda m, b: setattr(b.feed_forward, "outer", Silent(32, 8)),
+        "has a tests.nn.test_saving.Silent in decoder",
+    ),
+    "method": (
+        lambda m, b: setattr(b.attention_branch, "after", lambda x, y: x),
+        "has another after in decoder.layers.0.attention_branch",
+    ),
     "forward": (lambda m, b: setattr(m, "forward", lambda ids: ids), "has another forward of its own"),
-    "parametrization": (lambda m, b: nn.utils.parametrizations.weight_norm(b.feed_forward.outer), "lacks decoder.*outer.weight"),
+    "parametrization": (
+        lambda m, b: nn.utils.parametrizations.weight_norm(b.feed_forward.outer),
+        "lacks decoder.*outer.weight",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", ALTERED)
 def test_what_was_changed_after_it_was_built_is_not_saved(name, tmp_path):
     change, message = ALTERED[name]
-    with pytest.raises(r.ArgumentError, match=message):
+    with pytest.raises(r.errors.ArgumentError, match=message):
         save(altered(change), tmp_path)
 
 
 def test_a_model_under_the_name_of_another_is_not_saved(tmp_path):
-    with pytest.raises(r.ArgumentError, match=r"is a LanguageModel of tests.nn.test_saving, not regard's"):
+    with pytest.raises(
+        r.errors.ArgumentError, match=r"is a LanguageModel of tests.nn.test_saving, not regard's"
+    ):
         save(Louder(PLAIN, 11, 1), tmp_path)
 
 
@@ -382,7 +475,7 @@ def test_no_byte_of_the_weights_may_change(saved):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         try:
             found = load(saved).state_dict()
-        except r.ArgumentError:
+        except r.errors.ArgumentError:
             continue
         assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
@@ -396,7 +489,9 @@ UNFIT = {
     "a layer": (lambda: EncoderLayer(PLAIN), "is a EncoderLayer; save one of LanguageModel"),
     "a module": (lambda: nn.Linear(2, 2), "is a Linear"),
     "a function": (
-        lambda: Encoder(PLAIN.replace(mechanism=r.Attention(r.Potential.of(lambda x, y: (x * y).sum(-1)))), 1),
+        lambda: Encoder(
+            PLAIN.replace(mechanism=r.Attention(r.Potential.of(lambda x, y: (x * y).sum(-1)))), 1
+        ),
         "has a design that cannot be written",
     ),
 }
@@ -405,7 +500,7 @@ UNFIT = {
 @pytest.mark.parametrize("name", UNFIT)
 def test_what_would_not_come_back_is_not_saved(name, tmp_path):
     make, message = UNFIT[name]
-    with pytest.raises(r.ArgumentError, match=message):
+    with pytest.raises(r.errors.ArgumentError, match=message):
         save(make(), tmp_path / "model")
     assert not (tmp_path / "model").exists()
 

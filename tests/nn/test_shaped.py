@@ -1,4 +1,6 @@
-"""Shaped attention: I + P - uniform as a matrix, the drift of covariances it was made for, and depth without collapse."""
+"""Shaped attention: I + P - uniform as a matrix, the drift of covariances it was made for,
+and depth without collapse.
+"""
 
 import math
 
@@ -7,16 +9,31 @@ import torch
 from torch import nn
 
 import regard as r
-from regard.nn import Design, Encoder, EncoderLayer, MultiHeadAttention, Shaping, UnitVariance, initialize, shaped
+from regard.nn import (
+    Design,
+    Encoder,
+    EncoderLayer,
+    MultiHeadAttention,
+    Shaping,
+    UnitVariance,
+    initialize,
+    shaped,
+)
 
 D = torch.float64
 
 
-@pytest.mark.parametrize("support", [r.Full(), r.Causal(), r.Padding(torch.tensor(4)), r.Causal() & r.Padding(torch.tensor(3))], ids=repr)
+@pytest.mark.parametrize(
+    "support",
+    [r.Full(), r.Causal(), r.Padding(torch.tensor(4)), r.Causal() & r.Padding(torch.tensor(3))],
+    ids=repr,
+)
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_it_is_the_dense_matrix(support, kv_heads):
     n, c, heads = 5, 2, 4
-    module = MultiHeadAttention(8, heads, kv_heads=kv_heads, mechanism=r.Attention(r.Dot(), support=support), shaped=True).double()
+    module = MultiHeadAttention(
+        8, heads, kv_heads=kv_heads, mechanism=r.Attention(r.Dot(), support=support), shaped=True
+    ).double()
     x = torch.randn(2, n, 8, dtype=D)
     sizes = [count * c for count in (heads, kv_heads, kv_heads)]
     q, k, v = (part.unflatten(-1, (-1, c)).transpose(1, 2) for part in module.projection(x).split(sizes, -1))
@@ -25,7 +42,9 @@ def test_it_is_the_dense_matrix(support, kv_heads):
     uniform = seen.to(D) / seen.sum(-1, keepdim=True)
     law = (q @ k.mT / math.sqrt(c)).masked_fill(~seen, -math.inf).softmax(-1)
     matrix = torch.eye(n, dtype=D) + law - uniform
-    torch.testing.assert_close(module(x), module.output((matrix @ v).transpose(1, 2).flatten(-2)), rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(
+        module(x), module.output((matrix @ v).transpose(1, 2).flatten(-2)), rtol=1e-10, atol=1e-11
+    )
     assert float((matrix.sum(-1) - 1).detach().abs().max()) < 1e-12  # rows still add up to one
 
 
@@ -36,17 +55,22 @@ def test_a_layer_is_the_formula():
     assert shaping.kept == pytest.approx(0.8)
     assert layer.attention.mechanism.value().potential.scale == pytest.approx(1 / (0.5 * math.sqrt(8 * 4)))
     middle = 0.8 * x + 0.6 * layer.attention(layer.attention_branch.norm(x))
-    torch.testing.assert_close(layer(x), 0.8 * middle + 0.6 * layer.feed_forward(layer.hidden_branch.norm(middle)))
+    torch.testing.assert_close(
+        layer(x), 0.8 * middle + 0.6 * layer.feed_forward(layer.hidden_branch.norm(middle))
+    )
     assert isinstance(design.initialization, UnitVariance)
 
 
-# The drift of covariances. One layer without norm and feed-forward is x' = λx + γ A(x) x W with γ² + λ² = 1, in width n. Scores are
-# of order n^(-1/2), Gaussian, with E Y_ad Y_be = V_ab V_de / (n τ²) where V_ab = <x_a, x_b>/n. To second order in them, the law of
-# token a is 1/m + (y - mean y)/m + ..., and what W mixes has zero mean, so that E V' - V = drift(V)/n + O(1/n²) (noci2023, 3).
+# The drift of covariances. One layer without norm and feed-forward is x' = λx + γ A(x) x W with γ² + λ² = 1,
+# in width n. Scores are of order n^(-1/2), Gaussian, with E Y_ad Y_be = V_ab V_de / (n τ²) where V_ab = <x_a,
+# x_b>/n. To second order in them, the law of token a is 1/m + (y - mean y)/m + ..., and what W mixes has zero
+# mean, so that E V' - V = drift(V)/n + O(1/n²) (noci2023, 3).
 
 
 def drift(v, branch, temperature):
-    """n times the mean change of covariances (m, m) in one layer: what centered scores do twice, and once with their variance."""
+    """n times the mean change of covariances (m, m) in one layer: what centered scores do twice,
+    and once with their variance.
+    """
     m, ones = len(v), torch.ones(len(v), dtype=D)
     center = torch.eye(m, dtype=D) - torch.outer(ones, ones) / m
     spread = center @ v @ center  # covariances of tokens around their mean
@@ -64,9 +88,11 @@ def tokens_with(v, width, heads):
 
 @torch.no_grad()
 def changes(x, design, count):
-    """n (V' - V) for weights drawn anew; values and outputs are the identity, which is one of the rotations one averages over.
+    """n (V' - V) for weights drawn anew; values and outputs are the identity, which is one of the rotations
+    one averages over.
 
-    Each draw is averaged over the signs of queries and of values: the mean is the same, and terms of odd order are gone.
+    Each draw is averaged over the signs of queries and of values: the mean is the same, and terms of odd
+    order are gone.
     """
     n, module, shaping = design.width, design.self_attention().double(), design.shaping
     module.output.weight.copy_(torch.eye(n, dtype=D))
@@ -105,7 +131,9 @@ def apart(x):
 
 @torch.no_grad()
 def test_depth_collapses_plain_attention_and_not_the_shaped_one():
-    """64 layers of width 64: plain attention loses what tells tokens apart (to the last digit), shaped layers keep it."""
+    """64 layers of width 64: plain attention loses what tells tokens apart (to the last digit),
+    shaped layers keep it.
+    """
     x = torch.randn(8, 64, dtype=D)
     plain = x
     for _ in range(12):

@@ -1,4 +1,6 @@
-"""Weights of torch's own modules give the same outputs and the same gradients here, and come back unchanged."""
+"""Weights of torch's own modules give the same outputs and the same gradients here,
+and come back unchanged.
+"""
 
 import re
 
@@ -26,7 +28,12 @@ from regard.nn.interchange import reading
 from tests.nn.modules import alive
 
 WIDTH, HEADS, HIDDEN, BATCH, N, M = 8, 2, 12, 3, 5, 4
-LAYERS = [(first, activation, bias) for first in (True, False) for activation in ("relu", "gelu") for bias in (True, False)]
+LAYERS = [
+    (first, activation, bias)
+    for first in (True, False)
+    for activation in ("relu", "gelu")
+    for bias in (True, False)
+]
 CLOSED = nn.Transformer.generate_square_subsequent_mask(N, dtype=torch.float64)
 
 
@@ -67,7 +74,12 @@ def assert_same(theirs, ours, called, calling, inputs, decoder=False):
     wanted = torch.autograd.grad(wanted, [*inputs, *named.values()], cotangent)
     found_names = dict(ours.named_parameters())
     assert len(found_names) == len(named)
-    mine = [found_names[own_name(f"decoder.{name}" if decoder else name).removeprefix("decoder." if decoder else "")] for name in named]
+    mine = [
+        found_names[
+            own_name(f"decoder.{name}" if decoder else name).removeprefix("decoder." if decoder else "")
+        ]
+        for name in named
+    ]
     found = torch.autograd.grad(found, [*inputs, *mine], cotangent)
     for what, one, other in zip([*map(str, range(len(inputs))), *named], found, wanted, strict=True):
         close(one, other, what)
@@ -124,19 +136,31 @@ def test_tokens_first_is_read_as_batches_first():
 
 @pytest.mark.parametrize(("first", "activation", "bias"), LAYERS)
 def test_encoder_layer(first, activation, bias):
-    theirs = alive(nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, 0.1, activation, 1e-3, batch_first=True, norm_first=first, bias=bias))
+    theirs = alive(
+        nn.TransformerEncoderLayer(
+            WIDTH, HEADS, HIDDEN, 0.1, activation, 1e-3, batch_first=True, norm_first=first, bias=bias
+        )
+    )
     ours, x = from_torch(theirs), points(BATCH, N)
     hidden = torch.arange(N) >= torch.tensor([[5], [4], [2]])
     assert isinstance(ours, EncoderLayer)
     assert_same(
-        theirs, ours, lambda m: m(x, src_key_padding_mask=hidden), lambda m: m(x, support=r.Padding(torch.tensor([[5], [4], [2]]))), [x]
+        theirs,
+        ours,
+        lambda m: m(x, src_key_padding_mask=hidden),
+        lambda m: m(x, support=r.Padding(torch.tensor([[5], [4], [2]]))),
+        [x],
     )
     assert_returned(theirs, ours)
 
 
 @pytest.mark.parametrize(("first", "activation", "bias"), LAYERS)
 def test_decoder_layer(first, activation, bias):
-    theirs = alive(nn.TransformerDecoderLayer(WIDTH, HEADS, HIDDEN, 0.1, activation, 1e-3, batch_first=True, norm_first=first, bias=bias))
+    theirs = alive(
+        nn.TransformerDecoderLayer(
+            WIDTH, HEADS, HIDDEN, 0.1, activation, 1e-3, batch_first=True, norm_first=first, bias=bias
+        )
+    )
     ours, x, y = from_torch(theirs), points(BATCH, N), points(BATCH, M)
     assert isinstance(ours, DecoderLayer)
     assert_same(theirs, ours, lambda m: m(x, y, tgt_mask=CLOSED), lambda m: m(x, y), [x, y], decoder=True)
@@ -147,7 +171,9 @@ def test_decoder_layer(first, activation, bias):
 @pytest.mark.parametrize("first", [True, False])
 def test_encoder(first, final):
     layer = nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, 0.1, batch_first=True, norm_first=first)
-    theirs = alive(nn.TransformerEncoder(layer, 2, nn.LayerNorm(WIDTH) if final else None, enable_nested_tensor=False))
+    theirs = alive(
+        nn.TransformerEncoder(layer, 2, nn.LayerNorm(WIDTH) if final else None, enable_nested_tensor=False)
+    )
     ours, x = from_torch(theirs), points(BATCH, N)
     assert_same(theirs, ours, lambda m: m(x, mask=CLOSED), lambda m: m(x, support=r.Causal()), [x])
     assert_returned(theirs, ours)
@@ -173,7 +199,9 @@ def test_decoder(final):
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")  # torch warns of its own defaults
 @pytest.mark.parametrize("first", [True, False])
 def test_transformer(first):
-    theirs = alive(nn.Transformer(WIDTH, HEADS, 2, 1, HIDDEN, 0.1, "gelu", batch_first=True, norm_first=first))
+    theirs = alive(
+        nn.Transformer(WIDTH, HEADS, 2, 1, HIDDEN, 0.1, "gelu", batch_first=True, norm_first=first)
+    )
     ours, x, y = from_torch(theirs), points(BATCH, N), points(BATCH, M)
     hidden = torch.arange(M) >= torch.tensor([[4], [2], [3]])
     lengths = r.Padding(torch.tensor([[4], [2], [3]]))
@@ -188,8 +216,14 @@ def test_transformer(first):
 
 
 def test_a_model_built_here_goes_there():
-    """The other way round: the stack is regard's, and torch's computes the same, in training mode or not as the original is."""
-    ours = alive(Transformer(Design(WIDTH, HEADS, hidden=HIDDEN, activation=r.Relu(), norm=r.Normalize(1e-4)), 1, 2))
+    """The other way round: the stack is regard's, and torch's computes the same,
+    in training mode or not as the original is.
+    """
+    ours = alive(
+        Transformer(
+            Design(WIDTH, HEADS, hidden=HIDDEN, activation=r.maps.Relu(), norm=r.maps.Normalize(1e-4)), 1, 2
+        )
+    )
     theirs, x, y = to_torch(ours), points(BATCH, N), points(BATCH, M)
     close(theirs(y, x, tgt_mask=CLOSED), ours(y, x), "output")
     assert not theirs.training
@@ -206,7 +240,9 @@ def test_single_precision_agrees_to_its_rounding():
 
 
 def test_copies_do_not_share_memory():
-    theirs = alive(nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN), 1, nn.LayerNorm(WIDTH), False))
+    theirs = alive(
+        nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN), 1, nn.LayerNorm(WIDTH), False)
+    )
     ours = from_torch(theirs)
     mine = {parameter.data_ptr() for parameter in ours.parameters()}
     assert not mine & {parameter.data_ptr() for parameter in theirs.parameters()}
@@ -221,7 +257,9 @@ class Other(nn.TransformerEncoderLayer):
 
 
 def layers(**options):
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, **options), 2, enable_nested_tensor=False)
+    return nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, **options), 2, enable_nested_tensor=False
+    )
 
 
 def differing():
@@ -255,7 +293,9 @@ class Tripled(nn.MultiheadAttention):
 def mixed():
     encoder = layers()
     encoder.norm = nn.LayerNorm(WIDTH)
-    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(WIDTH, HEADS, HIDDEN, activation="gelu"), 1, nn.LayerNorm(WIDTH))
+    decoder = nn.TransformerDecoder(
+        nn.TransformerDecoderLayer(WIDTH, HEADS, HIDDEN, activation="gelu"), 1, nn.LayerNorm(WIDTH)
+    )
     return nn.Transformer(WIDTH, HEADS, custom_encoder=encoder, custom_decoder=decoder)
 
 
@@ -265,8 +305,14 @@ def hooked(module):
 
 
 TOUCHED = {
-    "attention class": (lambda b: setattr(b, "self_attn", Tripled(WIDTH, HEADS)), "has a .*Tripled in self_attn"),
-    "attention keys": (lambda b: setattr(b, "self_attn", nn.MultiheadAttention(WIDTH, HEADS, add_bias_kv=True)), "holds self_attn.bias_k"),
+    "attention class": (
+        lambda b: setattr(b, "self_attn", Tripled(WIDTH, HEADS)),
+        "has a .*Tripled in self_attn",
+    ),
+    "attention keys": (
+        lambda b: setattr(b, "self_attn", nn.MultiheadAttention(WIDTH, HEADS, add_bias_kv=True)),
+        "holds self_attn.bias_k",
+    ),
     "attention zero": (
         lambda b: setattr(b, "self_attn", nn.MultiheadAttention(WIDTH, HEADS, add_zero_attn=True)),
         "has add_zero_attn=True in self_attn",
@@ -277,7 +323,10 @@ TOUCHED = {
     "hook": (lambda b: hooked(b.linear1), "has hooks in layers.1.linear1"),
     "weight norm": (lambda b: nn.utils.parametrizations.weight_norm(b.linear1), "lacks linear1.weight"),
     "dropout": (lambda b: setattr(b.dropout2, "p", 0.7), "has p=0.7 in dropout2, not 0.1"),
-    "stale activation": (lambda b: setattr(b, "activation", torch.nn.functional.gelu), "has activation_relu_or_gelu=1, not 2"),
+    "stale activation": (
+        lambda b: setattr(b, "activation", torch.nn.functional.gelu),
+        "has activation_relu_or_gelu=1, not 2",
+    ),
     "method": (lambda b: setattr(b, "_ff_block", lambda x: x), "has another _ff_block in layers.1"),
 }
 
@@ -285,36 +334,56 @@ TOUCHED = {
 @pytest.mark.parametrize("name", TOUCHED)
 def test_every_part_of_a_module_is_looked_at(name):
     change, message = TOUCHED[name]
-    with pytest.raises(r.ArgumentError, match=message):
+    with pytest.raises(r.errors.ArgumentError, match=message):
         from_torch(touched(change))
 
 
 def test_a_module_that_was_changed_does_not_go_to_torch():
-    encoder = Encoder(Design(WIDTH, HEADS, activation=r.Relu()), 2)
-    encoder.layers[1].feed_forward.activation = r.Gelu()
-    with pytest.raises(r.ArgumentError, match=r"has activation=Gelu\(\) in feed_forward, not Relu\(\); it was changed"):
+    encoder = Encoder(Design(WIDTH, HEADS, activation=r.maps.Relu()), 2)
+    encoder.layers[1].feed_forward.activation = r.maps.Gelu()
+    with pytest.raises(
+        r.errors.ArgumentError, match=r"has activation=Gelu\(\) in feed_forward, not Relu\(\); it was changed"
+    ):
         to_torch(encoder)
     attention = MultiHeadAttention(WIDTH, HEADS)
     hooked(attention.output)
-    with pytest.raises(r.ArgumentError, match="has hooks in output"):
+    with pytest.raises(r.errors.ArgumentError, match="has hooks in output"):
         to_torch(attention)
 
 
 REFUSED = {
     "class": (lambda: Same(WIDTH, HEADS, HIDDEN), "with a class of its own"),
-    "class inside": (lambda: nn.TransformerEncoder(Same(WIDTH, HEADS, HIDDEN), 2, enable_nested_tensor=False), "has a .*Same, not a torch"),
+    "class inside": (
+        lambda: nn.TransformerEncoder(Same(WIDTH, HEADS, HIDDEN), 2, enable_nested_tensor=False),
+        "has a .*Same, not a torch",
+    ),
     "hook": (lambda: hooked(nn.MultiheadAttention(WIDTH, HEADS)), "has hooks of its own"),
-    "no layer": (lambda: nn.TransformerEncoder(nn.Identity(), 1, enable_nested_tensor=False), "has a layer that is a Identity"),
+    "no layer": (
+        lambda: nn.TransformerEncoder(nn.Identity(), 1, enable_nested_tensor=False),
+        "has a layer that is a Identity",
+    ),
     "two designs": (mixed, "differ in their settings; convert its encoder and decoder one by one"),
     "kdim": (lambda: nn.MultiheadAttention(WIDTH, HEADS, kdim=4), "another width"),
     "bias_kv": (lambda: nn.MultiheadAttention(WIDTH, HEADS, add_bias_kv=True), "keys of its own"),
     "zero": (lambda: nn.MultiheadAttention(WIDTH, HEADS, add_zero_attn=True), "keys of its own"),
-    "activation": (lambda: nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, activation=nn.SiLU()), "has the activation"),
-    "tanh": (lambda: nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, activation=nn.GELU("tanh")), "has the activation"),
+    "activation": (
+        lambda: nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, activation=nn.SiLU()),
+        "has the activation",
+    ),
+    "tanh": (
+        lambda: nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, activation=nn.GELU("tanh")),
+        "has the activation",
+    ),
     "forward": (lambda: Other(WIDTH, HEADS, HIDDEN), "forward of its own"),
-    "norm": (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS), 1, nn.RMSNorm(WIDTH), False), "ends with a RMSNorm"),
+    "norm": (
+        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS), 1, nn.RMSNorm(WIDTH), False),
+        "ends with a RMSNorm",
+    ),
     "layers": (differing, "differ in their settings"),
-    "custom": (lambda: nn.Transformer(WIDTH, HEADS, 1, 1, custom_encoder=nn.Identity()), "custom part, Identity"),
+    "custom": (
+        lambda: nn.Transformer(WIDTH, HEADS, 1, 1, custom_encoder=nn.Identity()),
+        "custom part, Identity",
+    ),
     "linear": (lambda: nn.Linear(2, 2), "is a Linear"),
     "number": (lambda: 3, "is a int"),
 }
@@ -323,7 +392,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_regard_cannot_say_is_refused(name):
     make, message = REFUSED[name]
-    with pytest.raises(r.ArgumentError, match=message):
+    with pytest.raises(r.errors.ArgumentError, match=message):
         from_torch(make())
 
 
@@ -339,7 +408,9 @@ def test_anyone_may_say_what_a_module_becomes():
 D = Design(WIDTH, HEADS)
 UNSAYABLE = {
     "query bias": (
-        lambda: MultiHeadAttention(WIDTH, HEADS, mechanism=r.Attention(r.Dot(b_q=torch.ones(WIDTH // HEADS)))),
+        lambda: MultiHeadAttention(
+            WIDTH, HEADS, mechanism=r.Attention(r.Dot(b_q=torch.ones(WIDTH // HEADS)))
+        ),
         "softmax of scaled dot products only",
     ),
     "key bias": (
@@ -348,18 +419,30 @@ UNSAYABLE = {
     ),
     "gated": (lambda: Encoder(D.replace(gated=True), 1), "gated"),
     "groups": (lambda: EncoderLayer(D.replace(kv_heads=1)), "kv_heads"),
-    "rms": (lambda: EncoderLayer(D.replace(norm=r.Normalize(centered=False))), "norm"),
+    "rms": (lambda: EncoderLayer(D.replace(norm=r.maps.Normalize(centered=False))), "norm"),
     "alibi": (lambda: EncoderLayer(D.replace(positions=AlibiPositions())), "positions"),
     "shaped": (lambda: EncoderLayer(shaped(D)), "shaping"),
-    "silu": (lambda: EncoderLayer(D.replace(activation=r.Silu())), "activation"),
-    "gaussian": (lambda: EncoderLayer(D.replace(mechanism=r.Attention(r.Gaussian()))), "softmax of scaled dot products only"),
-    "temperature": (lambda: EncoderLayer(D.replace(mechanism=r.Attention(r.Dot(), normalizer=r.Softmax(2.0)))), "softmax of scaled"),
-    "support": (lambda: Encoder(D.replace(mechanism=r.Attention(r.Dot(), support=r.Causal())), 1), "torch takes masks as arguments"),
+    "silu": (lambda: EncoderLayer(D.replace(activation=r.maps.Silu())), "activation"),
+    "gaussian": (
+        lambda: EncoderLayer(D.replace(mechanism=r.Attention(r.Gaussian()))),
+        "softmax of scaled dot products only",
+    ),
+    "temperature": (
+        lambda: EncoderLayer(D.replace(mechanism=r.Attention(r.Dot(), normalizer=r.Softmax(2.0)))),
+        "softmax of scaled",
+    ),
+    "support": (
+        lambda: Encoder(D.replace(mechanism=r.Attention(r.Dot(), support=r.Causal())), 1),
+        "torch takes masks as arguments",
+    ),
     "no cross": (lambda: Decoder(D, 1, cross=False), "has no cross-attention"),
     "layer without cross": (lambda: DecoderLayer(D, cross=False), "has no cross-attention"),
     "attention groups": (lambda: MultiHeadAttention(WIDTH, HEADS, kv_heads=1), "grouped keys"),
     "attention shaped": (lambda: MultiHeadAttention(WIDTH, HEADS, shaped=True), "shaped attention"),
-    "attention scale": (lambda: MultiHeadAttention(WIDTH, HEADS, mechanism=r.Attention(r.Dot(scale=1.0))), "scaled dot products only"),
+    "attention scale": (
+        lambda: MultiHeadAttention(WIDTH, HEADS, mechanism=r.Attention(r.Dot(scale=1.0))),
+        "scaled dot products only",
+    ),
     "language model": (lambda: LanguageModel(D, 5, 1), "is a LanguageModel"),
     "feed forward": (lambda: FeedForward(WIDTH, 4), "is a FeedForward"),
 }
@@ -368,5 +451,5 @@ UNSAYABLE = {
 @pytest.mark.parametrize("name", UNSAYABLE)
 def test_what_torch_cannot_say_is_refused(name):
     make, message = UNSAYABLE[name]
-    with pytest.raises(r.ArgumentError, match=re.escape(message)):
+    with pytest.raises(r.errors.ArgumentError, match=re.escape(message)):
         to_torch(make())

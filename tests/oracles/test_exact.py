@@ -8,7 +8,7 @@ import torch
 import regard as r
 from tests.nouns import D
 
-ENGINES = [r.ReferenceEngine(), r.Sdpa(), r.Tiled(), r.Tiled(pairs=3)]
+ENGINES = [r.engines.ReferenceEngine(), r.engines.Sdpa(), r.engines.Tiled(), r.engines.Tiled(pairs=3)]
 
 
 def vectors():
@@ -25,24 +25,28 @@ def test_known_vectors(engine):
     attention = r.Attention(r.Bilinear(a), r.Linear(w))
     first = torch.tensor([-0.09833850540419728, 0.18586633624264476, -0.056356870291770916], dtype=D)
     assert torch.allclose(r.apply(attention, x, engine=engine)[0], first, atol=1e-15)
-    law = torch.tensor([0.2291757769640981, 0.27143769617109437, 0.23128781927866496, 0.2680987075861425], dtype=D)
+    law = torch.tensor(
+        [0.2291757769640981, 0.27143769617109437, 0.23128781927866496, 0.2680987075861425], dtype=D
+    )
     assert torch.allclose(attention.softmatch(x)(x).masses()[0], law, atol=1e-15)
 
 
 def test_known_sparse_laws():
     scores = torch.tensor([[1.0, 0.5, -1.0, 0.2]], dtype=D)
-    entmax = r.Entmax(1.5).weights(scores, r.Reference())
-    assert torch.allclose(entmax, torch.tensor([[0.5928072275, 0.2703373496, 0, 0.1368554229]], dtype=D), atol=1e-10)
-    sparsemax = r.Sparsemax().weights(scores, r.Reference())
+    entmax = r.Entmax(1.5).weights(scores, r.normalizers.Reference())
+    assert torch.allclose(
+        entmax, torch.tensor([[0.5928072275, 0.2703373496, 0, 0.1368554229]], dtype=D), atol=1e-10
+    )
+    sparsemax = r.Sparsemax().weights(scores, r.normalizers.Reference())
     assert torch.allclose(sparsemax, torch.tensor([[0.75, 0.25, 0, 0]], dtype=D), atol=1e-15)
-    assert torch.allclose(r.Entmax(2.0).weights(scores, r.Reference()), sparsemax, atol=1e-14)
+    assert torch.allclose(r.Entmax(2.0).weights(scores, r.normalizers.Reference()), sparsemax, atol=1e-14)
 
 
 @pytest.mark.parametrize("alpha", [1.05, 1.3, 1.5, 1.9, 2.0, 2.5, 4.0])
 def test_entmax_meets_its_optimality_condition(alpha):
     """s_j - p_j^{α-1}/(α-1) is one constant on the support and at least s_j off it: the KKT conditions."""
     scores = 3 * torch.randn(50, 200, dtype=D)
-    law = r.Entmax(alpha).weights(scores, r.Reference())
+    law = r.Entmax(alpha).weights(scores, r.normalizers.Reference())
     level = scores - law ** (alpha - 1) / (alpha - 1)
     inside = law > 0
     threshold = torch.where(inside, level, torch.full_like(level, -math.inf)).amax(-1, keepdim=True)
@@ -60,7 +64,9 @@ def test_one_key(engine):
 def test_equal_keys_average_their_values(engine):
     q, k, v = torch.randn(5, 4, dtype=D), torch.randn(4, dtype=D).expand(6, 4), torch.randn(6, 3, dtype=D)
     for potential in (r.Dot(), r.Gaussian()):
-        assert torch.allclose(r.attend(q, k, v, potential=potential, engine=engine), v.mean(0).expand(5, 3), atol=1e-14)
+        assert torch.allclose(
+            r.attend(q, k, v, potential=potential, engine=engine), v.mean(0).expand(5, 3), atol=1e-14
+        )
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda e: repr(e))
@@ -80,7 +86,9 @@ def test_temperature_limits(engine):
 
 
 def test_gaussian_context():
-    """Tilting N(m, S) by e^{θ·y} gives N(m + Sθ, S): attention to many samples comes close, the free energy too."""
+    """Tilting N(m, S) by e^{θ·y} gives N(m + Sθ, S): attention to many samples comes close,
+    the free energy too.
+    """
     generator = torch.Generator().manual_seed(0)
     mean, root = torch.tensor([0.3, -0.2], dtype=D), torch.tensor([[0.6, 0.0], [0.2, 0.5]], dtype=D)
     keys = mean + torch.randn(200_000, 2, generator=generator, dtype=D) @ root.T
@@ -112,34 +120,45 @@ def test_metric_attention_is_mahalanobis():
 
 def test_sinkhorn_is_doubly_stochastic():
     x = torch.randn(8, 3, dtype=D)
-    plan = r.Sinkhorn(1e-10, 1000).weights(r.Gaussian().scores(x, x), r.Reference())
+    plan = r.Sinkhorn(1e-10, 1000).weights(r.Gaussian().scores(x, x), r.normalizers.Reference())
     assert torch.allclose(plan.sum(-1), torch.ones(8, dtype=D), atol=1e-12)
     assert torch.allclose(plan.sum(-2), torch.ones(8, dtype=D), atol=1e-8)
     assert torch.allclose(plan, plan.T, atol=1e-8)  # symmetric scores
     weights = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=D)
-    weighted = r.Sinkhorn(1e-10, 1000).weights(torch.randn(8, 4, dtype=D), r.Reference(weights.log()))
+    weighted = r.Sinkhorn(1e-10, 1000).weights(
+        torch.randn(8, 4, dtype=D), r.normalizers.Reference(weights.log())
+    )
     assert torch.allclose(weighted.mean(0), weights, atol=1e-8)
 
 
 def test_sinkhorn_says_when_it_cannot():
-    """Under a causal support only the identity is doubly stochastic; the iteration crawls there and says so."""
+    """Under a causal support only the identity is doubly stochastic;
+    the iteration crawls there and says so.
+    """
     x = torch.randn(6, 3, dtype=D)
-    with pytest.warns(r.ConvergenceWarning, match="support admits a doubly stochastic"):
+    with pytest.warns(r.errors.ConvergenceWarning, match="support admits a doubly stochastic"):
         r.attend(x, x, x, normalizer=r.Sinkhorn(max_iterations=20), support=r.Causal())
 
 
 def test_random_features_converge():
-    """FAVOR+ estimates softmax attention without bias; orthogonal features are seeded, and more of them are better."""
+    """FAVOR+ estimates softmax attention without bias; orthogonal features are seeded,
+    and more of them are better.
+    """
     x = 0.5 * torch.randn(30, 8, dtype=D)
     exact = r.attend(x, x, x)
     errors = []
     for count in (16, 256, 4096):
-        trials = [r.attend(x, x, x, normalizer=r.LinearKernel(r.PositiveRandom.draw(8, count, s, D))) for s in range(8)]
+        trials = [
+            r.attend(x, x, x, normalizer=r.LinearKernel(r.normalizers.PositiveRandom.draw(8, count, s, D)))
+            for s in range(8)
+        ]
         errors.append(float(torch.stack([(t - exact).norm() / exact.norm() for t in trials]).mean()))
     assert errors[0] > 2 * errors[1] > 4 * errors[2]
     assert errors[2] < 0.1
-    assert torch.equal(r.PositiveRandom.draw(8, 20, 3).omega, r.PositiveRandom.draw(8, 20, 3).omega)
-    omega = r.PositiveRandom.draw(8, 8, 3, D).omega
+    assert torch.equal(
+        r.normalizers.PositiveRandom.draw(8, 20, 3).omega, r.normalizers.PositiveRandom.draw(8, 20, 3).omega
+    )
+    omega = r.normalizers.PositiveRandom.draw(8, 8, 3, D).omega
     gram = omega @ omega.T
     assert torch.allclose(gram, torch.diag(torch.diagonal(gram)), atol=1e-10)
 
@@ -147,7 +166,7 @@ def test_random_features_converge():
 def test_random_features_are_unbiased():
     """The mean of φ(x)·φ(y) over many draws is e^{x·y}, within five standard errors."""
     x, y = torch.tensor([0.4, -0.3, 0.2], dtype=D), torch.tensor([-0.1, 0.5, 0.6], dtype=D)
-    maps = [r.PositiveRandom.draw(3, 3, seed, D) for seed in range(4000)]
+    maps = [r.normalizers.PositiveRandom.draw(3, 3, seed, D) for seed in range(4000)]
     draws = torch.stack([(m.log_features(x[None]) + m.log_features(y[None])).exp().sum() for m in maps])
     assert abs(float(draws.mean() - torch.exp(x @ y))) < 5 * float(draws.std()) / 4000**0.5
 
@@ -160,7 +179,9 @@ def test_rotary_scores_depend_on_offsets_only():
 
 
 def test_t5_buckets():
-    """The buckets that T5 uses, by hand: exact up to 7, then logarithmic, keys after the query in the upper half."""
-    buckets = r.Logarithmic(32, 128)
+    """The buckets that T5 uses, by hand: exact up to 7, then logarithmic,
+    keys after the query in the upper half.
+    """
+    buckets = r.potentials.Logarithmic(32, 128)
     offsets = torch.tensor([0, -1, -7, -8, -15, -16, -127, -1000, 1, 7, 8, 1000])
     assert buckets.index(offsets).tolist() == [0, 1, 7, 8, 9, 10, 15, 15, 17, 23, 24, 31]

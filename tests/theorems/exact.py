@@ -1,4 +1,6 @@
-"""Norms of Jacobians at a point, exact or from below, by a way that shares nothing with the theorems; and declarations to try them on."""
+"""Norms of Jacobians at a point, exact or from below, by a way that shares nothing with the theorems;
+and declarations to try them on.
+"""
 
 import math
 
@@ -34,7 +36,9 @@ def entry_max_norm(function, x):
 
 
 def token_max_norm(function, x):
-    """From below: max over rows and unit vectors e of Σ_j |J_ijᵀe|, by alternating steps from several starts."""
+    """From below: max over rows and unit vectors e of Σ_j |J_ijᵀe|,
+    by alternating steps from several starts.
+    """
     best, block = 0.0, jacobian(function, x)
     for row in block:  # (e, n, d)
         for start in torch.eye(row.shape[0], dtype=D):
@@ -42,7 +46,9 @@ def token_max_norm(function, x):
             for _ in range(12):
                 pulled = torch.einsum("end,e->nd", row, e)
                 best = max(best, float(pulled.norm(dim=-1).sum()))
-                moved = torch.einsum("end,nd->e", row, pulled / pulled.norm(dim=-1, keepdim=True).clamp_min(1e-300))
+                moved = torch.einsum(
+                    "end,nd->e", row, pulled / pulled.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+                )
                 e = moved / moved.norm().clamp_min(1e-300)
     return best
 
@@ -60,7 +66,9 @@ def bilinear_attention(g, d, e, support=None, scale=1.0, bias=True, normalizer=N
     c = 3
     b = [normal(g, c) if bias else None for _ in range(2)]
     potential = r.Dot(normal(g, d, c, scale=scale), normal(g, d, c), b_q=b[0], b_k=b[1])
-    return r.Attention(potential, r.Linear(normal(g, d, e), normal(g, e)), normalizer or r.Softmax(), support or r.Full())
+    return r.Attention(
+        potential, r.Linear(normal(g, d, e), normal(g, e)), normalizer or r.Softmax(), support or r.Full()
+    )
 
 
 def in_ball(g, n, d, radius, center=None):

@@ -7,9 +7,6 @@ import pytest
 import torch
 
 from regard.attention import Attention
-from regard.certify import certify, deviation, falsify, image
-from regard.certify.falsification import falsify_deviation
-from regard.certify.locating import located
 from regard.derive import linearize
 from regard.domains import Ball, Neighborhood, Radii, Whole, one_token
 from regard.errors import ArgumentError
@@ -32,6 +29,9 @@ from regard.maps import (
 from regard.measure import Measure
 from regard.norms import EntryMax, Frobenius, TokenMax, TokenSum, Wasserstein
 from regard.potentials import Dot
+from regard.proofs import certify, deviation, falsify, image
+from regard.proofs.falsification import falsify_deviation
+from regard.proofs.locating import locate
 from regard.supports import Causal
 
 D = torch.float64
@@ -50,13 +50,18 @@ def _attention(seed: int = 0, values: int = 3) -> Attention:
 def _decoder(seed: int = 0) -> Added:
     """Attention to a context as layers have it: a sum over heads."""
     context = _t(5, 3, seed=seed + 30)
-    parts = (Compose((ToContext(_attention(seed + 10 * h, 2), context), Affine(_t(2, 3, seed=seed + 40 + h)))) for h in range(3))
+    parts = (
+        Compose((ToContext(_attention(seed + 10 * h, 2), context), Affine(_t(2, 3, seed=seed + 40 + h))))
+        for h in range(3)
+    )
     return Added(tuple(parts))
 
 
 def _shaped(seed: int = 0) -> Added:
     """Attention and an affine map, less uniform attention."""
-    uniform = Attention(Dot(torch.zeros(3, 2, dtype=D), torch.zeros(3, 2, dtype=D)), Linear(-_t(3, 3, seed=seed + 3)))
+    uniform = Attention(
+        Dot(torch.zeros(3, 2, dtype=D), torch.zeros(3, 2, dtype=D)), Linear(-_t(3, 3, seed=seed + 3))
+    )
     return Added((_attention(seed), Affine(0.5 * torch.eye(3, dtype=D)), uniform))
 
 
@@ -66,13 +71,22 @@ SUMS = {
     "shaped": _shaped(),
     "residual": Residual(_shaped()),
     "residual context": Residual(_decoder()),
-    "behind a norm layer": Compose((Normalize(0.1, _t(3, seed=7)), Added((_attention(), _attention(10), Affine(_t(3, 3, seed=8)))))),
-    "block": Compose((Residual(Compose((Normalize(0.1), _decoder()))), Residual(feed_forward(Tanh(), _t(3, 4), _t(4, 3, seed=1))))),
+    "behind a norm layer": Compose(
+        (Normalize(0.1, _t(3, seed=7)), Added((_attention(), _attention(10), Affine(_t(3, 3, seed=8)))))
+    ),
+    "block": Compose(
+        (
+            Residual(Compose((Normalize(0.1), _decoder()))),
+            Residual(feed_forward(Tanh(), _t(3, 4), _t(4, 3, seed=1))),
+        )
+    ),
 }
 
 
 def test_worked_example():
-    """W_1 + W_2 has the norm of the sum, 1, where the norms add to 3; with the residual connection it is 0."""
+    """W_1 + W_2 has the norm of the sum, 1, where the norms add to 3;
+    with the residual connection it is 0.
+    """
     eye = torch.eye(3, dtype=D)
     map = Added((Affine(eye), Affine(-2 * eye, _t(3))))
     for norm in (*NORMS, EntryMax(), Wasserstein(1.0), Wasserstein(3.0)):
@@ -103,7 +117,10 @@ def test_never_exceeded(name, norm):
 def test_never_exceeded_nearby(name):
     map, x = SUMS[name], _t(4, 3, seed=9)
     for radius, share in ((1e-3, 0.2), (0.02, 0.02)):
-        for domain, norm in ((Neighborhood(x, radius, TokenMax()), TokenMax()), (one_token(x, 0, radius), Frobenius())):
+        for domain, norm in (
+            (Neighborhood(x, radius, TokenMax()), TokenMax()),
+            (one_token(x, 0, radius), Frobenius()),
+        ):
             bound = deviation(map, domain, norm).value
             assert share * bound <= falsify_deviation(map, domain, norm, steps=5, restarts=1).value <= bound
             assert falsify(map, domain, norm, steps=2, restarts=1).value <= certify(map, domain, norm).value
@@ -133,7 +150,7 @@ def test_located_within_its_margin():
     """Large parts that cancel: the margin is that of the parts."""
     x = _t(4, 3, seed=9)
     map = Added((Affine(1e8 * _t(3, 3)), Affine(-1e8 * _t(3, 3)), _attention()))
-    value, margin = located.one(map, Measure(x))
+    value, margin = locate.one(map, Measure(x))
     assert float((value.points - _attention()(x)).norm(dim=-1).max()) <= margin <= 1e-5
 
 
@@ -182,11 +199,19 @@ def test_measures_need_a_coupling(p):
 
 
 @pytest.mark.parametrize(
-    "part", [FromQueries(_attention(), _t(2, 3)), Joint(_attention(), 2), Compose((Affine(_t(3, 3)), Joint(_attention(), 2)))]
+    "part",
+    [
+        FromQueries(_attention(), _t(2, 3)),
+        Joint(_attention(), 2),
+        Compose((Affine(_t(3, 3)), Joint(_attention(), 2))),
+    ],
 )
 def test_other_numbers_of_tokens_are_refused(part):
     map, x = Added((_attention(), part)), _t(4, 3)
-    for found in (certify(map, Ball(0.5, tokens=4), Frobenius()), deviation(map, one_token(x, 0, 0.1), Frobenius())):
+    for found in (
+        certify(map, Ball(0.5, tokens=4), Frobenius()),
+        deviation(map, one_token(x, 0, 0.1), Frobenius()),
+    ):
         assert math.isinf(found.value)
         assert "another number of tokens" in str(found)
     with pytest.raises(ArgumentError, match="values of one shape"):
@@ -206,7 +231,10 @@ def test_reason_of_a_part_is_kept():
     assert "a part has no finite bound" in str(refused)
 
 
-@pytest.mark.parametrize(("maps", "remedy"), [((), "one or more"), ([Affine(_t(3, 3))], "give a tuple"), ((torch.nn.ReLU(),), "give maps")])
+@pytest.mark.parametrize(
+    ("maps", "remedy"),
+    [((), "one or more"), ([Affine(_t(3, 3))], "give a tuple"), ((torch.nn.ReLU(),), "give maps")],
+)
 def test_bad_parts(maps, remedy):
     with pytest.raises(ArgumentError, match=remedy):
         Added(maps)
@@ -216,7 +244,9 @@ def test_widths_must_agree():
     map = Added((Affine(_t(3, 3)), Affine(_t(3, 1))))
     with pytest.raises(ArgumentError, match=r"take \[4, 3\] to \[4, 3\] and to \[4, 1\]"):
         map(_t(4, 3))
-    with pytest.raises(ArgumentError, match="give values of widths 1 and 3; a sum needs maps that give values of one width"):
+    with pytest.raises(
+        ArgumentError, match="give values of widths 1 and 3; a sum needs maps that give values of one width"
+    ):
         certify(map, Whole(), TokenMax())
 
 
@@ -224,7 +254,9 @@ def test_linearize_is_the_sum_of_jacobians():
     x, map = _t(4, 3, seed=9), SUMS["shaped"]
     found, tangent = linearize(map, x), _t(4, 3, seed=1)
     assert torch.allclose(found.mv(tangent), torch.func.jvp(map, (x,), (tangent,))[1], atol=1e-12)
-    assert torch.allclose(found.mv(tangent), sum(linearize(part, x).mv(tangent) for part in map.maps), atol=1e-12)
+    assert torch.allclose(
+        found.mv(tangent), sum(linearize(part, x).mv(tangent) for part in map.maps), atol=1e-12
+    )
     exact = torch.func.jacrev(map)(x)
     assert torch.allclose(found.block(1, 2), exact[1, :, 2], atol=1e-12)
 
@@ -236,16 +268,24 @@ def test_silu_is_that_of_torch():
 
 
 def test_maps_after_a_sum_see_its_bias():
-    """Heads as one attention are the sum up to a constant, and what comes after is steep where that constant leads."""
+    """Heads as one attention are the sum up to a constant,
+    and what comes after is steep where that constant leads.
+    """
     eye = torch.eye(2, dtype=D)
     head, bias = Attention(Dot(eye, eye), Linear(eye)), torch.tensor([50.0, 0.0], dtype=D)
-    behind = (Compose((head, Affine(eye, bias))), Heads(head.replace(lookup=Linear(eye[None])), eye[None], bias))
+    behind = (
+        Compose((head, Affine(eye, bias))),
+        Heads(head.replace(lookup=Linear(eye[None])), eye[None], bias),
+    )
     x = torch.tensor([[0.1, 0.0], [0.1, 0.0]], dtype=D)
     for part in behind:
         map = Compose((Normalize(1.0, centered=False), Added((part, head)), Gated(Silu(), eye, eye, eye)))
         seen = float(linearize(map, x).norm())
         assert seen > 190
-        for rung in (found := certify(map, Ball(1.0, torch.zeros(2, dtype=D), tokens=2), Frobenius()), *found.others):
+        for rung in (
+            found := certify(map, Ball(1.0, torch.zeros(2, dtype=D), tokens=2), Frobenius()),
+            *found.others,
+        ):
             assert rung.value >= seen
 
 
@@ -254,7 +294,11 @@ def test_heads_hidden_in_a_composition_are_refused():
     value = _t(3, 3)
     heads = Attention(Dot(_t(2, 3, 2), _t(2, 3, 2, seed=1)), Linear(torch.stack([value, -value])))
     map = Added((Compose((heads, Affine(torch.eye(3, dtype=D)))),) * 2)
-    for domain in (Ball(1.0, tokens=3), Neighborhood(_t(3, 3), 1e-3, TokenMax()), one_token(_t(3, 3), 0, 1e-3)):
+    for domain in (
+        Ball(1.0, tokens=3),
+        Neighborhood(_t(3, 3), 1e-3, TokenMax()),
+        one_token(_t(3, 3), 0, 1e-3),
+    ):
         assert math.isinf(certify(map, domain, Frobenius()).value)
 
 
@@ -268,7 +312,11 @@ def test_what_cancels_leaves_its_rounding():
         [[Fraction(value) for value in row] for row in torch.linalg.inv(p).tolist()],
     )
     exact = torch.tensor(
-        [[float((i == j) - sum(rows[0][i][k] * rows[1][k][j] for k in range(3))) for j in range(3)] for i in range(3)], dtype=D
+        [
+            [float((i == j) - sum(rows[0][i][k] * rows[1][k][j] for k in range(3))) for j in range(3)]
+            for i in range(3)
+        ],
+        dtype=D,
     )
     assert all(rung.value >= float(torch.linalg.matrix_norm(exact, 2)) for rung in (found, *found.others))
     assert found.value < 1e-9
@@ -276,12 +324,19 @@ def test_what_cancels_leaves_its_rounding():
 
 @pytest.mark.parametrize("far", [0.0, 1e4, 1e6, 1e8])
 def test_a_context_far_away(far):
-    """Only differences of keys count: the derivative is that of the context moved to the origin, where float64 has its digits."""
+    """Only differences of keys count: the derivative is that of the context moved to the origin,
+    where float64 has its digits.
+    """
     x, near = _t(2, 3, seed=1), torch.round(_t(5, 3, seed=2) * 1024) / 1024  # moved without rounding
     shift = torch.round(far * _t(3, seed=3))
     head = Attention(Dot(_t(3, 2), _t(3, 2, seed=4)), Linear(_t(3, 3, seed=5)))
-    exact = [torch.linalg.matrix_norm(torch.func.jacrev(lambda q: head(q, near))(x)[i, :, i], 2) for i in range(2)]
-    for map in (Compose((ToContext(head, near + shift), Affine(torch.eye(3, dtype=D)))), Added((ToContext(head, near + shift),))):
+    exact = [
+        torch.linalg.matrix_norm(torch.func.jacrev(lambda q: head(q, near))(x)[i, :, i], 2) for i in range(2)
+    ]
+    for map in (
+        Compose((ToContext(head, near + shift), Affine(torch.eye(3, dtype=D)))),
+        Added((ToContext(head, near + shift),)),
+    ):
         for norm in (TokenMax(), Frobenius()):
             found = certify(map, Neighborhood(x, 1e-9, norm), norm)
             assert float(max(exact)) <= found.value * (1 + 1e-12)

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from regard.certify import certify, deviation, falsify
 from regard.domains import Ball, Neighborhood, Radii, Whole
 from regard.maps import Affine
 from regard.norms import EntryMax, Frobenius, TokenMax, TokenSum, Wasserstein
+from regard.proofs import certify, deviation, falsify
 
 D = torch.float64
 
@@ -21,11 +21,22 @@ def test_worked_example():
     w = torch.sin(3 + 2 * (3 * torch.arange(3.0, dtype=D)[:, None] + torch.arange(3.0, dtype=D)))
     assert certify(Affine(w), Whole(), Frobenius()).value == pytest.approx(1.9567468577185798, rel=1e-10)
     assert certify(Affine(w), Whole(), Frobenius()).value >= 1.9567468577185797
-    assert certify(Affine(w), Whole(), EntryMax()).value == pytest.approx(float(w.abs().sum(0).max()), rel=1e-11)
+    assert certify(Affine(w), Whole(), EntryMax()).value == pytest.approx(
+        float(w.abs().sum(0).max()), rel=1e-11
+    )
 
 
 @pytest.mark.parametrize(
-    "norm", [Frobenius(), TokenMax(), TokenSum(), EntryMax(), Wasserstein(1.0), Wasserstein(2.0), Wasserstein(math.inf)]
+    "norm",
+    [
+        Frobenius(),
+        TokenMax(),
+        TokenSum(),
+        EntryMax(),
+        Wasserstein(1.0),
+        Wasserstein(2.0),
+        Wasserstein(math.inf),
+    ],
 )
 @pytest.mark.parametrize("seed", [1])
 def test_attained_and_never_exceeded(norm, seed):
@@ -41,9 +52,13 @@ def test_deviations():
     radii = torch.tensor([0.0, 0.3, 0.1, 0.0, 0.2], dtype=D)
     assert deviation(map, Radii(points, radii), TokenMax()).value == pytest.approx(0.3 * top, rel=1e-9)
     assert deviation(map, Radii(points, radii), TokenSum()).value == pytest.approx(0.6 * top, rel=1e-9)
-    assert deviation(map, Radii(points, radii), Frobenius()).value == pytest.approx(float(radii.norm()) * top, rel=1e-9)
+    assert deviation(map, Radii(points, radii), Frobenius()).value == pytest.approx(
+        float(radii.norm()) * top, rel=1e-9
+    )
     assert deviation(map, Neighborhood(points, 0.3), Frobenius()).value == pytest.approx(0.3 * top, rel=1e-9)
-    assert deviation(map, Neighborhood(points, 0.3), TokenSum()).value == pytest.approx(0.3 * math.sqrt(5) * top, rel=1e-9)
+    assert deviation(map, Neighborhood(points, 0.3), TokenSum()).value == pytest.approx(
+        0.3 * math.sqrt(5) * top, rel=1e-9
+    )
 
 
 def test_single_entries_have_a_bound_too():

@@ -1,4 +1,6 @@
-"""Approximate rows: the certified error is above the measured one, for sparse, random and feature rows, masks, weights and heads."""
+"""Approximate rows: the certified error is above the measured one, for sparse, random and feature rows,
+masks, weights and heads.
+"""
 
 import math
 
@@ -7,8 +9,8 @@ import torch
 
 import regard as r
 from regard._round import gamma
-from regard.certify.approximation import approximation_error, kernel_error, row_errors
-from regard.certify.theorems.approximation import mass_moved
+from regard.proofs.approximation import approximation_error, kernel_error, row_errors
+from regard.proofs.theorems.approximation import total_variation_bound
 
 
 def draw(generator, *shape):
@@ -40,7 +42,9 @@ def measured(attention, law, x, context=None):
 
 
 CASES = {
-    "dot": lambda g: r.Attention(r.Dot(draw(g, 3, 2), draw(g, 3, 2), b_q=draw(g, 2)), r.Linear(draw(g, 3, 4), draw(g, 4))),
+    "dot": lambda g: r.Attention(
+        r.Dot(draw(g, 3, 2), draw(g, 3, 2), b_q=draw(g, 2)), r.Linear(draw(g, 3, 4), draw(g, 4))
+    ),
     "causal": lambda g: r.Attention(r.Dot() + r.Alibi(0.3), r.Linear(draw(g, 3, 2)), support=r.Causal()),
     "window": lambda g: r.Attention(r.Bilinear(draw(g, 3, 3)), support=r.Window(2, 1)),
     "temperature": lambda g: r.Attention(r.Dot(), normalizer=r.Softmax(0.3)),
@@ -57,7 +61,12 @@ def test_certified_above_measured(name):
         attention = CASES[name](generator)
         x = draw(generator, 7, 3) * (0.2 + trial % 4) + draw(generator, 3)
         weights = attention.weights(x)
-        for law in (sparse(weights, 2), sparse(weights, 5), blurred(weights, generator), blurred(weights, generator, 1e-4)):
+        for law in (
+            sparse(weights, 2),
+            sparse(weights, 5),
+            blurred(weights, generator),
+            blurred(weights, generator, 1e-4),
+        ):
             errors = measured(attention, law, x).sqrt()
             certificate = approximation_error(attention, law, x)
             assert float(errors.max()) <= certificate.value < math.inf
@@ -75,7 +84,10 @@ def test_context_and_weights():
         x = draw(generator, 4, 3)
         context = r.Measure(draw(generator, 6, 3) + draw(generator, 3), 2 * draw(generator, 6))
         law = sparse(attention.weights(x, context), 3)
-        assert float(measured(attention, law, x, context).sqrt().max()) <= approximation_error(attention, law, x, context).value
+        assert (
+            float(measured(attention, law, x, context).sqrt().max())
+            <= approximation_error(attention, law, x, context).value
+        )
 
 
 def test_random_features():
@@ -85,7 +97,9 @@ def test_random_features():
     x = 0.5 * draw(generator, 8, 3)
     found = []
     for count in (4, 64, 1024):
-        linear = attention.replace(normalizer=r.LinearKernel(r.PositiveRandom.draw(2, count, 0, torch.float64)))
+        linear = attention.replace(
+            normalizer=r.LinearKernel(r.normalizers.PositiveRandom.draw(2, count, 0, torch.float64))
+        )
         law = linear.weights(x)
         certificate = approximation_error(attention, law, x)
         assert float(measured(attention, law, x).sqrt().max()) <= certificate.value
@@ -94,7 +108,9 @@ def test_random_features():
 
 
 def test_worked_example():
-    """Two keys at ±1 with equal scores, the law (1/2 + t, 1/2 - t): the error is 2t, the gap 2t² + O(t⁴), the bound √(2 gap) ≈ 2t."""
+    """Two keys at ±1 with equal scores, the law (1/2 + t, 1/2 - t): the error is 2t, the gap 2t² + O(t⁴),
+    the bound √(2 gap) ≈ 2t.
+    """
     x = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
     flat = r.Attention(r.Bilinear(torch.zeros(1, 1, dtype=torch.float64)))
     t = 1e-3
@@ -107,10 +123,10 @@ def test_worked_example():
 
 def test_one_key_alone_uses_the_second_inequality():
     """For a law on one key, KL = log n grows, and 2√(1 - 1/n) < √(2 log n)."""
-    assert mass_moved(3.0) == pytest.approx(2 * math.sqrt(1 - math.exp(-3.0)))
-    assert mass_moved(0.1) == pytest.approx(math.sqrt(0.2))
-    assert mass_moved(0.0) == 0.0
-    assert mass_moved(math.inf) == 2.0
+    assert total_variation_bound(3.0) == pytest.approx(2 * math.sqrt(1 - math.exp(-3.0)))
+    assert total_variation_bound(0.1) == pytest.approx(math.sqrt(0.2))
+    assert total_variation_bound(0.0) == 0.0
+    assert total_variation_bound(math.inf) == 2.0
 
 
 def test_rows_in_single_precision():
@@ -165,11 +181,11 @@ def test_what_is_assumed_is_said():
 
 def test_bad_input():
     x = torch.randn(3, 2, dtype=torch.float64)
-    with pytest.raises(r.ArgumentError, match="not probability laws"):
+    with pytest.raises(r.errors.ArgumentError, match="not probability laws"):
         approximation_error(r.Attention(r.Dot()), torch.ones(3, 3), x)
-    with pytest.raises(r.ArgumentError, match=r"give rows on the keys: \(3, 3\)"):
+    with pytest.raises(r.errors.ArgumentError, match=r"give rows on the keys: \(3, 3\)"):
         approximation_error(r.Attention(r.Dot()), torch.ones(3, 2), x)
-    with pytest.raises(r.ArgumentError, match="bound batches one by one"):
+    with pytest.raises(r.errors.ArgumentError, match="bound batches one by one"):
         approximation_error(r.Attention(r.Dot()), torch.ones(3, 3), x.expand(2, 3, 2))
 
 
@@ -195,7 +211,7 @@ def test_kernel_error_against_noise():
         radius = float((values - values.mean(0)).norm(dim=-1).max())
         error = float(((wrong / wrong.sum()) @ values - (kernel / kernel.sum()) @ values).norm())
         assert error <= kernel_error(float(noise.abs().max()), radius).value
-    with pytest.raises(r.ArgumentError, match="relative_error: is 1"):
+    with pytest.raises(r.errors.ArgumentError, match="relative_error: is 1"):
         kernel_error(1.0, 1.0)
 
 
@@ -203,9 +219,9 @@ def test_kernel_error_against_noise():
 def test_the_mass_moved_is_the_smaller_of_two_inequalities(gap):
     """√(2 gap) by Pinsker, 2√(1 - e^{-gap}) by Bretagnolle and Huber."""
     stated = min(math.sqrt(2 * gap), 2 * math.sqrt(-math.expm1(-gap)))
-    assert stated <= mass_moved(gap) <= min(2.0, stated * (1 + 1e-9))
-    assert mass_moved(0.0) == 0
-    assert mass_moved(math.inf) == 2.0
+    assert stated <= total_variation_bound(gap) <= min(2.0, stated * (1 + 1e-9))
+    assert total_variation_bound(0.0) == 0
+    assert total_variation_bound(math.inf) == 2.0
 
 
 @pytest.mark.parametrize("error", [0.0, 1e-3, 0.5, 0.999])
@@ -217,7 +233,9 @@ def test_kernel_error_is_its_formula(error):
 
 
 def test_errors_of_rows_are_their_formula():
-    """√(2 gap_i) times the radius of the values that row i sees: the middle of their box, their mean or half their diameter."""
+    """√(2 gap_i) times the radius of the values that row i sees: the middle of their box,
+    their mean or half their diameter.
+    """
     g = torch.Generator().manual_seed(7)
     w_v, x = draw(g, 3, 2), draw(g, 6, 3)
     attention = r.Attention(r.Bilinear(draw(g, 3, 3)), r.Linear(w_v), support=r.Causal())
@@ -230,7 +248,7 @@ def test_errors_of_rows_are_their_formula():
         centers = (seen.mean(0), 0.5 * (seen.amax(0) + seen.amin(0)))
         radius = min(float((seen - center).norm(dim=-1).max()) for center in centers)
         radius = min(radius, float(torch.cdist(seen, seen).max()) / 2)
-        stated = mass_moved(max(gap, 0.0)) * radius
+        stated = total_variation_bound(max(gap, 0.0)) * radius
         assert float(found[i]) == pytest.approx(stated, rel=1e-4, abs=1e-5)
     assert approximation_error(attention, law, x).value == pytest.approx(float(found.max()), rel=1e-9)
 
@@ -249,13 +267,20 @@ def test_heads_side_by_side_add_as_squares():
     x = draw(g, 5, 3)
     law = blurred(attention.weights(x), g)
     rows = row_errors(attention, law, x)
-    assert approximation_error(attention, law, x).value == pytest.approx(float(rows.square().sum(0).sqrt().max()), rel=1e-9)
+    assert approximation_error(attention, law, x).value == pytest.approx(
+        float(rows.square().sum(0).sqrt().max()), rel=1e-9
+    )
 
 
 def test_what_rounding_may_take_from_a_gap():
-    """γ(16 (n + 2d) + 1024) (|s| + log(n + 1) + 1): exact rows cost √(2 slack) times the radius, and no less."""
+    """γ(16 (n + 2d) + 1024) (|s| + log(n + 1) + 1): exact rows cost √(2 slack) times the radius,
+    and no less.
+    """
     x = torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]], dtype=torch.float64)
-    w, b = torch.tensor([[2.0, 0.0], [0.0, 1.0]], dtype=torch.float64), torch.tensor([1.0, 0.0], dtype=torch.float64)
+    w, b = (
+        torch.tensor([[2.0, 0.0], [0.0, 1.0]], dtype=torch.float64),
+        torch.tensor([1.0, 0.0], dtype=torch.float64),
+    )
     size_w, longest = math.sqrt(5), 2.0
     rotary = r.potentials.base.Scaled(r.Bilinear(w) + r.Alibi(0.7), -2.0)
     for potential, score in (

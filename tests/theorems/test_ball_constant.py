@@ -1,4 +1,6 @@
-"""The constant near a given input: exact at radius zero, above every point of the neighborhood, whatever the sizes."""
+"""The constant near a given input: exact at radius zero, above every point of the neighborhood,
+whatever the sizes.
+"""
 
 import math
 
@@ -6,12 +8,21 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify import certify
-from regard.certify.theorems.ball_constant import THEOREM
 from regard.domains import Neighborhood, Radii
 from regard.maps import Heads, Residual
 from regard.norms import Frobenius, TokenMax
-from tests.theorems.exact import SUPPORTS, D, bilinear_attention, frobenius_norm, generator, normal, token_max_norm, worked
+from regard.proofs import certify
+from regard.proofs.theorems.ball_constant import THEOREM
+from tests.theorems.exact import (
+    SUPPORTS,
+    D,
+    bilinear_attention,
+    frobenius_norm,
+    generator,
+    normal,
+    token_max_norm,
+    worked,
+)
 
 EXACT = {Frobenius: frobenius_norm, TokenMax: token_max_norm}
 
@@ -50,7 +61,9 @@ def test_every_point_of_the_neighborhood_stays_below(seed, support, norm):
 @pytest.mark.parametrize("e", [1, 2, 3])
 @pytest.mark.parametrize("n", [2, 6])
 def test_token_max_at_a_point_is_not_below_the_norm(e, n):
-    """With one output a row's norm is exactly Σ_j |J_ij|: shares that add up to more than one would certify less than that."""
+    """With one output a row's norm is exactly Σ_j |J_ij|:
+    shares that add up to more than one would certify less than that.
+    """
     for seed in range(8):
         g = generator(100 * n + 10 * e + seed)
         size = 10.0 ** -(seed % 4)
@@ -64,9 +77,14 @@ def test_token_max_at_a_point_is_not_below_the_norm(e, n):
     [
         r.Attention(r.Bilinear(torch.zeros(2, 2, dtype=D)), r.Linear(torch.ones(2, 3, dtype=D))),
         r.Attention(r.Alibi(0.3)),
-        r.Attention(r.Bilinear(torch.outer(torch.tensor([1.0, 2.0], dtype=D), torch.tensor([1.0, 0.0], dtype=D)))),
+        r.Attention(
+            r.Bilinear(torch.outer(torch.tensor([1.0, 2.0], dtype=D), torch.tensor([1.0, 0.0], dtype=D)))
+        ),
         r.Attention(r.Bilinear(torch.eye(2, dtype=D)), r.Linear(torch.zeros(2, 3, dtype=D))),
-        r.Attention(r.Rotary(r.Dot(b_q=torch.ones(2, dtype=D), b_k=torch.ones(1, dtype=D))) + r.Alibi(0.1), support=r.Causal()),
+        r.Attention(
+            r.Rotary(r.Dot(b_q=torch.ones(2, dtype=D), b_k=torch.ones(1, dtype=D))) + r.Alibi(0.1),
+            support=r.Causal(),
+        ),
     ],
     ids=["zero scores", "positions alone", "rank one", "zero values", "rotary"],
 )
@@ -78,7 +96,10 @@ def test_degenerate_declarations(attention, norm):
         for points in (x, x[:1].expand(n, 2).contiguous()):
             for radius in (0.0, 0.1 * size):
                 bound = rung(attention, Neighborhood(points, radius, norm), norm)
-                assert EXACT[type(norm)](attention, near(g, points, radius, norm)) <= bound * (1 + (1e-8 if size < 1e4 else 1e-7)) + 1e-300  # the oracle loses digits
+                assert (
+                    EXACT[type(norm)](attention, near(g, points, radius, norm))
+                    <= bound * (1 + (1e-8 if size < 1e4 else 1e-7)) + 1e-300
+                )  # the oracle loses digits
 
 
 @pytest.mark.parametrize("norm", [Frobenius(), TokenMax()])
@@ -86,7 +107,9 @@ def test_degenerate_declarations(attention, norm):
 @pytest.mark.parametrize("support", [r.Full(), r.Causal()], ids=repr)
 def test_huge_radii_never_crash(norm, radius, support):
     x = normal(generator(4), 3, 2)[[0, 0, 1]]
-    found = certify(r.Attention(r.Bilinear(torch.eye(2, dtype=D)), support=support), Neighborhood(x, radius, norm), norm)
+    found = certify(
+        r.Attention(r.Bilinear(torch.eye(2, dtype=D)), support=support), Neighborhood(x, radius, norm), norm
+    )
     assert found.value >= 1
 
 
@@ -105,7 +128,9 @@ def test_residuals_and_mixed_heads():
     attention = r.Attention(r.Dot(normal(g, 2, 3, 2), normal(g, 2, 3, 2)), r.Linear(normal(g, 2, 3, 2)))
     mixed, x = Heads(attention, normal(g, 2, 2, 3)), normal(g, 4, 3)
     for map in (mixed, Residual(mixed)):
-        assert certify(map, Neighborhood(x, 0.0), Frobenius()).value == pytest.approx(frobenius_norm(map, x), rel=1e-6)
+        assert certify(map, Neighborhood(x, 0.0), Frobenius()).value == pytest.approx(
+            frobenius_norm(map, x), rel=1e-6
+        )
         bound = certify(map, Neighborhood(x, 0.05), Frobenius()).value
         assert all(frobenius_norm(map, near(g, x, 0.05, Frobenius())) <= bound for _ in range(8))
 
@@ -119,25 +144,37 @@ def test_tightness_near_the_center():
 
 
 def test_written_weights_are_seen():
-    """Facts are kept between questions; writing to a tensor in any way that torch allows changes the answer."""
+    """Facts are kept between questions; writing to a tensor in any way that torch allows changes the
+    answer.
+    """
     x, a = normal(generator(8), 3, 2), torch.eye(2, dtype=D)
     attention, domain = r.Attention(r.Bilinear(a)), Neighborhood(x, 0.1)
     before = certify(attention, domain, Frobenius()).value
     a.mul_(3.0)
     after = certify(attention, domain, Frobenius()).value
     assert after > before
-    assert after == certify(r.Attention(r.Bilinear(a.clone())), Neighborhood(x.clone(), 0.1), Frobenius()).value
+    assert (
+        after == certify(r.Attention(r.Bilinear(a.clone())), Neighborhood(x.clone(), 0.1), Frobenius()).value
+    )
     a.data.mul_(3.0)
-    assert certify(attention, domain, Frobenius()).value == certify(r.Attention(r.Bilinear(a.clone())), domain, Frobenius()).value
+    assert (
+        certify(attention, domain, Frobenius()).value
+        == certify(r.Attention(r.Bilinear(a.clone())), domain, Frobenius()).value
+    )
 
 
 def test_what_is_not_bilinear_is_refused():
     for potential, name in ((r.Gaussian(), "Gaussian"), (r.SoftCap(r.Dot(), 2.0), "SoftCap")):
         found = certify(r.Attention(potential), Neighborhood(torch.ones(2, 2, dtype=D), 0.1), Frobenius())
-        assert any(why.startswith(THEOREM.title) and f"scores of {name} are not bilinear" in why for why in found.refused)
+        assert any(
+            why.startswith(THEOREM.title) and f"scores of {name} are not bilinear" in why
+            for why in found.refused
+        )
 
 
 def test_radii_are_held_by_a_ball():
     x, radii = normal(generator(9), 3, 2), torch.tensor([0.3, 0.0, 0.4], dtype=D)
     attention = r.Attention(r.Dot())
-    assert rung(attention, Radii(x, radii), Frobenius()) == pytest.approx(rung(attention, Neighborhood(x, 0.5), Frobenius()), rel=1e-9)
+    assert rung(attention, Radii(x, radii), Frobenius()) == pytest.approx(
+        rung(attention, Neighborhood(x, 0.5), Frobenius()), rel=1e-9
+    )

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify import deviation, falsify_deviation
-from regard.certify.theorems.ball_deviation import THEOREM
 from regard.domains import Neighborhood
 from regard.maps import Heads
 from regard.norms import Frobenius
+from regard.proofs import deviation, falsify_deviation
+from regard.proofs.theorems.ball_deviation import THEOREM
 from tests.theorems.exact import SUPPORTS, D, bilinear_attention, generator, normal
 
 
@@ -40,7 +40,9 @@ def test_ascended_moves_stay_below_and_close(radius, share):
     attention = r.Attention(r.Dot(normal(g, 2, 3, 2), normal(g, 2, 3, 2)), r.Linear(normal(g, 2, 3, 2)))
     mixed, x = Heads(attention, normal(g, 2, 2, 3, scale=0.5)), normal(g, 4, 3)
     bound = rung(mixed, Neighborhood(x, radius))
-    seen = falsify_deviation(mixed, Neighborhood(x, radius), Frobenius(), steps=10, restarts=2, generator=g).value
+    seen = falsify_deviation(
+        mixed, Neighborhood(x, radius), Frobenius(), steps=10, restarts=2, generator=g
+    ).value
     assert share * bound < seen <= bound
 
 
@@ -62,4 +64,6 @@ def test_radii_of_every_size(radius):
 
 def test_what_is_not_bilinear_is_refused():
     found = deviation(r.Attention(r.Laplace()), Neighborhood(torch.ones(2, 2, dtype=D), 0.1), Frobenius())
-    assert any(why.startswith(THEOREM.title) and "scores of Laplace are not bilinear" in why for why in found.refused)
+    assert any(
+        why.startswith(THEOREM.title) and "scores of Laplace are not bilinear" in why for why in found.refused
+    )

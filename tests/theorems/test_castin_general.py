@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify import certify, falsify
 from regard.domains import Ball
 from regard.norms import Frobenius
+from regard.proofs import certify, falsify
 from tests.theorems.exact import SUPPORTS, D, bilinear_attention, frobenius_norm, generator, normal, worked
 
 
@@ -16,7 +16,9 @@ def rung(certificate, words):
 
 def test_worked_example():
     x, a, w = worked()
-    found = certify(r.Attention(r.Bilinear(a), r.Linear(w)), Ball(float(x.norm(dim=-1).max()), tokens=4), Frobenius())
+    found = certify(
+        r.Attention(r.Bilinear(a), r.Linear(w)), Ball(float(x.norm(dim=-1).max()), tokens=4), Frobenius()
+    )
     assert rung(found, "as published").value == pytest.approx(24.80673954745604, rel=1e-9)
     assert found.value < 11
 

@@ -6,16 +6,18 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify import certify
 from regard.domains import Ball
 from regard.norms import Wasserstein
+from regard.proofs import certify
 from tests.theorems.exact import D, bilinear_attention, generator, normal, token_max_norm, worked
 from tests.theorems.test_castin_general import rung
 
 
 def test_worked_example():
     x, a, w = worked()
-    found = certify(r.Attention(r.Bilinear(a), r.Linear(w)), Ball(float(x.norm(dim=-1).max())), Wasserstein(1))
+    found = certify(
+        r.Attention(r.Bilinear(a), r.Linear(w)), Ball(float(x.norm(dim=-1).max())), Wasserstein(1)
+    )
     assert rung(found, "as published").value == pytest.approx(364.5396791059198, rel=1e-9)
 
 
@@ -36,6 +38,8 @@ def test_tightness():
 
 
 def test_refusals():
-    causal = certify(bilinear_attention(generator(0), 3, 2, r.Causal(), bias=False), Ball(1.0, tokens=4), Wasserstein(1))
+    causal = certify(
+        bilinear_attention(generator(0), 3, 2, r.Causal(), bias=False), Ball(1.0, tokens=4), Wasserstein(1)
+    )
     assert math.isinf(causal.value)
     assert any("as published" in why and "not functions of the law" in why for why in causal.refused)

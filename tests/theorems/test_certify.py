@@ -1,4 +1,6 @@
-"""certify and deviation as a user meets them: ladder, tree, printing, JSON, refusals with remedies, bad arguments, declarations."""
+"""certify and deviation as a user meets them: ladder, tree, printing, JSON, refusals with remedies,
+bad arguments, declarations.
+"""
 
 import json
 import math
@@ -8,11 +10,20 @@ import torch
 
 import regard as r
 from regard.certificate import Certificate
-from regard.certify import THEOREMS, certify, deviation
 from regard.domains import Ball, Neighborhood, Radii, Whole
 from regard.maps import Heads, Residual
 from regard.norms import Frobenius, TokenMax, TokenSum, Wasserstein
-from tests.theorems.exact import D, bilinear_attention, frobenius_norm, generator, in_ball, normal, token_max_norm, worked
+from regard.proofs import THEOREMS, certify, deviation
+from tests.theorems.exact import (
+    D,
+    bilinear_attention,
+    frobenius_norm,
+    generator,
+    in_ball,
+    normal,
+    token_max_norm,
+    worked,
+)
 
 
 def worked_attention():
@@ -34,13 +45,17 @@ def test_the_smallest_rung_wins():
 def test_trees_and_hypotheses():
     attention, x = worked_attention()
     found = certify(Residual(attention), Ball(1.3, tokens=4), TokenMax())
-    assert found.value == pytest.approx(1 + certify(attention, Ball(1.3, tokens=4), TokenMax()).value, rel=1e-12)
+    assert found.value == pytest.approx(
+        1 + certify(attention, Ball(1.3, tokens=4), TokenMax()).value, rel=1e-12
+    )
     tree = found.tree()
     assert "by residual connection" in tree
     assert "checked: softmax rows" in tree
     assert tree.count("≤") == 1 + len(found.parts)
     local = certify(attention, Neighborhood(x, 0.1), Frobenius())
-    assert any(not hypothesis.checked and "float64" in hypothesis.statement for hypothesis in local.hypotheses)
+    assert any(
+        not hypothesis.checked and "float64" in hypothesis.statement for hypothesis in local.hypotheses
+    )
     assert "assumed: float64: exp and log" in str(local)
 
 
@@ -101,13 +116,13 @@ def test_infinity_comes_with_reasons_and_three_remedies():
     ],
 )
 def test_bad_arguments(domain, norm, argument, remedy):
-    with pytest.raises(r.ArgumentError, match=remedy) as caught:
+    with pytest.raises(r.errors.ArgumentError, match=remedy) as caught:
         certify(r.Attention(r.Dot()), domain, norm)
     assert str(caught.value).startswith(argument)
 
 
 def test_deviations_need_a_sequence():
-    with pytest.raises(r.ArgumentError, match="Neighborhood"):
+    with pytest.raises(r.errors.ArgumentError, match="Neighborhood"):
         deviation(r.Attention(r.Dot()), Ball(1.0), Frobenius())
 
 
@@ -120,7 +135,9 @@ def test_float32_declarations_are_certified_in_float64():
         domain = Ball(1.0, tokens=3)
         assert certify(single, domain, norm).value == certify(double, domain, norm).value
     x = normal(g, 3, 3).float()
-    near = [deviation(a, Neighborhood(p, 0.1), Frobenius()).value for a, p in ((single, x), (double, x.double()))]
+    near = [
+        deviation(a, Neighborhood(p, 0.1), Frobenius()).value for a, p in ((single, x), (double, x.double()))
+    ]
     assert near[0] == pytest.approx(near[1], rel=1e-12)
 
 
@@ -136,7 +153,9 @@ def test_biases_of_width_one_act_on_every_coordinate(rotary):
     one, full = declared(torch.tensor([0.7], dtype=D)), declared(torch.full((4,), 0.7, dtype=D))
     x = in_ball(g, 4, 2, 1.0)
     for norm in (Frobenius(), TokenMax()):
-        assert certify(one, Ball(1.0, tokens=4), norm).value == pytest.approx(certify(full, Ball(1.0, tokens=4), norm).value, rel=1e-12)
+        assert certify(one, Ball(1.0, tokens=4), norm).value == pytest.approx(
+            certify(full, Ball(1.0, tokens=4), norm).value, rel=1e-12
+        )
         near = [certify(a, Neighborhood(x, 0.1), norm).value for a in (one, full)]
         assert near[0] == pytest.approx(near[1], rel=1e-9)
     assert frobenius_norm(one, x) <= certify(one, Ball(1.0, tokens=4), Frobenius()).value
@@ -147,7 +166,9 @@ def test_temperatures_scale_scores():
     a, w = normal(g, 2, 2), normal(g, 2, 2)
     cold = r.Attention(r.Bilinear(a), r.Linear(w), r.Softmax(0.25))
     plain = r.Attention(r.Bilinear(4 * a), r.Linear(w))
-    assert certify(cold, Ball(1.0), TokenMax()).value == pytest.approx(certify(plain, Ball(1.0), TokenMax()).value, rel=1e-9)
+    assert certify(cold, Ball(1.0), TokenMax()).value == pytest.approx(
+        certify(plain, Ball(1.0), TokenMax()).value, rel=1e-9
+    )
 
 
 def test_head_counts_that_do_not_divide():
@@ -159,10 +180,14 @@ def test_head_counts_that_do_not_divide():
 
 
 def test_moments_and_batches_have_no_theorem():
-    found = certify(r.Attention(r.Dot(), moment=r.SecondMoment()), Ball(1.0, torch.zeros(2, dtype=D)), TokenMax())
+    found = certify(
+        r.Attention(r.Dot(), moment=r.SecondMoment()), Ball(1.0, torch.zeros(2, dtype=D)), TokenMax()
+    )
     assert "bounds are for Mean()" in " ".join(found.refused)
     batched = r.Attention(r.Dot(normal(generator(5), 2, 3, 2, 2), normal(generator(6), 2, 3, 2, 2)))
-    assert "bounds are for one sequence with heads" in " ".join(certify(batched, Ball(1.0), TokenMax()).refused)
+    assert "bounds are for one sequence with heads" in " ".join(
+        certify(batched, Ball(1.0), TokenMax()).refused
+    )
 
 
 def test_heads_without_values_of_their_own():

@@ -7,8 +7,8 @@ import torch
 
 import regard as r
 from regard.certificate import Certificate
-from regard.certify.citation import bibliography, cite
 from regard.domains import Ball
+from regard.proofs.citation import bibliography, cite
 
 
 def keys(text):
@@ -20,7 +20,11 @@ def made(theorem, *parts, others=()):
 
 
 def test_the_whole_tree():
-    certificate = made("composition", made("a bound (kim2021, Theorem 3.2)"), made("both", made("another (rump2006; golub1965)")))
+    certificate = made(
+        "composition",
+        made("a bound (kim2021, Theorem 3.2)"),
+        made("both", made("another (rump2006; golub1965)")),
+    )
     assert keys(cite(certificate)) == ["kim2021", "golub1965", "rump2006"]  # in the order of the bibliography
 
 
@@ -48,7 +52,7 @@ def test_the_bibliography_is_read_whole():
 
 
 def test_a_real_certificate():
-    from regard.certify import certify
+    from regard.proofs import certify
     from regard.tilt import Tilt
 
     one = torch.ones(1, dtype=torch.float64)
@@ -56,5 +60,5 @@ def test_a_real_certificate():
 
 
 def test_bad_input():
-    with pytest.raises(r.ArgumentError, match="certificate: is a str"):
+    with pytest.raises(r.errors.ArgumentError, match="certificate: is a str"):
         cite("x")

@@ -5,18 +5,29 @@ import math
 import pytest
 import torch
 
-import regard.certify.modules  # noqa: F401 (registers how modules are declared)
+import regard.proofs.modules  # noqa: F401 (registers how modules are declared)
 from regard.attention import Attention
-from regard.certify import certify, declare, deviation, falsify
-from regard.certify.falsification import falsify_deviation
-from regard.certify.theorem import Refusal
-from regard.certify.theorems.composition import fold
 from regard.domains import Ball, Neighborhood, Shell, Whole, one_token
 from regard.lookups import Factored, Linear
-from regard.maps import Affine, Compose, Gelu, Heads, Normalize, Pointwise, Relu, feed_forward, post_norm, pre_norm
+from regard.maps import (
+    Affine,
+    Compose,
+    Gelu,
+    Heads,
+    Normalize,
+    Pointwise,
+    Relu,
+    feed_forward,
+    post_norm,
+    pre_norm,
+)
 from regard.measure import Measure
 from regard.norms import Frobenius, TokenMax, TokenSum, Wasserstein
 from regard.potentials import Alibi, Dot, Gaussian, Rotary
+from regard.proofs import certify, declare, deviation, falsify
+from regard.proofs.falsification import falsify_deviation
+from regard.proofs.theorem import Refusal
+from regard.proofs.theorems.composition import fold
 from regard.supports import Causal
 
 D = torch.float64
@@ -27,7 +38,12 @@ def _t(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def _heads(seed: int = 0, support=None) -> Heads:
-    potential = Dot(_t(2, 4, 2, seed=seed), _t(2, 4, 2, seed=seed + 1), b_q=_t(2, 2, seed=seed + 2), b_k=_t(2, 2, seed=seed + 3))
+    potential = Dot(
+        _t(2, 4, 2, seed=seed),
+        _t(2, 4, 2, seed=seed + 1),
+        b_q=_t(2, 2, seed=seed + 2),
+        b_k=_t(2, 2, seed=seed + 3),
+    )
     inner = Attention(potential, Linear(_t(2, 4, 2, seed=seed + 4), _t(2, 2, seed=seed + 5)))
     inner = inner if support is None else inner.replace(support=support)
     return Heads(inner, 0.3 * _t(2, 2, 4, seed=seed + 6), _t(4, seed=seed + 7))
@@ -39,7 +55,11 @@ def _layer(seed: int = 0, centered: bool = True) -> Normalize:
 
 def _block(kind, seed: int = 0):
     hidden = feed_forward(
-        Gelu(), 0.4 * _t(4, 6, seed=seed + 30), 0.4 * _t(6, 4, seed=seed + 31), _t(6, seed=seed + 32), _t(4, seed=seed + 33)
+        Gelu(),
+        0.4 * _t(4, 6, seed=seed + 30),
+        0.4 * _t(6, 4, seed=seed + 31),
+        _t(6, seed=seed + 32),
+        _t(4, seed=seed + 33),
     )
     return kind(_heads(seed), hidden, _layer(seed + 40), _layer(seed + 50))
 
@@ -47,7 +67,11 @@ def _block(kind, seed: int = 0):
 def test_worked_example():
     """A product of spectral norms; attained when the singular vectors meet."""
     map = Compose(
-        (Affine(torch.diag(torch.tensor([3.0, 1.0], dtype=D))), Pointwise(Relu()), Affine(torch.diag(torch.tensor([2.0, 1.0], dtype=D))))
+        (
+            Affine(torch.diag(torch.tensor([3.0, 1.0], dtype=D))),
+            Pointwise(Relu()),
+            Affine(torch.diag(torch.tensor([2.0, 1.0], dtype=D))),
+        )
     )
     found = certify(map, Ball(1.0, tokens=2), TokenMax())
     assert found.value == pytest.approx(6.0)
@@ -58,13 +82,20 @@ def test_worked_example():
 @pytest.mark.parametrize("centered", [True, False])
 @pytest.mark.parametrize(
     "potential",
-    [Dot(_t(4, 3), _t(4, 3, seed=1), b_q=_t(3, seed=2)), Dot(), Rotary(Dot(_t(4, 2), _t(4, 2, seed=1))) + Alibi(0.3)],
+    [
+        Dot(_t(4, 3), _t(4, 3, seed=1), b_q=_t(3, seed=2)),
+        Dot(),
+        Rotary(Dot(_t(4, 2), _t(4, 2, seed=1))) + Alibi(0.3),
+    ],
     ids=["dot", "bare", "rotary"],
 )
 def test_folding_is_an_identity(centered, potential):
     layer, x = _layer(centered=centered), _t(5, 4, seed=7)
     hats = Normalize(layer.eps, centered=centered)(x)
-    for lookup in (Linear(_t(4, 3, seed=3), _t(3, seed=4)), Factored(_t(4, 2, seed=3), _t(2, 3, seed=4), _t(3, seed=5))):
+    for lookup in (
+        Linear(_t(4, 3, seed=3), _t(3, seed=4)),
+        Factored(_t(4, 2, seed=3), _t(2, 3, seed=4), _t(3, seed=5)),
+    ):
         attention = Attention(potential, lookup, support=Causal())
         torch.testing.assert_close(fold(layer, attention)(hats), attention(layer(x)), rtol=1e-12, atol=1e-12)
     heads = _heads()
@@ -113,7 +144,11 @@ def test_measures():
 @pytest.mark.parametrize("seed", [100])
 def test_blocks_near_a_sequence(kind, seed):
     map, x = _block(kind, seed), 2 * _t(3, 4, seed=seed + 5)
-    cases = ((Neighborhood(x, 1e-3, TokenMax()), TokenMax()), (Neighborhood(x, 1e-3), Frobenius()), (one_token(x, 1, 1e-3), TokenMax()))
+    cases = (
+        (Neighborhood(x, 1e-3, TokenMax()), TokenMax()),
+        (Neighborhood(x, 1e-3), Frobenius()),
+        (one_token(x, 1, 1e-3), TokenMax()),
+    )
     for domain, norm in cases:
         bound, far = certify(map, domain, norm).value, deviation(map, domain, norm).value
         found = falsify(map, domain, norm, steps=3, restarts=1).value
@@ -130,19 +165,29 @@ def test_stack_of_two():
     assert falsify(stack, domain, TokenMax(), steps=5, restarts=1).value <= bound.value < math.inf
     product = next(rung for rung in (bound, *bound.others) if rung.theorem == "composition")
     assert bound.value <= product.value
-    assert falsify_deviation(stack, domain, TokenMax(), steps=5, restarts=1).value <= deviation(stack, domain, TokenMax()).value
+    assert (
+        falsify_deviation(stack, domain, TokenMax(), steps=5, restarts=1).value
+        <= deviation(stack, domain, TokenMax()).value
+    )
 
 
 def test_large_neighborhoods_fall_back_on_balls():
     map, x = _block(pre_norm), 2 * _t(3, 4, seed=5)
-    near, ball = certify(map, Neighborhood(x, 50.0, TokenMax()), TokenMax()), certify(map, Whole(3), TokenMax())
+    near, ball = (
+        certify(map, Neighborhood(x, 50.0, TokenMax()), TokenMax()),
+        certify(map, Whole(3), TokenMax()),
+    )
     assert near.value <= ball.value < math.inf
 
 
 def test_encoder_layer_of_torch():
     torch.manual_seed(0)
     for first, norm in ((True, TokenMax()), (False, TokenMax()), (False, Frobenius())):
-        layer = torch.nn.TransformerEncoderLayer(6, 2, 8, norm_first=first, activation="gelu", batch_first=True).double().eval()
+        layer = (
+            torch.nn.TransformerEncoderLayer(6, 2, 8, norm_first=first, activation="gelu", batch_first=True)
+            .double()
+            .eval()
+        )
         domain = Ball(2.0, tokens=3)
         found = falsify(declare.one(layer), domain, norm, width=6, steps=3, restarts=1).value
         assert found <= certify(layer, domain, norm).value < math.inf

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify.theorems.contraction import contraction
 from regard.domains import Ball, Whole
 from regard.maps import ToContext
+from regard.proofs.theorems.contraction import contraction
 from regard.transport import wasserstein
 
 
@@ -20,7 +20,9 @@ POTENTIALS = {
     "dot": lambda g: r.Dot(scale=0.4),
     "projected": lambda g: r.Dot(0.6 * draw(g, 3, 2), 0.6 * draw(g, 3, 2), b_q=draw(g, 2), b_k=draw(g, 2)),
     "gaussian": lambda g: r.Gaussian(bandwidth=2.0),
-    "sum": lambda g: 0.5 * (r.Gaussian(0.7 * draw(g, 3, 2), 0.7 * draw(g, 3, 2), bandwidth=2.0) + 0.3 * r.Dot()),
+    "sum": lambda g: (
+        0.5 * (r.Gaussian(0.7 * draw(g, 3, 2), 0.7 * draw(g, 3, 2), bandwidth=2.0) + 0.3 * r.Dot())
+    ),
     "laplace": lambda g: r.Laplace(bandwidth=2.0),
     "student": lambda g: r.StudentT(bandwidth=2.0, nu=3.0),
     "capped": lambda g: r.SoftCap(r.Dot(scale=0.5), 1.0),
@@ -28,7 +30,9 @@ POTENTIALS = {
 
 
 def test_worked_example():
-    """Two keys at ±1, scores a·x·y: R κ = a, and the law at x is a coin of mean tanh(ax): slope a at zero, so it is attained."""
+    """Two keys at ±1, scores a·x·y: R κ = a, and the law at x is a coin of mean tanh(ax): slope a at zero,
+    so it is attained.
+    """
     keys = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
     certificate = contraction(r.Attention(r.Dot(scale=0.7)).softmatch(keys), Whole())
     assert certificate.value == pytest.approx(0.7, rel=1e-9)
@@ -43,25 +47,41 @@ def test_measures_stay_below(name):
     generator = torch.Generator().manual_seed(len(name))
     for _ in range(6):
         keys = r.Measure(draw(generator, 4, 3) + draw(generator, 3), draw(generator, 4))
-        attention = r.Attention(POTENTIALS[name](generator), r.Linear(draw(generator, 3, 2), draw(generator, 2)))
+        attention = r.Attention(
+            POTENTIALS[name](generator), r.Linear(draw(generator, 3, 2), draw(generator, 2))
+        )
         softmatch = attention.softmatch(keys)
         domain = Ball(2.0, draw(generator, 3))
-        for kernel in (softmatch, softmatch @ attention.lookup, attention.kernel(keys), ToContext(attention, keys)):
+        for kernel in (
+            softmatch,
+            softmatch @ attention.lookup,
+            attention.kernel(keys),
+            ToContext(attention, keys),
+        ):
             tau = contraction(kernel, domain).value
             assert math.isfinite(tau)
             kernel = attention.kernel(keys) if isinstance(kernel, ToContext) else kernel
             for sizes in ((1, 1), (2, 3)):
-                points = [domain.center + 1.1 * torch.nn.functional.normalize(draw(generator, size, 3), dim=-1) for size in sizes]
+                points = [
+                    domain.center + 1.1 * torch.nn.functional.normalize(draw(generator, size, 3), dim=-1)
+                    for size in sizes
+                ]
                 mu, nu = (r.Measure(x, draw(generator, len(x))) for x in points)
-                assert float(wasserstein(mu @ kernel, nu @ kernel)) <= tau * float(wasserstein(mu, nu)) * (1 + 1e-9)
+                assert float(wasserstein(mu @ kernel, nu @ kernel)) <= tau * float(wasserstein(mu, nu)) * (
+                    1 + 1e-9
+                )
 
 
 def test_lookups_are_their_norm():
     generator = torch.Generator().manual_seed(0)
     w, u = draw(generator, 3, 2), draw(generator, 2, 4)
     assert contraction(r.Identity(), Whole()).value == 1.0
-    assert contraction(r.Linear(w), Whole()).value == pytest.approx(float(torch.linalg.matrix_norm(w, 2)), rel=1e-9)
-    assert contraction(r.Factored(w, u), Whole()).value == pytest.approx(float(torch.linalg.matrix_norm(w @ u, 2)), rel=1e-9)
+    assert contraction(r.Linear(w), Whole()).value == pytest.approx(
+        float(torch.linalg.matrix_norm(w, 2)), rel=1e-9
+    )
+    assert contraction(r.Factored(w, u), Whole()).value == pytest.approx(
+        float(torch.linalg.matrix_norm(w @ u, 2)), rel=1e-9
+    )
 
 
 def test_composition_multiplies():
@@ -89,12 +109,24 @@ def test_the_second_kernel_acts_where_the_first_leads():
 @pytest.mark.parametrize(
     ("kernel", "domain", "sentence"),
     [
-        (r.Attention(r.Dot(), support=r.Causal()).softmatch(torch.ones(2, 2)), Whole(), "masks and positions"),
+        (
+            r.Attention(r.Dot(), support=r.Causal()).softmatch(torch.ones(2, 2)),
+            Whole(),
+            "masks and positions",
+        ),
         (r.Attention(r.Dot() + r.Alibi(0.5)).softmatch(torch.ones(2, 2)), Whole(), "masks and positions"),
-        (r.Attention(r.Dot(), normalizer=r.Sparsemax()).softmatch(torch.ones(2, 2)), Whole(), "rows of Sparsemax are not Gibbs laws"),
+        (
+            r.Attention(r.Dot(), normalizer=r.Sparsemax()).softmatch(torch.ones(2, 2)),
+            Whole(),
+            "rows of Sparsemax are not Gibbs laws",
+        ),
         (r.Attention(r.Laplace()).softmatch(torch.ones(2, 2)), Whole(), "use Ball(radius)"),
         (r.Attention(r.Dot()).softmatch(torch.ones(3, 2, 2)), Whole(), "give one set of keys"),
-        (r.Attention(r.Dot(torch.ones(2, 2, 2), torch.ones(2, 2, 2))).softmatch(torch.ones(2, 2)), Whole(), "there are 2 heads"),
+        (
+            r.Attention(r.Dot(torch.ones(2, 2, 2), torch.ones(2, 2, 2))).softmatch(torch.ones(2, 2)),
+            Whole(),
+            "there are 2 heads",
+        ),
         (r.Table(torch.ones(2, 2)), Whole(), "no known Lipschitz constant"),
         (r.Mode(), Whole(), "nothing is known of Mode"),
     ],
@@ -106,19 +138,23 @@ def test_refusals(kernel, domain, sentence):
 
 
 def test_bad_input():
-    with pytest.raises(r.ArgumentError, match="kernel: is a Attention"):
+    with pytest.raises(r.errors.ArgumentError, match="kernel: is a Attention"):
         contraction(r.Attention(r.Dot()), Whole())
 
 
 def test_the_coefficient_is_the_radius_of_the_keys_times_that_of_the_slopes():
-    """R κ for bilinear scores, about the mean or the middle of the box; for Gaussian ones A = I/b²; others by their slopes."""
+    """R κ for bilinear scores, about the mean or the middle of the box; for Gaussian ones A = I/b²;
+    others by their slopes.
+    """
     generator = torch.Generator().manual_seed(5)
     keys, a = draw(generator, 4, 3) + 5.0, draw(generator, 3, 3)
     centers = (keys.mean(0), 0.5 * (keys.amax(0) + keys.amin(0)))
     radii = [float((keys - center).norm(dim=-1).max()) for center in centers]
     kappas = [float(((keys - center) @ a.mT).norm(dim=-1).max()) for center in centers]
     found = contraction(r.Attention(r.Bilinear(a)).softmatch(keys), Whole()).value
-    assert found == pytest.approx(min(radius * kappa for radius, kappa in zip(radii, kappas, strict=True)), rel=1e-9)
+    assert found == pytest.approx(
+        min(radius * kappa for radius, kappa in zip(radii, kappas, strict=True)), rel=1e-9
+    )
     found = contraction(r.Attention(r.Gaussian(bandwidth=2.0)).softmatch(keys), Whole()).value
     assert found == pytest.approx(min(radii) ** 2 / 4, rel=1e-9)
     query = draw(generator, 3)
@@ -129,7 +165,10 @@ def test_the_coefficient_is_the_radius_of_the_keys_times_that_of_the_slopes():
 def test_slopes_are_taken_where_queries_and_keys_are():
     """Student's t before its steepest point: the ball about the keys that reaches the farthest query."""
     keys = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64)
-    potential, domain = r.StudentT(nu=3.0, bandwidth=20.0), Ball(0.5, torch.tensor([0.0, 3.0], dtype=torch.float64))
+    potential, domain = (
+        r.StudentT(nu=3.0, bandwidth=20.0),
+        Ball(0.5, torch.tensor([0.0, 3.0], dtype=torch.float64)),
+    )
     apart = 2 * 3.5  # two tokens of a ball of radius 3.5
     slope = 4 * apart / (3 * 400 + apart**2)
     assert contraction(r.Attention(potential).softmatch(keys), domain).value == pytest.approx(slope, rel=1e-9)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify import certify, falsify
 from regard.domains import Ball, Whole
 from regard.norms import Frobenius, TokenMax
+from regard.proofs import certify, falsify
 from tests.theorems.exact import SUPPORTS, D, frobenius_norm, generator, in_ball, normal, token_max_norm
 from tests.theorems.test_castin_general import rung
 
@@ -16,7 +16,9 @@ from tests.theorems.test_castin_general import rung
 def cosine_attention(g, d, eps, support=None, bias=True):
     b = [normal(g, 2) if bias else None for _ in range(2)]
     potential = r.Cosine(normal(g, d, 2), normal(g, d, 2), 1.5, eps, *b)
-    return r.Attention(2.0 * potential, r.Linear(normal(g, d, 3), normal(g, 3)), r.Softmax(0.5), support or r.Full())
+    return r.Attention(
+        2.0 * potential, r.Linear(normal(g, d, 3), normal(g, 3)), r.Softmax(0.5), support or r.Full()
+    )
 
 
 def test_worked_example():
@@ -24,7 +26,8 @@ def test_worked_example():
     tau, eps, radius = 2.0, 0.25, 1.0
     size = radius / math.sqrt(radius**2 + eps)
     found = rung(
-        certify(r.Attention(r.Cosine(scale=tau, eps=eps)), Ball(radius, torch.zeros(1, dtype=D)), TokenMax()), "cosine attention on a ball"
+        certify(r.Attention(r.Cosine(scale=tau, eps=eps)), Ball(radius, torch.zeros(1, dtype=D)), TokenMax()),
+        "cosine attention on a ball",
     )
     assert found.value == pytest.approx(1 + 2 * radius * tau * size / math.sqrt(eps), rel=1e-9)
 

@@ -5,10 +5,10 @@ import math
 import torch
 
 import regard as r
-from regard.certify import certify
 from regard.domains import Ball
 from regard.maps import Heads
 from regard.norms import Frobenius, TokenMax, TokenSum
+from regard.proofs import certify
 from tests.theorems.exact import D, frobenius_norm, generator, in_ball, normal, token_max_norm
 
 
@@ -36,9 +36,15 @@ def test_hub_away_from_the_origin():
 
 
 def test_rotary_is_not_bounded_by_the_product_of_projections():
-    """W_Q = [1 0], W_K = [0 1]: W_Q W_Kᵀ = 0, and 1 would be the constant; six tokens in a ball of radius 2 show more than 4.7."""
-    attention = r.Attention(r.Rotary(r.Dot(torch.tensor([[1.0, 0.0]], dtype=D), torch.tensor([[0.0, 1.0]], dtype=D), 1.0),
-                                     frequencies=torch.tensor([1.0], dtype=D)))  # fmt: skip
+    """W_Q = [1 0], W_K = [0 1]: W_Q W_Kᵀ = 0, and 1 would be the constant;
+    six tokens in a ball of radius 2 show more than 4.7.
+    """
+    attention = r.Attention(
+        r.Rotary(
+            r.Dot(torch.tensor([[1.0, 0.0]], dtype=D), torch.tensor([[0.0, 1.0]], dtype=D), 1.0),
+            frequencies=torch.tensor([1.0], dtype=D),
+        )
+    )
     signs = (2.0 * torch.tensor(bits, dtype=D).unsqueeze(-1) for bits in _signs(6))
     seen = max(token_max_norm(attention, x) for x in signs)
     assert seen >= 4.7
@@ -55,13 +61,22 @@ def test_roots_of_sums_of_squares_fail_for_token_sums():
     masks[:, :, 2] = True  # every row sees token 2, and in head h row h sees token 0 alone
     for h in range(2):
         masks[h, h] = torch.tensor([True, False, False])
-    attention = r.Attention(r.Alibi(0.0), r.Linear(torch.eye(1, dtype=D).expand(2, 1, 1)), support=r.Where(masks))
+    attention = r.Attention(
+        r.Alibi(0.0), r.Linear(torch.eye(1, dtype=D).expand(2, 1, 1)), support=r.Where(masks)
+    )
     mixed = Heads(attention, torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]], dtype=D))
     x, moved = torch.zeros(3, 1, dtype=D), torch.zeros(3, 1, dtype=D)
     moved[0] = 1e-3
     stretch = float(TokenSum().of(mixed(moved) - mixed(x)) / TokenSum().of(moved))
     assert stretch > 1.999
-    parts = [certify(r.Attention(r.Alibi(0.0), support=r.Where(mask)), Ball(1.0, torch.zeros(1, dtype=D), 3), TokenSum()) for mask in masks]
+    parts = [
+        certify(
+            r.Attention(r.Alibi(0.0), support=r.Where(mask)),
+            Ball(1.0, torch.zeros(1, dtype=D), 3),
+            TokenSum(),
+        )
+        for mask in masks
+    ]
     assert certify(mixed, Ball(1.0, torch.zeros(1, dtype=D), 3), TokenSum()).value >= stretch
     assert all(math.isfinite(part.value) for part in parts)
 
@@ -81,7 +96,9 @@ def test_norms_of_mixers_one_by_one_are_no_root():
 def test_query_biases_cannot_be_left_out():
     """β = 0 would give √(1 + g²) + g."""
     bias = torch.tensor([30.0], dtype=D)
-    attention = r.Attention(r.Dot(torch.tensor([[0.1]], dtype=D), torch.tensor([[1.0]], dtype=D), 1.0, b_q=bias))
+    attention = r.Attention(
+        r.Dot(torch.tensor([[0.1]], dtype=D), torch.tensor([[1.0]], dtype=D), 1.0, b_q=bias)
+    )
     x = torch.tensor([[0.01], [-0.01], [0.012]], dtype=D)
     naive = math.sqrt(1 + 0.1**2) + 0.1
     pairs = [0.5 * x * k for k in range(1, 200)]

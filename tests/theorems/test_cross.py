@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from regard.attention import Attention
-from regard.certify import certify, falsify
 from regard.domains import Ball, Neighborhood, Radii, Whole
 from regard.lookups import Linear
 from regard.maps import FromQueries, Joint, ToContext
@@ -14,6 +13,7 @@ from regard.measure import Measure
 from regard.normalizers import Sparsemax
 from regard.norms import EntryMax, Frobenius, TokenMax, TokenSum, Wasserstein
 from regard.potentials import Alibi, Bilinear, Cosine, Dot, Gaussian, Laplace, Rotary, SoftCap
+from regard.proofs import certify, falsify
 from regard.supports import Causal
 
 D = torch.float64
@@ -60,7 +60,9 @@ def test_worked_example():
 def test_queries(name, norm):
     map = ToContext(_attention(POTENTIALS[name]), _t(5, 3, seed=9) + 1)
     domain = Ball(2.0, _t(3, seed=8), tokens=3)
-    assert falsify(map, domain, norm, steps=4, restarts=1).value <= certify(map, domain, norm).value < math.inf
+    assert (
+        falsify(map, domain, norm, steps=4, restarts=1).value <= certify(map, domain, norm).value < math.inf
+    )
 
 
 def test_queries_anywhere():
@@ -69,15 +71,23 @@ def test_queries_anywhere():
         bound = certify(map, Whole(4), norm).value
         found = falsify(map, Whole(4), norm, width=3, steps=10, restarts=1).value
         assert 0.1 * bound <= found <= bound
-    assert math.isfinite(certify(ToContext(_attention(Cosine(scale=2.0, eps=0.1)), _t(5, 3)), Whole(), TokenMax()).value)
-    assert math.isfinite(certify(ToContext(_attention(Laplace(bandwidth=2.0)), _t(5, 3)), Whole(), TokenMax()).value)
+    assert math.isfinite(
+        certify(ToContext(_attention(Cosine(scale=2.0, eps=0.1)), _t(5, 3)), Whole(), TokenMax()).value
+    )
+    assert math.isfinite(
+        certify(ToContext(_attention(Laplace(bandwidth=2.0)), _t(5, 3)), Whole(), TokenMax()).value
+    )
 
 
 @pytest.mark.parametrize(("name", "norm"), CASES)
 def test_keys(name, norm):
     map, x = FromQueries(_attention(POTENTIALS[name]), _t(6, 3, seed=9) - 1), _t(4, 3, seed=3)
     for domain in (Ball(1.0, _t(3, seed=8), tokens=4), Neighborhood(x, 0.2, TokenMax())):
-        assert falsify(map, domain, norm, steps=4, restarts=1, width=3).value <= certify(map, domain, norm).value < math.inf
+        assert (
+            falsify(map, domain, norm, steps=4, restarts=1, width=3).value
+            <= certify(map, domain, norm).value
+            < math.inf
+        )
     masked = FromQueries(_attention(POTENTIALS[name]).replace(support=Causal()), _t(6, 3, seed=9))
     assert (
         falsify(masked, Ball(1.0, tokens=4), norm, steps=3, restarts=1, width=3).value
@@ -101,17 +111,29 @@ def test_a_crowd_of_queries():
     """Every query copies the one key: the Frobenius constant is √m, and it is attained."""
     map = FromQueries(Attention(Dot()), _t(9, 2))
     bound = certify(map, Ball(1.0, tokens=1), Frobenius())
-    assert certify(map, Ball(1e-9, torch.zeros(2, dtype=D), tokens=1), Frobenius()).value == pytest.approx(3.0, rel=1e-6)
-    assert falsify(map, Ball(1.0, tokens=1), Frobenius(), width=2, steps=3).value == pytest.approx(3.0, rel=1e-6)
+    assert certify(map, Ball(1e-9, torch.zeros(2, dtype=D), tokens=1), Frobenius()).value == pytest.approx(
+        3.0, rel=1e-6
+    )
+    assert falsify(map, Ball(1.0, tokens=1), Frobenius(), width=2, steps=3).value == pytest.approx(
+        3.0, rel=1e-6
+    )
     assert bound.value >= 3.0
 
 
 def test_refusals():
     context = _t(4, 3)
-    assert "not Gibbs laws" in str(certify(ToContext(_attention().replace(normalizer=Sparsemax()), context), Whole(), TokenMax()))
-    assert "has no bound here" in str(certify(ToContext(_attention(SoftCap(Dot(), 1.0)), context), Whole(), TokenMax()))
+    assert "not Gibbs laws" in str(
+        certify(ToContext(_attention().replace(normalizer=Sparsemax()), context), Whole(), TokenMax())
+    )
+    assert "has no bound here" in str(
+        certify(ToContext(_attention(SoftCap(Dot(), 1.0)), context), Whole(), TokenMax())
+    )
     assert "keys are not bounded" in str(certify(FromQueries(_attention(), context), Whole(), TokenMax()))
-    assert "in Frobenius() and TokenMax()" in str(certify(FromQueries(_attention(), context), Ball(1.0), TokenSum()))
+    assert "in Frobenius() and TokenMax()" in str(
+        certify(FromQueries(_attention(), context), Ball(1.0), TokenSum())
+    )
     assert "no key" in str(certify(Joint(_attention(), 3), Ball(1.0, tokens=3), TokenMax()))
     assert "not entry by entry" in str(certify(ToContext(_attention(), context), Whole(), EntryMax()))
-    assert "not functions of the law" in str(certify(ToContext(_attention().replace(support=Causal()), context), Whole(), Wasserstein(1.0)))
+    assert "not functions of the law" in str(
+        certify(ToContext(_attention().replace(support=Causal()), context), Whole(), Wasserstein(1.0))
+    )

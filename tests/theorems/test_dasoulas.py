@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from regard.certify import certify
 from regard.domains import Whole
 from regard.lipschitz_norm import LipschitzNorm
 from regard.norms import Frobenius, TokenMax
+from regard.proofs import certify
 from tests.theorems.exact import frobenius_norm, generator, normal
 from tests.theorems.test_castin_general import rung
 

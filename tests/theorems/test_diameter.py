@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from regard.attention import Attention
-from regard.certify import deviation
-from regard.certify.falsification import falsify_deviation
-from regard.certify.theorems.diameter import THEOREM
 from regard.domains import Neighborhood, Radii
 from regard.maps import Affine, Compose, FromQueries, Normalize, Residual
 from regard.measure import Measure
 from regard.norms import Frobenius, TokenMax, TokenSum
 from regard.potentials import Dot
+from regard.proofs import deviation
+from regard.proofs.falsification import falsify_deviation
+from regard.proofs.theorems.diameter import THEOREM
 
 D = torch.float64
 
@@ -41,7 +41,10 @@ def test_worked_example():
 def test_never_exceeded(norm):
     x = _t(3, 4)
     attention = Attention(Dot(_t(4, 2, seed=1), _t(4, 2, seed=2)))
-    for map in (Compose((Normalize(1e-3), attention, Affine(_t(4, 2, seed=3), _t(2, seed=4)))), FromQueries(attention, _t(5, 4, seed=6))):
+    for map in (
+        Compose((Normalize(1e-3), attention, Affine(_t(4, 2, seed=3), _t(2, seed=4)))),
+        FromQueries(attention, _t(5, 4, seed=6)),
+    ):
         for domain in (Neighborhood(x, 20.0, TokenMax()), Radii(x, torch.tensor([0.0, 30.0, 0.0], dtype=D))):
             (bound,) = _rung(map, domain, norm)
             assert falsify_deviation(map, domain, norm, restarts=2, steps=30).value <= bound

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify.theorem import THEOREMS, Bound, Refusal, Theorem, constants, deviations, finite, rungs
 from regard.domains import Ball, Domain, Whole
 from regard.maps import Affine, Map
 from regard.norms import Norm, TokenMax
+from regard.proofs.theorem import THEOREMS, Bound, Refusal, Theorem, constants, deviations, finite, rungs
 
 
 @pytest.fixture
@@ -56,13 +56,18 @@ def _overflow(map, domain, norm):
     return Bound(math.exp(1e4))
 
 
-@pytest.mark.parametrize("rule", [_overflow, lambda *_: Bound(math.inf), lambda *_: Bound(math.nan), lambda *_: [Bound(-math.inf)]])
+@pytest.mark.parametrize(
+    "rule", [_overflow, lambda *_: Bound(math.inf), lambda *_: Bound(math.nan), lambda *_: [Bound(-math.inf)]]
+)
 def test_what_leaves_the_range_of_numbers_proves_no_infinity(theorem, rule):
     theorem.constant(Still, Domain, Norm)(rule)
     found = r.certify(Still(), Whole(), TokenMax())
     assert found.value == math.inf
     assert found.theorem == "no theorem"
-    assert "an example: the bound leaves the range of numbers; use a smaller domain or smaller weights" in found.refused
+    assert (
+        "an example: the bound leaves the range of numbers; use a smaller domain or smaller weights"
+        in found.refused
+    )
 
 
 def test_a_theorem_may_prove_infinity(theorem):
@@ -81,7 +86,9 @@ def test_rules_take_three_types(theorem):
 def test_heads_together_prove_no_infinity():
     """Two heads that are unbounded may cancel; their sum is refused with the reason of the first."""
     w = torch.ones(2, 3, 2, dtype=torch.float64)
-    map = r.Heads(r.Attention(r.Dot(w, w), r.Linear(w)), torch.stack([torch.eye(2, 3), -torch.eye(2, 3)]).double())
+    map = r.maps.Heads(
+        r.Attention(r.Dot(w, w), r.Linear(w)), torch.stack([torch.eye(2, 3), -torch.eye(2, 3)]).double()
+    )
     found = r.certify(map, Whole(4), TokenMax())
     assert found.theorem == "no theorem"
     assert any("head 0 has no finite bound" in why and "kim2021" in why for why in found.refused)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify.places import farthest, project
-from regard.certify.setting import balls_of, moves_of, tokens_of, width_of
 from regard.domains import Ball, Neighborhood, Radii, Shell, Whole, one_token
 from regard.norms import Frobenius, TokenMax, TokenSum
+from regard.proofs.places import farthest, project
+from regard.proofs.setting import balls_of, moves_of, tokens_of, width_of
 from tests.theorems.exact import D, generator, normal
 
 
@@ -28,7 +28,11 @@ def test_balls_hold_every_token():
 def test_sizes():
     x = normal(generator(1), 4, 2)
     assert (tokens_of(Whole(3)), tokens_of(Ball(1.0)), tokens_of(Neighborhood(x, 0.1))) == (3, None, 4)
-    assert (width_of(Whole()), width_of(Ball(1.0, torch.zeros(5))), width_of(Neighborhood(x, 0.1))) == (None, 5, 2)
+    assert (width_of(Whole()), width_of(Ball(1.0, torch.zeros(5))), width_of(Neighborhood(x, 0.1))) == (
+        None,
+        5,
+        2,
+    )
     assert moves_of(Neighborhood(x, 0.5)).tolist() == [0.5] * 4
     assert one_token(x, -1, 0.3).radii.tolist() == [0.0, 0.0, 0.0, 0.3]
 
@@ -50,8 +54,16 @@ def test_projections_and_farthest_points_stay_inside(index):
         1: (Neighborhood(x, 0.7), lambda y: float((y - x).norm()) <= 0.7),
         2: (Neighborhood(x, 0.7, TokenMax()), lambda y: float((y - x).norm(dim=-1).max()) <= 0.7),
         3: (Radii(x, radii), lambda y: bool(((y - x).norm(dim=-1) <= radii).all())),
-        4: (Shell(0.5, 2.0), lambda y: 0.5 <= float(y.std(-1, correction=0).min()) <= float(y.std(-1, correction=0).max()) <= 2),
-        5: (Shell(0.5, 2.0, centered=False), lambda y: bool(((y.square().mean(-1) >= 0.25) & (y.square().mean(-1) <= 4)).all())),
+        4: (
+            Shell(0.5, 2.0),
+            lambda y: (
+                0.5 <= float(y.std(-1, correction=0).min()) <= float(y.std(-1, correction=0).max()) <= 2
+            ),
+        ),
+        5: (
+            Shell(0.5, 2.0, centered=False),
+            lambda y: bool(((y.square().mean(-1) >= 0.25) & (y.square().mean(-1) <= 4)).all()),
+        ),
     }
     domain, holds = inside[index]
     for scale in (1e-3, 1.0, 1e3):
@@ -93,7 +105,7 @@ def test_projections_and_farthest_points_stay_inside(index):
     ],
 )
 def test_bad_arguments_are_named(make, argument, remedy):
-    with pytest.raises(r.ArgumentError, match=remedy) as caught:
+    with pytest.raises(r.errors.ArgumentError, match=remedy) as caught:
         make()
     assert str(caught.value).startswith(argument)
 

@@ -1,4 +1,6 @@
-"""No constant on the whole space: tokens whose derivative grows like the square of their size, and the sentences that help."""
+"""No constant on the whole space: tokens whose derivative grows like the square of their size,
+and the sentences that help.
+"""
 
 import math
 
@@ -6,10 +8,10 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify import certify
-from regard.certify.theorems.dot_whole import growing_witness
 from regard.domains import Ball, Whole
 from regard.norms import Frobenius, TokenMax, Wasserstein
+from regard.proofs import certify
+from regard.proofs.theorems.dot_whole import growing_witness
 from tests.theorems.exact import D, bilinear_attention, frobenius_norm, generator, normal
 
 
@@ -27,7 +29,9 @@ CASES = {
     "one dimension": lambda: r.Attention(r.Bilinear(torch.ones(1, 1, dtype=D))),
     "biases": lambda: bilinear_attention(generator(0), 4, 3),
     "causal": lambda: bilinear_attention(generator(1), 4, 3, r.Causal()),
-    "narrow": lambda: r.Attention(r.Dot(normal(generator(2), 4, 1), normal(generator(3), 4, 1), b_q=torch.ones(1, dtype=D))),
+    "narrow": lambda: r.Attention(
+        r.Dot(normal(generator(2), 4, 1), normal(generator(3), 4, 1), b_q=torch.ones(1, dtype=D))
+    ),
     "antisymmetric": antisymmetric,
     "apart": apart,
 }
@@ -56,7 +60,9 @@ def test_infinity_comes_with_reasons_and_help(norm):
     assert "not Lipschitz on the whole space" in text
     for word in ("Ball(radius", "Compose((Normalize(), attention))", "Gaussian()"):
         assert word in text
-    assert math.isfinite(certify(bilinear_attention(generator(0), 4, 3), Ball(1.0, tokens=3), TokenMax()).value)
+    assert math.isfinite(
+        certify(bilinear_attention(generator(0), 4, 3), Ball(1.0, tokens=3), TokenMax()).value
+    )
 
 
 def test_help_for_gaussian_scores_says_what_is_missing():
@@ -68,5 +74,9 @@ def test_help_for_gaussian_scores_says_what_is_missing():
 def test_it_says_nothing_where_it_does_not_hold():
     zero = r.Attention(r.Bilinear(torch.zeros(2, 2, dtype=D)))
     alone = bilinear_attention(generator(0), 2, 2, r.Window(0, 0))
-    for attention, domain in ((zero, Whole()), (alone, Whole(tokens=3)), (bilinear_attention(generator(0), 2, 2), Whole(tokens=1))):
+    for attention, domain in (
+        (zero, Whole()),
+        (alone, Whole(tokens=3)),
+        (bilinear_attention(generator(0), 2, 2), Whole(tokens=1)),
+    ):
         assert "not Lipschitz" not in certify(attention, domain, Frobenius()).theorem

@@ -1,32 +1,40 @@
-"""Parts of moves that are added with their directions, and the exact second derivative of the row of a token that moves."""
+"""Parts of moves that are added with their directions,
+and the exact second derivative of the row of a token that moves.
+"""
 
 import torch
 
 import regard as r
 from regard._enclosed import Vectors, half_diameters
 from regard._upper import Upper, exact
-from regard.certify.near.ellipsoids import Ellipsoid, enclose, length_of_sum
-from regard.certify.near.frobenius import FrobeniusScores
-from regard.certify.near.heads import LocalHeads
-from regard.certify.near.linear import LinearMove
-from regard.certify.near.moves import row_moves
-from regard.certify.near.own_row import OwnRow
-from regard.certify.near.radii import TokenRadii
-from regard.certify.near.saturation import _head_by_head, _pair_by_pair
-from regard.certify.subject import subject_of
+from regard.proofs.near.ellipsoids import Ellipsoid, enclose, length_of_sum
+from regard.proofs.near.frobenius import FrobeniusScores
+from regard.proofs.near.heads import LocalHeads
+from regard.proofs.near.linear import LinearMove
+from regard.proofs.near.moves import row_moves
+from regard.proofs.near.own_row import OwnRow
+from regard.proofs.near.radii import TokenRadii
+from regard.proofs.near.saturation import _head_by_head, _pair_by_pair
+from regard.proofs.subject import subject_of
 from tests.theorems.exact import D, generator, normal
 
 
 def local(g, heads=2, n=4, d=4, residual=False):
     w_q, w_k, w_v = (normal(g, heads, d, 2) for _ in range(3))
-    map = r.Heads(r.Attention(r.Dot(w_q, w_k), r.Linear(w_v)), normal(g, heads, 2, d))
+    map = r.maps.Heads(r.Attention(r.Dot(w_q, w_k), r.Linear(w_v)), normal(g, heads, 2, d))
     x = normal(g, n, d)
     return map, x, LocalHeads(subject_of(map, residual), r.Neighborhood(x, 1.0))
 
 
 def ellipsoid(root, size, frame=None):
     none = exact(torch.zeros_like(size))
-    return Ellipsoid(exact(size), root @ root.mT / torch.linalg.matrix_norm(root, 2).square()[:, None, None], none, none, frame)
+    return Ellipsoid(
+        exact(size),
+        root @ root.mT / torch.linalg.matrix_norm(root, 2).square()[:, None, None],
+        none,
+        none,
+        frame,
+    )
 
 
 def shape(part):
@@ -46,10 +54,16 @@ def test_a_sum_of_parts_stays_below_and_is_at_most_the_sum_of_sizes():
         for _ in range(200):
             e = normal(g, 5, 4)
             e = e / e.norm(dim=-1, keepdim=True)
-            squares = [torch.einsum("ia,iab,ib->i", e, shape(part).expand(5, 4, 4), e).clamp_min(0) for part in parts]
-            support = sum(part.size.value * square.sqrt() for part, square in zip(parts, squares, strict=True))
+            squares = [
+                torch.einsum("ia,iab,ib->i", e, shape(part).expand(5, 4, 4), e).clamp_min(0) for part in parts
+            ]
+            support = sum(
+                part.size.value * square.sqrt() for part, square in zip(parts, squares, strict=True)
+            )
             assert bool((support <= found).all())
-            assert bool((support.square() <= torch.einsum("ia,iab,ib->i", e, spread, e) * (1 + 1e-9) + 1e-18).all())
+            assert bool(
+                (support.square() <= torch.einsum("ia,iab,ib->i", e, spread, e) * (1 + 1e-9) + 1e-18).all()
+            )
         assert bool((found <= 1.01 * sum(part.size.value for part in parts)).all())
 
 
@@ -57,7 +71,11 @@ def test_parts_in_orthogonal_directions_add_as_squares():
     one, other = torch.zeros(1, 2, 2, dtype=D), torch.zeros(1, 2, 2, dtype=D)
     one[0, 0, 0] = other[0, 1, 1] = 1.0
     size, none = exact(torch.ones(1, dtype=D)), exact(torch.zeros(1, dtype=D))
-    assert 2**0.5 <= float(length_of_sum([Ellipsoid(size, one, none, none), Ellipsoid(size, other, none, none)])) <= 1.415
+    assert (
+        2**0.5
+        <= float(length_of_sum([Ellipsoid(size, one, none, none), Ellipsoid(size, other, none, none)]))
+        <= 1.415
+    )
 
 
 def test_a_part_without_a_bound_has_none():

@@ -1,4 +1,6 @@
-"""The attack: it finds maxima that are known, exposes a certificate that is too small, and never leaves the domain."""
+"""The attack: it finds maxima that are known, exposes a certificate that is too small,
+and never leaves the domain.
+"""
 
 import math
 
@@ -6,10 +8,10 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify import certify, deviation, falsify, falsify_deviation
 from regard.domains import Ball, Neighborhood, Radii, Whole, one_token
 from regard.maps import Affine, Pointwise, Residual, Tanh
 from regard.norms import EntryMax, Frobenius, TokenMax, TokenSum, Wasserstein
+from regard.proofs import certify, deviation, falsify, falsify_deviation
 from tests.theorems.exact import D, frobenius_norm, generator, normal
 
 
@@ -17,7 +19,11 @@ from tests.theorems.exact import D, frobenius_norm, generator, normal
 def test_the_norm_of_a_matrix_is_found(norm):
     w = normal(generator(0), 3, 4)
     size = float(torch.linalg.matrix_norm(w, 2))
-    for domain in (Ball(1.0, normal(generator(1), 3), 4), Whole(4), Neighborhood(normal(generator(2), 4, 3), 0.1)):
+    for domain in (
+        Ball(1.0, normal(generator(1), 3), 4),
+        Whole(4),
+        Neighborhood(normal(generator(2), 4, 3), 0.1),
+    ):
         assert falsify(Affine(w), domain, norm, steps=3, restarts=3).value == pytest.approx(size, rel=0.03)
 
 
@@ -27,9 +33,13 @@ def test_the_largest_column_is_found_entry_by_entry():
     assert found == pytest.approx(float(w.abs().sum(0).max()), rel=1e-4)
 
 
-@pytest.mark.parametrize("norm", [Frobenius(), TokenMax(), TokenSum(), Wasserstein(1.0), Wasserstein(math.inf)])
+@pytest.mark.parametrize(
+    "norm", [Frobenius(), TokenMax(), TokenSum(), Wasserstein(1.0), Wasserstein(math.inf)]
+)
 def test_means_of_tokens_on_a_ball(norm):
-    """Without scores every output is the mean, whose constant is one; a point on the boundary shows as much of it as one inside."""
+    """Without scores every output is the mean, whose constant is one;
+    a point on the boundary shows as much of it as one inside.
+    """
     attention = r.Attention(r.Bilinear(torch.zeros(2, 2, dtype=D)))
     seen = falsify(attention, Ball(1.0, torch.zeros(2, dtype=D), 4), norm, steps=3, restarts=3).value
     assert seen == pytest.approx(1.0, rel=1e-6)
@@ -44,10 +54,16 @@ def test_the_hub_is_climbed():
 
 @pytest.mark.parametrize("norm", [Frobenius(), TokenMax()])
 def test_a_certificate_that_is_too_small_is_exposed(norm):
-    """A bound that takes slopes at the center, as if |A| R were all there is, is below what the attack finds."""
+    """A bound that takes slopes at the center, as if |A| R were all there is,
+    is below what the attack finds.
+    """
     attention, center = r.Attention(r.Bilinear(torch.tensor([[1.0]], dtype=D))), torch.tensor([20.0], dtype=D)
     domain = Ball(0.3, center, 6)
-    claimed = math.sqrt(1 + 0.09**2) * (math.sqrt(6 / (1 + 5 * math.exp(-0.18))) if isinstance(norm, Frobenius) else 1.0) + 0.09
+    claimed = (
+        math.sqrt(1 + 0.09**2)
+        * (math.sqrt(6 / (1 + 5 * math.exp(-0.18))) if isinstance(norm, Frobenius) else 1.0)
+        + 0.09
+    )
     seen = falsify(attention, domain, norm, steps=20, restarts=6).value
     assert claimed < seen <= certify(attention, domain, norm).value
 
@@ -64,9 +80,15 @@ def test_a_deviation_that_is_too_small_is_exposed():
 def test_the_farthest_move_of_a_linear_map_is_found():
     w, x = normal(generator(5), 3, 3), normal(generator(6), 4, 3)
     size = float(torch.linalg.matrix_norm(w, 2))
-    assert falsify_deviation(Affine(w), Neighborhood(x, 0.5), Frobenius()).value == pytest.approx(0.5 * size, rel=1e-6)
-    assert falsify_deviation(Affine(w), one_token(x, 2, 0.5), Frobenius()).value == pytest.approx(0.5 * size, rel=1e-6)
-    assert falsify_deviation(Affine(w), Neighborhood(x, 0.5, TokenMax()), TokenMax()).value == pytest.approx(0.5 * size, rel=1e-6)
+    assert falsify_deviation(Affine(w), Neighborhood(x, 0.5), Frobenius()).value == pytest.approx(
+        0.5 * size, rel=1e-6
+    )
+    assert falsify_deviation(Affine(w), one_token(x, 2, 0.5), Frobenius()).value == pytest.approx(
+        0.5 * size, rel=1e-6
+    )
+    assert falsify_deviation(Affine(w), Neighborhood(x, 0.5, TokenMax()), TokenMax()).value == pytest.approx(
+        0.5 * size, rel=1e-6
+    )
 
 
 def test_witnesses_can_be_checked():
@@ -74,7 +96,9 @@ def test_witnesses_can_be_checked():
     found = falsify(attention, domain, Frobenius(), steps=3, restarts=2)
     for point in (found.point, found.other):
         assert float(point.norm(dim=-1).max()) <= 1
-    ratio = float((attention(found.point) - attention(found.other)).norm() / (found.point - found.other).norm())
+    ratio = float(
+        (attention(found.point) - attention(found.other)).norm() / (found.point - found.other).norm()
+    )
     assert ratio == pytest.approx(found.value, rel=1e-9)
     assert "seen at a pair of points [4, 2]" in str(found)
 
@@ -82,23 +106,28 @@ def test_witnesses_can_be_checked():
 def test_tokens_that_stay_are_not_moved():
     x = normal(generator(7), 3, 2)
     domain = Radii(x, torch.tensor([0.0, 0.5, 0.0], dtype=D))
-    for found in (falsify(r.Attention(r.Dot()), domain, TokenMax(), steps=3, restarts=2),
-                  falsify_deviation(r.Attention(r.Dot()), domain, TokenMax(), steps=3, restarts=2)):  # fmt: skip
+    for found in (
+        falsify(r.Attention(r.Dot()), domain, TokenMax(), steps=3, restarts=2),
+        falsify_deviation(r.Attention(r.Dot()), domain, TokenMax(), steps=3, restarts=2),
+    ):
         assert torch.equal(found.point[[0, 2]], x[[0, 2]])
         assert torch.equal(found.other[[0, 2]], x[[0, 2]])
 
 
 def test_attacks_are_reproducible():
     attention, domain = r.Attention(r.Dot()), Ball(1.0, torch.zeros(2, dtype=D), 3)
-    one, other = (falsify(attention, domain, TokenMax(), steps=2, restarts=2, generator=generator(8)).value for _ in range(2))
+    one, other = (
+        falsify(attention, domain, TokenMax(), steps=2, restarts=2, generator=generator(8)).value
+        for _ in range(2)
+    )
     assert one == other
 
 
 def test_what_is_missing_is_said():
-    with pytest.raises(r.ArgumentError, match="say how wide a token is"):
+    with pytest.raises(r.errors.ArgumentError, match="say how wide a token is"):
         falsify(Pointwise(Tanh()), Whole(3), Frobenius())
-    with pytest.raises(r.ArgumentError, match="a deviation is from a given sequence"):
+    with pytest.raises(r.errors.ArgumentError, match="a deviation is from a given sequence"):
         falsify_deviation(r.Attention(r.Dot()), Ball(1.0), Frobenius())
     weighted = Neighborhood(r.Measure(torch.ones(2, 2, dtype=D), torch.tensor([0.0, 1.0], dtype=D)), 0.1)
-    with pytest.raises(r.ArgumentError, match="give bare points"):
+    with pytest.raises(r.errors.ArgumentError, match="give bare points"):
         falsify(Residual(r.Attention(r.Dot())), weighted, Frobenius())

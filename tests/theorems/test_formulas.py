@@ -1,6 +1,8 @@
-"""Each bound is the number of its statement: formulas written out once more, from norms that are computed without any bound.
+"""Each bound is the number of its statement: formulas written out once more, from norms that are computed
+without any bound.
 
-The other files ask whether a statement is true, by attacks and equality cases; here every constant and every term of it counts.
+The other files ask whether a statement is true, by attacks and equality cases; here every constant and every
+term of it counts.
 """
 
 import math
@@ -10,14 +12,14 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify import THEOREMS, certify, deviation
-from regard.certify.gaussian_rows import lambert_bound
-from regard.certify.scores import slopes
-from regard.certify.setting import balls_of
-from regard.certify.theorems.sinkhorn import iterations
 from regard.domains import Ball, Neighborhood, Radii, Whole
 from regard.maps import FromQueries, Joint, ToContext
 from regard.norms import EntryMax, Frobenius, TokenMax, TokenSum, Wasserstein
+from regard.proofs import THEOREMS, certify, deviation
+from regard.proofs.gaussian_rows import lambert_bound
+from regard.proofs.scores import slopes
+from regard.proofs.setting import balls_of
+from regard.proofs.theorems.sinkhorn import iterations
 from tests.theorems.exact import D, generator, normal
 
 CLOSE = 1e-8
@@ -72,8 +74,13 @@ SETS = [*BALLS.values(), Radii(X, torch.tensor([0.1, 0.0, 0.2, 0.3, 0.05], dtype
 def test_token_max(name, domain):
     """w (√(1 + 2Rν + R²α²) + Rκ)."""
     potential = POTENTIALS[name]
-    stated = min(two(W_V) * (math.sqrt(1 + 2 * R * n + (R * a) ** 2) + R * k) for R, a, n, k, _ in facts(potential, domain))
-    assert rungs(attention(potential), domain, TokenMax(), "token_max") == [pytest.approx(stated, rel=CLOSE, abs=0)]
+    stated = min(
+        two(W_V) * (math.sqrt(1 + 2 * R * n + (R * a) ** 2) + R * k)
+        for R, a, n, k, _ in facts(potential, domain)
+    )
+    assert rungs(attention(potential), domain, TokenMax(), "token_max") == [
+        pytest.approx(stated, rel=CLOSE, abs=0)
+    ]
 
 
 @pytest.mark.parametrize("domain", SETS, ids=["small", "large", "near"])
@@ -81,10 +88,17 @@ def test_token_max(name, domain):
 def test_frobenius_and_token_sum(name, domain):
     """w (√(N (1 + 2Rν + R²α²)) + Rκ) and w (N (1 + 2Rα) + Rκ)."""
     potential, w = POTENTIALS[name], two(W_V)
-    root = min(w * (math.sqrt(crowd(o) * (1 + 2 * R * n + (R * a) ** 2)) + R * k) for R, a, n, k, o in facts(potential, domain))
+    root = min(
+        w * (math.sqrt(crowd(o) * (1 + 2 * R * n + (R * a) ** 2)) + R * k)
+        for R, a, n, k, o in facts(potential, domain)
+    )
     total = min(w * (crowd(o) * (1 + 2 * R * a) + R * k) for R, a, n, k, o in facts(potential, domain))
-    assert rungs(attention(potential), domain, Frobenius(), "frobenius") == [pytest.approx(root, rel=CLOSE, abs=0)]
-    assert rungs(attention(potential), domain, TokenSum(), "token_sum") == [pytest.approx(total, rel=CLOSE, abs=0)]
+    assert rungs(attention(potential), domain, Frobenius(), "frobenius") == [
+        pytest.approx(root, rel=CLOSE, abs=0)
+    ]
+    assert rungs(attention(potential), domain, TokenSum(), "token_sum") == [
+        pytest.approx(total, rel=CLOSE, abs=0)
+    ]
 
 
 def test_a_causal_mask_crowds_the_first_token():
@@ -92,7 +106,9 @@ def test_a_causal_mask_crowds_the_first_token():
     ((R, a, n, k, osc),) = facts(DOT, BALLS[0.1])
     many = sum(1 / (1 + i * math.exp(-osc)) for i in range(TOKENS))
     stated = two(W_V) * (math.sqrt(many * (1 + 2 * R * n + (R * a) ** 2)) + R * k)
-    assert rungs(attention(DOT, support=r.Causal()), BALLS[0.1], Frobenius(), "frobenius") == [pytest.approx(stated, rel=CLOSE, abs=0)]
+    assert rungs(attention(DOT, support=r.Causal()), BALLS[0.1], Frobenius(), "frobenius") == [
+        pytest.approx(stated, rel=CLOSE, abs=0)
+    ]
 
 
 def test_a_sink_is_one_more_key_of_value_zero():
@@ -113,13 +129,22 @@ def test_wasserstein(name, domain):
     potential, w = POTENTIALS[name], two(W_V)
     ((R, a, n, k, osc),) = facts(potential, domain)
     q, any_order = math.sqrt(1 + 2 * R * n + (R * a) ** 2), math.exp(osc) * (1 + 2 * R * a)
-    for p, crowded in ((math.inf, q), (1.0, any_order), (3.0, any_order), (2.0, min(any_order, math.exp(osc / 2) * q))):
+    for p, crowded in (
+        (math.inf, q),
+        (1.0, any_order),
+        (3.0, any_order),
+        (2.0, min(any_order, math.exp(osc / 2) * q)),
+    ):
         stated = w * (crowded + R * k)
-        assert rungs(attention(potential), domain, Wasserstein(p), "wasserstein") == [pytest.approx(stated, rel=CLOSE, abs=0)]
+        assert rungs(attention(potential), domain, Wasserstein(p), "wasserstein") == [
+            pytest.approx(stated, rel=CLOSE, abs=0)
+        ]
 
 
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("domain", [*BALLS.values(), Ball(0.05, 5 * CENTER, tokens=TOKENS)], ids=["small", "large", "far"])
+@pytest.mark.parametrize(
+    "domain", [*BALLS.values(), Ball(0.05, 5 * CENTER, tokens=TOKENS)], ids=["small", "large", "far"]
+)
 def test_cosine(domain, biased):
     """α = τ ρ̂_q λ_k, κ = τ λ_q min(ρ̂_k, λ_k R), osc = 2τ ρ̂_q min(ρ̂_k, λ_k R)."""
     biases = (B_Q, B_K) if biased else (None, None)
@@ -147,7 +172,9 @@ def test_castin():
     stated = math.sqrt(3) * two(W_V) * math.sqrt(g * g * (4 * TOKENS + 1) + TOKENS)
     assert rungs(plain, domain, Frobenius(), "castin_general") == [pytest.approx(stated, rel=CLOSE, abs=0)]
     stated = two(W_V) * (1 + 3 * g) * math.exp(2 * g)
-    assert rungs(plain, domain, Wasserstein(1.0), "castin_mean_field") == [pytest.approx(stated, rel=CLOSE, abs=0)]
+    assert rungs(plain, domain, Wasserstein(1.0), "castin_mean_field") == [
+        pytest.approx(stated, rel=CLOSE, abs=0)
+    ]
 
 
 @pytest.mark.parametrize("size", [1e-4, 1.0, 30.0])
@@ -167,13 +194,20 @@ def test_castin_with_a_bias_as_one_more_coordinate(size):
 def test_gaussian_scores_on_the_whole_space(tokens):
     """ω = W₀((n - 1)/e): |W| + 4ω|M||U|, two forms in Frobenius norm, and the published constants."""
     u = normal(generator(3), 2, 4)
-    map, domain = r.Attention(r.Gaussian(w_q=W_K, w_k=W_K, bandwidth=0.7), r.Factored(W_K, u)), Whole(tokens=tokens)
+    map, domain = (
+        r.Attention(r.Gaussian(w_q=W_K, w_k=W_K, bandwidth=0.7), r.Factored(W_K, u)),
+        Whole(tokens=tokens),
+    )
     omega = float(mpmath.lambertw((tokens - 1) / mpmath.e).real)
     w, size, many = two(W_K @ u), two(W_K) * two(u), math.sqrt(tokens)
-    assert rungs(map, domain, TokenMax(), "gaussian_whole") == [pytest.approx(w + 4 * omega * size, rel=CLOSE, abs=0)]
+    assert rungs(map, domain, TokenMax(), "gaussian_whole") == [
+        pytest.approx(w + 4 * omega * size, rel=CLOSE, abs=0)
+    ]
     forms = many * (w + 2 * omega * size) + 2 * omega * size, many * (w + 2 * math.sqrt(2) * omega * size)
     assert rungs(map, domain, Frobenius(), "gaussian_whole") == [pytest.approx(min(forms), rel=CLOSE, abs=0)]
-    assert rungs(map, domain, Frobenius(), "kim_two_norm") == [pytest.approx(many * (4 * omega + 1) * size, rel=CLOSE, abs=0)]
+    assert rungs(map, domain, Frobenius(), "kim_two_norm") == [
+        pytest.approx(many * (4 * omega + 1) * size, rel=CLOSE, abs=0)
+    ]
     stated = float(u.abs().sum(0).max() * W_K.abs().sum(0).max()) * (1 + 4 * math.sqrt(2) * omega)
     assert rungs(map, domain, EntryMax(), "kim_infinity_norm") == [pytest.approx(stated, rel=CLOSE, abs=0)]
 
@@ -183,7 +217,9 @@ def test_rivals_with_positions_and_masks():
     map = r.Attention(r.Gaussian() + r.Alibi(0.3), support=r.Causal())
     rivals = max(sum(math.exp(-0.3 * (i - j)) for j in range(i)) for i in range(TOKENS))
     omega = float(mpmath.lambertw(rivals / mpmath.e).real)
-    assert rungs(map, Whole(tokens=TOKENS), TokenMax(), "gaussian_whole") == [pytest.approx(1 + 4 * omega, rel=CLOSE, abs=0)]
+    assert rungs(map, Whole(tokens=TOKENS), TokenMax(), "gaussian_whole") == [
+        pytest.approx(1 + 4 * omega, rel=CLOSE, abs=0)
+    ]
 
 
 @pytest.mark.parametrize("log_value", [-600.0, -30.0, -1.0, 0.0, 1.0, 12.0, 650.0, 5000.0])
@@ -202,7 +238,7 @@ def test_lambert_where_there_is_nothing_to_solve():
 def test_lipschitz_norm():
     """(√N + 2√2) |[W_Q W_K W_V]|, N = n/(1 + (n - 1)e⁻²) or e², and the published (e√3 + 2√6)."""
     g = generator(5)
-    map = r.LipschitzNorm(normal(g, 3, 2), normal(g, 3, 2), normal(g, 3, 2))
+    map = r.lipschitz_norm.LipschitzNorm(normal(g, 3, 2), normal(g, 3, 2), normal(g, 3, 2))
     size = two(torch.cat([map.w_q, map.w_k, map.w_v], -1))
     for domain, many in ((Whole(), math.e**2), (Whole(tokens=7), crowd(2.0, 7, 7))):
         stated = (math.sqrt(many) + 2 * math.sqrt(2)) * size
@@ -228,13 +264,19 @@ def test_point_covariance():
     spread = two(W_V) ** 2 + (sigma * slope.norm(dim=-1)) ** 2
     point = Neighborhood(X, 0.0, Frobenius())
     stated = float((laws * spread.unsqueeze(-1)).sum(0).max().sqrt() + (sigma * zeta).max())
-    assert rungs(attention(DOT), point, Frobenius(), "point_covariance") == [pytest.approx(stated, rel=CLOSE, abs=0)]
+    assert rungs(attention(DOT), point, Frobenius(), "point_covariance") == [
+        pytest.approx(stated, rel=CLOSE, abs=0)
+    ]
     stated = float((spread.sqrt() + sigma * zeta).max())
-    assert rungs(attention(DOT), point, TokenMax(), "point_covariance") == [pytest.approx(stated, rel=CLOSE, abs=0)]
+    assert rungs(attention(DOT), point, TokenMax(), "point_covariance") == [
+        pytest.approx(stated, rel=CLOSE, abs=0)
+    ]
 
 
 def test_point_covariance_of_gaussian_scores():
-    """η_i is the smaller of σ_i max|v| and λ_max(Wᵀ E[|v|² y yᵀ] W)^½, v = (x_i - x_j)/b²; ζ_i = |C_i|^½/b²."""
+    """η_i is the smaller of σ_i max|v| and λ_max(Wᵀ E[|v|² y yᵀ] W)^½, v = (x_i - x_j)/b²;
+    ζ_i = |C_i|^½/b².
+    """
     bandwidth = 1.3
     apart = X.unsqueeze(1) - X
     laws = (-apart.square().sum(-1) / (2 * bandwidth**2)).softmax(-1)
@@ -310,13 +352,20 @@ def test_sparse_laws_at_a_point(normalizer, order):
     map, point = attention(DOT, normalizer=normalizer), Neighborhood(X, 0.0, Frobenius())
     stated = float((two(W_V) + keys * slopes_of.sum(-1).sqrt() + own).max())
     assert min(rungs(map, point, TokenMax(), "row_normalizers")) == pytest.approx(stated, rel=1e-6, abs=0)
-    stated = two(W_V) * float(laws.sum(0).max()) ** 0.5 + float((slopes_of * keys.square().unsqueeze(-1)).sum(0).max()) ** 0.5
-    assert min(rungs(map, point, Frobenius(), "row_normalizers")) == pytest.approx(stated + float(own.max()), rel=1e-6, abs=0)
+    stated = (
+        two(W_V) * float(laws.sum(0).max()) ** 0.5
+        + float((slopes_of * keys.square().unsqueeze(-1)).sum(0).max()) ** 0.5
+    )
+    assert min(rungs(map, point, Frobenius(), "row_normalizers")) == pytest.approx(
+        stated + float(own.max()), rel=1e-6, abs=0
+    )
 
 
 @pytest.mark.parametrize("bias", [None, -9.0, 2.0])
 def test_sigmoid(bias):
-    """C (w σ(s* + b) + ρ σ'_max (α + ζ)), s* the largest score, ρ the longest value; -log n where no bias is given."""
+    """C (w σ(s* + b) + ρ σ'_max (α + ζ)), s* the largest score, ρ the longest value;
+    -log n where no bias is given.
+    """
     domain = BALLS[0.1]
     (ball,) = balls_of(domain, 3)
     found = slopes.one(DOT, ball)
@@ -344,7 +393,9 @@ def test_sigmoid_of_other_scores_has_weights_of_at_most_one():
 
 
 def test_sigmoid_with_positions():
-    """The largest position bias is one more part of the largest score: here zero, at a token itself, times -2."""
+    """The largest position bias is one more part of the largest score: here zero, at a token itself,
+    times -2.
+    """
     domain, bias = Ball(0.0, torch.zeros(3, dtype=D), tokens=TOKENS), -1.0
     potential = r.Bilinear(A) + r.potentials.base.Scaled(r.Alibi(0.3), -2.0)
     weight = 1 / (1 + math.exp(-(bias + 0.6 * (TOKENS - 1))))
@@ -377,9 +428,13 @@ def test_sinkhorn_near_a_sequence(norm):
     assert rungs(map, domain, Frobenius(), "sinkhorn") == [pytest.approx(stated, rel=CLOSE, abs=0)]
 
 
-@pytest.mark.parametrize(("row", "crossed"), [(0.5, 0.7), (3.0, 5.0), (3.0, 9.5), (3.0, 10.5), (40.0, 59.0), (40.0, 80.0)])
+@pytest.mark.parametrize(
+    ("row", "crossed"), [(0.5, 0.7), (3.0, 5.0), (3.0, 9.5), (3.0, 10.5), (40.0, 59.0), (40.0, 80.0)]
+)
 def test_iterations_of_sinkhorn(row, crossed):
-    """Two more than log(row/tolerance) over -2 log tanh(crossed/4), the rate in Hilbert's metric (Birkhoff)."""
+    """Two more than log(row/tolerance) over -2 log tanh(crossed/4),
+    the rate in Hilbert's metric (Birkhoff).
+    """
     with mpmath.workdps(60):
         rate = -2 * mpmath.log(mpmath.tanh(mpmath.mpf(crossed) / 4))
         least = 2 + mpmath.log(mpmath.mpf(row) / mpmath.mpf(1e-6)) / rate
@@ -396,21 +451,27 @@ def test_iterations_of_sinkhorn_at_the_ends():
 def test_queries_to_a_context():
     """w R κ with κ = |A| R, R the radius of the keys, about zero, their mean or the middle of their box."""
     keys = normal(generator(7), 4, 3)
-    radii = [float((keys - c).norm(dim=-1).max()) for c in (0, keys.mean(0), 0.5 * (keys.amax(0) + keys.amin(0)))]
+    radii = [
+        float((keys - c).norm(dim=-1).max()) for c in (0, keys.mean(0), 0.5 * (keys.amax(0) + keys.amin(0)))
+    ]
     for norm in (Frobenius(), TokenMax(), TokenSum(), Wasserstein(2.0)):
         found = rungs(ToContext(attention(DOT), keys), Whole(), norm, "cross")
         assert found == [pytest.approx(two(W_V) * two(A) * min(radii) ** 2, rel=CLOSE, abs=0)]
 
 
 def test_keys_that_move():
-    """w √(N (1 + R²α²)), α = max_i |Aᵀx_i + β|, N = 1 in TokenMax and m/(1 + (n - 1) e^{-2Rα}) in Frobenius norm."""
+    """w √(N (1 + R²α²)), α = max_i |Aᵀx_i + β|, N = 1 in TokenMax and m/(1 + (n - 1) e^{-2Rα}) in
+    Frobenius norm.
+    """
     queries, domain, R = X[:3], BALLS[0.1], 0.1
     alpha = float((queries @ A + BETA).norm(dim=-1).max())
     root = math.sqrt(1 + (R * alpha) ** 2)
     map = FromQueries(attention(DOT), queries)
     assert rungs(map, domain, TokenMax(), "cross") == [pytest.approx(two(W_V) * root, rel=CLOSE, abs=0)]
     many = crowd(2 * R * alpha, 3, TOKENS)
-    assert rungs(map, domain, Frobenius(), "cross") == [pytest.approx(two(W_V) * math.sqrt(many) * root, rel=CLOSE, abs=0)]
+    assert rungs(map, domain, Frobenius(), "cross") == [
+        pytest.approx(two(W_V) * math.sqrt(many) * root, rel=CLOSE, abs=0)
+    ]
 
 
 def test_queries_and_keys_that_move_together():
@@ -421,7 +482,9 @@ def test_queries_and_keys_that_move_together():
     map = Joint(attention(DOT), 3)
     assert rungs(map, domain, TokenMax(), "cross") == [pytest.approx(two(W_V) * root + own, rel=CLOSE, abs=0)]
     moved = two(W_V) * math.sqrt(crowd(2 * R * alpha, 3, 4)) * root
-    assert rungs(map, domain, Frobenius(), "cross") == [pytest.approx(math.hypot(own, moved), rel=CLOSE, abs=0)]
+    assert rungs(map, domain, Frobenius(), "cross") == [
+        pytest.approx(math.hypot(own, moved), rel=CLOSE, abs=0)
+    ]
 
 
 def test_tilts():
@@ -429,7 +492,7 @@ def test_tilts():
     domain, query = BALLS[0.1], X[0]
     alpha = float((query @ A + BETA).norm())
     stated = math.exp(0.2 * alpha) * (1 + 0.2 * alpha)
-    tilt = r.Tilt(DOT, query)
+    tilt = r.tilt.Tilt(DOT, query)
     assert rungs(tilt, domain, Wasserstein(1.0), "gibbs") == [pytest.approx(stated, rel=CLOSE, abs=0)]
 
 
@@ -440,12 +503,16 @@ def test_tilts_of_other_scores():
     held = slopes.one(student, balls_of(Ball(3.0, CENTER), 3)[0])
     osc = min(float(held.osc), 2 * 0.9 * float(held.alpha))
     stated = math.exp(osc) * (1 + 2 * 0.9 * float(held.alpha))
-    assert rungs(r.Tilt(student, query), domain, Wasserstein(1.0), "gibbs") == [pytest.approx(stated, rel=CLOSE, abs=0)]
+    assert rungs(r.tilt.Tilt(student, query), domain, Wasserstein(1.0), "gibbs") == [
+        pytest.approx(stated, rel=CLOSE, abs=0)
+    ]
 
 
-@pytest.mark.parametrize(("norm", "factor"), [(Frobenius(), math.sqrt(TOKENS)), (TokenSum(), TOKENS), (TokenMax(), 1)], ids=repr)
+@pytest.mark.parametrize(
+    ("norm", "factor"), [(Frobenius(), math.sqrt(TOKENS)), (TokenSum(), TOKENS), (TokenMax(), 1)], ids=repr
+)
 def test_diameter(norm, factor):
     """2ρ, times √n in Frobenius and n in TokenSum norm: norm layers stay in a ball of √d."""
-    layer = r.Normalize(1e-5, torch.tensor([1.0, 2.0, 0.5], dtype=D))
+    layer = r.maps.Normalize(1e-5, torch.tensor([1.0, 2.0, 0.5], dtype=D))
     found = rungs(layer, Neighborhood(10 * X, 1e6, Frobenius()), norm, "diameter", deviation)
     assert found == [pytest.approx(2 * 2 * math.sqrt(3) * factor, rel=CLOSE, abs=0)]

@@ -6,13 +6,22 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify import certify, falsify
-from regard.certify.setting import crowding
-from regard.certify.subject import Head
-from regard.certify.theorems.frobenius import THEOREM
 from regard.domains import Ball, Neighborhood
 from regard.norms import Frobenius
-from tests.theorems.exact import SUPPORTS, D, bilinear_attention, frobenius_norm, generator, in_ball, normal, worked
+from regard.proofs import certify, falsify
+from regard.proofs.setting import crowding
+from regard.proofs.subject import Head
+from regard.proofs.theorems.frobenius import THEOREM
+from tests.theorems.exact import (
+    SUPPORTS,
+    D,
+    bilinear_attention,
+    frobenius_norm,
+    generator,
+    in_ball,
+    normal,
+    worked,
+)
 
 
 def rung(attention, domain):
@@ -52,13 +61,18 @@ def test_weights_that_climb_stay_below():
     x, a = normal(g, 5, 2), normal(g, 2, 2)
     best = 0.0
     for _ in range(60):
-        x, a = (x / x.norm(dim=-1, keepdim=True).clamp_min(1.0)).detach(), (1.5 * a / torch.linalg.matrix_norm(a, 2)).detach()
+        x, a = (
+            (x / x.norm(dim=-1, keepdim=True).clamp_min(1.0)).detach(),
+            (1.5 * a / torch.linalg.matrix_norm(a, 2)).detach(),
+        )
         leaves = [x.requires_grad_(), a.requires_grad_()]
         block = torch.func.jacrev(lambda y, a=leaves[1]: (y @ a @ y.mT).softmax(-1) @ y)(leaves[0])
         size = torch.linalg.matrix_norm(block.reshape(10, 10), 2)
         slopes = torch.autograd.grad(size, leaves)
         best = max(best, float(size.detach()))
-        x, a = (t.detach() + 0.1 * s / s.norm().clamp_min(1e-300) for t, s in zip(leaves, slopes, strict=True))
+        x, a = (
+            t.detach() + 0.1 * s / s.norm().clamp_min(1e-300) for t, s in zip(leaves, slopes, strict=True)
+        )
     bound = rung(r.Attention(r.Bilinear(1.5 * torch.eye(2, dtype=D))), Ball(1.0, tokens=5))
     assert 0.35 * bound < best <= bound
 
@@ -68,14 +82,20 @@ def test_tight_for_weak_scores():
     assert 0.92 < frobenius_norm(attention, x) / rung(attention, Ball(1.0, torch.zeros(1, dtype=D), 2)) <= 1
 
 
-@pytest.mark.parametrize("support", [r.Full(), r.Causal(), r.Window(1, 0), r.Document(torch.tensor([0, 0, 1, 1, 1]))], ids=repr)
+@pytest.mark.parametrize(
+    "support", [r.Full(), r.Causal(), r.Window(1, 0), r.Document(torch.tensor([0, 0, 1, 1, 1]))], ids=repr
+)
 def test_crowding_is_at_least_every_column_sum(support):
     """Scores within `osc` of each other, beside a bias of positions: no column of weights is heavier."""
     g, osc = generator(3), 1.5
     head = Head(r.Attention(r.Alibi(0.4), support=support))
     bound = crowding(head, Ball(1.0, tokens=5), osc)
     marks = torch.arange(5)
-    bias = r.Alibi(0.4).scores(torch.zeros(5, 1, dtype=D), torch.zeros(5, 1, dtype=D)).masked_fill(~support.allows(marks, marks), -math.inf)
+    bias = (
+        r.Alibi(0.4)
+        .scores(torch.zeros(5, 1, dtype=D), torch.zeros(5, 1, dtype=D))
+        .masked_fill(~support.allows(marks, marks), -math.inf)
+    )
     heaviest = 0.0
     for _ in range(200):
         scores = osc * (torch.rand(5, 5, generator=g, dtype=D) > 0.5)
@@ -90,14 +110,19 @@ def test_weights_of_a_measure_count():
     x = normal(generator(4), 3, 2)
     attention = r.Attention(r.Dot())
     plain = rung(attention, Neighborhood(x, 0.5))
-    assert rung(attention, Neighborhood(r.Measure(x, torch.zeros(3, dtype=D)), 0.5)) == pytest.approx(plain, rel=1e-9)
+    assert rung(attention, Neighborhood(r.Measure(x, torch.zeros(3, dtype=D)), 0.5)) == pytest.approx(
+        plain, rel=1e-9
+    )
     assert rung(attention, Neighborhood(r.Measure(x, torch.tensor([5.0, 0.0, 0.0], dtype=D)), 0.5)) > plain
 
 
 def test_number_of_tokens_is_needed():
     found = certify(r.Attention(r.Bilinear(torch.eye(2, dtype=D))), Ball(1.0), Frobenius())
     assert math.isinf(found.value)
-    assert any("say how many there are, e.g. Ball(radius, tokens=n), or use TokenMax()" in why for why in found.refused)
+    assert any(
+        "say how many there are, e.g. Ball(radius, tokens=n), or use TokenMax()" in why
+        for why in found.refused
+    )
 
 
 @pytest.mark.parametrize("radius", [1e100, 1e200, 1e308])

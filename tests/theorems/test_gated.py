@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from regard.certify import certify, deviation, falsify
-from regard.certify.falsification import falsify_deviation
 from regard.domains import Ball, Neighborhood, Radii, Whole
 from regard.maps import Gated, Gelu, Relu, Silu
 from regard.norms import EntryMax, Frobenius, TokenMax, TokenSum, Wasserstein
+from regard.proofs import certify, deviation, falsify
+from regard.proofs.falsification import falsify_deviation
 
 D = torch.float64
 
@@ -20,7 +20,12 @@ def _t(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def _layer(activation, seed=0):
     return Gated(
-        activation, _t(3, 5, seed=seed), _t(3, 5, seed=seed + 1), _t(5, 2, seed=seed + 2), _t(5, seed=seed + 3), _t(5, seed=seed + 4)
+        activation,
+        _t(3, 5, seed=seed),
+        _t(3, 5, seed=seed + 1),
+        _t(5, 2, seed=seed + 2),
+        _t(5, seed=seed + 3),
+        _t(5, seed=seed + 4),
     )
 
 
@@ -37,14 +42,20 @@ def test_worked_example():
 @pytest.mark.parametrize("norm", [Frobenius(), TokenMax(), TokenSum(), Wasserstein(2.0)])
 def test_never_exceeded(activation, norm):
     layer, x = _layer(activation), _t(3, 3, seed=9)
-    for domain in (Ball(1.5, _t(3, seed=8), tokens=3), Neighborhood(x, 0.3, TokenMax()), Radii(x, torch.tensor([0.0, 0.5, 1.0], dtype=D))):
+    for domain in (
+        Ball(1.5, _t(3, seed=8), tokens=3),
+        Neighborhood(x, 0.3, TokenMax()),
+        Radii(x, torch.tensor([0.0, 0.5, 1.0], dtype=D)),
+    ):
         bound = certify(layer, domain, norm).value
         found = falsify(layer, domain, norm, steps=10, restarts=2).value
         assert 0.05 * bound <= found <= bound * (1 + 1e-9)
 
 
 def test_measures_pair_tokens_that_are_far_apart():
-    """A constant near each token does not hold between two of them, so Wasserstein distances take one ball for all."""
+    """A constant near each token does not hold between two of them,
+    so Wasserstein distances take one ball for all.
+    """
     layer, x = _layer(Silu()), torch.tensor([[2.0, 0.0, 0.0], [-2.0, 0.0, 0.0]], dtype=D)
     domain = Neighborhood(x, 0.01, TokenMax())
     assert certify(layer, domain, Wasserstein(1.0)).value > certify(layer, domain, TokenMax()).value

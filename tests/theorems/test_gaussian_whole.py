@@ -1,4 +1,6 @@
-"""Gaussian scores on the whole space: worked constants, rows without their own token, attacks with projections, masks and weights."""
+"""Gaussian scores on the whole space: worked constants, rows without their own token, attacks with
+projections, masks and weights.
+"""
 
 import math
 import re
@@ -7,17 +9,19 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify import certify, falsify
-from regard.certify.gaussian_rows import lambert_bound
 from regard.domains import Ball, Neighborhood, Whole
 from regard.norms import Frobenius, TokenMax
+from regard.proofs import certify, falsify
+from regard.proofs.gaussian_rows import lambert_bound
 from tests.theorems.exact import SUPPORTS, D, frobenius_norm, generator, normal, token_max_norm
 
 
 def projected(g, d, c, e, support=None):
     w = normal(g, d, c)
     b = normal(g, c)
-    return r.Attention(r.Gaussian(w, w, 0.7, b, b), r.Factored(w, normal(g, c, e), normal(g, e)), support=support or r.Full())
+    return r.Attention(
+        r.Gaussian(w, w, 0.7, b, b), r.Factored(w, normal(g, c, e), normal(g, e)), support=support or r.Full()
+    )
 
 
 @pytest.mark.parametrize(("n", "w"), [(2, 0.2785), (16, 1.3835), (128, 2.8107), (1024, 4.4399)])
@@ -44,7 +48,9 @@ def test_one_token_is_the_identity():
 def test_growth_with_the_number_of_tokens_is_real(n):
     attention = r.Attention(r.Gaussian())
     bound = certify(attention, Whole(tokens=n), TokenMax()).value
-    x = math.sqrt(2 * (1 + (bound - 1) / 4)) * torch.tensor([0.0] + [1.0, -1.0] * (n // 2), dtype=D).unsqueeze(-1)
+    x = math.sqrt(2 * (1 + (bound - 1) / 4)) * torch.tensor(
+        [0.0] + [1.0, -1.0] * (n // 2), dtype=D
+    ).unsqueeze(-1)
     assert 0.45 * bound < token_max_norm(attention, x) < bound
 
 
@@ -52,11 +58,16 @@ def test_growth_with_the_number_of_tokens_is_real(n):
 def test_attacks_stay_below(seed, support):
     g = generator(seed)
     attention = (
-        projected(g, 3, 2, 2, support) if seed % 2 else r.Attention(r.Gaussian(bandwidth=0.5), r.Linear(normal(g, 3, 4)), support=support)
+        projected(g, 3, 2, 2, support)
+        if seed % 2
+        else r.Attention(r.Gaussian(bandwidth=0.5), r.Linear(normal(g, 3, 4)), support=support)
     )
     for norm, exact in ((TokenMax(), token_max_norm), (Frobenius(), frobenius_norm)):
         bound = certify(attention, Whole(tokens=5), norm).value
-        assert falsify(attention, Whole(tokens=5), norm, restarts=1, steps=4, width=3, generator=g).value <= bound
+        assert (
+            falsify(attention, Whole(tokens=5), norm, restarts=1, steps=4, width=3, generator=g).value
+            <= bound
+        )
         for _ in range(4):
             x = normal(g, 5, 3, scale=10 ** float(normal(g, 1)))
             assert exact(attention, x) <= bound
@@ -65,7 +76,10 @@ def test_attacks_stay_below(seed, support):
 def test_frobenius_takes_the_smaller_form():
     omega = lambert_bound(math.log(1) - 1)
     found = certify(r.Attention(r.Gaussian()), Whole(tokens=2), Frobenius()).value
-    assert found == pytest.approx(min(math.sqrt(2) * (1 + 2 * omega) + 2 * omega, math.sqrt(2) * (1 + 2 * math.sqrt(2) * omega)), rel=1e-9)
+    assert found == pytest.approx(
+        min(math.sqrt(2) * (1 + 2 * omega) + 2 * omega, math.sqrt(2) * (1 + 2 * math.sqrt(2) * omega)),
+        rel=1e-9,
+    )
     attention = r.Attention(r.Gaussian())
     pairs = [torch.tensor([[0.0], [float(apart)]], dtype=D) for apart in torch.linspace(0, 4, 41)]
     assert 0.5 * found < max(frobenius_norm(attention, pair) for pair in pairs) <= found
@@ -106,10 +120,22 @@ def test_rows_without_their_own_token_have_no_constant():
 @pytest.mark.parametrize(
     ("attention", "domain", "sentence"),
     [
-        (lambda g: r.Attention(r.Gaussian(normal(g, 2, 2), normal(g, 2, 2)), r.Identity()), Whole(tokens=3), "w_q and w_k tied"),
-        (lambda g: r.Attention(r.Gaussian(b_q=normal(g, 2)), r.Linear(normal(g, 2, 2))), Whole(tokens=3), "w_q and w_k tied"),
+        (
+            lambda g: r.Attention(r.Gaussian(normal(g, 2, 2), normal(g, 2, 2)), r.Identity()),
+            Whole(tokens=3),
+            "w_q and w_k tied",
+        ),
+        (
+            lambda g: r.Attention(r.Gaussian(b_q=normal(g, 2)), r.Linear(normal(g, 2, 2))),
+            Whole(tokens=3),
+            "w_q and w_k tied",
+        ),
         (lambda g: r.Attention(r.Gaussian(), r.Linear(normal(g, 2, 2))), Whole(), r"Whole\(tokens=n\)"),
-        (lambda g: r.Attention(-1.0 * r.Gaussian(), r.Linear(normal(g, 2, 2))), Whole(tokens=3), "grows with the distance"),
+        (
+            lambda g: r.Attention(-1.0 * r.Gaussian(), r.Linear(normal(g, 2, 2))),
+            Whole(tokens=3),
+            "grows with the distance",
+        ),
     ],
     ids=["untied", "biases", "tokens", "sign"],
 )
@@ -121,7 +147,9 @@ def test_violated_hypotheses(attention, domain, sentence):
 
 def test_values_must_factor():
     w = normal(generator(2), 3, 2)
-    found = certify(r.Attention(r.Gaussian(w, w), r.Linear(normal(generator(3), 3, 2))), Whole(tokens=3), TokenMax())
+    found = certify(
+        r.Attention(r.Gaussian(w, w), r.Linear(normal(generator(3), 3, 2))), Whole(tokens=3), TokenMax()
+    )
     assert math.isinf(found.value)
     assert any("Factored(w, u)" in why for why in found.refused)
     # and rightly so: what scores do not see may be far apart

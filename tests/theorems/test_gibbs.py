@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify import certify
 from regard.domains import Ball, Whole
+from regard.proofs import certify
 from regard.tilt import Tilt
 from regard.transport import wasserstein
 
@@ -19,7 +19,9 @@ def draw(generator, *shape):
 def in_ball(generator, size, center, radius):
     points = draw(generator, size, len(center))
     lengths = points.norm(dim=-1, keepdim=True)
-    return center + points * (radius * torch.rand(size, 1, generator=generator, dtype=torch.float64) ** 0.3 / lengths)
+    return center + points * (
+        radius * torch.rand(size, 1, generator=generator, dtype=torch.float64) ** 0.3 / lengths
+    )
 
 
 POTENTIALS = {
@@ -37,7 +39,9 @@ POTENTIALS = {
 def test_worked_example():
     """a(y) = 2y on [-1/2, 1/2]: e²(1 + 2)."""
     one = torch.tensor([2.0], dtype=torch.float64)
-    certificate = certify(Tilt(r.Dot(), one), Ball(0.5, torch.zeros(1, dtype=torch.float64)), r.Wasserstein(1.0))
+    certificate = certify(
+        Tilt(r.Dot(), one), Ball(0.5, torch.zeros(1, dtype=torch.float64)), r.Wasserstein(1.0)
+    )
     assert certificate.value == pytest.approx(3 * math.e**2, rel=1e-9)
     assert certificate.value >= 3 * math.e**2
     assert "vuckovic2020" in certificate.theorem
@@ -53,12 +57,19 @@ def test_search_stays_below(name):
         constant = certify(tilt, domain, r.Wasserstein(1.0)).value
         assert math.isfinite(constant)
         for sizes in ((1, 4), (3, 5), (4, 4)):
-            mu, nu = (r.Measure(in_ball(generator, size, center, 0.8), draw(generator, size)) for size in sizes)
-            assert float(wasserstein(tilt(mu), tilt(nu))) <= constant * float(wasserstein(mu, nu)) * (1 + 1e-9) + 1e-12
+            mu, nu = (
+                r.Measure(in_ball(generator, size, center, 0.8), draw(generator, size)) for size in sizes
+            )
+            assert (
+                float(wasserstein(tilt(mu), tilt(nu)))
+                <= constant * float(wasserstein(mu, nu)) * (1 + 1e-9) + 1e-12
+            )
 
 
 def test_tightness():
-    """One atom moves from the light end towards the heavy one: a third of the bound at slope one, all of it as the slope vanishes."""
+    """One atom moves from the light end towards the heavy one: a third of the bound at slope one,
+    all of it as the slope vanishes.
+    """
     found = {}
     for slope in (0.01, 1.0):
         tilt = Tilt(r.Dot(), torch.tensor([slope], dtype=torch.float64))
@@ -104,7 +115,7 @@ def test_a_tilt_is_a_row_of_attention():
 
 
 def test_bad_input():
-    with pytest.raises(r.ArgumentError, match="query: has shape"):
+    with pytest.raises(r.errors.ArgumentError, match="query: has shape"):
         Tilt(r.Dot(), torch.ones(2, 2))
-    with pytest.raises(r.ArgumentError, match="potential: is a float"):
+    with pytest.raises(r.errors.ArgumentError, match="potential: is a float"):
         Tilt(1.0, torch.ones(2))

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify import certify, falsify
-from regard.certify.theorems.heads import THEOREM
 from regard.domains import Ball, Neighborhood
 from regard.maps import Heads
 from regard.norms import Frobenius, TokenMax, TokenSum
+from regard.proofs import certify, falsify
+from regard.proofs.theorems.heads import THEOREM
 from tests.theorems.exact import D, frobenius_norm, generator, in_ball, normal, token_max_norm
 
 
@@ -39,7 +39,11 @@ def test_grouped_queries_are_repeated_heads(groups):
     g = generator(groups)
     attention = several(g, 4, groups)
     repeated = r.Attention(
-        r.Dot(attention.potential.w_q, attention.potential.w_k.repeat_interleave(4 // groups, 0), b_q=attention.potential.b_q),
+        r.Dot(
+            attention.potential.w_q,
+            attention.potential.w_k.repeat_interleave(4 // groups, 0),
+            b_q=attention.potential.b_q,
+        ),
         r.Linear(attention.lookup.w_v.repeat_interleave(4 // groups, 0)),
     )
     w_o, domain = normal(g, 4, 2, 3), Ball(1.0, tokens=3)
@@ -53,7 +57,9 @@ def test_the_smaller_form_wins():
     attention = r.Attention(r.Bilinear(still), r.Linear(torch.stack([torch.eye(3, dtype=D)] * 2)))
     apart = torch.zeros(2, 3, 6, dtype=D)
     apart[0, :, :3], apart[1, :, 3:] = torch.eye(3, dtype=D), torch.eye(3, dtype=D)
-    assert certify(Heads(attention, apart), Ball(1.0), TokenMax()).value == pytest.approx(math.sqrt(2), rel=1e-9)
+    assert certify(Heads(attention, apart), Ball(1.0), TokenMax()).value == pytest.approx(
+        math.sqrt(2), rel=1e-9
+    )
     uneven = torch.stack([5 * torch.eye(3, dtype=D), 0 * torch.eye(3, dtype=D)])
     assert certify(Heads(attention, uneven), Ball(1.0), TokenMax()).value == pytest.approx(5.0, rel=1e-9)
 
@@ -63,8 +69,15 @@ def test_heads_side_by_side():
     attention = several(g, 2, 2)
     domain = Ball(0.5, tokens=3)
     joined = certify(attention, domain, Frobenius()).value
-    alone = [certify(r.Attention(r.Dot(p.w_q[h], p.w_k[h], b_q=p.b_q[h]), r.Linear(attention.lookup.w_v[h])), domain, Frobenius()).value
-             for p in [attention.potential] for h in range(2)]  # fmt: skip
+    alone = [
+        certify(
+            r.Attention(r.Dot(p.w_q[h], p.w_k[h], b_q=p.b_q[h]), r.Linear(attention.lookup.w_v[h])),
+            domain,
+            Frobenius(),
+        ).value
+        for p in [attention.potential]
+        for h in range(2)
+    ]
     assert joined == pytest.approx(math.hypot(*alone), rel=1e-9)
     total = certify(attention, domain, TokenSum())
     assert total.value == pytest.approx(sum(part.value for part in total.parts), rel=1e-9)
@@ -76,7 +89,9 @@ def test_one_head_is_no_combination():
 
 
 def test_a_head_without_a_bound_makes_all_infinite():
-    attention = r.Attention(r.Bilinear(torch.zeros(2, 2, 2, dtype=D)), r.Linear(normal(generator(1), 2, 2, 2)), r.Sigmoid())
+    attention = r.Attention(
+        r.Bilinear(torch.zeros(2, 2, 2, dtype=D)), r.Linear(normal(generator(1), 2, 2, 2)), r.Sigmoid()
+    )
     found = certify(Heads(attention, normal(generator(2), 2, 2, 2)), Ball(1.0), Frobenius())
     assert math.isinf(found.value)
 
@@ -98,7 +113,7 @@ def test_a_wrong_number_of_mixing_heads_is_a_sentence(given, needed):
     mixed = Heads(several(generator(7), needed, needed), normal(generator(8), given, 2, 3))
     try:
         found = certify(mixed, Ball(1.0, tokens=3), TokenMax())
-    except r.ArgumentError as error:
+    except r.errors.ArgumentError as error:
         assert "heads" in str(error)  # noqa: PT017
     else:
         assert math.isinf(found.value)

@@ -6,16 +6,31 @@ import pytest
 import torch
 
 from regard.attention import Attention
-from regard.certify.imaging import image
-from regard.certify.places import project
-from regard.certify.theorem import Refusal
 from regard.domains import Ball, Near, Neighborhood, Radii, Shell, Whole
 from regard.lookups import Factored, Linear
-from regard.maps import Affine, Compose, FromQueries, Gated, Gelu, Heads, Joint, Normalize, Pointwise, Relu, Residual, Silu, Tanh, ToContext
+from regard.maps import (
+    Affine,
+    Compose,
+    FromQueries,
+    Gated,
+    Gelu,
+    Heads,
+    Joint,
+    Normalize,
+    Pointwise,
+    Relu,
+    Residual,
+    Silu,
+    Tanh,
+    ToContext,
+)
 from regard.measure import Measure
 from regard.normalizers import Entmax, Sigmoid, Sparsemax
 from regard.norms import Frobenius, TokenMax
 from regard.potentials import Dot, Gaussian, Laplace, Rotary
+from regard.proofs.imaging import image
+from regard.proofs.places import project
+from regard.proofs.theorem import Refusal
 from regard.supports import Causal, Window
 
 D = torch.float64
@@ -26,12 +41,16 @@ def _t(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def _attention(**changes) -> Attention:
-    made = Attention(Dot(_t(4, 2), _t(4, 2, seed=1), b_q=_t(2, seed=2)), Linear(_t(4, 4, seed=3), _t(4, seed=4)))
+    made = Attention(
+        Dot(_t(4, 2), _t(4, 2, seed=1), b_q=_t(2, seed=2)), Linear(_t(4, 4, seed=3), _t(4, seed=4))
+    )
     return made.replace(**changes)
 
 
 HEADS = Heads(
-    Attention(Dot(_t(2, 4, 2), _t(2, 4, 2, seed=1)), Linear(_t(2, 4, 3, seed=2), _t(2, 3, seed=3)), support=Causal()),
+    Attention(
+        Dot(_t(2, 4, 2), _t(2, 4, 2, seed=1)), Linear(_t(2, 4, 3, seed=2), _t(2, 3, seed=3)), support=Causal()
+    ),
     _t(2, 3, 4, seed=4),
     _t(4, seed=5),
 )
@@ -53,7 +72,10 @@ MAPS = {
     "window": _attention(support=Window(0, 0)),
     "heads": HEADS,
     "block": Compose(
-        (Residual(Compose((LAYER, HEADS))), Residual(Compose((LAYER, Affine(_t(4, 6)), Pointwise(Gelu()), Affine(_t(6, 4))))))
+        (
+            Residual(Compose((LAYER, HEADS))),
+            Residual(Compose((LAYER, Affine(_t(4, 6)), Pointwise(Gelu()), Affine(_t(6, 4))))),
+        )
     ),
     "to context": ToContext(_attention(), _t(3, 4, seed=8)),
     "from queries": FromQueries(_attention(), _t(3, 4, seed=8)),
@@ -88,13 +110,17 @@ def test_points_land_in_the_image(name, where):
     map, domain = MAPS[name], DOMAINS[where]
     held, best = image(map, domain), 0.0
     for seed in range(12):
-        x = project.one(domain, (X if isinstance(domain, Near) else 0) + 10.0 ** (seed % 4 - 1) * _t(5, 4, seed=seed))
+        x = project.one(
+            domain, (X if isinstance(domain, Near) else 0) + 10.0 ** (seed % 4 - 1) * _t(5, 4, seed=seed)
+        )
         best = max(best, _inside(held, map(x)))
     assert 1e-3 <= best <= 1.0
 
 
 def test_worked_examples():
-    ball = image(Affine(2 * torch.eye(3, dtype=D), torch.ones(3, dtype=D)), Ball(1.0, torch.ones(3, dtype=D), tokens=4))
+    ball = image(
+        Affine(2 * torch.eye(3, dtype=D), torch.ones(3, dtype=D)), Ball(1.0, torch.ones(3, dtype=D), tokens=4)
+    )
     assert ball.radius == pytest.approx(2.0)
     assert ball.center.tolist() == [3.0, 3.0, 3.0]
     assert ball.tokens == 4
@@ -106,7 +132,10 @@ def test_worked_examples():
     assert image(layer, Ball(1e-4)).radius < 0.2 * held.radius
     assert isinstance(image(Affine(torch.eye(2, dtype=D)), Whole(3)), Whole)
     assert isinstance(image(Residual(LAYER), Whole(3)), Whole)
-    assert image(FromQueries(Attention(Dot()), _t(7, 2)), Ball(1.0, torch.zeros(2, dtype=D), tokens=3)).tokens == 7
+    assert (
+        image(FromQueries(Attention(Dot()), _t(7, 2)), Ball(1.0, torch.zeros(2, dtype=D), tokens=3)).tokens
+        == 7
+    )
 
 
 def test_a_row_that_sees_nothing_is_zero():

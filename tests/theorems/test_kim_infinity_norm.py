@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify import certify
-from regard.certify.gaussian_rows import lambert_bound
-from regard.certify.theorems.kim_infinity_norm import column_sum_bound
 from regard.domains import Ball, Whole
 from regard.norms import EntryMax
+from regard.proofs import certify
+from regard.proofs.gaussian_rows import lambert_bound
+from regard.proofs.theorems.kim_infinity_norm import column_sum_bound
 from tests.theorems.exact import SUPPORTS, D, entry_max_norm, generator, normal
 from tests.theorems.test_kim_two_norm import l2_attention
 
@@ -18,7 +18,9 @@ from tests.theorems.test_kim_two_norm import l2_attention
 def test_worked_example():
     attention = l2_attention(2 * torch.eye(4, dtype=D), torch.eye(4, dtype=D))
     phi = lambert_bound(math.log(15) - 1)
-    assert certify(attention, Whole(tokens=16), EntryMax()).value == pytest.approx(0.5 * 4 * (1 + 8 * phi), rel=1e-9)
+    assert certify(attention, Whole(tokens=16), EntryMax()).value == pytest.approx(
+        0.5 * 4 * (1 + 8 * phi), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("support", SUPPORTS, ids=repr)
@@ -27,7 +29,9 @@ def test_attacks_stay_below(seed, support):
     g = generator(seed)
     attention = l2_attention(normal(g, 3, 1 + seed), normal(g, 3, 2), support)
     bound = certify(attention, Whole(tokens=6), EntryMax()).value
-    best = max(entry_max_norm(attention, normal(g, 6, 3, scale=10 ** float(0.5 * normal(g, 1)))) for _ in range(20))
+    best = max(
+        entry_max_norm(attention, normal(g, 6, 3, scale=10 ** float(0.5 * normal(g, 1)))) for _ in range(20)
+    )
     assert 0.01 * bound < best <= bound
 
 
@@ -35,7 +39,9 @@ def test_tightness():
     n = 33
     attention = r.Attention(r.Gaussian())
     bound = certify(attention, Ball(1e9, torch.zeros(1, dtype=D), tokens=n), EntryMax()).value
-    x = math.sqrt(2 * (1 + (bound - 1) / 4)) * torch.tensor([0.0] + [1.0, -1.0] * (n // 2), dtype=D).unsqueeze(-1)
+    x = math.sqrt(2 * (1 + (bound - 1) / 4)) * torch.tensor(
+        [0.0] + [1.0, -1.0] * (n // 2), dtype=D
+    ).unsqueeze(-1)
     assert 0.45 * bound < entry_max_norm(attention, x) <= bound
 
 

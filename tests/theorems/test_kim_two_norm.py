@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify import certify
-from regard.certify.gaussian_rows import lambert_bound
 from regard.domains import Whole
 from regard.norms import Frobenius
+from regard.proofs import certify
+from regard.proofs.gaussian_rows import lambert_bound
 from tests.theorems.exact import SUPPORTS, D, frobenius_norm, generator, normal
 from tests.theorems.test_castin_general import rung
 
@@ -37,7 +37,10 @@ def test_it_is_quadratic_in_the_projection():
     n, c = 2, 16.0
     x = normal(g, n, 1) / c
     attention = l2_attention(c * torch.ones(1, 1, dtype=D), torch.ones(1, 1, dtype=D))
-    found = max(frobenius_norm(attention, step * x / x.abs().max() / c) for step in torch.linspace(0.1, 2, 30, dtype=D))
+    found = max(
+        frobenius_norm(attention, step * x / x.abs().max() / c)
+        for step in torch.linspace(0.1, 2, 30, dtype=D)
+    )
     linear = math.sqrt(n) * (4 * lambert_bound(math.log(n - 1) - 1) + 1) * c
     assert found > 2 * linear
     assert found <= certify(attention, Whole(tokens=n), Frobenius()).value <= published(attention, n)
@@ -52,7 +55,9 @@ def test_never_below_ours_nor_an_attack(seed, support):
     found = certify(attention, Whole(tokens=6), Frobenius())
     assert rung(found, "whole space").value <= rung(found, "as published").value
     for _ in range(8):
-        assert frobenius_norm(attention, normal(g, 6, 3, scale=10 ** float(0.5 * normal(g, 1)))) <= found.value
+        assert (
+            frobenius_norm(attention, normal(g, 6, 3, scale=10 ** float(0.5 * normal(g, 1)))) <= found.value
+        )
 
 
 def test_untied_projections_are_refused():

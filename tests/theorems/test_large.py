@@ -1,4 +1,6 @@
-"""One wide token moves: the path that keeps one row and one column, taken by small inputs and held against all rows and all columns."""
+"""One wide token moves: the path that keeps one row and one column,
+taken by small inputs and held against all rows and all columns.
+"""
 
 import pytest
 import torch
@@ -6,17 +8,17 @@ import torch.utils._pytree as pytree
 
 import regard as r
 from regard._upper import exact
-from regard.certify import deviation, falsify_deviation
-from regard.certify.near import facts, heads
-from regard.certify.near import token as token_moves
-from regard.certify.near.facts import LocalFacts, local_facts
-from regard.certify.near.heads import LocalHeads
-from regard.certify.near.token import TokenMove, _padded, interval_bound
-from regard.certify.subject import subject_of
-from regard.certify.theorems.one_token import one_token as theorem
 from regard.domains import one_token
 from regard.maps import Heads, Residual
 from regard.norms import Frobenius
+from regard.proofs import deviation, falsify_deviation
+from regard.proofs.near import facts, heads
+from regard.proofs.near import token as token_moves
+from regard.proofs.near.facts import LocalFacts, local_facts
+from regard.proofs.near.heads import LocalHeads
+from regard.proofs.near.token import TokenMove, _padded, interval_bound
+from regard.proofs.subject import subject_of
+from regard.proofs.theorems.one_token import one_token as theorem
 from tests.theorems.exact import D, generator, jacobian, normal
 
 TOKENS, WIDTH, HEADS = 5, 4, 3
@@ -101,7 +103,13 @@ def test_a_row_is_that_of_all_rows(kind, support, seed):
         for radius in RADII:
             known = local_facts(subject_of(map, residual), one_token(x, token, radius))
             one, every = known.row(token, alone(token, radius)), known.rows(alone(token, radius))
-            for name, digits in (("linear", 1e-8), ("plain", 1e-8), ("remainder", 1e-6), ("saturation", 0.05), ("best", 0.05)):
+            for name, digits in (
+                ("linear", 1e-8),
+                ("plain", 1e-8),
+                ("remainder", 1e-6),
+                ("saturation", 0.05),
+                ("best", 0.05),
+            ):
                 assert getattr(one, name).value.shape == (1,)
                 mine, theirs = float(getattr(one, name)), float(getattr(every, name)[token])
                 assert mine == pytest.approx(theirs, rel=digits), (name, token, radius)
@@ -114,7 +122,9 @@ def test_a_row_moves_no_farther(kind, support, seed):
     token, g = seed + 1, generator(seed + 20)
     block, here = dense(map, residual, x)[token, token], flat(map, residual, x)[token]
     for radius in RADII:
-        row = local_facts(subject_of(map, residual), one_token(x, token, radius)).row(token, alone(token, radius))
+        row = local_facts(subject_of(map, residual), one_token(x, token, radius)).row(
+            token, alone(token, radius)
+        )
         for y, step in moved(g, x, token, radius):
             away = flat(map, residual, y)[token] - here
             assert float(away.norm()) <= float(row.best)
@@ -138,7 +148,10 @@ def test_columns_are_those_of_the_jacobian(kind, support, seed):
 
 def test_other_columns_are_not_taken_for_the_last_ones():
     map, residual, x = drawn("mixed", r.Full(), 2)
-    heads, dense_jacobian = LocalHeads(subject_of(map, residual), one_token(x, 0, 1.0)), dense(map, residual, x)
+    heads, dense_jacobian = (
+        LocalHeads(subject_of(map, residual), one_token(x, 0, 1.0)),
+        dense(map, residual, x),
+    )
     for token in (1, 3, 3, 1):
         torch.testing.assert_close(heads.columns(torch.tensor([token])), dense_jacobian[:, [token]])
 
@@ -151,7 +164,9 @@ def test_bounds_stay_above_attacks(large, monkeypatch, kind, support, seed):
     for radius in RADII:
         domain, subject = one_token(x, seed + 1, radius), subject_of(map, residual)
         bound = theorem(subject, domain, Frobenius()).value
-        attack = falsify_deviation(whole(map, residual), domain, Frobenius(), steps=10, restarts=1, generator=generator(seed)).value
+        attack = falsify_deviation(
+            whole(map, residual), domain, Frobenius(), steps=10, restarts=1, generator=generator(seed)
+        ).value
         assert 0.05 * bound < attack <= bound, radius
         assert radius > 1e-3 or attack > 0.98 * bound
         assert "jacobian" not in local_facts(subject, domain).heads.__dict__
@@ -165,9 +180,13 @@ def test_the_whole_ladder_stays_above_attacks(large, kind):
         for radius in (0.1, 3.0):
             domain = one_token(x, 2, radius)
             found = deviation(whole(map, residual), domain, Frobenius())
-            attack = falsify_deviation(whole(map, residual), domain, Frobenius(), steps=10, restarts=1, generator=generator(seed)).value
+            attack = falsify_deviation(
+                whole(map, residual), domain, Frobenius(), steps=10, restarts=1, generator=generator(seed)
+            ).value
             assert all(attack <= rung.value for rung in (found, *found.others)), (support, radius)
-            assert residual or any("the theorem for one moving token stands in" in why for why in found.refused)
+            assert residual or any(
+                "the theorem for one moving token stands in" in why for why in found.refused
+            )
 
 
 def test_it_gives_away_little(monkeypatch):
@@ -179,7 +198,9 @@ def test_it_gives_away_little(monkeypatch):
             for limit in (facts.LARGE, 0):
                 with monkeypatch.context() as patched:
                     patched.setattr(facts, "LARGE", limit)
-                    values.append(theorem(subject_of(map, residual), one_token(x, 1, radius), Frobenius()).value)
+                    values.append(
+                        theorem(subject_of(map, residual), one_token(x, 1, radius), Frobenius()).value
+                    )
             assert 0.95 * values[0] <= values[1] <= 1.5 * values[0], (kind, support, radius)
 
 
@@ -189,11 +210,15 @@ def test_heads_side_by_side_keep_their_places(support):
     map, residual, x = drawn("side by side", support, 3)
     heads = LocalHeads(subject_of(map, residual), one_token(x, 1, 1.0))
     w_v = map.lookup.w_v
-    torch.testing.assert_close(torch.stack([_padded(heads, h) for h in range(HEADS)]).sum(0), torch.cat(list(w_v), -1))
+    torch.testing.assert_close(
+        torch.stack([_padded(heads, h) for h in range(HEADS)]).sum(0), torch.cat(list(w_v), -1)
+    )
     rest, g = [i for i in range(TOKENS) if i != 1], generator(4)
     for radius in RADII:
         away = max(float((map(y) - map(x))[:, rest].norm()) for y, _ in moved(g, x, 1, radius, 50))
-        bound = float(interval_bound(heads, [TokenMove(values, 1, radius) for values in heads.separate], exact(radius)))
+        bound = float(
+            interval_bound(heads, [TokenMove(values, 1, radius) for values in heads.separate], exact(radius))
+        )
         assert away <= bound
         assert radius > 1e-3 or away > 0.7 * bound
 
@@ -211,4 +236,6 @@ def test_nothing_is_kept_for_pairs_of_tokens(kind, support, seed, large, monkeyp
     for module in (heads, token_moves):
         monkeypatch.setattr(module, "AT_ONCE", 1)
     map, x = pytree.tree_map(torch.clone, map), x.clone()  # other facts
-    assert theorem(subject_of(map, residual), one_token(x, 1, 0.2), Frobenius()).value == pytest.approx(together, rel=1e-12)
+    assert theorem(subject_of(map, residual), one_token(x, 1, 0.2), Frobenius()).value == pytest.approx(
+        together, rel=1e-12
+    )

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from regard.certify import certify
 from regard.domains import Ball, Whole
 from regard.errors import ArgumentError
 from regard.lipschitz_norm import LipschitzNorm
 from regard.norms import Frobenius, TokenMax
+from regard.proofs import certify
 from tests.theorems.exact import D, frobenius_norm, generator, normal
 from tests.theorems.test_castin_general import rung
 
@@ -30,7 +30,9 @@ def test_worked_example():
     found = certify(LipschitzNorm(eye, eye, eye), Whole(), Frobenius())
     assert found.value == pytest.approx((math.e + 2 * math.sqrt(2)) * math.sqrt(3), rel=1e-9)
     counted = certify(LipschitzNorm(eye, eye, eye), Whole(tokens=3), Frobenius())
-    assert counted.value == pytest.approx((math.sqrt(3 / (1 + 2 * math.exp(-2))) + 2 * math.sqrt(2)) * math.sqrt(3), rel=1e-9)
+    assert counted.value == pytest.approx(
+        (math.sqrt(3 / (1 + 2 * math.exp(-2))) + 2 * math.sqrt(2)) * math.sqrt(3), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -1,4 +1,6 @@
-"""located: values in float64 are within their margin of values to fifty digits; and the margin is the one that is stated."""
+"""located: values in float64 are within their margin of values to fifty digits;
+and the margin is the one that is stated.
+"""
 
 import math
 
@@ -8,10 +10,22 @@ import torch
 
 import regard as r
 from regard._round import EPS, gamma
-from regard.certify.locating import located, score_size, slip
-from regard.certify.theorem import Refusal
-from regard.maps import Added, Affine, Compose, Gated, Heads, Normalize, Pointwise, Relu, Residual, Silu, ToContext
+from regard.maps import (
+    Added,
+    Affine,
+    Compose,
+    Gated,
+    Heads,
+    Normalize,
+    Pointwise,
+    Relu,
+    Residual,
+    Silu,
+    ToContext,
+)
 from regard.measure import Measure
+from regard.proofs.locating import locate, score_size, slip
+from regard.proofs.theorem import Refusal
 from tests.theorems.exact import D, generator, normal
 
 G = generator(31)
@@ -22,7 +36,7 @@ LONGEST = float(X.norm(dim=-1).max())
 
 
 def margin(map, x=X):
-    return located.one(map, Measure(x))[1]
+    return locate.one(map, Measure(x))[1]
 
 
 def size(tensor):
@@ -31,10 +45,12 @@ def size(tensor):
 
 def test_affine_maps():
     """γ(2d + 8) (|w|_F |x| + |b|)."""
-    assert margin(Affine(W, B)) == pytest.approx(gamma(14) * (size(W) * LONGEST + size(B)), rel=ALLOWED, abs=0)
+    assert margin(Affine(W, B)) == pytest.approx(
+        gamma(14) * (size(W) * LONGEST + size(B)), rel=ALLOWED, abs=0
+    )
     assert margin(Affine(W)) == pytest.approx(gamma(14) * size(W) * LONGEST, rel=ALLOWED, abs=0)
     exact = mpmath.matrix(X.tolist()) * mpmath.matrix(W.tolist())
-    value, allowed = located.one(Affine(W), Measure(X))
+    value, allowed = locate.one(Affine(W), Measure(X))
     seen = max(abs(exact[i, j] - value.points[i, j].item()) for i in range(4) for j in range(3))
     assert seen <= allowed
 
@@ -52,7 +68,9 @@ def test_norm_layers(centered):
     relative = float((1 + X.norm(dim=-1) / (s.square() + 0.01).sqrt()).max()) * gamma(8 * 3 + 64)
     for bias in (None, B):
         stated = 4 * (2 * math.sqrt(3) * relative + gamma(8) * (0 if bias is None else size(bias)))
-        assert margin(Normalize(0.01, weight, bias, centered=centered)) == pytest.approx(stated, rel=ALLOWED, abs=0)
+        assert margin(Normalize(0.01, weight, bias, centered=centered)) == pytest.approx(
+            stated, rel=ALLOWED, abs=0
+        )
 
 
 def test_a_norm_layer_whose_rounding_is_all_there_is():
@@ -108,7 +126,9 @@ def test_attention():
     stated = head_margin(score, size(W) * LONGEST + size(B))
     assert margin(r.Attention(dot, r.Linear(W, B))) == pytest.approx(stated, rel=ALLOWED, abs=0)
     factored = r.Attention(dot, r.Factored(W, 2 * W))
-    assert margin(factored) == pytest.approx(head_margin(score, 2 * size(W) ** 2 * LONGEST), rel=ALLOWED, abs=0)
+    assert margin(factored) == pytest.approx(
+        head_margin(score, 2 * size(W) ** 2 * LONGEST), rel=ALLOWED, abs=0
+    )
     positions = r.Attention(dot + r.Alibi(0.7), support=r.Causal())
     assert margin(positions) == pytest.approx(head_margin(score + 0.7 * 3, LONGEST), rel=ALLOWED, abs=0)
 
@@ -127,7 +147,9 @@ def test_attention_to_a_context():
     context = normal(G, 6, 3, scale=9.0)
     longest = float(context.norm(dim=-1).max())
     stated = head_margin(0.1 * longest**2, longest, tokens=10)
-    assert margin(ToContext(r.Attention(r.Dot(scale=0.1)), context)) == pytest.approx(stated, rel=ALLOWED, abs=0)
+    assert margin(ToContext(r.Attention(r.Dot(scale=0.1)), context)) == pytest.approx(
+        stated, rel=ALLOWED, abs=0
+    )
 
 
 def test_scores_without_digits_are_refused():
@@ -148,7 +170,10 @@ def test_sizes_of_scores():
         (r.Bilinear(a), size(a) * longest**2),
         (r.Gaussian(w_q=w, w_k=w, bandwidth=0.5, b_q=b), ((projected + size(w) * longest) / 0.5) ** 2),
         (r.Rotary(r.Dot(w, w)), (1 + 3) * (size(w) * longest) ** 2 / math.sqrt(2)),
-        (r.Rotary(r.Dot(w, w), frequencies=torch.tensor([2.0], dtype=D)), (1 + 6) * (size(w) * longest) ** 2 / math.sqrt(2)),
+        (
+            r.Rotary(r.Dot(w, w), frequencies=torch.tensor([2.0], dtype=D)),
+            (1 + 6) * (size(w) * longest) ** 2 / math.sqrt(2),
+        ),
         (r.potentials.base.Scaled(r.Dot(scale=1.0), -3.0), 3 * longest**2),
         (r.Dot(scale=1.0) + r.Bilinear(a) + r.Alibi(0.5), (1 + size(a)) * longest**2),
         (r.SoftCap(r.Dot(scale=1.0), 5.0), longest**2),

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from regard.attention import Attention
-from regard.certify import certify, deviation
-from regard.certify.falsification import falsify_deviation
-from regard.certify.theorems.mean_value import THEOREM, radius_in
 from regard.domains import Neighborhood, Radii
 from regard.maps import Affine, Compose, Pointwise, Residual, Tanh
 from regard.norms import Frobenius, TokenMax, TokenSum
 from regard.potentials import Dot
+from regard.proofs import certify, deviation
+from regard.proofs.falsification import falsify_deviation
+from regard.proofs.theorems.mean_value import THEOREM, radius_in
 
 D = torch.float64
 
@@ -41,7 +41,11 @@ def test_radii_between_norms():
 def test_never_exceeded(norm):
     x = _t(4, 3)
     for map in (Residual(Attention(Dot())), Compose((Affine(_t(3, 3, seed=1)), Pointwise(Tanh())))):
-        for domain in (Neighborhood(x, 0.1), Neighborhood(x, 0.1, TokenMax()), Radii(x, torch.tensor([0.0, 0.2, 0.0, 0.1], dtype=D))):
+        for domain in (
+            Neighborhood(x, 0.1),
+            Neighborhood(x, 0.1, TokenMax()),
+            Radii(x, torch.tensor([0.0, 0.2, 0.0, 0.1], dtype=D)),
+        ):
             bound = _rung(map, domain, norm)
             found = falsify_deviation(map, domain, norm, restarts=5, steps=6).value
             assert 0.05 * bound <= found <= bound * (1 + 1e-9)

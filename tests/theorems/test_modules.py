@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from regard.certify import certify, declare
-from regard.certify.modules import Unchanged
-from regard.certify.theorem import Refusal
 from regard.domains import Whole
 from regard.maps import Compose, Pointwise
 from regard.norms import TokenMax
+from regard.proofs import certify, declare
+from regard.proofs.modules import Unchanged
+from regard.proofs.theorem import Refusal
 
 D = torch.float64
 
@@ -20,7 +20,9 @@ def _modules() -> dict[str, nn.Module]:
     torch.manual_seed(0)
     separate = nn.MultiheadAttention(6, 2)
     weights = separate.in_proj_weight.detach().chunk(3)
-    separate.q_proj_weight, separate.k_proj_weight, separate.v_proj_weight = (nn.Parameter(part.clone()) for part in weights)
+    separate.q_proj_weight, separate.k_proj_weight, separate.v_proj_weight = (
+        nn.Parameter(part.clone()) for part in weights
+    )
     separate.in_proj_weight, separate._qkv_same_embed_dim = None, False
     packed = nn.MultiheadAttention(6, 3)
     for attention in (separate, packed):
@@ -50,9 +52,14 @@ def _modules() -> dict[str, nn.Module]:
         "attention without bias": nn.MultiheadAttention(6, 2, bias=False),
         "encoder layer": nn.TransformerEncoderLayer(6, 2, 8, batch_first=True),
         "encoder layer norm first": nn.TransformerEncoderLayer(6, 2, 8, activation="gelu", norm_first=True),
-        "encoder layer module activation": nn.TransformerEncoderLayer(6, 2, 8, activation=nn.SiLU(), bias=False),
+        "encoder layer module activation": nn.TransformerEncoderLayer(
+            6, 2, 8, activation=nn.SiLU(), bias=False
+        ),
         "encoder": nn.TransformerEncoder(
-            nn.TransformerEncoderLayer(6, 2, 8, batch_first=True), 2, nn.LayerNorm(6), enable_nested_tensor=False
+            nn.TransformerEncoderLayer(6, 2, 8, batch_first=True),
+            2,
+            nn.LayerNorm(6),
+            enable_nested_tensor=False,
         ),
     }
 
@@ -65,7 +72,9 @@ def test_declared_map_is_the_module(name):
     module = MODULES[name].double().eval()
     x = torch.randn(5, 6, generator=torch.Generator().manual_seed(1), dtype=D)
     with torch.no_grad():
-        expected = module(x, x, x, need_weights=False)[0] if isinstance(module, nn.MultiheadAttention) else module(x)
+        expected = (
+            module(x, x, x, need_weights=False)[0] if isinstance(module, nn.MultiheadAttention) else module(x)
+        )
     torch.testing.assert_close(declare.one(module)(x), expected, rtol=1e-12, atol=1e-12)
 
 

@@ -1,4 +1,6 @@
-"""One token moves: closed forms against random and ascended moves, every token, masks, heads, rows of one weight."""
+"""One token moves: closed forms against random and ascended moves, every token, masks, heads,
+rows of one weight.
+"""
 
 import math
 
@@ -6,11 +8,11 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify import deviation, falsify_deviation
-from regard.certify.theorems.one_token import THEOREM
 from regard.domains import Radii, one_token
 from regard.maps import Heads, Residual
 from regard.norms import Frobenius
+from regard.proofs import deviation, falsify_deviation
+from regard.proofs.theorems.one_token import THEOREM
 from tests.theorems.exact import SUPPORTS, D, bilinear_attention, generator, normal
 
 
@@ -78,17 +80,30 @@ def test_heads_residuals_and_ascent():
 
 
 def test_two_moving_tokens_are_another_theorem():
-    found = deviation(r.Attention(r.Dot()), Radii(normal(generator(7), 3, 2), torch.tensor([0.1, 0.1, 0.0], dtype=D)), Frobenius())
+    found = deviation(
+        r.Attention(r.Dot()),
+        Radii(normal(generator(7), 3, 2), torch.tensor([0.1, 0.1, 0.0], dtype=D)),
+        Frobenius(),
+    )
     assert not any(c.theorem.startswith(THEOREM.title) for c in (found, *found.others))
 
 
 def test_rows_of_other_normalizers_are_refused():
-    found = deviation(r.Attention(r.Dot(), normalizer=r.Sparsemax()), one_token(normal(generator(8), 3, 2), 1, 0.1), Frobenius())
-    assert any(why.startswith(THEOREM.title) and "rows of Sparsemax are not Gibbs laws" in why for why in found.refused)
+    found = deviation(
+        r.Attention(r.Dot(), normalizer=r.Sparsemax()),
+        one_token(normal(generator(8), 3, 2), 1, 0.1),
+        Frobenius(),
+    )
+    assert any(
+        why.startswith(THEOREM.title) and "rows of Sparsemax are not Gibbs laws" in why
+        for why in found.refused
+    )
 
 
 def test_what_is_left_when_all_weight_goes():
-    """Row 1 looks at token 0 alone, in float64; a short step turns it to token 1, which is far away in a direction scores do not see."""
+    """Row 1 looks at token 0 alone, in float64; a short step turns it to token 1,
+    which is far away in a direction scores do not see.
+    """
     a = torch.tensor([[1e4, 0.0], [0.0, 0.0]], dtype=D)
     attention = r.Attention(r.Bilinear(a))
     x = torch.tensor([[1.0, 10.0], [0.9, -10.0]], dtype=D)

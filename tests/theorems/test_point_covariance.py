@@ -1,13 +1,24 @@
-"""At a point, by covariances: worked value, exact Jacobians of every kind, tokens far from the origin, one-hot rows, refusals."""
+"""At a point, by covariances: worked value, exact Jacobians of every kind, tokens far from the origin,
+one-hot rows, refusals.
+"""
 
 import pytest
 import torch
 
 import regard as r
-from regard.certify import certify
 from regard.domains import Neighborhood, Radii
 from regard.norms import Frobenius, TokenMax
-from tests.theorems.exact import SUPPORTS, D, bilinear_attention, frobenius_norm, generator, normal, token_max_norm, worked
+from regard.proofs import certify
+from tests.theorems.exact import (
+    SUPPORTS,
+    D,
+    bilinear_attention,
+    frobenius_norm,
+    generator,
+    normal,
+    token_max_norm,
+    worked,
+)
 from tests.theorems.test_castin_general import rung
 
 NORMS = ((TokenMax(), token_max_norm), (Frobenius(), frobenius_norm))
@@ -49,7 +60,9 @@ def test_weights_of_tokens():
 
 
 def test_far_from_the_origin():
-    """Tokens r + c and bilinear scores are tokens r with a query bias Aᵀc, exactly where nothing is rounded."""
+    """Tokens r + c and bilinear scores are tokens r with a query bias Aᵀc,
+    exactly where nothing is rounded.
+    """
     g = generator(3)
     small = (normal(g, 5, 2) * 2**10).round() / 2**10
     center = torch.tensor([2.0**20, -(2.0**18)], dtype=D)
@@ -81,7 +94,11 @@ def test_tightness():
 def test_refusals():
     g = generator(0)
     w = normal(g, 3, 2)
-    found = certify(r.Attention(r.Gaussian(w, w), r.Linear(normal(g, 3, 2))), Neighborhood(normal(g, 4, 3), 0.0), Frobenius())
+    found = certify(
+        r.Attention(r.Gaussian(w, w), r.Linear(normal(g, 3, 2))),
+        Neighborhood(normal(g, 4, 3), 0.0),
+        Frobenius(),
+    )
     assert any(WORDS in why and "without projections" in why for why in found.refused)
     moving = certify(bilinear_attention(g, 3, 2), Neighborhood(normal(g, 4, 3), 0.1), Frobenius())
     assert all(WORDS not in c.theorem for c in (moving, *moving.others))

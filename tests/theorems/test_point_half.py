@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify import certify
 from regard.domains import Neighborhood
 from regard.norms import Frobenius
+from regard.proofs import certify
 from tests.theorems.exact import SUPPORTS, D, bilinear_attention, frobenius_norm, generator, normal, worked
 from tests.theorems.test_castin_general import rung
 
@@ -21,7 +21,9 @@ def test_worked_example():
     x, a, w = worked()
     attention = r.Attention(r.Bilinear(a), r.Linear(w))
     p, size = attention.weights(x), torch.linalg.matrix_norm(x, 2) ** 2
-    expected = torch.linalg.matrix_norm(w, 2) * (torch.linalg.matrix_norm(p, 2) + torch.linalg.matrix_norm(a, 2) * size)
+    expected = torch.linalg.matrix_norm(w, 2) * (
+        torch.linalg.matrix_norm(p, 2) + torch.linalg.matrix_norm(a, 2) * size
+    )
     assert at(attention, x) == pytest.approx(float(expected), rel=1e-9)
 
 

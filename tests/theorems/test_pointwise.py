@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from regard.certify import certify, deviation, falsify
-from regard.certify.falsification import falsify_deviation
 from regard.domains import Ball, Neighborhood, Whole
 from regard.maps import Activation, Gelu, Pointwise, Relu, Silu, Tanh
 from regard.norms import EntryMax, Frobenius, TokenMax, TokenSum, Wasserstein
+from regard.proofs import certify, deviation, falsify
+from regard.proofs.falsification import falsify_deviation
 
 D = torch.float64
 ALL = [Relu(), Gelu(), Gelu(tanh=True), Silu(), Silu(1.702), Silu(-0.5), Tanh()]

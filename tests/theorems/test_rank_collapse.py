@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify.theorems.rank_collapse import collapse_after, consensus, rank_collapse
 from regard.domains import Ball
 from regard.maps import Heads, Residual
+from regard.proofs.theorems.rank_collapse import collapse_after, consensus, rank_collapse
 
 
 def draw(generator, *shape):
@@ -28,7 +28,9 @@ def reached(map, x, center=None, norm=r.TokenMax()):
 def test_worked_example():
     x = torch.tensor([[math.sin(1 + 3 * i + j) for j in range(3)] for i in range(4)], dtype=torch.float64)
     a = torch.tensor([[math.cos(2 + 3 * i + j) / 2 for j in range(3)] for i in range(3)], dtype=torch.float64)
-    w = torch.tensor([[math.sin(3 + 2 * (3 * i + j)) for j in range(3)] for i in range(3)], dtype=torch.float64)
+    w = torch.tensor(
+        [[math.sin(3 + 2 * (3 * i + j)) for j in range(3)] for i in range(3)], dtype=torch.float64
+    )
     attention = r.Attention(r.Bilinear(a), r.Linear(w))
     certificate = rank_collapse(attention, x, x.mean(0))
     assert certificate.value == pytest.approx(4.2950324640272175, rel=1e-9)
@@ -39,11 +41,17 @@ def test_worked_example():
 
 CASES = {
     "bilinear": lambda g: r.Attention(r.Bilinear(draw(g, 3, 3)), r.Linear(draw(g, 3, 2), draw(g, 2))),
-    "biases": lambda g: r.Attention(r.Dot(draw(g, 3, 2), draw(g, 3, 2), b_q=draw(g, 2), b_k=draw(g, 2)), r.Linear(draw(g, 3, 3))),
+    "biases": lambda g: r.Attention(
+        r.Dot(draw(g, 3, 2), draw(g, 3, 2), b_q=draw(g, 2), b_k=draw(g, 2)), r.Linear(draw(g, 3, 3))
+    ),
     "temperature": lambda g: r.Attention(r.Dot(), normalizer=r.Softmax(0.4)),
-    "side by side": lambda g: r.Attention(r.Dot(draw(g, 4, 3, 2), draw(g, 4, 3, 2)), r.Linear(draw(g, 4, 3, 2), draw(g, 4, 2))),
+    "side by side": lambda g: r.Attention(
+        r.Dot(draw(g, 4, 3, 2), draw(g, 4, 3, 2)), r.Linear(draw(g, 4, 3, 2), draw(g, 4, 2))
+    ),
     "grouped": lambda g: Heads(
-        r.Attention(r.Dot(draw(g, 4, 3, 2), draw(g, 2, 3, 2)), r.Linear(draw(g, 2, 3, 2))), draw(g, 4, 2, 3), draw(g, 3)
+        r.Attention(r.Dot(draw(g, 4, 3, 2), draw(g, 2, 3, 2)), r.Linear(draw(g, 2, 3, 2))),
+        draw(g, 4, 2, 3),
+        draw(g, 3),
     ),
     "one rank": lambda g: r.Attention(r.Bilinear(draw(g, 3, 1) @ draw(g, 1, 3))),
 }
@@ -56,7 +64,9 @@ def test_random_instances_stay_below(name, norm):
     for trial in range(25):
         map = CASES[name](generator)
         size = 1 + trial % 6
-        x = 10.0 ** float(torch.rand((), generator=generator) * 2 - 1.5) * draw(generator, size, 3) + draw(generator, 3)
+        x = 10.0 ** float(torch.rand((), generator=generator) * 2 - 1.5) * draw(generator, size, 3) + draw(
+            generator, 3
+        )
         for center in (None, x[0], x.mean(0) + 0.3 * draw(generator, 3)):
             certificate = rank_collapse(map, x, center, norm)
             assert reached(map, x, center, norm) <= certificate.value + 1e-13
@@ -99,7 +109,11 @@ def test_gradient_ascent_stays_below():
 def test_layers_in_a_row():
     """κ^{(3^L - 1)/2} ρ^{3^L}, and tokens that really pass through stay below."""
     generator = torch.Generator().manual_seed(3)
-    layers = [CASES["bilinear"](generator), r.Attention(r.Dot(draw(generator, 2, 2), draw(generator, 2, 2))), r.Attention(r.Dot())]
+    layers = [
+        CASES["bilinear"](generator),
+        r.Attention(r.Dot(draw(generator, 2, 2), draw(generator, 2, 2))),
+        r.Attention(r.Dot()),
+    ]
     x = 0.3 * draw(generator, 6, 3) + draw(generator, 3)
     center = x.mean(0)
     domain = Ball(float((x - center).norm(dim=-1).max()) * (1 + 1e-12), center)
@@ -142,12 +156,12 @@ def test_refusals(map, sentence):
 
 def test_bad_input():
     x = torch.ones(3, 2, dtype=torch.float64)
-    with pytest.raises(r.ArgumentError, match="center: has shape"):
+    with pytest.raises(r.errors.ArgumentError, match="center: has shape"):
         rank_collapse(r.Attention(r.Dot()), x, torch.ones(3))
-    with pytest.raises(r.RefusalError, match="are not bilinear"):
+    with pytest.raises(r.errors.RefusalError, match="are not bilinear"):
         consensus(r.Attention(r.Gaussian()), x)
     assert "TokenSum" in rank_collapse(r.Attention(r.Dot()), x, norm=r.TokenSum()).refused[0]
-    with pytest.raises(r.ArgumentError, match="give Ball"):
+    with pytest.raises(r.errors.ArgumentError, match="give Ball"):
         collapse_after([r.Attention(r.Dot())], x)
 
 
@@ -164,7 +178,11 @@ def test_the_bound_is_its_formula(mixed):
         return float(torch.linalg.matrix_norm(matrix, 2))
 
     joined_ = math.hypot(*(two(w[h]) * two(a[h]) for h in range(2)))
-    stated = min(two(w_o.reshape(4, 3)) * joined_, sum(two(w[h] @ w_o[h]) * two(a[h]) for h in range(2))) if mixed else joined_
+    stated = (
+        min(two(w_o.reshape(4, 3)) * joined_, sum(two(w[h] @ w_o[h]) * two(a[h]) for h in range(2)))
+        if mixed
+        else joined_
+    )
     x = draw(g, 5, 3)
     offsets = [(x - center).norm(dim=-1) for center in (x.mean(0), 0.5 * (x.amax(0) + x.amin(0)))]
     best = min(offsets, key=lambda lengths: float(lengths.max()))

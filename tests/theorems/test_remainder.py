@@ -1,4 +1,6 @@
-"""The move of every row: every subset of tokens, masks, weights, extreme sizes; never below what moves show."""
+"""The move of every row: every subset of tokens, masks, weights, extreme sizes;
+never below what moves show.
+"""
 
 import itertools
 import math
@@ -7,11 +9,11 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify import deviation, falsify_deviation
-from regard.certify.subject import subject_of
-from regard.certify.theorems.remainder import THEOREM, row_deviations
 from regard.domains import Neighborhood, Radii
 from regard.norms import Frobenius, TokenMax, TokenSum
+from regard.proofs import deviation, falsify_deviation
+from regard.proofs.subject import subject_of
+from regard.proofs.theorems.remainder import THEOREM, row_deviations
 from tests.theorems.exact import SUPPORTS, D, bilinear_attention, generator, normal
 
 
@@ -35,7 +37,9 @@ def test_every_subset_of_tokens(seed, support):
         radii = 10 ** float(normal(g, 1)) * 0.3 * torch.tensor(subset, dtype=D)
         rows = row_deviations(subject_of(attention), Radii(x, radii)).bound
         for _ in range(6):
-            assert bool(((attention(moved(g, x, radii)) - here).norm(dim=-1) <= rows * (1 + 1e-12) + 1e-13).all())
+            assert bool(
+                ((attention(moved(g, x, radii)) - here).norm(dim=-1) <= rows * (1 + 1e-12) + 1e-13).all()
+            )
 
 
 @pytest.mark.parametrize("norm", [Frobenius(), TokenMax(), TokenSum()])
@@ -51,12 +55,18 @@ def test_ascended_moves_stay_below_and_are_close_for_small_radii(norm):
 
 @pytest.mark.parametrize("norm", [Frobenius(), TokenMax(), TokenSum()])
 def test_a_weight_that_underflows_comes_back(norm):
-    """Scores ±1000: token 0 walks from 1 to -½, and its row turns to the other token: a move of 2, not of 1.5."""
+    """Scores ±1000: token 0 walks from 1 to -½, and its row turns to the other token: a move of 2,
+    not of 1.5.
+    """
     attention = r.Attention(r.Bilinear(torch.tensor([[1000.0]], dtype=D)))
     x, y = torch.tensor([[1.0], [-1.0]], dtype=D), torch.tensor([[-0.5], [-1.0]], dtype=D)
     seen = float(norm.of(attention(y) - attention(x)))
     assert seen == pytest.approx(2.0)
-    for domain in (Radii(x, torch.tensor([1.5, 0.0], dtype=D)), Neighborhood(x, 1.5), Neighborhood(x, 1.5, TokenMax())):
+    for domain in (
+        Radii(x, torch.tensor([1.5, 0.0], dtype=D)),
+        Neighborhood(x, 1.5),
+        Neighborhood(x, 1.5, TokenMax()),
+    ):
         found = deviation(attention, domain, norm)
         for claim in (found, *found.others):
             assert claim.value >= seen, claim
@@ -80,9 +90,17 @@ def test_extreme_sizes(size, scale):
 @pytest.mark.parametrize(
     "potential",
     [
-        r.Rotary(r.Dot(torch.eye(2, dtype=D), 2 * torch.eye(2, dtype=D), b_q=torch.ones(2, dtype=D), b_k=torch.ones(1, dtype=D)), base=3.0),
+        r.Rotary(
+            r.Dot(
+                torch.eye(2, dtype=D),
+                2 * torch.eye(2, dtype=D),
+                b_q=torch.ones(2, dtype=D),
+                b_k=torch.ones(1, dtype=D),
+            ),
+            base=3.0,
+        ),
         r.Dot() + r.Alibi(0.5),
-        r.Dot() + r.RelativeBias(torch.arange(7, dtype=D), r.Clipped(3)),
+        r.Dot() + r.RelativeBias(torch.arange(7, dtype=D), r.potentials.Clipped(3)),
         r.Bilinear(torch.zeros(2, 2, dtype=D)),
         r.Alibi(1.0),
         -1.0 * r.Dot(),
@@ -117,4 +135,6 @@ def test_huge_moves_saturate():
 
 def test_what_is_not_bilinear_is_refused():
     found = deviation(r.Attention(r.Gaussian()), Neighborhood(torch.ones(2, 2, dtype=D), 0.1), TokenMax())
-    assert any(why.startswith(THEOREM.title) and "not bilinear in pairs of tokens" in why for why in found.refused)
+    assert any(
+        why.startswith(THEOREM.title) and "not bilinear in pairs of tokens" in why for why in found.refused
+    )

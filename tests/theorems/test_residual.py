@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from regard.attention import Attention
-from regard.certify import Refusal, certify, deviation, falsify
-from regard.certify.falsification import falsify_deviation
 from regard.domains import Ball, Neighborhood, Whole, one_token
 from regard.lookups import Linear
 from regard.maps import Affine, Residual
 from regard.norms import Frobenius, TokenMax, TokenSum, Wasserstein
 from regard.potentials import Dot
+from regard.proofs import Refusal, certify, deviation, falsify
+from regard.proofs.falsification import falsify_deviation
 from regard.supports import Causal
 from regard.transport import wasserstein
 
@@ -25,7 +25,8 @@ def _t(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def _attention(seed: int = 0) -> Attention:
     return Attention(
-        Dot(_t(3, 2, seed=seed), _t(3, 2, seed=seed + 1), b_q=_t(2, seed=seed + 2)), Linear(_t(3, 3, seed=seed + 3), _t(3, seed=seed + 4))
+        Dot(_t(3, 2, seed=seed), _t(3, 2, seed=seed + 1), b_q=_t(2, seed=seed + 2)),
+        Linear(_t(3, 3, seed=seed + 3), _t(3, seed=seed + 4)),
     )
 
 
@@ -38,7 +39,16 @@ def test_worked_example():
 
 
 @pytest.mark.parametrize(
-    "norm", [TokenMax(), Frobenius(), TokenSum(), Wasserstein(1.0), Wasserstein(2.0), Wasserstein(3.0), Wasserstein(math.inf)]
+    "norm",
+    [
+        TokenMax(),
+        Frobenius(),
+        TokenSum(),
+        Wasserstein(1.0),
+        Wasserstein(2.0),
+        Wasserstein(3.0),
+        Wasserstein(math.inf),
+    ],
 )
 @pytest.mark.parametrize("seed", [50])
 def test_never_exceeded(norm, seed):
@@ -58,48 +68,62 @@ def test_deviations_never_exceeded():
 
 @pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0, math.inf])
 def test_measures_need_a_coupling(p):
-    """(id + T_μ)_# is not bounded by a constant of T_μ# alone, but `wasserstein` bounds T_μ(X) - T_ν(Y) for every coupling."""
+    """(id + T_μ)_# is not bounded by a constant of T_μ# alone,
+    but `wasserstein` bounds T_μ(X) - T_ν(Y) for every coupling.
+    """
     inner, domain = _attention(), Ball(0.5, tokens=4)
     found = certify(Residual(inner), domain, Wasserstein(p))
     assert found.parts[0].theorem.startswith("self-attention as a map of measures")
     rungs = (alone := certify(inner, domain, Wasserstein(p)), *alone.others)
-    (coupled,) = [rung.value for rung in rungs if rung.theorem.startswith("self-attention as a map of measures")]
+    (coupled,) = [
+        rung.value for rung in rungs if rung.theorem.startswith("self-attention as a map of measures")
+    ]
     assert found.value == pytest.approx(1 + coupled, rel=1e-12)
 
 
 @pytest.mark.parametrize("p", [1.0, 1.5, 3.0, math.inf])
 def test_measures_attain_it(p):
-    """Scores that see nothing give every token the mean: a law that is moved as a whole moves twice as far."""
+    """Scores that see nothing give every token the mean:
+    a law that is moved as a whole moves twice as far.
+    """
     map, x = Residual(Attention(Dot(scale=1e-9))), 0.4 * _t(4, 3) / _t(4, 3).norm(dim=-1, keepdim=True)
     moved = x + torch.tensor([0.1, 0.0, 0.0], dtype=D)
     seen = float(wasserstein(map(x), map(moved), p) / wasserstein(x, moved, p))
-    assert certify(map, Ball(1.0, torch.zeros(3, dtype=D)), Wasserstein(p)).value == pytest.approx(seen, rel=1e-6)
+    assert certify(map, Ball(1.0, torch.zeros(3, dtype=D)), Wasserstein(p)).value == pytest.approx(
+        seen, rel=1e-6
+    )
 
 
 def test_published_constants_of_measures_are_no_coupling():
     """The mean-field constant is one of μ ↦ T_μ#μ: it may be on the ladder inside, and is not used."""
-    from regard.certify.theorems.residual import coupled
+    from regard.proofs.theorems.residual import smallest_for_couplings
 
     inner, norm = _attention(), Wasserstein(1.0)
     best = certify(inner, Ball(0.5, tokens=4), norm)
     (published,) = [rung for rung in best.others if "mean-field" in rung.theorem or "castin" in rung.theorem]
     with pytest.raises(Refusal, match="does not hold coupling by coupling"):
-        coupled(inner, published, norm)
+        smallest_for_couplings(inner, published, norm)
 
 
 @pytest.mark.parametrize("p", [1.0, 1.5, 3.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_laws_with_different_atoms(p, seed):
-    """Exact transport between laws of other sizes, far apart and close together, before and after x + T_μ(x)."""
+    """Exact transport between laws of other sizes, far apart and close together,
+    before and after x + T_μ(x).
+    """
     g = torch.Generator().manual_seed(seed)
     map = Residual(Attention(Dot(scale=float(0.1 + seed)), Linear(_t(3, 3, seed=seed))))
     bound = certify(map, Ball(1.0), Wasserstein(p)).value
     for atoms in ((4, 4), (2, 6), (3, 5), (1, 4)):
         first, second = (torch.randn(n, 3, generator=g, dtype=D) for n in atoms)
         first, second = first / first.norm(dim=-1, keepdim=True), second / second.norm(dim=-1, keepdim=True)
-        near = (first.repeat(2, 1) * (1 - 1e-3) + 1e-3 * second[:1]) * torch.rand(2 * len(first), 1, generator=g, dtype=D) ** 1e-3
+        near = (first.repeat(2, 1) * (1 - 1e-3) + 1e-3 * second[:1]) * torch.rand(
+            2 * len(first), 1, generator=g, dtype=D
+        ) ** 1e-3
         for other in (second, near):
-            before, after = (float(wasserstein(a, b, p)) for a, b in ((first, other), (map(first), map(other))))
+            before, after = (
+                float(wasserstein(a, b, p)) for a, b in ((first, other), (map(first), map(other)))
+            )
             assert after <= bound * before * (1 + 1e-9) + 1e-12 < math.inf
 
 

@@ -1,4 +1,6 @@
-"""Entmax and sparsemax: the counterexample to the softmax form, attacks on balls and at points, ties, refusals."""
+"""Entmax and sparsemax: the counterexample to the softmax form, attacks on balls and at points, ties,
+refusals.
+"""
 
 import math
 
@@ -6,12 +8,21 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify import certify
-from regard.certify.theorems.row_normalizers import entmax_constant
 from regard.domains import Ball, Neighborhood, Radii
 from regard.errors import ArgumentError
 from regard.norms import Frobenius, TokenMax
-from tests.theorems.exact import SUPPORTS, D, bilinear_attention, frobenius_norm, generator, in_ball, normal, token_max_norm
+from regard.proofs import certify
+from regard.proofs.theorems.row_normalizers import entmax_constant
+from tests.theorems.exact import (
+    SUPPORTS,
+    D,
+    bilinear_attention,
+    frobenius_norm,
+    generator,
+    in_ball,
+    normal,
+    token_max_norm,
+)
 
 LAWS = [r.Sparsemax(), r.Entmax(1.5), r.Entmax(1.1), r.Entmax(1.9), r.Entmax(2.0)]
 NORMS = ((TokenMax(), token_max_norm), (Frobenius(), frobenius_norm))
@@ -24,7 +35,9 @@ def counterexample():
 
 
 def softmax_form(attention, x):
-    """√(max_j Σ_i P_ij (w² + σ_i² a_i²)) + max_i σ_i ζ_i with the derivative of sparsemax in σ and ζ: what does not hold."""
+    """√(max_j Σ_i P_ij (w² + σ_i² a_i²)) + max_i σ_i ζ_i with the derivative of sparsemax in σ and ζ:
+    what does not hold.
+    """
     a, w = attention.potential.a, attention.lookup.w_v
     p = attention.weights(x)
     sigma, zeta = [], []
@@ -98,14 +111,18 @@ def test_growth_with_the_number_of_tokens_is_real():
 def test_refusals():
     g = generator(0)
     for alpha, sentence in ((1.0, "write Softmax"), (2.5, "infinite slope")):
-        found = certify(bilinear_attention(g, 3, 2, normalizer=r.Entmax(alpha)), Ball(1.0, tokens=3), TokenMax())
+        found = certify(
+            bilinear_attention(g, 3, 2, normalizer=r.Entmax(alpha)), Ball(1.0, tokens=3), TokenMax()
+        )
         assert math.isinf(found.value)
         assert any(sentence in why for why in found.refused)
     uncounted = certify(bilinear_attention(g, 3, 2, normalizer=r.Sparsemax()), Ball(1.0), TokenMax())
     assert any("say how many tokens" in why for why in uncounted.refused)
 
 
-@pytest.mark.parametrize(("alpha", "n", "value"), [(1.5, 50, 0.7102155132), (1.75, 50, 0.9091045898), (1.25, 10, 0.5946035575)])
+@pytest.mark.parametrize(
+    ("alpha", "n", "value"), [(1.5, 50, 0.7102155132), (1.75, 50, 0.9091045898), (1.25, 10, 0.5946035575)]
+)
 def test_the_constant_of_the_law_is_a_conjecture(alpha, n, value):
     found = entmax_constant(alpha, n)
     assert float(found) == pytest.approx(value, abs=1e-9)

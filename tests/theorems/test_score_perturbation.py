@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify.theorems.score_perturbation import perturbation, score_perturbation
+from regard.proofs.theorems.score_perturbation import perturbation, score_perturbation
 from regard.transport import wasserstein
 
 
@@ -18,7 +18,10 @@ def draw(generator, *shape):
 def test_two_atoms_attain_it(oscillation):
     """Masses 1/(1 + e^{o/2}) and the rest: the total variation is tanh(o/4) exactly."""
     share = 1 / (1 + math.exp(oscillation / 2))
-    mu = r.Measure(torch.tensor([[0.0], [1.0]], dtype=torch.float64), torch.tensor([1 - share, share], dtype=torch.float64).log())
+    mu = r.Measure(
+        torch.tensor([[0.0], [1.0]], dtype=torch.float64),
+        torch.tensor([1 - share, share], dtype=torch.float64).log(),
+    )
     moved = mu.reweight(torch.tensor([0.0, oscillation], dtype=torch.float64))
     reached = float(moved.masses()[1] - mu.masses()[1])
     certificate = score_perturbation(oscillation)
@@ -73,7 +76,7 @@ def test_what_it_says():
     assert "assumed: points are at most 3.0 apart" in str(certificate)
     assert score_perturbation(0.0).value == 0.0
     assert score_perturbation(math.inf, 2.0).value >= 2.0
-    with pytest.raises(r.ArgumentError, match="oscillation: is -1"):
+    with pytest.raises(r.errors.ArgumentError, match="oscillation: is -1"):
         score_perturbation(-1.0)
-    with pytest.raises(r.ArgumentError, match="diameter: is nan"):
+    with pytest.raises(r.errors.ArgumentError, match="diameter: is nan"):
         score_perturbation(1.0, math.nan)

@@ -1,4 +1,6 @@
-"""Slopes of scores on a ball: each of the five numbers against a grid of pairs of tokens on a line, from both sides."""
+"""Slopes of scores on a ball: each of the five numbers against a grid of pairs of tokens on a line,
+from both sides.
+"""
 
 import math
 
@@ -7,8 +9,8 @@ import torch
 
 import regard as r
 from regard._round import gamma
-from regard.certify.scores import BallFacts, bilinear, slopes
 from regard.potentials.base import Scaled, Sum
+from regard.proofs.scores import BallFacts, bilinear, slopes
 from tests.theorems.exact import D, generator, normal
 
 CENTER, RADIUS = 0.75, 1.25
@@ -34,7 +36,14 @@ def on_a_line(potential, center=CENTER, radius=RADIUS, steps=500):
     z = (scores(tokens + step, tokens) - scores(tokens - step, tokens)) / (2 * step)
     s = scores(tokens, tokens)
     spreads = [float((part.amax(-1) - part.amin(-1)).max()) for part in (v, z, s)]
-    return float(v.abs().max()), spreads[0] / 2, spreads[1] / 2, float(z.abs().max()), spreads[2], spreads[0] / 2
+    return (
+        float(v.abs().max()),
+        spreads[0] / 2,
+        spreads[1] / 2,
+        float(z.abs().max()),
+        spreads[2],
+        spreads[0] / 2,
+    )
 
 
 W_Q, W_K, B_Q, B_K = one(1.5), one(-0.5), torch.tensor([0.25], dtype=D), torch.tensor([-1.0], dtype=D)
@@ -47,7 +56,10 @@ CASES = {
     "gaussian": (r.Gaussian(bandwidth=0.8), {"nu": 0.0}),
     "gaussian, tied": (r.Gaussian(w_q=one(1.5), w_k=one(1.5), bandwidth=0.8), {}),
     "gaussian, one projection": (r.Gaussian(w_k=one(1.5), bandwidth=0.8), {"osc": 1.1}),
-    "gaussian, biases": (r.Gaussian(w_q=one(1.5), w_k=one(0.5), bandwidth=2.0, b_q=B_Q, b_k=B_K), {"osc": 1.162}),
+    "gaussian, biases": (
+        r.Gaussian(w_q=one(1.5), w_k=one(0.5), bandwidth=2.0, b_q=B_Q, b_k=B_K),
+        {"osc": 1.162},
+    ),
     "laplace": (r.Laplace(bandwidth=0.8), {}),
     "laplace, tied": (r.Laplace(bandwidth=0.8, w_q=one(1.5), w_k=one(1.5)), {}),
     "laplace, biases": (
@@ -64,20 +76,31 @@ CASES = {
         {"nu": 1.008, "kappa": 1.008, "reversed_nu": 1.008, "osc": 1.11},
     ),
     # the Jacobian of k/|k| is not negative, so v never turns around: a ball half as wide would hold it
-    "cosine": (r.Cosine(temperature=3.0, eps=1e-2, w_q=one(2.0), w_k=one(3.0)), {"nu": 2.0, "reversed_nu": 2.0}),
+    "cosine": (
+        r.Cosine(temperature=3.0, eps=1e-2, w_q=one(2.0), w_k=one(3.0)),
+        {"nu": 2.0, "reversed_nu": 2.0},
+    ),
     "additive": (r.Additive(one(8.0), one(-6.0), torch.tensor([1.25], dtype=D)), {}),
     "capped": (r.SoftCap(r.Dot(W_Q, one(4.0), scale=3.0), 2.0), {"kappa": 1.6}),
-    "capped distance": (r.SoftCap(r.Gaussian(bandwidth=0.8), 1e3), {"nu": 2.0, "kappa": 2.0, "reversed_nu": 2.0}),
+    "capped distance": (
+        r.SoftCap(r.Gaussian(bandwidth=0.8), 1e3),
+        {"nu": 2.0, "kappa": 2.0, "reversed_nu": 2.0},
+    ),
     "sum": (Sum((r.Dot(scale=0.7), r.Bilinear(one(0.5)), r.Alibi(0.3))), {}),
     "scaled": (Scaled(r.Dot(W_Q, W_K, scale=0.7, b_q=B_Q, b_k=B_K), -2.5), {}),
     "scaled sum": (Scaled(Sum((r.Dot(scale=0.7), r.Gaussian(bandwidth=0.8))), 0.5), {"nu": 0.0}),
-    "negative sum": (Scaled(Sum((r.Bilinear(one(0.7)), r.Gaussian(bandwidth=0.8))), -0.5), {"reversed_nu": 0.0, "alpha": 3, "osc": 3}),
+    "negative sum": (
+        Scaled(Sum((r.Bilinear(one(0.7)), r.Gaussian(bandwidth=0.8))), -0.5),
+        {"reversed_nu": 0.0, "alpha": 3, "osc": 3},
+    ),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_slopes_are_attained_on_a_line(name):
-    """alpha, nu, kappa, reach and osc are above what the grid shows, and no farther than the factor that is stated here."""
+    """alpha, nu, kappa, reach and osc are above what the grid shows,
+    and no farther than the factor that is stated here.
+    """
     potential, factors = CASES[name]
     found = slopes.one(potential, ball(torch.tensor([CENTER], dtype=D), RADIUS))
     ratios = {}
@@ -98,11 +121,15 @@ def test_slopes_of_no_multiple_are_zero():
 
 @pytest.mark.parametrize("factor", [None, -2.0])
 def test_slopes_of_rotary_scores_are_attained(factor):
-    """A half turn between two positions: the slope of a pair points the other way, and the score has the other sign."""
+    """A half turn between two positions: the slope of a pair points the other way,
+    and the score has the other sign.
+    """
     center, radius, eye = torch.tensor([0.6, 0.8], dtype=D), 1.5, torch.eye(2, dtype=D)
     bias = torch.tensor([0.3, 0.4], dtype=D)
     dot = r.Dot(2 * eye, 3 * eye, scale=0.5, b_q=bias, b_k=-bias)
-    potential = r.Rotary(dot if factor is None else Scaled(dot, factor), frequencies=torch.tensor([math.pi], dtype=D))
+    potential = r.Rotary(
+        dot if factor is None else Scaled(dot, factor), frequencies=torch.tensor([math.pi], dtype=D)
+    )
     found = slopes.one(potential, ball(center, radius))
     far = (1 + radius) * center  # the longest token, along both biases
     x, y = far.unsqueeze(0).requires_grad_(), torch.stack([-far, -far]).requires_grad_()
@@ -110,22 +137,32 @@ def test_slopes_of_rotary_scores_are_attained(factor):
     v = torch.stack([torch.autograd.grad(scores[0, j], y, retain_graph=True)[0][j] for j in range(2)])
     z = torch.stack([torch.autograd.grad(scores[0, j], x, retain_graph=True)[0][0] for j in range(2)])
     assert float(found.alpha) == pytest.approx(float(v[0].norm()), rel=1e-9, abs=0)
-    assert float(found.nu) == float(found.reversed_nu) == pytest.approx(float((v[0] - v[1]).norm()) / 2, rel=1e-9, abs=0)
+    assert (
+        float(found.nu)
+        == float(found.reversed_nu)
+        == pytest.approx(float((v[0] - v[1]).norm()) / 2, rel=1e-9, abs=0)
+    )
     assert float(found.reach) == pytest.approx(float(z[0].norm()), rel=1e-9, abs=0)
     assert float(found.kappa) == pytest.approx(float((z[0] - z[1]).norm()) / 2, rel=1e-9, abs=0)
-    assert float(found.osc) == pytest.approx(abs(float((scores[0, 0] - scores[0, 1]).detach())), rel=1e-9, abs=0)
+    assert float(found.osc) == pytest.approx(
+        abs(float((scores[0, 0] - scores[0, 1]).detach())), rel=1e-9, abs=0
+    )
 
 
 def test_a_projection_that_is_missing_is_the_identity():
     """Rotary scores of tokens as they are, with the scale 1/√d of their width."""
     potential = r.Rotary(r.Dot(), frequencies=torch.tensor([math.pi, math.pi], dtype=D))
     found = slopes.one(potential, ball(torch.zeros(4, dtype=D), 1.5))
-    assert [float(found.alpha), float(found.reach), float(found.osc)] == pytest.approx([0.75, 0.75, 2.25], rel=1e-9, abs=0)
+    assert [float(found.alpha), float(found.reach), float(found.osc)] == pytest.approx(
+        [0.75, 0.75, 2.25], rel=1e-9, abs=0
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_forms_are_the_scores(seed):
-    """xᵀAy + β·y + γ·x, up to constants, within the errors that are stated; and the errors are those of the proof."""
+    """xᵀAy + β·y + γ·x, up to constants, within the errors that are stated;
+    and the errors are those of the proof.
+    """
     g = generator(seed)
     w_q, w_k, b_q, b_k = normal(g, 4, 3), normal(g, 4, 3), normal(g, 3), normal(g, 3)
     dot = r.Dot(w_q, w_k, scale=0.7, b_q=b_q, b_k=b_k)
@@ -147,7 +184,10 @@ def test_forms_are_the_scores(seed):
     added = gamma(4) * 3 * (float((exact + other.a).norm()) + float(exact.norm()) + float(other.a.norm()))
     again = gamma(4) * 3 * float((exact + other.a).norm())  # the sum with the positions, which are zero
     assert both.error == pytest.approx(3 * form.error + added + again, rel=1e-6, abs=0)
-    for error, part, own in ((both.error_beta, both.beta, form.error_beta), (both.error_gamma, both.gamma, form.error_gamma)):
+    for error, part, own in (
+        (both.error_beta, both.beta, form.error_beta),
+        (both.error_gamma, both.gamma, form.error_gamma),
+    ):
         assert error == pytest.approx(3 * own + gamma(4) * 3 * float(part.norm()), rel=1e-6, abs=0)
 
 

@@ -1,4 +1,7 @@
-"""Where tokens are: how many queries can crowd one key, balls that hold tokens, how heads together move. Each where it is attained."""
+"""Where tokens are: how many queries can crowd one key, balls that hold tokens, how heads together move.
+
+Each where it is attained.
+"""
 
 import math
 
@@ -6,18 +9,20 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify import certify
-from regard.certify.counts import seen_counts
-from regard.certify.setting import balls_of, crowding, pair_bias
-from regard.certify.subject import Head, subject_of
 from regard.domains import Ball, Neighborhood, Radii
 from regard.maps import Heads
 from regard.norms import Frobenius, TokenMax
+from regard.proofs import certify
+from regard.proofs.counts import seen_counts
+from regard.proofs.setting import balls_of, crowding, pair_bias
+from regard.proofs.subject import Head, subject_of
 from tests.theorems.exact import D, generator, normal
 
 
 def head(support=None, potential=None, normalizer=None):
-    return Head(r.Attention(potential or r.Dot(), support=support or r.Full(), normalizer=normalizer or r.Softmax()))
+    return Head(
+        r.Attention(potential or r.Dot(), support=support or r.Full(), normalizer=normalizer or r.Softmax())
+    )
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 5])
@@ -28,18 +33,24 @@ def test_crowding_is_attained_by_one_key_above_all_others(tokens, osc):
     scores[:, 0] = osc
     seen = float(scores.softmax(-1)[:, 0].sum())
     assert seen <= crowding(head(), Ball(1.0, tokens=tokens), osc) <= seen * (1 + 1e-9)
-    assert crowding(head(), Ball(1.0, tokens=tokens), osc, queries=3) == pytest.approx(seen * 3 / tokens, rel=1e-9, abs=0)
+    assert crowding(head(), Ball(1.0, tokens=tokens), osc, queries=3) == pytest.approx(
+        seen * 3 / tokens, rel=1e-9, abs=0
+    )
 
 
 @pytest.mark.parametrize("osc", [0.0, 0.7, 4.0, math.inf])
 @pytest.mark.parametrize("support", [r.Causal(), r.Window(1, 1)], ids=repr)
 def test_crowding_with_masks_and_biases_is_attained(support, osc):
-    """The same with a fixed bias of pairs: every row raises one key by `osc`, and the key is the one that gains most."""
+    """The same with a fixed bias of pairs: every row raises one key by `osc`,
+    and the key is the one that gains most.
+    """
     potential = r.Dot() + r.Alibi(0.4)
     one, domain = head(support, potential), Ball(1.0, tokens=5)
     bias = pair_bias(one, domain)
     marks = torch.arange(5)
-    expected = (-0.4 * (marks[:, None] - marks).abs().double()).masked_fill(~support.allows(marks, marks), -math.inf)
+    expected = (-0.4 * (marks[:, None] - marks).abs().double()).masked_fill(
+        ~support.allows(marks, marks), -math.inf
+    )
     assert torch.equal(bias, expected)
     columns = []
     for key in range(5):
@@ -76,7 +87,9 @@ def test_weights_are_counted_in_the_bias_and_in_the_rows():
 
 @pytest.mark.parametrize("far", [0.0, 3.0])
 def test_balls_hold_the_tokens_and_touch_them(far):
-    """About zero, about the mean and about the middle of the box: each has a token on its boundary, and so has `reach`."""
+    """About zero, about the mean and about the middle of the box: each has a token on its boundary,
+    and so has `reach`.
+    """
     points = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 4.0]], dtype=D) + far
     radii = torch.tensor([0.5, 0.0, 0.25], dtype=D)
     found = balls_of(Radii(points, radii), 2)
@@ -95,8 +108,13 @@ def test_a_ball_reaches_as_far_as_its_center_and_its_radius():
 
 
 def test_equal_heads_side_by_side_move_together():
-    """64 equal heads, one vector for each value: √64 times what one of them does, attained by a map that copies."""
-    attention = r.Attention(r.Dot(torch.zeros(64, 1, 1, dtype=D), torch.zeros(64, 1, 1, dtype=D)), r.Linear(torch.ones(64, 1, 1, dtype=D)))
+    """64 equal heads, one vector for each value: √64 times what one of them does,
+    attained by a map that copies.
+    """
+    attention = r.Attention(
+        r.Dot(torch.zeros(64, 1, 1, dtype=D), torch.zeros(64, 1, 1, dtype=D)),
+        r.Linear(torch.ones(64, 1, 1, dtype=D)),
+    )
     subject = subject_of(attention)
     assert float(subject.combined([0.5] * 64, None)) == pytest.approx(0.5 * 8, rel=1e-9, abs=0)
     # one token: every head returns it, so 64 outputs move with it
@@ -110,11 +128,17 @@ def test_equal_heads_side_by_side_move_together():
 def test_heads_that_are_mixed_are_the_smaller_of_two_forms():
     """|W_O| √Σb² where heads are equal, Σb' where one of them does all."""
     heads, g = 4, generator(1)
-    attention = r.Attention(r.Dot(normal(g, heads, 2, 2), normal(g, heads, 2, 2)), r.Linear(normal(g, heads, 2, 2)))
+    attention = r.Attention(
+        r.Dot(normal(g, heads, 2, 2), normal(g, heads, 2, 2)), r.Linear(normal(g, heads, 2, 2))
+    )
     mixed = subject_of(Heads(attention, torch.eye(8, dtype=D).reshape(heads, 2, 8)))
     assert float(mixed.mixing) == pytest.approx(1.0, rel=1e-9, abs=0)
-    assert float(mixed.combined([3.0, 4.0, 0.0, 12.0], [9.0, 9.0, 9.0, 9.0])) == pytest.approx(13.0, rel=1e-9, abs=0)
-    assert float(mixed.combined([3.0, 4.0, 0.0, 12.0], [1.0, 2.0, 3.0, 4.0])) == pytest.approx(10.0, rel=1e-9, abs=0)
+    assert float(mixed.combined([3.0, 4.0, 0.0, 12.0], [9.0, 9.0, 9.0, 9.0])) == pytest.approx(
+        13.0, rel=1e-9, abs=0
+    )
+    assert float(mixed.combined([3.0, 4.0, 0.0, 12.0], [1.0, 2.0, 3.0, 4.0])) == pytest.approx(
+        10.0, rel=1e-9, abs=0
+    )
 
 
 def test_a_temperature_divides_the_scores():

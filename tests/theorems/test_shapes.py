@@ -6,9 +6,6 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify import certify, deviation, falsify, image
-from regard.certify.falsification import falsify_deviation
-from regard.certify.shapes import Widths, widths
 from regard.domains import Ball, Neighborhood, Whole
 from regard.errors import ArgumentError
 from regard.maps import (
@@ -30,6 +27,9 @@ from regard.maps import (
     pre_norm,
 )  # fmt: skip
 from regard.norms import TokenMax, Wasserstein
+from regard.proofs import certify, deviation, falsify, image
+from regard.proofs.falsification import falsify_deviation
+from regard.proofs.shapes import Widths, widths
 from tests import nouns
 
 D = torch.float64
@@ -47,13 +47,28 @@ def head(takes: int, gives: int) -> r.Attention:
 MISFITS = {
     "residual": (Residual(Affine(t(4, 3))), "map: takes tokens of width 4 to width 3; a residual connection"),
     "residual of attention": (Residual(head(4, 3)), "map: takes tokens of width 4 to width 3"),
-    "residual inside": (Compose((Residual(Affine(t(4, 3))), Affine(t(3, 4)))), "maps[0].map: takes tokens of width 4 to width 3"),
-    "compose": (Compose((Affine(t(4, 3)), Affine(t(4, 3)))), "maps[1].w: takes width 4 and the tokens have 3"),
-    "compose past keepers": (Compose((Affine(t(4, 3)), Pointwise(Relu()), head(4, 4))), "maps[2].potential: takes width 4"),
+    "residual inside": (
+        Compose((Residual(Affine(t(4, 3))), Affine(t(3, 4)))),
+        "maps[0].map: takes tokens of width 4 to width 3",
+    ),
+    "compose": (
+        Compose((Affine(t(4, 3)), Affine(t(4, 3)))),
+        "maps[1].w: takes width 4 and the tokens have 3",
+    ),
+    "compose past keepers": (
+        Compose((Affine(t(4, 3)), Pointwise(Relu()), head(4, 4))),
+        "maps[2].potential: takes width 4",
+    ),
     "affine": (Affine(t(3, 3)), "w: takes width 3 and the tokens have 4"),
     "added": (Added((Affine(t(4, 3)), Affine(t(4, 2)))), "maps: give values of widths 2 and 3; a sum needs"),
-    "added takes": (Added((Affine(t(4, 3)), Affine(t(2, 3)))), "maps[1].w: takes width 2 and the tokens have 4"),
-    "added to residual": (Added((Residual(Pointwise(Relu())), Affine(t(4, 2)))), "maps: give values of widths 2 and 4"),
+    "added takes": (
+        Added((Affine(t(4, 3)), Affine(t(2, 3)))),
+        "maps[1].w: takes width 2 and the tokens have 4",
+    ),
+    "added to residual": (
+        Added((Residual(Pointwise(Relu())), Affine(t(4, 2)))),
+        "maps: give values of widths 2 and 4",
+    ),
     "norm weight": (Normalize(weight=torch.ones(3, dtype=D)), "weight: takes width 3 and the tokens have 4"),
     "norm bias": (Normalize(bias=torch.ones(3, dtype=D)), "bias: takes width 3 and the tokens have 4"),
     "gate": (Gated(Silu(), t(4, 5), t(3, 5), t(5, 4)), "w_gate: takes width 3 and the tokens have 4"),
@@ -63,19 +78,32 @@ MISFITS = {
     "bilinear": (r.Attention(r.Bilinear(t(3, 3))), "potential: takes width 3 and the tokens have 4"),
     "additive": (r.Attention(r.Additive(None, None, t(3))), "potential: takes width 3 and the tokens have 4"),
     "a term": (r.Attention(r.Dot() + 2.0 * r.Gaussian(t(3, 2), t(3, 2))), "potential: takes width 3"),
-    "terms": (r.Attention(r.Bilinear(t(4, 4)) + r.Bilinear(t(3, 3))), "potential: takes width 3 and another term 4"),
+    "terms": (
+        r.Attention(r.Bilinear(t(4, 4)) + r.Bilinear(t(3, 3))),
+        "potential: takes width 3 and another term 4",
+    ),
     "rotary": (r.Attention(r.Rotary(r.Dot(t(4, 3), t(4, 3)))), "potential: projects to an odd width 3"),
     "values": (r.Attention(r.Dot(), r.Linear(t(3, 3))), "w_v: takes width 3 and the keys have 4"),
     "factored": (r.Attention(r.Dot(), r.Factored(t(3, 2), t(2, 3))), "w: takes width 3 and the keys have 4"),
     "mixers": (Heads(head(4, 3), t(1, 2, 4)), "w_o: takes width 2 and the heads give 3"),
-    "heads": (Heads(r.Attention(r.Dot(t(3, 4, 2), t(3, 4, 2)), r.Linear(t(3, 4, 2))), t(2, 2, 4)), "w_o: has 2 heads and the attention 3"),
+    "heads": (
+        Heads(r.Attention(r.Dot(t(3, 4, 2), t(3, 4, 2)), r.Linear(t(3, 4, 2))), t(2, 2, 4)),
+        "w_o: has 2 heads and the attention 3",
+    ),
     "context": (ToContext(r.Attention(r.Dot()), t(5, 3)), "potential: takes width 4 and the keys have 3"),
     "context values": (
-        ToContext(r.Attention(r.Dot(t(4, 2), t(3, 2)), r.Linear(t(4, 4))), t(5, 3)), "w_v: takes width 4 and the keys have 3",
+        ToContext(r.Attention(r.Dot(t(4, 2), t(3, 2)), r.Linear(t(4, 4))), t(5, 3)),
+        "w_v: takes width 4 and the keys have 3",
     ),
-    "queries": (FromQueries(r.Attention(r.Dot(t(4, 2), t(4, 2))), t(5, 3)), "potential: takes width 4 and the queries have 3"),
-    "joint": (Joint(r.Attention(r.Dot(t(3, 2), t(3, 2))), 1), "potential: takes width 3 and the tokens have 4"),
-}  # fmt: skip
+    "queries": (
+        FromQueries(r.Attention(r.Dot(t(4, 2), t(4, 2))), t(5, 3)),
+        "potential: takes width 4 and the queries have 3",
+    ),
+    "joint": (
+        Joint(r.Attention(r.Dot(t(3, 2), t(3, 2))), 1),
+        "potential: takes width 3 and the tokens have 4",
+    ),
+}
 X = t(3, 4)
 
 
@@ -93,10 +121,15 @@ def test_a_misfit_is_an_argument_error(name):
     assert not fits_by_running(map, X)
     ball, near = Ball(1.0, X[0], 3), Neighborhood(X, 0.1, TokenMax())
     for ask in (
-        lambda: certify(map, ball, TokenMax()), lambda: certify(map, near, TokenMax()), lambda: certify(map, ball, Wasserstein(2.0)),
-        lambda: deviation(map, near, TokenMax()), lambda: image(map, ball), lambda: image(map, near),
-        lambda: falsify(map, ball, TokenMax(), restarts=1), lambda: falsify_deviation(map, near, TokenMax(), restarts=1),
-    ):  # fmt: skip
+        lambda: certify(map, ball, TokenMax()),
+        lambda: certify(map, near, TokenMax()),
+        lambda: certify(map, ball, Wasserstein(2.0)),
+        lambda: deviation(map, near, TokenMax()),
+        lambda: image(map, ball),
+        lambda: image(map, near),
+        lambda: falsify(map, ball, TokenMax(), restarts=1),
+        lambda: falsify_deviation(map, near, TokenMax(), restarts=1),
+    ):
         with pytest.raises(ArgumentError) as caught:
             ask()
         assert message in str(caught.value), str(caught.value)
@@ -118,7 +151,9 @@ def test_modules_are_declared_first():
 FITS = {
     **{name: r.Attention(potential) for name, potential in nouns.POTENTIALS.items()},
     **{name: r.Attention(r.Dot(), lookup) for name, lookup in nouns.LOOKUPS.items()},
-    "block": pre_norm(head(4, 4), feed_forward(Gelu(), t(4, 7), t(7, 4)), Normalize(weight=t(4)), Normalize()),
+    "block": pre_norm(
+        head(4, 4), feed_forward(Gelu(), t(4, 7), t(7, 4)), Normalize(weight=t(4)), Normalize()
+    ),
     "widths change": Compose((Pointwise(Relu()), Affine(t(4, 3)), head(3, 2), Residual(Affine(t(2, 2))))),
     "heads": Heads(r.Attention(r.Dot(t(2, 4, 3), t(2, 4, 3)), r.Linear(t(2, 4, 5))), t(2, 5, 6)),
     "one mixer": Heads(r.Attention(r.Dot(t(2, 4, 3), t(2, 4, 3)), r.Linear(t(2, 4, 5))), t(1, 5, 6)),
@@ -127,7 +162,7 @@ FITS = {
     "queries": FromQueries(r.Attention(r.Dot(t(3, 2), t(4, 2)), r.Linear(t(4, 5))), t(5, 3)),
     "joint": Joint(r.Attention(r.Dot()), 2),
     "gated": Gated(Silu(), t(4, 5), t(4, 5), t(5, 3)),
-    "lipschitz": r.LipschitzNorm(t(4, 2), t(4, 2), t(4, 3)),
+    "lipschitz": r.lipschitz_norm.LipschitzNorm(t(4, 2), t(4, 2), t(4, 3)),
 }
 
 
@@ -146,5 +181,11 @@ def test_widths_are_those_of_a_run(name):
 
 def test_maps_that_keep_a_width_pass_it_on():
     assert widths.one(Compose((Pointwise(Relu()), Normalize(), Affine(t(4, 3)))), None) == Widths(4, 3)
-    assert widths.one(Compose((Pointwise(Relu()), Residual(Pointwise(Relu())))), None) == Widths(None, None, keeps=True)
-    assert math.isfinite(falsify(Compose((Pointwise(Relu()), Affine(t(4, 3)))), Ball(1.0, tokens=2), TokenMax(), restarts=1).value)
+    assert widths.one(Compose((Pointwise(Relu()), Residual(Pointwise(Relu())))), None) == Widths(
+        None, None, keeps=True
+    )
+    assert math.isfinite(
+        falsify(
+            Compose((Pointwise(Relu()), Affine(t(4, 3)))), Ball(1.0, tokens=2), TokenMax(), restarts=1
+        ).value
+    )

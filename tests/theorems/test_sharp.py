@@ -5,29 +5,36 @@ import torch
 
 import regard as r
 from regard._upper import exact
-from regard.certify.near import facts
-from regard.certify.near.frobenius import FrobeniusScores
-from regard.certify.near.heads import LocalHeads
-from regard.certify.near.radii import TokenRadii
-from regard.certify.subject import subject_of
+from regard.proofs.near import facts
+from regard.proofs.near.frobenius import FrobeniusScores
+from regard.proofs.near.heads import LocalHeads
+from regard.proofs.near.radii import TokenRadii
+from regard.proofs.subject import subject_of
 from tests.theorems.exact import D, generator, normal
 
 
 def test_sums_without_one():
     values = torch.tensor([[1e30, 1.0, 2.0], [1.0, 1e-30, 1e-30]], dtype=D)
-    assert torch.equal(exact(values).sums_of_others().value, torch.tensor([[3.0, 1e30, 1e30], [2e-30, 1.0, 1.0]], dtype=D))
+    assert torch.equal(
+        exact(values).sums_of_others().value, torch.tensor([[3.0, 1e30, 1e30], [2e-30, 1.0, 1.0]], dtype=D)
+    )
 
 
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("norm", [r.Frobenius(), r.TokenMax()], ids=repr)
 @pytest.mark.parametrize("scale", [4.0, 8.0])
 def test_a_sharp_row_whose_token_moves_far(scale, norm, large, monkeypatch):
-    """The weight of the token that moves can grow by e^40 and more, and that of the other can fall to nothing."""
+    """The weight of the token that moves can grow by e^40 and more,
+    and that of the other can fall to nothing.
+    """
     monkeypatch.setattr(facts, "LARGE", 0 if large else facts.LARGE)
     attention = r.Attention(r.Dot(scale=scale), support=r.Causal())
     for radius in (2.0, 5.0, 10.0):
         domain = r.one_token(torch.eye(2, dtype=D), 1, radius)
-        assert r.falsify_deviation(attention, domain, norm, restarts=8).value <= r.deviation(attention, domain, norm).value
+        assert (
+            r.falsify_deviation(attention, domain, norm, restarts=8).value
+            <= r.deviation(attention, domain, norm).value
+        )
 
 
 @pytest.mark.parametrize("seed", range(6))

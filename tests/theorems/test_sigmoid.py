@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify import certify
 from regard.domains import Ball, Neighborhood, Whole
 from regard.norms import TokenMax
+from regard.proofs import certify
 from tests.theorems.exact import SUPPORTS, D, bilinear_attention, generator, in_ball, normal, token_max_norm
 
 
@@ -18,21 +18,30 @@ def sigmoid(t):
 
 def test_worked_example():
     attention = r.Attention(r.Bilinear(torch.tensor([[0.5]], dtype=D)), normalizer=r.Sigmoid(1.0))
-    assert certify(attention, Ball(2.0, tokens=3), TokenMax()).value == pytest.approx(3 * (sigmoid(2 + 1) + 1), rel=1e-9)
+    assert certify(attention, Ball(2.0, tokens=3), TokenMax()).value == pytest.approx(
+        3 * (sigmoid(2 + 1) + 1), rel=1e-9
+    )
     low = r.Attention(r.Bilinear(torch.tensor([[0.5]], dtype=D)), normalizer=r.Sigmoid(-4.0))
     p = sigmoid(-2)
-    assert certify(low, Ball(2.0, tokens=3), TokenMax()).value == pytest.approx(3 * (p + 4 * p * (1 - p)), rel=1e-9)
+    assert certify(low, Ball(2.0, tokens=3), TokenMax()).value == pytest.approx(
+        3 * (p + 4 * p * (1 - p)), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("bias", [None, -3.0, 0.0, 4.0])
 @pytest.mark.parametrize("seed", range(4))
 def test_attacks_stay_below(seed, bias):
     g = generator(seed)
-    attention = bilinear_attention(g, 3, 2, SUPPORTS[seed % 3], scale=0.3, bias=seed != 2, normalizer=r.Sigmoid(bias))
+    attention = bilinear_attention(
+        g, 3, 2, SUPPORTS[seed % 3], scale=0.3, bias=seed != 2, normalizer=r.Sigmoid(bias)
+    )
     center = normal(g, 3, scale=[0.0, 0.5, 2.0, 5.0][seed])
     bound = certify(attention, Ball(0.8, center, tokens=5), TokenMax()).value
     for _ in range(6):
-        assert token_max_norm(attention, in_ball(g, 5, 3, 0.8 * float(torch.rand(1, generator=g)), center)) <= bound
+        assert (
+            token_max_norm(attention, in_ball(g, 5, 3, 0.8 * float(torch.rand(1, generator=g)), center))
+            <= bound
+        )
 
 
 def test_positions_and_rotary():
@@ -45,9 +54,20 @@ def test_positions_and_rotary():
 
 
 def test_a_value_bias_of_one_entry_stands_for_all():
-    wide = r.Attention(r.Bilinear(torch.eye(2, dtype=D)), r.Linear(1e-3 * torch.ones(2, 9, dtype=D), torch.ones(1, dtype=D)), r.Sigmoid())
-    full = r.Attention(r.Bilinear(torch.eye(2, dtype=D)), r.Linear(1e-3 * torch.ones(2, 9, dtype=D), torch.ones(9, dtype=D)), r.Sigmoid())
-    assert certify(wide, Ball(1.0, tokens=2), TokenMax()).value == certify(full, Ball(1.0, tokens=2), TokenMax()).value
+    wide = r.Attention(
+        r.Bilinear(torch.eye(2, dtype=D)),
+        r.Linear(1e-3 * torch.ones(2, 9, dtype=D), torch.ones(1, dtype=D)),
+        r.Sigmoid(),
+    )
+    full = r.Attention(
+        r.Bilinear(torch.eye(2, dtype=D)),
+        r.Linear(1e-3 * torch.ones(2, 9, dtype=D), torch.ones(9, dtype=D)),
+        r.Sigmoid(),
+    )
+    assert (
+        certify(wide, Ball(1.0, tokens=2), TokenMax()).value
+        == certify(full, Ball(1.0, tokens=2), TokenMax()).value
+    )
 
 
 def test_weights_of_tokens_count():
@@ -58,7 +78,10 @@ def test_weights_of_tokens_count():
     bound = certify(attention, Neighborhood(r.Measure(x, weights), 0.5, TokenMax()), TokenMax()).value
     for _ in range(6):
         measure = r.Measure(x + in_ball(g, 4, 3, 0.5), weights)
-        assert token_max_norm(lambda y, m=measure: attention(m.replace(points=y)).points, measure.points) <= bound
+        assert (
+            token_max_norm(lambda y, m=measure: attention(m.replace(points=y)).points, measure.points)
+            <= bound
+        )
 
 
 def test_tightness():

@@ -30,7 +30,9 @@ def test_no_attack_exceeds_the_bound(norm, rotary):
 
 
 def test_without_scores_the_slot_takes_its_share():
-    """Equal scores: each of n keys has the weight 1/(n + e^sink), so a common move is scaled by n/(n + e^sink) and the bound by 1."""
+    """Equal scores: each of n keys has the weight 1/(n + e^sink),
+    so a common move is scaled by n/(n + e^sink) and the bound by 1.
+    """
     attention = r.Attention(r.Bilinear(torch.zeros(3, 3, dtype=D)), normalizer=r.SinkSoftmax(0.0))
     x = torch.randn(3, 3, generator=torch.Generator().manual_seed(0), dtype=D)
     torch.testing.assert_close(attention(x), (x.sum(0) / 4).expand(3, 3))

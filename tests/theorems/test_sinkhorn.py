@@ -1,4 +1,6 @@
-"""Doubly stochastic attention: worked value, attacks on balls and near a sequence, convergence by its own settings, refusals."""
+"""Doubly stochastic attention: worked value, attacks on balls and near a sequence,
+convergence by its own settings, refusals.
+"""
 
 import math
 
@@ -6,10 +8,10 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify import certify
-from regard.certify.theorems.sinkhorn import iterations
 from regard.domains import Ball, Neighborhood, Radii
 from regard.norms import Frobenius, TokenMax
+from regard.proofs import certify
+from regard.proofs.theorems.sinkhorn import iterations
 from tests.theorems.exact import D, bilinear_attention, frobenius_norm, generator, in_ball, normal
 
 LAW = r.Sinkhorn(tolerance=1e-9, max_iterations=2000)
@@ -19,7 +21,9 @@ def test_worked_example():
     attention = r.Attention(r.Bilinear(torch.tensor([[0.5]], dtype=D)), normalizer=LAW)
     found = certify(attention, Ball(2.0, tokens=3), Frobenius())
     assert found.value == pytest.approx(1 + 3 * 0.5 * 4, rel=1e-9)
-    assert [h.statement for h in found.hypotheses if not h.checked] == ["columns balanced to 1e-09 count as balanced"]
+    assert [h.statement for h in found.hypotheses if not h.checked] == [
+        "columns balanced to 1e-09 count as balanced"
+    ]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -55,7 +59,11 @@ def test_tightness():
 @pytest.mark.parametrize(
     ("attention", "domain", "sentence"),
     [
-        (bilinear_attention(generator(0), 3, 2, r.Causal(), normalizer=LAW), Ball(1.0, tokens=3), "under a mask"),
+        (
+            bilinear_attention(generator(0), 3, 2, r.Causal(), normalizer=LAW),
+            Ball(1.0, tokens=3),
+            "under a mask",
+        ),
         (bilinear_attention(generator(0), 3, 2, normalizer=LAW), Ball(1.0), "say how many there are"),
         (
             bilinear_attention(generator(0), 3, 2, normalizer=LAW),
@@ -72,12 +80,16 @@ def test_violated_hypotheses(attention, domain, sentence):
 
 
 def test_other_norms_have_no_bound():
-    assert math.isinf(certify(bilinear_attention(generator(0), 3, 2, normalizer=LAW), Ball(1.0, tokens=3), TokenMax()).value)
+    assert math.isinf(
+        certify(bilinear_attention(generator(0), 3, 2, normalizer=LAW), Ball(1.0, tokens=3), TokenMax()).value
+    )
 
 
 def test_a_fixed_number_of_iterations_is_another_map():
     """The theorem is about the balanced coupling, so nothing is claimed of it."""
-    attention = r.Attention(r.Bilinear(torch.tensor([[0.5]], dtype=D)), normalizer=r.Sinkhorn(tolerance=0.0, max_iterations=50))
+    attention = r.Attention(
+        r.Bilinear(torch.tensor([[0.5]], dtype=D)), normalizer=r.Sinkhorn(tolerance=0.0, max_iterations=50)
+    )
     found = certify(attention, Ball(2.0, tokens=3), Frobenius())
     assert math.isinf(found.value)
     assert any("tolerance 0 runs exactly 50 iterations" in why for why in found.refused)
@@ -91,7 +103,9 @@ def test_too_few_iterations_are_refused_and_enough_are_not():
     assert any("max_iterations is 5; raise it" in why for why in found.refused)
     assert math.isfinite(certify(enough, Ball(2.0, tokens=3), Frobenius()).value)
     assert math.isinf(certify(enough, Ball(200.0, tokens=3), Frobenius()).value)
-    assert math.isfinite(certify(enough, Neighborhood(200 + torch.zeros(3, 1, dtype=D), 0.1), Frobenius()).value)
+    assert math.isfinite(
+        certify(enough, Neighborhood(200 + torch.zeros(3, 1, dtype=D), 0.1), Frobenius()).value
+    )
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -99,10 +113,15 @@ def test_the_count_of_iterations_is_enough(seed):
     """An iteration that is allowed just as many never warns, and a warning is an error here."""
     g = generator(seed)
     scores = 0.4 * 1.3**seed * normal(g, 5, 5)
-    crossed = scores[:, None, :, None] - scores[:, None, None, :] - scores[None, :, :, None] + scores[None, :, None, :]
+    crossed = (
+        scores[:, None, :, None]
+        - scores[:, None, None, :]
+        - scores[None, :, :, None]
+        + scores[None, :, None, :]
+    )
     row = float((scores.amax(-1) - scores.amin(-1)).max())
     count = int(iterations(row, float(crossed.abs().max()), 1e-8))
-    weights = r.Sinkhorn(1e-8, count).weights(scores, r.Reference())
+    weights = r.Sinkhorn(1e-8, count).weights(scores, r.normalizers.Reference())
     torch.testing.assert_close(weights.sum(-2), torch.ones(5, dtype=D), rtol=2e-8, atol=0.0)
 
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify import deviation
-from regard.certify.falsification import falsify_deviation
-from regard.certify.theorems.smaller_norm import THEOREM
 from regard.domains import Neighborhood, Radii, one_token
 from regard.maps import Affine, Compose, Gated, Gelu, Normalize, Residual, Silu, feed_forward, pre_norm
 from regard.norms import EntryMax, Frobenius, TokenMax, Wasserstein
+from regard.proofs import deviation
+from regard.proofs.falsification import falsify_deviation
+from regard.proofs.theorems.smaller_norm import THEOREM
 from tests.theorems.exact import D, generator, normal
 
 W = normal(generator(1), 3, 3)
@@ -29,7 +29,9 @@ X = normal(generator(2), 4, 3)
 DOMAINS = (Neighborhood(X, 0.05), Neighborhood(X, 0.05, TokenMax()), one_token(X, 1, 0.1))
 
 
-@pytest.mark.parametrize("norm", [EntryMax(), Wasserstein(1.0), Wasserstein(2.0), Wasserstein(3.0), Wasserstein(math.inf)])
+@pytest.mark.parametrize(
+    "norm", [EntryMax(), Wasserstein(1.0), Wasserstein(2.0), Wasserstein(3.0), Wasserstein(math.inf)]
+)
 @pytest.mark.parametrize("name", MAPS)
 def test_never_exceeded_and_never_above_the_larger_norm(name, norm):
     map = MAPS[name]
@@ -57,7 +59,9 @@ def test_laws_of_equal_weights_share_a_frobenius_ball():
     """‖d‖_F / √n is half of ‖d‖_F for four tokens; tokens with weights do not share alike."""
     found = deviation(Affine(W), Neighborhood(X, 0.1), Wasserstein(2.0))
     assert found.theorem == f"{THEOREM.title}: of matched tokens, in Frobenius norm over √n"
-    assert found.value == pytest.approx(deviation(Affine(W), Neighborhood(X, 0.1), Frobenius()).value / 2, rel=1e-12)
+    assert found.value == pytest.approx(
+        deviation(Affine(W), Neighborhood(X, 0.1), Frobenius()).value / 2, rel=1e-12
+    )
     weighted = r.Measure(X, torch.tensor([0.0, -9.0, -9.0, -9.0], dtype=D).log_softmax(0))
     assert deviation(Affine(W), Neighborhood(weighted, 0.1), Wasserstein(2.0)).value > 1.9 * found.value
 

@@ -55,7 +55,9 @@ def test_a_broken_certificate_is_reported(monkeypatch, family):
     import benchmarks.falsify as benchmark
 
     certify = benchmark.certify
-    monkeypatch.setattr(benchmark, "certify", lambda *given: dataclasses.replace(certify(*given), value=1e-9, others=()))
+    monkeypatch.setattr(
+        benchmark, "certify", lambda *given: dataclasses.replace(certify(*given), value=1e-9, others=())
+    )
     tally = attack_all(cases_of([family], iter(range(3))), ascended=0)
     assert tally.violations
     assert f"--family {family} --case" in tally.violations[0]

@@ -1,4 +1,6 @@
-"""Blocks and depth by the Taylor model: attacked, compared with products of constants, and honest where it is vacuous."""
+"""Blocks and depth by the Taylor model: attacked, compared with products of constants,
+and honest where it is vacuous.
+"""
 
 import math
 from fractions import Fraction
@@ -7,28 +9,34 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify.near import taylor
-from regard.certify.near.stages import curvature_of
-from regard.certify.near.taylor import start, step
-from regard.certify.places import project
-from regard.certify.setting import moves_of
+from regard.proofs.near import taylor
+from regard.proofs.near.stages import curvature_of
+from regard.proofs.near.taylor import start, step
+from regard.proofs.places import project
+from regard.proofs.setting import moves_of
 
 D = torch.float64
 
 
-def block(seed, pre=True, activation=r.Gelu(), width=8, heads=2):
+def block(seed, pre=True, activation=r.maps.Gelu(), width=8, heads=2):
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(*shape):
         return torch.randn(*shape, generator=generator, dtype=D) / math.sqrt(shape[-2])
 
     narrow = width // heads
-    dot = r.Dot(drawn(heads, width, narrow), drawn(heads, width, narrow), b_q=0.1 * drawn(1, heads, narrow)[0])
-    attention = r.Heads(r.Attention(dot, r.Linear(drawn(heads, width, narrow))), drawn(heads, narrow, width))
-    hidden = r.feed_forward(activation, drawn(width, 12), drawn(12, width), 0.1 * drawn(1, 12)[0])
+    dot = r.Dot(
+        drawn(heads, width, narrow), drawn(heads, width, narrow), b_q=0.1 * drawn(1, heads, narrow)[0]
+    )
+    attention = r.maps.Heads(
+        r.Attention(dot, r.Linear(drawn(heads, width, narrow))), drawn(heads, narrow, width)
+    )
+    hidden = r.maps.feed_forward(activation, drawn(width, 12), drawn(12, width), 0.1 * drawn(1, 12)[0])
     gamma = 1 + 0.2 * drawn(1, width)[0]
-    layer = r.Normalize(weight=gamma, bias=0.1 * gamma)
-    return (r.pre_norm if pre else r.post_norm)(attention, hidden, layer, r.Normalize(centered=False))
+    layer = r.maps.Normalize(weight=gamma, bias=0.1 * gamma)
+    return (r.maps.pre_norm if pre else r.maps.post_norm)(
+        attention, hidden, layer, r.maps.Normalize(centered=False)
+    )
 
 
 def tokens(seed, count=5, width=8):
@@ -36,21 +44,26 @@ def tokens(seed, count=5, width=8):
 
 
 @pytest.mark.parametrize("pre", [True, False])
-@pytest.mark.parametrize("activation", [r.Gelu(), r.Gelu(True), r.Silu(), r.Tanh(), r.Relu()], ids=repr)
+@pytest.mark.parametrize(
+    "activation", [r.maps.Gelu(), r.maps.Gelu(True), r.maps.Silu(), r.maps.Tanh(), r.maps.Relu()], ids=repr
+)
 def test_no_attack_exceeds_the_deviation(pre, activation):
     map, x = block(0, pre, activation), tokens(0)
     for radius in (1e-4, 1e-2, 0.3, 5.0):
-        for domain, norm in ((r.Neighborhood(x, radius, r.TokenMax()), r.TokenMax()), (r.one_token(x, 1, radius), r.Frobenius())):
+        for domain, norm in (
+            (r.Neighborhood(x, radius, r.TokenMax()), r.TokenMax()),
+            (r.one_token(x, 1, radius), r.Frobenius()),
+        ):
             state = step(map, start(x, moves_of(domain)))
             found = r.falsify_deviation(map, domain, norm, restarts=1, steps=6).value
             bound = float(state.deviation(norm))
             assert found <= bound
-            if radius == 1e-4 and not isinstance(activation, r.Relu):
+            if radius == 1e-4 and not isinstance(activation, r.maps.Relu):
                 assert bound <= 1.3 * found
 
 
 def test_every_token_stays_within_its_own_bound():
-    map, x = r.Compose(block(1).maps + block(2, False).maps), tokens(1)
+    map, x = r.maps.Compose(block(1).maps + block(2, False).maps), tokens(1)
     generator = torch.Generator().manual_seed(0)
     for radius in (1e-3, 0.1):
         radii = radius * torch.rand(5, generator=generator, dtype=D)
@@ -69,7 +82,7 @@ def test_the_linear_part_is_the_jacobian_of_the_network():
 
 
 def test_depth_is_far_below_the_product_of_constants():
-    map, x = r.Compose(tuple(inner for seed in range(4) for inner in block(seed).maps)), tokens(4)
+    map, x = r.maps.Compose(tuple(inner for seed in range(4) for inner in block(seed).maps)), tokens(4)
     domain = r.Neighborhood(x, 1e-5, r.TokenMax())
     certificate = r.deviation(map, domain, r.TokenMax())
     assert certificate.theorem.startswith("the Taylor model")
@@ -83,7 +96,7 @@ def test_depth_is_far_below_the_product_of_constants():
 
 
 @pytest.mark.parametrize("pre", [True, False])
-@pytest.mark.parametrize("activation", [r.Gelu(), r.Relu()], ids=repr)
+@pytest.mark.parametrize("activation", [r.maps.Gelu(), r.maps.Relu()], ids=repr)
 @pytest.mark.parametrize("norm", [r.TokenMax(), r.Frobenius()], ids=repr)
 def test_no_derivative_of_the_neighborhood_exceeds_the_constant(pre, activation, norm):
     map, x = block(5, pre, activation), tokens(5)
@@ -91,10 +104,14 @@ def test_no_derivative_of_the_neighborhood_exceeds_the_constant(pre, activation,
     for radius in (0.0, 1e-4, 1e-2, 0.3):
         domain = r.Neighborhood(x, radius, norm)
         ladder = r.certify(map, domain, norm)
-        rungs = [rung.value for rung in (ladder, *ladder.others) if rung.theorem.startswith("the Taylor model")]
+        rungs = [
+            rung.value for rung in (ladder, *ladder.others) if rung.theorem.startswith("the Taylor model")
+        ]
         if not rungs:  # its remainders are no numbers, and it proves no infinity
             assert radius == 0.3
-            assert any(why.startswith("the Taylor model") and "use a smaller radius" in why for why in ladder.refused)
+            assert any(
+                why.startswith("the Taylor model") and "use a smaller radius" in why for why in ladder.refused
+            )
             continue
         (value,) = rungs
         for _ in range(6):
@@ -111,19 +128,19 @@ def test_no_derivative_of_the_neighborhood_exceeds_the_constant(pre, activation,
                     direction = torch.einsum("iejd,ie->ijd", blocks, moved)
                 seen = float(moved.norm(dim=-1).max())
             assert seen <= value * (1 + 1e-12)
-        if radius <= 1e-4 and not isinstance(activation, r.Relu):
+        if radius <= 1e-4 and not isinstance(activation, r.maps.Relu):
             assert value <= 1.2 * seen
 
 
 def test_it_says_where_it_is_vacuous():
-    map, x = r.Compose(tuple(inner for seed in range(4) for inner in block(seed).maps)), tokens(4)
+    map, x = r.maps.Compose(tuple(inner for seed in range(4) for inner in block(seed).maps)), tokens(4)
     certificate = r.deviation(map, r.Neighborhood(x, 0.3, r.TokenMax()), r.TokenMax())
     rung = next(c for c in (certificate, *certificate.others) if c.theorem.startswith("the Taylor model"))
     assert "vacuous" in rung.theorem
 
 
 def test_merged_remainders_are_bounds_too(monkeypatch):
-    map, x = r.Compose(block(1).maps + block(2).maps), tokens(1)
+    map, x = r.maps.Compose(block(1).maps + block(2).maps), tokens(1)
     radii = torch.full((5,), 1e-2, dtype=D)
     whole = step(map, start(x, radii)).moves().bound
     monkeypatch.setattr(taylor, "NUMBERS", 2000)
@@ -132,7 +149,11 @@ def test_merged_remainders_are_bounds_too(monkeypatch):
     assert bool((merged.moves().bound >= whole * (1 - 1e-9)).all())
 
 
-@pytest.mark.parametrize("activation", [r.Gelu(), r.Gelu(True), r.Silu(), r.Silu(1.702), r.Tanh()], ids=repr)
+@pytest.mark.parametrize(
+    "activation",
+    [r.maps.Gelu(), r.maps.Gelu(True), r.maps.Silu(), r.maps.Silu(1.702), r.maps.Tanh()],
+    ids=repr,
+)
 def test_curvatures_are_suprema_rounded_up(activation):
     x = torch.linspace(-10, 10, 400001, dtype=D)
     one = torch.ones_like(x)
@@ -154,19 +175,28 @@ def test_weights_of_the_points_are_refused():
 
 
 def test_a_sign_that_is_a_rounding():
-    """ReLU of entries whose exact value is positive and whose computed value is negative: the slope may be either."""
+    """ReLU of entries whose exact value is positive and whose computed value is negative:
+    the slope may be either.
+    """
     found = 0
     for seed in range(200):
         draw = torch.Generator().manual_seed(seed)
-        w, x = torch.randn(3, 1, generator=draw, dtype=torch.float64), 1e6 * torch.randn(1, 3, generator=draw, dtype=torch.float64)
-        exact = sum((Fraction(float(a)) * Fraction(float(b)) for a, b in zip(x[0], w[:, 0], strict=True)), Fraction(0))
+        w, x = (
+            torch.randn(3, 1, generator=draw, dtype=torch.float64),
+            1e6 * torch.randn(1, 3, generator=draw, dtype=torch.float64),
+        )
+        exact = sum(
+            (Fraction(float(a)) * Fraction(float(b)) for a, b in zip(x[0], w[:, 0], strict=True)), Fraction(0)
+        )
         b = torch.nextafter(-(x @ w)[0], torch.full((1,), -math.inf, dtype=torch.float64))
         true, computed = exact + Fraction(float(b)), float(x @ w + b)
         if not true > 0 > computed:
             continue
         found += 1
         radius = float(min(true, -Fraction(computed))) / float(w.norm()) / 4
-        map = r.feed_forward(r.Relu(), w, torch.ones(1, 3, dtype=torch.float64), b)
+        map = r.maps.feed_forward(r.maps.Relu(), w, torch.ones(1, 3, dtype=torch.float64), b)
         claim = r.certify(map, r.Neighborhood(x, radius, r.TokenMax()), r.TokenMax())
-        assert all(rung.value >= float(w.norm()) * math.sqrt(3) * (1 - 1e-9) for rung in (claim, *claim.others))
+        assert all(
+            rung.value >= float(w.norm()) * math.sqrt(3) * (1 - 1e-9) for rung in (claim, *claim.others)
+        )
     assert found

@@ -1,4 +1,6 @@
-"""Self-attention in TokenMax norm: the worked constant, violated hypotheses, attacks on tokens and weights."""
+"""Self-attention in TokenMax norm: the worked constant, violated hypotheses,
+attacks on tokens and weights.
+"""
 
 import math
 
@@ -6,11 +8,20 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify import certify, falsify
-from regard.certify.theorems.token_max import THEOREM
 from regard.domains import Ball, Neighborhood, Whole
 from regard.norms import TokenMax
-from tests.theorems.exact import SUPPORTS, D, bilinear_attention, generator, in_ball, normal, token_max_norm, worked
+from regard.proofs import certify, falsify
+from regard.proofs.theorems.token_max import THEOREM
+from tests.theorems.exact import (
+    SUPPORTS,
+    D,
+    bilinear_attention,
+    generator,
+    in_ball,
+    normal,
+    token_max_norm,
+    worked,
+)
 
 
 def rung(attention, domain):
@@ -50,11 +61,19 @@ def test_weights_that_climb_stay_below():
         x = x / x.norm(dim=-1, keepdim=True).clamp_min(1.0)
         a, w = 2 * a / torch.linalg.matrix_norm(a, 2), w / torch.linalg.matrix_norm(w, 2)
         leaves = [t.detach().requires_grad_() for t in (x, a, w)]
-        block = torch.func.jacrev(lambda y, a=leaves[1], w=leaves[2]: (y @ a @ y.mT).softmax(-1) @ y @ w)(leaves[0])
-        sizes = torch.linalg.svdvals(block.permute(0, 2, 1, 3))[..., 0].sum(-1)  # at least the norm of each row
+        block = torch.func.jacrev(lambda y, a=leaves[1], w=leaves[2]: (y @ a @ y.mT).softmax(-1) @ y @ w)(
+            leaves[0]
+        )
+        sizes = torch.linalg.svdvals(block.permute(0, 2, 1, 3))[..., 0].sum(
+            -1
+        )  # at least the norm of each row
         slopes = torch.autograd.grad(sizes.max(), leaves)
-        best = max(best, token_max_norm(r.Attention(r.Bilinear(a.detach()), r.Linear(w.detach())), x.detach()))
-        x, a, w = (t.detach() + 0.1 * s / s.norm().clamp_min(1e-300) for t, s in zip(leaves, slopes, strict=True))
+        best = max(
+            best, token_max_norm(r.Attention(r.Bilinear(a.detach()), r.Linear(w.detach())), x.detach())
+        )
+        x, a, w = (
+            t.detach() + 0.1 * s / s.norm().clamp_min(1e-300) for t, s in zip(leaves, slopes, strict=True)
+        )
     bound = rung(r.Attention(r.Bilinear(2 * torch.eye(2, dtype=D))), Ball(1.0))
     assert bound == pytest.approx(math.sqrt(5) + 2, rel=1e-9)
     assert 0.5 * bound < best <= bound
@@ -71,8 +90,13 @@ def test_one_token_and_zero_scores_are_exact():
     w = normal(g, 3, 2)
     still = r.Attention(r.Bilinear(torch.zeros(3, 3, dtype=D)), r.Linear(w))
     assert rung(still, Ball(5.0)) == pytest.approx(float(torch.linalg.matrix_norm(w, 2)), rel=1e-9)
-    assert rung(r.Attention(r.Bilinear(normal(g, 3, 3)), r.Linear(torch.zeros(3, 2, dtype=D))), Ball(5.0)) < 1e-300
-    assert rung(r.Attention(r.Bilinear(normal(g, 3, 3)), r.Linear(w)), Ball(0.0)) == pytest.approx(rung(still, Ball(0.0)), rel=1e-9)
+    assert (
+        rung(r.Attention(r.Bilinear(normal(g, 3, 3)), r.Linear(torch.zeros(3, 2, dtype=D))), Ball(5.0))
+        < 1e-300
+    )
+    assert rung(r.Attention(r.Bilinear(normal(g, 3, 3)), r.Linear(w)), Ball(0.0)) == pytest.approx(
+        rung(still, Ball(0.0)), rel=1e-9
+    )
 
 
 def test_centers_and_biases_enter():
@@ -95,9 +119,17 @@ def test_radii_that_leave_the_range_give_infinity(radius):
     ("attention", "domain", "sentence"),
     [
         (r.Attention(r.Bilinear(torch.eye(2, dtype=D))), Whole(), "tokens are not bounded; use Ball"),
-        (r.Attention(r.Dot(), normalizer=r.Sparsemax()), Ball(1.0, torch.zeros(2, dtype=D), 3), "rows of Sparsemax are not Gibbs laws"),
+        (
+            r.Attention(r.Dot(), normalizer=r.Sparsemax()),
+            Ball(1.0, torch.zeros(2, dtype=D), 3),
+            "rows of Sparsemax are not Gibbs laws",
+        ),
         (r.Attention(r.Dot()), Ball(1.0), "the width of a token is not known"),
-        (r.Attention(r.Dot(), r.Table(torch.ones(3, 2, dtype=D))), Ball(1.0, torch.zeros(2, dtype=D), 3), "values by Table have no known"),
+        (
+            r.Attention(r.Dot(), r.Table(torch.ones(3, 2, dtype=D))),
+            Ball(1.0, torch.zeros(2, dtype=D), 3),
+            "values by Table have no known",
+        ),
         (
             r.Attention(r.Potential.of(lambda x, y: (x - y).abs().sum(-1))),
             Ball(1.0, torch.zeros(2, dtype=D)),

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify import certify, falsify
-from regard.certify.theorems.token_sum import THEOREM
 from regard.domains import Ball
 from regard.norms import TokenSum
+from regard.proofs import certify, falsify
+from regard.proofs.theorems.token_sum import THEOREM
 from tests.theorems.exact import SUPPORTS, D, bilinear_attention, generator, in_ball, jacobian, normal, worked
 
 
@@ -23,7 +23,9 @@ def column_norm(function, x):
     """From below: max over tokens j and directions e of Σ_i |J_ij e|."""
     best, block = 0.0, jacobian(function, x)
     for column in block.permute(2, 0, 1, 3):  # (n, e, d)
-        for e in torch.cat([torch.eye(column.shape[-1], dtype=D), torch.linalg.svd(column.flatten(0, 1)).Vh[:1]]):
+        for e in torch.cat(
+            [torch.eye(column.shape[-1], dtype=D), torch.linalg.svd(column.flatten(0, 1)).Vh[:1]]
+        ):
             best = max(best, float((column @ e).norm(dim=-1).sum()))
     return best
 
@@ -51,7 +53,10 @@ def test_attained_by_rows_that_look_at_one_token():
     """Every row puts its weight on token 0, which then moves n outputs."""
     bias = torch.zeros(9, dtype=D)
     bias[4:] = -100.0
-    attention = r.Attention(r.RelativeBias(bias, r.Clipped(4)), support=r.Where(torch.eye(5, dtype=torch.bool) | (torch.arange(5) == 0)))
+    attention = r.Attention(
+        r.RelativeBias(bias, r.potentials.Clipped(4)),
+        support=r.Where(torch.eye(5, dtype=torch.bool) | (torch.arange(5) == 0)),
+    )
     x = normal(generator(1), 5, 2)
     bound = certify(attention, Ball(3.0, torch.zeros(2, dtype=D), 5), TokenSum()).value
     assert column_norm(attention, x) == pytest.approx(5.0, rel=1e-9)

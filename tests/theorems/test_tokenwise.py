@@ -1,4 +1,6 @@
-"""Maps of one token: slopes that are attained, how far a token is carried, and the balls that hold images, as their statements say."""
+"""Maps of one token: slopes that are attained, how far a token is carried, and the balls that hold images,
+as their statements say.
+"""
 
 import math
 
@@ -7,11 +9,25 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify import certify, deviation, image
-from regard.certify.tokenwise import growth, least_deviation, steepness, travel
 from regard.domains import Ball, Neighborhood, Radii, Shell, Whole
-from regard.maps import Added, Affine, Compose, Gated, Gelu, Heads, Normalize, Pointwise, Relu, Residual, Silu, Tanh, ToContext
+from regard.maps import (
+    Added,
+    Affine,
+    Compose,
+    Gated,
+    Gelu,
+    Heads,
+    Normalize,
+    Pointwise,
+    Relu,
+    Residual,
+    Silu,
+    Tanh,
+    ToContext,
+)
 from regard.norms import Frobenius, TokenMax, TokenSum
+from regard.proofs import certify, deviation, image
+from regard.proofs.tokenwise import growth, least_deviation, steepness, travel
 from tests.theorems.exact import D, generator, normal
 
 G = generator(21)
@@ -35,7 +51,13 @@ def steepest(function, start):
     ("activation", "function", "start"),
     [
         (Gelu(), lambda x: x * mpmath.ncdf(x), 1.41),
-        (Gelu(tanh=True), lambda x: x / 2 * (1 + mpmath.tanh(mpmath.sqrt(2 / mpmath.pi) * (x + mpmath.mpf("0.044715") * x**3))), 1.4),
+        (
+            Gelu(tanh=True),
+            lambda x: (
+                x / 2 * (1 + mpmath.tanh(mpmath.sqrt(2 / mpmath.pi) * (x + mpmath.mpf("0.044715") * x**3)))
+            ),
+            1.4,
+        ),
         (Silu(), lambda x: x / (1 + mpmath.exp(-x)), 2.4),
         (Silu(1.7), lambda x: x / (1 + mpmath.exp(-mpmath.mpf("1.7") * x)), 1.4),
     ],
@@ -95,10 +117,14 @@ def test_the_slope_of_a_norm_layer_is_attained():
 def test_the_least_deviation_of_a_domain():
     layer = Normalize(0.02)
     s = (X - X.mean(-1, keepdim=True)).norm(dim=-1) / math.sqrt(3)
-    assert least_deviation(layer, Neighborhood(X, 0.1, TokenMax())) == pytest.approx(float(s.min()) - 0.1 / math.sqrt(3), rel=CLOSE, abs=0)
+    assert least_deviation(layer, Neighborhood(X, 0.1, TokenMax())) == pytest.approx(
+        float(s.min()) - 0.1 / math.sqrt(3), rel=CLOSE, abs=0
+    )
     assert least_deviation(layer, Radii(X, RADII)) == 0
     about = float((CENTER - CENTER.mean()).norm()) / math.sqrt(3)
-    assert least_deviation(layer, Ball(0.1, CENTER)) == pytest.approx(about - 0.1 / math.sqrt(3), rel=CLOSE, abs=0)
+    assert least_deviation(layer, Ball(0.1, CENTER)) == pytest.approx(
+        about - 0.1 / math.sqrt(3), rel=CLOSE, abs=0
+    )
     assert least_deviation(layer, Ball(0.1)) == least_deviation(layer, Whole()) == 0
     assert least_deviation(layer, Shell(0.25)) == 0.25
 
@@ -134,7 +160,9 @@ def test_activations_that_move_zero():
     assert (factor, offset) == (1.0, pytest.approx(2.0, rel=CLOSE, abs=0))
     one = torch.ones(1, 1, dtype=D)
     layer, token = Gated(Shifted(), one, 3 * one, one), torch.tensor([[5.0]], dtype=D)
-    assert float(travel.one(layer, token, torch.zeros(1, dtype=D)).slopes) == pytest.approx(15 + 7 * 3, rel=CLOSE, abs=0)
+    assert float(travel.one(layer, token, torch.zeros(1, dtype=D)).slopes) == pytest.approx(
+        15 + 7 * 3, rel=CLOSE, abs=0
+    )
 
 
 def test_moves_of_tokens_are_gathered_in_each_norm():
@@ -145,7 +173,9 @@ def test_moves_of_tokens_are_gathered_in_each_norm():
         assert deviation(Affine(w), domain, norm).value == pytest.approx(size * moved, rel=CLOSE, abs=0)
     shared = Neighborhood(X, 0.5, Frobenius())
     for norm, factor in ((Frobenius(), 1.0), (TokenSum(), 2.0), (TokenMax(), 1.0)):
-        assert deviation(Affine(w), shared, norm).value == pytest.approx(size * 0.5 * factor, rel=CLOSE, abs=0)
+        assert deviation(Affine(w), shared, norm).value == pytest.approx(
+            size * 0.5 * factor, rel=CLOSE, abs=0
+        )
     each = Neighborhood(X, 0.5, TokenMax())
     for norm, factor in ((Frobenius(), 2.0), (TokenSum(), 4.0), (TokenMax(), 1.0)):
         assert deviation(Affine(w), each, norm).value == pytest.approx(size * 0.5 * factor, rel=CLOSE, abs=0)
@@ -171,7 +201,9 @@ def test_images_of_balls_under_maps_of_one_token():
     ball_is(image(Pointwise(Silu()), ball), Silu()(CENTER), 1.09984 * 0.7)
     ball_is(image(Pointwise(Tanh()), Ball(0.7)), None, 0.7)
     ball_is(image(Residual(Affine(2 * torch.eye(3, dtype=D))), ball), 3 * CENTER, 3 * 0.7)
-    ball_is(image(Added((Affine(torch.eye(3, dtype=D)), Pointwise(Relu()))), ball), CENTER + Relu()(CENTER), 1.4)
+    ball_is(
+        image(Added((Affine(torch.eye(3, dtype=D)), Pointwise(Relu()))), ball), CENTER + Relu()(CENTER), 1.4
+    )
     ball_is(image(Compose((Affine(w, b), Pointwise(Relu()))), ball), Relu()(CENTER @ w + b), two(w) * 0.7)
 
 
@@ -193,7 +225,9 @@ def test_images_of_attention_hold_averages_of_values():
     w_v, b_v, ball = normal(G, 3, 2), normal(G, 2), Ball(0.7, CENTER)
     ball_is(image(r.Attention(r.Dot(), r.Linear(w_v, b_v)), ball), CENTER @ w_v + b_v, two(w_v) * 0.7)
     values, biases, w_o, b_o = normal(G, 2, 3, 2), normal(G, 2, 2), normal(G, 2, 2, 3), normal(G, 3)
-    heads = Heads(r.Attention(r.Dot(normal(G, 2, 3, 2), normal(G, 2, 3, 2)), r.Linear(values, biases)), w_o, b_o)
+    heads = Heads(
+        r.Attention(r.Dot(normal(G, 2, 3, 2), normal(G, 2, 3, 2)), r.Linear(values, biases)), w_o, b_o
+    )
     center = sum((CENTER @ values[h] + biases[h]) @ w_o[h] for h in range(2)) + b_o
     apart = sum(two(values[h] @ w_o[h]) for h in range(2)) * 0.7
     joined = two(w_o.reshape(4, 3)) * math.hypot(*(two(values[h]) for h in range(2))) * 0.7

@@ -1,4 +1,6 @@
-"""Self-attention as a map of measures: the worked constants, exact transport of laws with different atoms, what is refused."""
+"""Self-attention as a map of measures: the worked constants, exact transport of laws with different atoms,
+what is refused.
+"""
 
 import math
 
@@ -6,10 +8,10 @@ import pytest
 import torch
 
 import regard as r
-from regard.certify import certify, falsify
-from regard.certify.theorems.wasserstein import THEOREM
 from regard.domains import Ball
 from regard.norms import TokenMax, Wasserstein
+from regard.proofs import certify, falsify
+from regard.proofs.theorems.wasserstein import THEOREM
 from regard.transport import wasserstein
 from tests.theorems.exact import D, bilinear_attention, generator, in_ball, normal, worked
 
@@ -26,7 +28,9 @@ def test_worked_example():
     assert rung(attention, ball, 2.0) == pytest.approx(24.700635145660314, rel=1e-9)
     for p in (1.0, 1.5, 3.0):
         assert rung(attention, ball, p) == pytest.approx(266.2134026166739, rel=1e-9)
-    assert rung(attention, ball, math.inf) == pytest.approx(certify(attention, ball, TokenMax()).value, rel=1e-12)
+    assert rung(attention, ball, math.inf) == pytest.approx(
+        certify(attention, ball, TokenMax()).value, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
@@ -39,7 +43,9 @@ def test_laws_with_different_atoms(p):
         near = r.Measure(first.points.repeat(2, 1) * (1 - 1e-4) + 1e-4 * center)
         for other in (second, near):
             before = float(wasserstein(first, other, p))
-            after = float(wasserstein(r.Measure(attention(first.points)), r.Measure(attention(other.points)), p))
+            after = float(
+                wasserstein(r.Measure(attention(first.points)), r.Measure(attention(other.points)), p)
+            )
             assert after <= bound * before * (1 + 1e-9) + 1e-12
 
 
@@ -65,7 +71,10 @@ def test_attacks_stay_below_and_weak_scores_are_tight(p):
 def test_what_looks_at_positions_is_refused(attention):
     found = certify(attention, Ball(1.0, torch.zeros(2, dtype=D), 4), Wasserstein(2.0))
     assert math.isinf(found.value)
-    assert any("are not functions of the law of tokens; use TokenMax() or Frobenius()" in why for why in found.refused)
+    assert any(
+        "are not functions of the law of tokens; use TokenMax() or Frobenius()" in why
+        for why in found.refused
+    )
 
 
 def test_large_scores_give_infinity_only_where_there_is_an_exponential():

@@ -12,7 +12,22 @@ import typer
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "examples" / "data" / "paradise_lost.txt"
-TINY = ("--width", "16", "--layers", "2", "--heads", "2", "--context", "16", "--batch", "4", "--steps", "8", "--every", "4")
+TINY = (
+    "--width",
+    "16",
+    "--layers",
+    "2",
+    "--heads",
+    "2",
+    "--context",
+    "16",
+    "--batch",
+    "4",
+    "--steps",
+    "8",
+    "--every",
+    "4",
+)
 SHORT = 6
 """How many tokens samples have in tests."""
 KILLED = """

@@ -8,7 +8,7 @@ from torch import nn
 
 from regard.errors import ArgumentError
 from regard.training import Recipe, building
-from regard.training.building import built, weight_count
+from regard.training.building import build, weight_count
 from regard.training.optimizer import optimizer_of, restore, tensors_of
 
 
@@ -79,10 +79,12 @@ def test_an_optimizer_comes_back_bit_for_bit():
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("sizes", [{"width": 16, "layers": 1, "heads": 2}, {"width": 24, "layers": 3, "heads": 3}])
+@pytest.mark.parametrize(
+    "sizes", [{"width": 16, "layers": 1, "heads": 2}, {"width": 24, "layers": 3, "heads": 3}]
+)
 def test_weights_are_counted_before_they_are_made(sizes):
     recipe = Recipe(**sizes)
-    assert sum(weight.numel() for weight in built(recipe, 7).parameters()) == weight_count(recipe, 7)
+    assert sum(weight.numel() for weight in build(recipe, 7).parameters()) == weight_count(recipe, 7)
 
 
 def test_an_allocation_that_fails_names_the_width(monkeypatch):
@@ -91,10 +93,13 @@ def test_an_allocation_that_fails_names_the_width(monkeypatch):
 
     monkeypatch.setattr(building, "_model", fail)
     with pytest.raises(ArgumentError, match=r"^--width: is 128, and training takes at least 0\.0 GiB"):
-        built(Recipe(), 7)
+        build(Recipe(), 7)
 
 
 def test_matrices_decay_and_biases_do_not():
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
     groups = optimizer_of(model, Recipe()).param_groups
-    assert [(group["weight_decay"], sorted(p.ndim for p in group["params"])) for group in groups] == [(0.1, [2]), (0.0, [1, 1, 1])]
+    assert [(group["weight_decay"], sorted(p.ndim for p in group["params"])) for group in groups] == [
+        (0.1, [2]),
+        (0.0, [1, 1, 1]),
+    ]

@@ -55,7 +55,9 @@ def test_what_is_no_text_is_said(file, content, message):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(ArgumentError, match=r"^--data: .*nothing\.txt cannot be read \(No such file or directory\)"):
+    with pytest.raises(
+        ArgumentError, match=r"^--data: .*nothing\.txt cannot be read \(No such file or directory\)"
+    ):
         Text.read(tmp_path / "nothing.txt")
     with pytest.raises(ArgumentError, match=r"cannot be read \(Is a directory\)"):
         Text.read(tmp_path)
@@ -84,7 +86,9 @@ def test_windows_depend_on_seed_and_step_alone():
     torch.rand(7)
     assert torch.equal(batch_at(tokens, recipe, 5)[0], inputs)
     assert not torch.equal(batch_at(tokens, recipe, 6)[0], inputs)
-    assert not torch.equal(batch_at(tokens, Recipe(context=8, batch=3, width=8, heads=1, seed=1), 5)[0], inputs)
+    assert not torch.equal(
+        batch_at(tokens, Recipe(context=8, batch=3, width=8, heads=1, seed=1), 5)[0], inputs
+    )
 
 
 def test_every_place_of_a_text_can_be_drawn():

@@ -12,7 +12,7 @@ import torch
 
 from regard.errors import ArgumentError
 from regard.training import Diverged, Milestone, Recipe, Stepped, Text, Training, Warned, loop
-from regard.training.checkpoint import UNFINISHED, Checkpoint, _locked, alone, checkpoints
+from regard.training.checkpoint import UNFINISHED, Checkpoint, _own_lock, alone, checkpoints
 from regard.training.recipe import LARGEST_RATE
 from tests.training.command import DATA, SHORT, TINY, contents, interrupted, status, train
 
@@ -149,7 +149,10 @@ def test_ctrl_c_saves_and_says_how_to_go_on(whole, text, tmp_path, sent):
     out = tmp_path / "run"
     done = interrupted(6, sent, "--data", text, "--out", out, *TINY)
     assert done.returncode == 130, done.stderr
-    assert f"stopped after step 7; saved in {out}/step-000007; go on with: regard train --out {out} --resume" in done.stderr
+    assert (
+        f"stopped after step 7; saved in {out}/step-000007; go on with: regard train --out {out} --resume"
+        in done.stderr
+    )
     assert status("--out", out, "--data", text, "--resume", *TINY) == 0
     ours, theirs = contents(out), contents(whole)
     last = [name for name in theirs if name.startswith("step-000008") or name == "history.jsonl"]
@@ -180,7 +183,11 @@ def test_lines_of_the_history_that_are_no_text_are_left_out_and_counted(half, ca
     (half / "history.jsonl").write_bytes(b'\xff\xfe\n{"step": 1e999}\n' + lines + b'{"step": 5, "cut o\xc3')
     assert status("--out", half, "--resume") == 0
     assert "2 of its lines cannot be read, and are left out" in capsys.readouterr().err.replace("\n", " ")
-    assert [json.loads(line)["step"] for line in (half / "history.jsonl").read_text().splitlines()] == [0, 4, 8]
+    assert [json.loads(line)["step"] for line in (half / "history.jsonl").read_text().splitlines()] == [
+        0,
+        4,
+        8,
+    ]
 
 
 def test_a_finished_training_says_so(whole, capsys):
@@ -217,7 +224,10 @@ def test_a_full_disk_leaves_the_old_checkpoint(half, whole, monkeypatch, capsys)
         assert status("--out", half, "--resume") == 1
     message = capsys.readouterr().err
     assert "step 8 cannot be written to" in message
-    assert "(No space left on device); the checkpoint of step 4 is whole, and --resume goes on from it; make room first" in message
+    assert (
+        "(No space left on device); the checkpoint of step 4 is whole, and "
+        "--resume goes on from it; make room first" in message
+    )
     assert contents(half) == before
     assert not list(half.glob(f"{UNFINISHED}*"))
     assert status("--out", half, "--resume") == 0
@@ -249,9 +259,18 @@ def flipped(path):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda kept: flipped(kept / "model" / "model.safetensors"), "model/model.safetensors is missing or was changed"),
-        (lambda kept: flipped(kept / "optimizer.safetensors"), "optimizer.safetensors is missing or was changed"),
-        (lambda kept: (kept / "optimizer.safetensors").unlink(), "optimizer.safetensors is missing or was changed"),
+        (
+            lambda kept: flipped(kept / "model" / "model.safetensors"),
+            "model/model.safetensors is missing or was changed",
+        ),
+        (
+            lambda kept: flipped(kept / "optimizer.safetensors"),
+            "optimizer.safetensors is missing or was changed",
+        ),
+        (
+            lambda kept: (kept / "optimizer.safetensors").unlink(),
+            "optimizer.safetensors is missing or was changed",
+        ),
         (lambda kept: (kept / "state.json").write_text("{"), "state.json cannot be read"),
         (lambda kept: (kept / "state.json").write_text("[]"), "state.json cannot be read"),
         (lambda kept: (kept / "state.json").unlink(), "state.json cannot be read"),
@@ -269,7 +288,9 @@ def test_a_damaged_checkpoint_is_refused(half, spoil, message):
 
 def test_a_checkpoint_under_another_name_is_damaged(half):
     (half / "step-000004").rename(half / "step-000007")
-    with pytest.raises(ArgumentError, match=r"step-000007 is damaged \(its name says step 7, its state.json step 4\)"):
+    with pytest.raises(
+        ArgumentError, match=r"step-000007 is damaged \(its name says step 7, its state.json step 4\)"
+    ):
         train("--out", half, "--resume")
 
 
@@ -345,7 +366,10 @@ def test_checkpoints_are_tensors_and_json(whole):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--resume", "--width", "32"), "--width: is 32, and the training in this directory has 16; leave it out to go on"),
+        (
+            ("--resume", "--width", "32"),
+            "--width: is 32, and the training in this directory has 16; leave it out to go on",
+        ),
         (("--resume", "--steps", "99"), "--steps: is 99, and the training in this directory has 8"),
         (("--resume", "--bytes"), "--bytes: is True, and the training in this directory has False"),
         (("--resume", "--data", DATA), "is not the text of this training, or was changed"),
@@ -368,8 +392,14 @@ def test_another_training_is_not_mixed_in(half, arguments, message):
         (("--data", DATA, "--heads", "5"), "--heads: is 5, which does not divide the width 128"),
         (("--data", DATA, "--context", "300000"), "a context of 300000 needs 600002"),
         (("--data", DATA.parent / "nothing.txt"), "No such file"),
-        (("--data", DATA, "--learning-rate", "1e38"), "--learning-rate: is 1e+38; give a positive number, such as 0.001"),
-        (("--data", DATA, "--width", "100000000"), "--width: is 100000000, and training takes at least 7,152,557,"),
+        (
+            ("--data", DATA, "--learning-rate", "1e38"),
+            "--learning-rate: is 1e+38; give a positive number, such as 0.001",
+        ),
+        (
+            ("--data", DATA, "--width", "100000000"),
+            "--width: is 100000000, and training takes at least 7,152,557,",
+        ),
         (("--data", DATA, "--layers", "100000000"), "--width: is 128, and training takes at least "),
         (("--data", DATA, "--batch", "100000000"), "--batch: is 100000000, and training takes at least "),
     ],
@@ -408,7 +438,10 @@ def test_the_directory_is_read_under_the_lock(text, tmp_path, monkeypatch):
 
 
 def test_a_training_does_not_begin_over_one_that_came_between(text, tmp_path):
-    late, first = (Training.start(Text.read(text), Recipe(**SMALL, steps=2, every=2, seed=seed), tmp_path / "run") for seed in (5, 0))
+    late, first = (
+        Training.start(Text.read(text), Recipe(**SMALL, steps=2, every=2, seed=seed), tmp_path / "run")
+        for seed in (5, 0)
+    )
     list(first.events())
     before = contents(tmp_path / "run")
     with pytest.raises(ArgumentError, match=r"^--out: .* was changed by another training since"):
@@ -420,9 +453,9 @@ def test_a_lock_whose_file_was_removed_is_not_held(tmp_path):
     """Who opened the file before the last holder removed it would lock what nobody else finds."""
     with (tmp_path / ".lock").open("w") as stream:
         (tmp_path / ".lock").unlink()
-        assert not _locked(stream, tmp_path / ".lock")
+        assert not _own_lock(stream, tmp_path / ".lock")
         (tmp_path / ".lock").write_text("")
-        assert not _locked(stream, tmp_path / ".lock")
+        assert not _own_lock(stream, tmp_path / ".lock")
 
 
 def test_a_lock_leaves_what_others_put_there(tmp_path):
@@ -469,7 +502,10 @@ def test_the_head_whose_logits_grew_is_named(half):
                 module.projection.weight[8:16] *= 1e25  # the queries of head 1, and
                 module.projection.weight[24:32] *= 1e25  # its keys
             break
-    with pytest.raises(Diverged, match=r"step 7 \(loss nan\); decoder\.layers\.1\.attention, head 1: the largest logit .* not finite"):
+    with pytest.raises(
+        Diverged,
+        match=r"step 7 \(loss nan\); decoder\.layers\.1\.attention, head 1: the largest logit .* not finite",
+    ):
         list(training.events())
     assert Checkpoint(half / "step-000004").state()["step"] == 4
 

@@ -63,7 +63,7 @@ class Parts(Object):
         """Scores over temperature, plus log-counts, -inf outside the support: what softmax exponentiates."""
         assert isinstance(self.normalizer, Softmax)
         return self.reference(allowed).counted(
-            self.normalizer.tempered(self.potential.pair(self.queries, self.keys))
+            self.normalizer.divide_by_temperature(self.potential.pair(self.queries, self.keys))
         )
 
     def reference(self, allowed: Tensor | None) -> Reference:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard._transforms import untransformed
+from regard._transforms import no_transform_runs
 from regard.compute.kernel.sweep import KEY, QUERY, Give, Sweep, Take, sum_blocks
 from regard.compute.kernel.tiles import Tile, Tiling
 
@@ -118,7 +118,7 @@ class _Push:
         left = [*left, arguments[0]] if self._keys else left
         right = rest.pop(0) if left else None
         by_values = rest.pop(0) if self._values else None
-        if right is not None and not self._bias and lse.ndim == 2 and untransformed():
+        if right is not None and not self._bias and lse.ndim == 2 and no_transform_runs():
             return self._in_place(
                 tiling, tile, arguments, out, lse, self.products.scale * torch.cat(left, -1), right, by_values
             )

@@ -32,7 +32,9 @@ class Growth:
 
     @property
     def factor(self) -> float:
-        """How many times as large it is, for the rule: a logit from 1 on; infinite where it is no number any more."""
+        """The ratio of the number now to the number then, as the rule reads it: a logit counts from 1 on;
+        infinite where the number became NaN.
+        """
         small = SMALL if self.quantity == "max_logit" else math.ulp(0.0)
         return self.now / max(self.before, small) if math.isfinite(self.now) else math.inf
 
@@ -41,16 +43,20 @@ class Growth:
         if not math.isfinite(self.now):
             return f"{what} is not finite at step {self.step} (it was {self.before:.4g} at step {self.since})"
         times = f" ({self.now / self.before:.3g} times)" if self.before > 0 else ""
-        return f"{what} went from {self.before:.4g} at step {self.since} to {self.now:.4g} at step {self.step}{times}"
+        return (
+            f"{what} went from {self.before:.4g} at step {self.since} to {self.now:.4g} at step "
+            f"{self.step}{times}"
+        )
 
 
 @dataclass(frozen=True)
 class Rule:
     """A head is named where, against the smallest of the `window` measurements before,
 
-    its largest logit is `growth` times as large and at least `level`; or its QK norm is `growth` times as large and its largest logit at
-    least `level / growth`: once more and it is there. Also where either is not finite. A head that was named is compared with what came
-    after that. Without logits finite growth is not judged: norms that double while they are small are how training begins.
+    its largest logit is `growth` times as large and at least `level`; or its QK norm is `growth` times as
+    large and its largest logit at least `level / growth`: once more and it is there. Also where either is not
+    finite. A head that was named is compared with what came after that. Without logits finite growth is not
+    judged: norms that double while they are small are how training begins.
     """
 
     window: int
@@ -69,8 +75,14 @@ class Rule:
                 for head, value in enumerate(numbers.get(quantity) or []):
                     yield self._growth(recent, (layer, head, quantity), number(value), now["step"])
 
-    def _growth(self, recent: Sequence[Entry], place: tuple[str, int, str], value: float, step: int) -> Growth:
-        before = [(past, entry["step"]) for entry in _since_named(recent, place) if math.isfinite(past := _at(entry, place))]
+    def _growth(
+        self, recent: Sequence[Entry], place: tuple[str, int, str], value: float, step: int
+    ) -> Growth:
+        before = [
+            (past, entry["step"])
+            for entry in _since_last_warning(recent, place)
+            if math.isfinite(past := _at(entry, place))
+        ]
         smallest, since = min(before, default=(value, step))
         return Growth(*place, smallest, value, since, step)
 
@@ -83,13 +95,18 @@ class Rule:
 
 
 def suspect(rule: Rule, history: Sequence[Entry]) -> Growth | None:
-    """The head whose largest logit grew most in the window; its QK norm where no pass was seen. None without two measurements."""
+    """The head whose largest logit grew most in the window; its QK norm where no pass was seen.
+
+    None without two measurements.
+    """
     found = [growth for growth in rule.compared(history) if growth.since < growth.step] if history else []
-    return max(found, key=lambda growth: (growth.quantity == "max_logit", growth.factor, growth.before), default=None)
+    return max(
+        found, key=lambda growth: (growth.quantity == "max_logit", growth.factor, growth.before), default=None
+    )
 
 
-def checked(history: Sequence[Entry]) -> list[Entry]:
-    """A history that a monitor wrote; refuses what it would stumble over later."""
+def check_history(history: Sequence[Entry]) -> list[Entry]:
+    """A history that a monitor wrote, checked entry by entry before anything is computed from it."""
     remedy = "give the `history` of a monitor, as it is or as json.loads reads it"
     if not isinstance(history, Sequence) or isinstance(history, str):
         raise ArgumentError("history", f"is {history!r:.60}", remedy)
@@ -115,14 +132,18 @@ def _is_entry(entry: Any) -> bool:
     )
 
 
-def named(growth: Growth) -> Entry:
+def as_entry(growth: Growth) -> Entry:
     """A warning as plain values."""
     return {"layer": growth.layer, "head": growth.head, "quantity": growth.quantity, "message": str(growth)}
 
 
-def _since_named(recent: Sequence[Entry], place: tuple[str, int, str]) -> Sequence[Entry]:
+def _since_last_warning(recent: Sequence[Entry], place: tuple[str, int, str]) -> Sequence[Entry]:
     """The measurements from the last one on that named this head for this quantity."""
-    last = [index for index, entry in enumerate(recent) if any(_place(warning) == place for warning in entry["warnings"])]
+    last = [
+        index
+        for index, entry in enumerate(recent)
+        if any(_place(warning) == place for warning in entry["warnings"])
+    ]
     return recent[last[-1] :] if last else recent
 
 

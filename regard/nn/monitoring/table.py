@@ -17,23 +17,34 @@ COLUMNS: tuple[tuple[str, str, Callable[..., float]], ...] = (
 MISSING = "-"
 
 
-def written(entry: dict[str, Any], reasons: dict[str, str]) -> str:
+def as_text(entry: dict[str, Any], reasons: dict[str, str]) -> str:
     """A measurement as text; what was not measured is said below it."""
     loss = "" if entry.get("loss") is None else f", loss {number(entry['loss']):.4f}"
     rows = [["layer", *(title for _, title, _ in COLUMNS), "Jacobian norm"]]
     rows += [[path, *_cells(numbers)] for path, numbers in entry["layers"].items()]
-    return "\n".join([f"step {entry['step']}{loss}", *aligned(rows), *(f"not measured: {path}: {why}" for path, why in reasons.items())])
+    return "\n".join(
+        [
+            f"step {entry['step']}{loss}",
+            *align(rows),
+            *(f"not measured: {path}: {why}" for path, why in reasons.items()),
+        ]
+    )
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def align(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows of cells as lines, each column as wide as its widest cell."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
 
 
 def _cells(numbers: dict[str, Any]) -> list[str]:
     jacobian = numbers.get("jacobian_norm")
-    return [*(_cell(numbers.get(name), worst) for name, _, worst in COLUMNS), MISSING if jacobian is None else f"≥ {number(jacobian):.3g}"]
+    return [
+        *(_cell(numbers.get(name), worst) for name, _, worst in COLUMNS),
+        MISSING if jacobian is None else f"≥ {number(jacobian):.3g}",
+    ]
 
 
 def _cell(values: list[Any] | None, worst: Callable[..., float]) -> str:

@@ -1,0 +1,6 @@
+"""The audit: how regular is the attention of a trained model."""
+
+from regard.audits.report import Report
+from regard.audits.run import Audit, audit, included_sentences, sites
+
+__all__ = ["Audit", "Report", "audit", "included_sentences", "sites"]

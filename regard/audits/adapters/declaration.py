@@ -1,0 +1,69 @@
+"""From what an adapter has read — matrices, pairs, positions — to the declaration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from regard.attention import Attention
+from regard.audits.adapters.base import Call, Declared, Matrices, NotCovered
+from regard.audits.adapters.calls import first_output
+from regard.audits.adapters.masks import Pairs, bias_of, support_of
+from regard.audits.adapters.rotary import Turning, check_turning, marks_of, positions_of
+from regard.lookups import Linear
+from regard.potentials import Dot, Potential, Rotary, SoftCap
+
+
+def potential_of(matrices: Matrices, turning: Turning | None = None) -> Potential:
+    """Scaled dot products, turned by positions and capped where the module does that."""
+    potential: Potential = Dot(matrices.w_q, matrices.w_k, matrices.scale, matrices.b_q, matrices.b_k)
+    if turning is not None:
+        potential = Rotary(potential, frequencies=turning.frequencies)
+    return potential if matrices.softcap is None else SoftCap(potential, matrices.softcap)
+
+
+def declare_self_attention(
+    matrices: Matrices, potential: Potential, pairs: Pairs, points: Tensor, own: Tensor
+) -> Declared:
+    """Self-attention whose positions are 0, 1, 2, ..."""
+    bias = bias_of(pairs, len(matrices.w_q))
+    potential = potential if bias is None else potential + bias
+    attention = Attention(potential, Linear(matrices.w_v, matrices.b_v), support=support_of(pairs.allowed))
+    return Declared(attention, matrices.w_o, matrices.b_o, points, None, None, own)
+
+
+def declare_rotary(
+    matrices: Matrices, turning: Turning, options: dict[str, Any], pairs: Pairs, call: Call
+) -> Declared:
+    """Self-attention with rotary positions, read from the call."""
+    points: Tensor = options["hidden_states"].detach()
+    positions = positions_of(options, points)
+    check_turning(turning, options.get("position_embeddings"), positions)
+    marks = marks_of(positions, pairs.allowed)
+    found = declare_self_attention(
+        matrices, potential_of(matrices, turning), pairs, points, first_output(call.output)
+    )
+    return found if marks is None else _at(found, pairs, marks)
+
+
+def _at(found: Declared, pairs: Pairs, marks: Tensor) -> Declared:
+    """The same at other positions: the support becomes a relation between these."""
+    if pairs.bias is not None:
+        raise NotCovered(
+            "an additive mask with a bias at positions that are not 0, 1, 2, ... is not expressed"
+        )
+    attention = found.attention.replace(support=support_of(pairs.allowed, marks))
+    return replace(found, attention=attention, marks=marks)
+
+
+def sizes_of(points: Tensor, context: Tensor | None = None) -> tuple[int, int, int]:
+    """(batch, n, m)."""
+    return points.shape[0], points.shape[1], (points if context is None else context).shape[1]
+
+
+def split_output(output: Any, module: nn.Module) -> Tensor:
+    """An output that stops before the output projection, (batch, n, h · e), as (batch, h, n, e)."""
+    heads: Any = module.num_attention_heads
+    return first_output(output).unflatten(-1, (heads, -1)).transpose(1, 2)

@@ -1,0 +1,176 @@
+"""Check: one question the audit asks, and the columns of the report that answer it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from regard.audits.adapters.base import Adapter, Block, Call, Matrices
+from regard.audits.adapters.norms import normalize_of
+from regard.audits.adapters.surroundings import may_turn
+from regard.audits.inputs import Word
+from regard.audits.site import Site
+from regard.errors import ArgumentError
+from regard.maps import Normalize
+
+EXACT, ESTIMATED, PROVED = "exact", "estimated", "proved"
+"""What sort of number a column holds: exact up to rounding; estimated, with a side it errs on; proved,
+with a certificate.
+"""
+HEAD, LAYER, STACK = "head", "layer", "stack"
+"""What a column has one number for."""
+
+_checks: dict[str, Check] = {}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One measured quantity. over: how the numbers of several inputs become one; high_is_alarming:
+    None where neither end is.
+    """
+
+    name: str
+    title: str
+    meaning: str
+    kind: str
+    scope: str
+    high_is_alarming: bool | None = None
+    over: str = "largest"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a check found in one place: numbers by column (a list of one for each head, or one number), and a
+    table of its own.
+
+    reason: why something of it is missing, where something is.
+    """
+
+    numbers: dict[str, Any] = field(default_factory=dict)
+    table: Any = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What the weights of one attention layer say, without an input.
+
+    entering: the norm whose output is all that the layer reads, where one is known; turned: whether rotary
+    positions may turn its queries and keys.
+    """
+
+    path: str
+    layer: int
+    matrices: Matrices
+    entering: Normalize | None = None
+    turned: bool = True
+
+    @classmethod
+    def of(cls, adapter: Adapter, model: nn.Module, path: str, layer: int) -> Weights:
+        """The weights of the attention module at a path."""
+        module = model.get_submodule(path)
+        norm = adapter.entering(model, path, module)
+        entering = None if norm is None else normalize_of(model.get_submodule(norm))
+        return cls(path, layer, adapter.matrices(model, path, module), entering, may_turn(model, path))
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """One input: the model, how it is called, what its modules did, the blocks around attention,
+    and random numbers of its own.
+    """
+
+    model: nn.Module
+    options: dict[str, Any]
+    trace: dict[str, Call]
+    tokens: list[str]
+    blocks: list[Block]
+    index: int
+    text: str | None = None
+    words: tuple[Word, ...] = ()
+    encode: Callable[[str], dict[str, Any]] | None = None
+
+    @cached_property
+    def stacks(self) -> dict[str, list[Block]]:
+        """Blocks by the list they are in: one for most models, encoder and decoder for some."""
+        found: dict[str, list[Block]] = {}
+        for block in self.blocks:
+            own = found.setdefault(block.path.rpartition(".")[0], [])
+            if block.path not in [other.path for other in own]:
+                own.append(block)
+        return found
+
+    def end(self, stack: str) -> str:
+        """The module whose output a stack gives: the norm after its last block, where there is one."""
+        last = self.stacks[stack][-1]
+        return last.path if last.final is None else last.final
+
+    def generator(self, *key: int) -> Generator:
+        """Random numbers that depend on the input and the key alone."""
+        seed = 0
+        for part in (self.index, *key):
+            seed = 1_000_003 * seed + part + 1
+        return torch.Generator().manual_seed(seed)
+
+
+@dataclass(frozen=True)
+class Check:
+    """A name for the command line, a sentence, columns, and up to three measurements: of weights, of a site,
+    of a whole input.
+    """
+
+    name: str
+    question: str
+    columns: tuple[Column, ...] = ()
+    of_weights: Callable[[Weights], Result] | None = None
+    of_site: Callable[[Scene, Site], Result] | None = None
+    of_input: Callable[[Scene], Result] | None = None
+    order: int = 100
+
+
+def register(check: Check) -> Check:
+    """Make a check known."""
+    if check.name in _checks:
+        raise ValueError(f"there is a check named {check.name} already")
+    _checks[check.name] = check
+    return check
+
+
+def checks() -> tuple[Check, ...]:
+    """All checks, in the order of the report."""
+    return tuple(sorted(_checks.values(), key=lambda check: (check.order, check.name)))
+
+
+def provable(scene: Scene, site: Site, inputs: int) -> bool:
+    """Whether theorems about rows are asked here: on the first inputs alone,
+    and an error where they do not hold.
+    """
+    if scene.index >= inputs:
+        return False
+    if site.context is not None:
+        raise ArgumentError("site", "is cross-attention", "its constants are in the column of the layer")
+    if site.blind:
+        raise ArgumentError(
+            "inputs", f"{scene.index + 1} has tokens that see no key", "give the text without padding"
+        )
+    return True
+
+
+def too_long(scene: Scene, tokens: int, longest: int, what: str) -> str:
+    """Why something is missing on a long input, or nothing where it is not too long."""
+    return (
+        ""
+        if tokens <= longest
+        else f"{what} for input {scene.index + 1}, of {tokens} tokens; give a "
+        f"text of at most {longest} tokens"
+    )
+
+
+def as_list(values: Tensor) -> list[float]:
+    """A tensor of numbers as a list, for JSON."""
+    return [float(value) for value in values.flatten()]

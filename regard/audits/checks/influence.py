@@ -1,0 +1,111 @@
+"""Influence: how much the output of the network moves when one input token does."""
+
+from __future__ import annotations
+
+import math
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from regard.audits.capture import output_tensor, passage, tokens_in
+from regard.audits.checks.base import ESTIMATED, EXACT, STACK, Check, Column, Result, Scene, as_list, register
+from regard.derive.graph import twice_differentiable
+from regard.derive.jacobian import spectral_norms
+
+INPUTS = 3
+"""On how many inputs: the derivative of the whole network by every token is the most expensive
+measurement.
+"""
+ENTRIES = 10_000_000
+"""How many numbers the pulled-back coordinates may be together; where all would be more,
+random directions stand for them.
+"""
+TOGETHER = 96
+"""How many coordinates of the output one backward pass takes at most."""
+PAIRS = 400_000
+"""For how many pairs of tokens together: attention keeps a number for each pair and head."""
+
+
+def influence(scene: Scene) -> Result:
+    """|∂ output / ∂ token j|₂ for each token of the first stack; the output is the mean of its tokens."""
+    if not scene.stacks or scene.index >= INPUTS:
+        return Result()
+    values = token_influence(scene)
+    share = float(values.max() / values.sum()) if float(values.sum()) > 0 else math.nan
+    stack = next(iter(scene.stacks))
+    point, width = tokens_in(scene.trace[scene.stacks[stack][0].path]), _width(scene, stack)
+    kind = EXACT if width <= _room(point) else ESTIMATED
+    return Result({"influence_share": {stack: share}}, {"influence": as_list(values), "kind": kind})
+
+
+def _width(scene: Scene, stack: str) -> int:
+    """Of the tokens that leave a stack."""
+    return output_tensor(scene.trace[scene.end(stack)].output).shape[-1]
+
+
+def _room(point: Tensor) -> int:
+    """How many coordinates of the output are pulled back."""
+    return ENTRIES // max(1, point.numel())
+
+
+def token_influence(scene: Scene) -> Tensor:
+    """|∂ mean output / ∂ x_j|₂, (n,); for wide models from below, by random directions of the output.
+
+    Computed once for an input.
+    """
+    if scene not in _known:
+        _known[scene] = _measure(scene)
+    return _known[scene]
+
+
+_known: WeakKeyDictionary[Scene, Tensor] = WeakKeyDictionary()
+
+
+def _measure(scene: Scene) -> Tensor:
+    stack, blocks = next(iter(scene.stacks.items()))
+    point = tokens_in(scene.trace[blocks[0].path]).detach().requires_grad_()
+    with torch.enable_grad(), twice_differentiable():
+        pooled = passage(scene.model, scene.options, blocks[0].path, scene.end(stack))(point).mean(0)
+        directions = _directions(scene, pooled, _room(point))
+        parts = directions.split(max(1, min(TOGETHER, PAIRS // len(point) ** 2)))
+        pulled = [
+            torch.autograd.grad(pooled, point, part, retain_graph=True, is_grads_batched=True)[0]
+            for part in parts
+        ]
+    by_token = torch.cat(pulled).transpose(0, 1).double()  # (n, outputs, d)
+    return spectral_norms(by_token).cpu()
+
+
+def _directions(scene: Scene, pooled: Tensor, count: int) -> Tensor:
+    """All coordinates of the output, or as many orthonormal random directions as there is room for."""
+    width = len(pooled)
+    if width <= count:
+        return torch.eye(width, dtype=pooled.dtype, device=pooled.device)
+    drawn = torch.randn(width, max(1, count), generator=scene.generator(), dtype=torch.float64)
+    return torch.linalg.qr(drawn)[0].mT.to(pooled)
+
+
+register(
+    Check(
+        "influence",
+        "Which word does the output hang on?",
+        (
+            Column(
+                "influence_share",
+                "share of the most influential token",
+                "The influence of a token is the norm of the derivative of the mean output token by it. "
+                "This is the largest, "
+                "over the sum of all: near one, the output hangs on one token. For long or wide inputs the "
+                "norms are from below, by "
+                f"random directions of the output. Measured on the first {INPUTS} inputs.",
+                ESTIMATED,
+                STACK,
+                True,
+                "median",
+            ),
+        ),
+        of_input=influence,
+        order=80,
+    )
+)

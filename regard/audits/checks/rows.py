@@ -1,0 +1,102 @@
+"""The attention rows of a head: how spread out they are, how large scores get, and where the mass goes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.audits.checks.base import EXACT, HEAD, Check, Column, Result, Scene, as_list, register
+from regard.audits.site import Site
+
+SHOWN = 3
+"""Of how many inputs the laws themselves are kept."""
+NUMBERS = 20_000
+"""How many numbers the laws of a layer may be;
+longer inputs and larger layers keep their statistics alone.
+"""
+
+
+def rows(scene: Scene, site: Site) -> Result:
+    """Statistics of the laws, for each head."""
+    laws = site.laws
+    entropy = torch.special.entr(laws).sum(-1)
+    logits = site.scores.abs().masked_fill(~site.allowed, 0.0)
+    numbers = {
+        "entropy": as_list(entropy.mean(-1)),
+        "effective_support": as_list(entropy.exp().mean(-1)),
+        "largest_logit": as_list(logits.amax((-1, -2))),
+        "sink_mass": as_list(laws.mean(-2).amax(-1)),
+        "row_stiffness": as_list(stiffness(laws).amax(-1)),
+    }
+    small = scene.index < SHOWN and laws.numel() <= NUMBERS
+    return Result(numbers, {"laws": (laws * 1000).round().div(1000).tolist()} if small else None)
+
+
+def stiffness(laws: Tensor) -> Tensor:
+    """p₁ (1 - p₁ + p₂) of each row, p₁ ≥ p₂ its largest entries:
+    at least the norm of the softmax's derivative (yudin2025, g₁).
+    """
+    if laws.shape[-1] < 2:
+        return torch.zeros(laws.shape[:-1], dtype=laws.dtype)
+    first, second = laws.topk(2, -1).values.unbind(-1)
+    rest = laws.sum(-1) - first  # 1 - p₁ would round to zero for a row that is nearly one-hot
+    return first * (rest + second)
+
+
+register(
+    Check(
+        "rows",
+        "Where does each head look, and how sharply?",
+        (
+            Column(
+                "entropy",
+                "entropy (nats)",
+                "Mean entropy of the attention rows. Zero: each query looks at one key; log n: at all alike.",
+                EXACT,
+                HEAD,
+                False,
+                "mean",
+            ),
+            Column(
+                "effective_support",
+                "effective support",
+                "Mean of exp(entropy): how many keys a query looks at, in effect.",
+                EXACT,
+                HEAD,
+                None,
+                "mean",
+            ),
+            Column(
+                "largest_logit",
+                "largest logit",
+                "Largest absolute score before the softmax, over all visible pairs, scale included. Where "
+                "it grows, rows saturate.",
+                EXACT,
+                HEAD,
+                True,
+            ),
+            Column(
+                "sink_mass",
+                "sink mass",
+                "Largest share of all attention that a single key receives. Near one: every query looks at "
+                "the same token.",
+                EXACT,
+                HEAD,
+                None,
+                "mean",
+            ),
+            Column(
+                "row_stiffness",
+                "row stiffness g₁",
+                "Largest p₁(1 - p₁ + p₂) of the rows, p₁ ≥ p₂ their largest entries: a bound of the norm "
+                "of the softmax's derivative "
+                "there. At most 1/2; zero for rows that look at one key only, or at very many alike.",
+                EXACT,
+                HEAD,
+                True,
+            ),
+        ),
+        of_site=rows,
+        order=20,
+    )
+)

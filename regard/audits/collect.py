@@ -1,0 +1,202 @@
+"""From the results of single places to a report."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from regard._written import number
+from regard.audits.checks.base import HEAD, LAYER, STACK, Column
+from regard.audits.report import Coverage, InputEntry, Report, Row, Skipped
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from regard.audits.checks import Check
+    from regard.audits.inputs import Input
+    from regard.audits.run import Place
+    from regard.audits.store import Store
+
+OVER: dict[str, Callable[[list[float]], float]] = {
+    "largest": max,
+    "smallest": min,
+    "mean": statistics.fmean,
+    "median": statistics.median,
+    "only": lambda values: values[0],
+}
+"""How the numbers of several inputs become one."""
+
+
+class Measured(Protocol):
+    """What a report is made from: an audit of a loaded model, or of a checkpoint by its weights."""
+
+    name: str
+    checks: tuple[Check, ...]
+    inputs: list[Input]
+    places: list[Place]
+    store: Store
+    original: nn.Module
+
+    @property
+    def model(self) -> nn.Module:
+        """The model in the arithmetic of the audit."""
+
+
+def collect(run: Measured, partial: str) -> Report:
+    """The report of what an audit has in its store."""
+    gathering = _Gathering(run)
+    coverage = gathering.coverage()
+    covered = {entry.site for entry in coverage if entry.covered}
+    known = {entry.site: entry for entry in coverage}
+    rows = [row for row in gathering.rows() if row.scope == STACK or row.site in covered]
+    return Report(
+        model=_model(run),
+        settings={"checks": [check.name for check in run.checks], "arithmetic": str(_arithmetic(run))},
+        partial=partial,
+        inputs=[InputEntry(item.name, item.tokens, item.cut) for item in run.inputs],
+        coverage=list(known.values()),
+        columns=[column for check in run.checks for column in check.columns],
+        rows=rows,
+        tables=gathering.tables(covered),
+        skipped=gathering.skipped,
+    )
+
+
+class _Gathering:
+    """Reads the store once, and keeps what could not be measured."""
+
+    def __init__(self, run: Measured) -> None:
+        from regard.audits.run import input_key, site_key, weights_key
+
+        self.run, self.skipped = run, []  # type: Measured, list[Skipped]
+        store = run.store
+        self.weights = [(place, store.get(weights_key(place))) for place in run.places]
+        self.sites = [
+            (item, place, store.get(site_key(item, place))) for item in run.inputs for place in run.places
+        ]
+        self.wholes = [(item, store.get(input_key(item))) for item in run.inputs]
+
+    def coverage(self) -> list[Coverage]:
+        """Every attention module of the model: covered, or why not."""
+        from regard.audits.run import unknown
+
+        entries = [self._coverage(place) for place in self.run.places]
+        reason = "no adapter knows this kind of attention"
+        return entries + [
+            Coverage(path, -1, kind, 0, False, reason, math.nan, "")
+            for path, kind in unknown(self.run.original)
+        ]
+
+    def _coverage(self, place: Place) -> Coverage:
+        found = [unit for _, own, unit in self.sites if own is place and unit is not None]
+        alone = next(unit for own, unit in self.weights if own is place)
+        reasons = [unit["reason"] for unit in [*found, alone] if unit is not None and "reason" in unit]
+        measured = [unit for unit in found if "reason" not in unit]
+        worst = max((unit["disagreement"] for unit in measured), default=math.nan)
+        heads = measured[0]["heads"] if measured else _head_count(alone)
+        asked = any(check.of_site for check in self.run.checks)
+        if asked and not found:
+            reasons.append("not measured yet")
+        block = place.block(self.run.original)
+        return Coverage(
+            place.path,
+            place.layer,
+            place.kind,
+            heads,
+            not reasons,
+            next(iter(reasons), ""),
+            worst,
+            "" if block is None else block.path,
+        )
+
+    def rows(self) -> list[Row]:
+        """One row for each head, layer and stack."""
+        found: dict[tuple[str, str, int], dict[str, list[float]]] = {}
+        columns = {column.name: column for check in self.run.checks for column in check.columns}
+        places = {place.path: place.layer for place in self.run.places}
+        for where, index, results in self._results():
+            for check, answer in results.items():
+                if "reason" in answer:
+                    self.skipped.append(Skipped(check, where, index, answer["reason"]))
+                for name, value in (answer.get("numbers") or {}).items():
+                    _place(found, columns[name], where, index, value, len(self.run.inputs))
+        return [
+            Row(scope, site, places.get(site, -1), head, _combine(values, columns), values)
+            for (scope, site, head), values in sorted(
+                found.items(), key=lambda pair: (pair[0][0], places.get(pair[0][1], -1), pair[0][2])
+            )
+        ]
+
+    def _results(self) -> list[tuple[str, int | None, dict[str, Any]]]:
+        weights = [
+            (place.path, None, unit["results"]) for place, unit in self.weights if unit and "results" in unit
+        ]
+        sites = [
+            (place.path, item.index, unit["results"])
+            for item, place, unit in self.sites
+            if unit and "results" in unit
+        ]
+        wholes = [("", item.index, unit["results"]) for item, unit in self.wholes if unit]
+        return [*weights, *sites, *wholes]
+
+    def tables(self, covered: set[str]) -> dict[str, list[dict[str, Any]]]:
+        """What checks found beyond numbers, by the name of the check."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for where, index, results in self._results():
+            for check, answer in results.items():
+                if answer.get("table") is not None and (where in covered or not where):
+                    found.setdefault(check, []).append({"site": where, "input": index, **answer["table"]})
+        return found
+
+
+def _place(found: Any, column: Column, where: str, index: int | None, value: Any, inputs: int) -> None:
+    """Put numbers of one place and input where their rows are."""
+    if column.scope == STACK:
+        entries = [((STACK, stack, -1), one) for stack, one in value.items()]
+    elif column.scope == HEAD:
+        entries = [((HEAD, where, head), one) for head, one in enumerate(value)]
+    else:
+        entries = [((LAYER, where, -1), value)]
+    for key, one in entries:
+        numbers = found.setdefault(key, {}).setdefault(
+            column.name, [math.nan] * (1 if index is None else inputs)
+        )
+        numbers[0 if index is None else index] = number(one)
+
+
+def _combine(values: dict[str, list[float]], columns: dict[str, Column]) -> dict[str, float]:
+    combined = {}
+    for name, numbers in values.items():
+        known = [value for value in numbers if not math.isnan(value)]
+        combined[name] = OVER[columns[name].over](known) if known else math.nan
+    return combined
+
+
+def _head_count(unit: Any) -> int:
+    """How many heads the weights of a layer have, where an input did not say it."""
+    for answer in ((unit or {}).get("results") or {}).values():
+        for value in (answer.get("numbers") or {}).values():
+            if isinstance(value, list):
+                return len(value)
+    return 0
+
+
+def _model(run: Measured) -> dict[str, Any]:
+    parameters = list(run.original.parameters())
+    own = {id(p) for place in run.places for p in run.original.get_submodule(place.path).parameters()}
+    return {
+        "name": run.name,
+        "kind": type(run.original).__name__,
+        "parameters": sum(p.numel() for p in parameters),
+        "attention_parameters": sum(p.numel() for p in parameters if id(p) in own),
+        "dtype": str(parameters[0].dtype).removeprefix("torch.") if parameters else "",
+    }
+
+
+def _arithmetic(run: Measured) -> str:
+    """Declarations and certificates are in float64; the modules run in this, where there are inputs."""
+    if not run.inputs:
+        return "float64"
+    return str(next(run.model.parameters()).dtype).removeprefix("torch.")

@@ -1,0 +1,240 @@
+"""Inputs of an audit: texts or keyword arguments of the model, one sequence each."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError
+
+FILES = (".txt", ".md", ".csv", ".tsv", ".json", ".jsonl")
+"""How names of files with texts end."""
+ENDLESS = 10**9
+"""Tokenizers that do not know how much their model takes say a number beyond this."""
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of a text: where it is, and the tokens it became."""
+
+    start: int
+    end: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Input:
+    """One sequence: the keyword arguments of the model, names of its tokens, and for texts its words and how
+    to encode another.
+
+    cut: whether the text was longer than the model takes, and was cut off.
+    """
+
+    index: int
+    name: str
+    options: dict[str, Any]
+    tokens: list[str]
+    text: str | None = None
+    words: tuple[Word, ...] = ()
+    encode: Callable[[str], dict[str, Any]] | None = None
+    cut: bool = False
+
+
+def texts_of(values: Sequence[str]) -> list[str]:
+    """What `--text` gives: a value that is a file is read, one text a line; any other is a text itself."""
+    return [text for value in values for text in (_lines(Path(value)) if _is_file(value) else [_text(value)])]
+
+
+def _is_file(value: str) -> bool:
+    """A file, or so plainly the name of one that a missing file must not be audited as a text."""
+    path = value.strip()
+    named = not re.search(r"\s", path) and (path.startswith(("/", "./", "../", "~/")) or path.endswith(FILES))
+    return named or os.path.isfile(value)  # which knows that a long text is no name, where Path raises
+
+
+def _text(value: str) -> str:
+    if not value.strip():
+        raise ArgumentError("--text", "is empty", "write a text, or name a file with one text a line")
+    return value
+
+
+def _lines(path: Path) -> list[str]:
+    """The texts of a file, one a line."""
+    try:
+        lines = [line.strip() for line in path.expanduser().read_text(encoding="utf-8-sig").splitlines()]
+    except OSError as error:
+        raise ArgumentError(
+            "--text", f"{path} cannot be read ({error.strerror})", "give a text file, one text a line"
+        ) from error
+    except UnicodeDecodeError:
+        raise ArgumentError(
+            "--text", f"{path} is not UTF-8 text", "give a text file, one text a line"
+        ) from None
+    texts = [line for line in lines if line]
+    if not texts:
+        raise ArgumentError("--text", f"{path} has no text in it", "write one text a line")
+    return texts
+
+
+def inputs_of(model: nn.Module, items: Sequence[Any], tokenizer: Any) -> list[Input]:
+    """The inputs, checked; a batch of several sequences becomes several inputs."""
+    found: list[Input] = []
+    for position, item in enumerate(items):
+        for options, text in _options(model, item, tokenizer, position):
+            names = _tokens(options, tokenizer)
+            encode = None if text is None else (lambda other: _encode(model, tokenizer, other))
+            words = () if text is None else _words(tokenizer, text, _longest(model, tokenizer))
+            cut = (
+                text is not None
+                and len(tokenizer(text, verbose=False)["input_ids"]) > options[ids_name(model)].shape[-1]
+            )
+            found.append(
+                Input(len(found), text or f"input {len(found) + 1}", options, names, text, words, encode, cut)
+            )
+    return found
+
+
+def _words(tokenizer: Any, text: str, longest: int | None) -> tuple[Word, ...]:
+    """The words of a text with their tokens; none where the tokenizer does not say which token is from
+    where.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        return ()
+    spans = tokenizer(text, return_offsets_mapping=True, truncation=longest is not None, max_length=longest)[
+        "offset_mapping"
+    ]
+    found = []
+    for match in re.finditer(r"\w+", text):
+        own = tuple(i for i, (a, b) in enumerate(spans) if a < b and a < match.end() and b > match.start())
+        if own:
+            found.append(Word(match.start(), match.end(), own))
+    return tuple(found)
+
+
+def _options(
+    model: nn.Module, item: Any, tokenizer: Any, position: int
+) -> list[tuple[dict[str, Any], str | None]]:
+    if isinstance(item, str):
+        if tokenizer is None:
+            remedy = "give the model's tokenizer, or inputs as dictionaries of tensors"
+            raise ArgumentError("tokenizer", "is missing and the inputs are texts", remedy)
+        if not item.strip():
+            raise ArgumentError("inputs", f"text {position + 1} is empty", "remove it or write something")
+        return [(_encode(model, tokenizer, item), item)]
+    if not isinstance(item, dict):
+        raise ArgumentError(
+            "inputs", f"have a {type(item).__name__} at {position}", "give texts, or dictionaries of tensors"
+        )
+    _one_sequence(model, item)
+    return [(options, None) for options in _separate(dict(item), _device(model), _time_first(model))]
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def _time_first(model: nn.Module) -> bool:
+    """Whether tokens come before batches."""
+    return any(
+        isinstance(module, nn.MultiheadAttention) and not module.batch_first for module in model.modules()
+    )
+
+
+def _one_sequence(model: nn.Module, item: dict[str, Any]) -> None:
+    """Modules of torch may have tokens before batches, where a batch cannot be told from a sequence."""
+    time_first = _time_first(model)
+    wide = [
+        name
+        for name, value in item.items()
+        if isinstance(value, Tensor) and value.ndim == 3 and value.shape[1] > 1
+    ]
+    if time_first and wide:
+        found = f"has {item[wide[0]].shape[1]} sequences in {wide[0]}, tokens first"
+        raise ArgumentError(
+            "inputs", found, "give one sequence at a time, (n, 1, d), or use batch_first=True"
+        )
+
+
+def _encode(model: nn.Module, tokenizer: Any, text: str) -> dict[str, Any]:
+    """A single text needs no padding and so no mask;
+    an encoder-decoder model is given the text on both sides, shifted by one.
+    """
+    longest = _longest(model, tokenizer)
+    numbers = tokenizer(text, truncation=longest is not None, max_length=longest)["input_ids"]
+    ids = torch.tensor([_check_tokens(model, text, numbers)], device=_device(model))
+    config = getattr(model, "config", None)
+    if not getattr(config, "is_encoder_decoder", False):
+        return {ids_name(model): ids}
+    start = getattr(config, "decoder_start_token_id", None)
+    first = torch.full_like(ids[:, :1], 0 if start is None else start)
+    return {"input_ids": ids, "decoder_input_ids": torch.cat([first, ids[:, :-1]], 1)}
+
+
+def ids_name(model: nn.Module) -> str:
+    """How a model calls its tokens: ids in regard.nn, input_ids elsewhere."""
+    return "ids" if "ids" in inspect.signature(model.forward).parameters else "input_ids"
+
+
+def _longest(model: nn.Module, tokenizer: Any) -> int | None:
+    """How many tokens model and tokenizer take; None where neither says."""
+    config = getattr(model, "config", None)
+    limits = [getattr(config, "max_position_embeddings", None), getattr(tokenizer, "model_max_length", None)]
+    known = [limit for limit in limits if isinstance(limit, int) and 0 < limit < ENDLESS]
+    return min(known, default=None)
+
+
+def _check_tokens(model: nn.Module, text: str, numbers: list[int]) -> list[int]:
+    """The ids of a text, refused where there is none or where the model has no embedding for one."""
+    size = getattr(getattr(model, "config", None), "vocab_size", None)
+    if not numbers:
+        raise ArgumentError("inputs", f"the text {text!r} has no tokens", "remove it or write something")
+    if isinstance(size, int) and max(numbers) >= size:
+        found = f"gives token {max(numbers)} and the model knows {size}"
+        raise ArgumentError("tokenizer", found, "give the tokenizer that the model was trained with")
+    return numbers
+
+
+PAIRS = ("mask", "attn_mask", "src_mask", "tgt_mask", "memory_mask")
+"""Masks of modules of torch that are of pairs of tokens: (n, n) is for the whole batch."""
+
+
+def _separate(options: dict[str, Any], device: torch.device, time_first: bool) -> list[dict[str, Any]]:
+    tensors = {name: value for name, value in options.items() if isinstance(value, Tensor)}
+    if not tensors:
+        raise ArgumentError(
+            "inputs",
+            f"has no tensor ({', '.join(options) or 'it is empty'})",
+            "give the keyword arguments of the model",
+        )
+    first = next(iter(tensors.values()))
+    batch = 1 if time_first else len(first)
+    shared = {name: value for name, value in options.items() if name not in tensors}
+
+    def one(name: str, value: Tensor, element: int) -> Tensor:
+        whole = time_first or value.ndim < 2 or len(value) != batch or (name in PAIRS and value.ndim == 2)
+        return (value if whole else value[element : element + 1]).to(device)
+
+    return [
+        {**shared, **{name: one(name, value, b) for name, value in tensors.items()}} for b in range(batch)
+    ]
+
+
+def _tokens(options: dict[str, Any], tokenizer: Any) -> list[str]:
+    """Names of the tokens, where there is a tokenizer."""
+    ids = options.get("input_ids", options.get("ids"))
+    if ids is None:
+        return []
+    numbers = [int(i) for i in ids.flatten()]
+    return (
+        [str(i) for i in numbers]
+        if tokenizer is None
+        else [str(t) for t in tokenizer.convert_ids_to_tokens(numbers)]
+    )

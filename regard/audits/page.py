@@ -1,0 +1,175 @@
+"""The page: a report as one self-contained file that opens from disk,
+asks nothing of the network and runs no text as code.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regard._files import write_text, writing
+from regard._written import plain
+from regard.audits.card import figures, markdown, place_in_words, three_digits
+from regard.audits.checks import checks
+from regard.audits.checks.base import Column
+from regard.audits.findings import ALARMING, NOTABLE, NOTE, Finding, findings
+from regard.audits.report import Report, Row
+from regard.errors import MissingExtraError
+
+TEMPLATES = Path(__file__).parent / "templates"
+FIGURES = 4
+"""How many numbers stand at the top of the page."""
+KINDS = {
+    "exact": "Exact at these inputs, up to rounding.",
+    "estimated": "Estimated: the truth may be beyond it.",
+    "proved": "Proved: a certificate. Printed rounded up.",
+}
+UNSAFE = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
+"""Signs that could end a script element or a line of a script, as JSON writes them."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The first line: how bad it is, as a sign and in words."""
+
+    level: str
+    mark: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Omission:
+    """A check that could not be made, why, and everywhere that was so."""
+
+    check: str
+    reason: str
+    where: str
+
+
+def html(report: Report) -> str:
+    """The whole page as text."""
+    return _page(report, report.to_dict())
+
+
+def _page(report: Report, data: dict[str, Any]) -> str:
+    style, script = _asset("report.css"), _asset("report.js")
+    return str(
+        _template().render(
+            report=report,
+            summary=data["summary"],
+            findings=findings(report),
+            verdict=verdict(report),
+            figures=figures(report)[:FIGURES],
+            heads=sum(entry.heads for entry in report.covered),
+            skipped=omissions(report),
+            data=_safe(embed(data)),
+            style=_safe(style),
+            style_hash=content_hash(style),
+            script=_safe(script),
+            script_hash=content_hash(script),
+        )
+    )
+
+
+def save(report: Report, directory: Path) -> list[Path]:
+    """Write report.json, report.html and card.md, each whole or not at all, and give their paths."""
+    data = report.to_dict()
+    written = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)
+    texts = {"report.json": written, "report.html": _page(report, data), "card.md": markdown(report)}
+    with writing(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            write_text(directory / name, text)
+    return [directory / name for name in texts]
+
+
+def embed(data: dict[str, Any]) -> str:
+    """A report and the questions that its columns answer, as JSON that no text can break out of."""
+    questions = [
+        {"name": check.name, "question": check.question, "columns": [c.name for c in check.columns]}
+        for check in checks()
+    ]
+    whole = {**data, "checks": questions}
+    return json.dumps(whole, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(UNSAFE)
+
+
+def verdict(report: Report) -> Verdict:
+    """One line for the reader who reads one line."""
+    if not report.covered:
+        return Verdict(NOTABLE, "◆", "Nothing was measured")
+    count = sum(finding.level == ALARMING for finding in findings(report))
+    if count:
+        return Verdict(ALARMING, "▲", f"{count} finding{'s are' if count != 1 else ' is'} alarming")
+    return Verdict(NOTE, "○", "Nothing is alarming in what was measured")
+
+
+def omissions(report: Report) -> list[Omission]:
+    """Checks that could not be made, one entry for each reason."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for entry in report.skipped:
+        place = entry.site or "the model"
+        found.setdefault((entry.check, entry.reason), []).append(
+            place if entry.input is None else f"{place}, input {entry.input + 1}"
+        )
+    return [Omission(check, reason, _enumerate(where)) for (check, reason), where in found.items()]
+
+
+def _enumerate(places: Sequence[str], most: int = 4) -> str:
+    more = f"; and {len(places) - most} more" if len(places) > most else ""
+    return "; ".join(places[:most]) + more
+
+
+def place(row: Row | Finding) -> str:
+    """The address of a head, a layer or a stack on the page."""
+    if row.head >= 0:
+        return f"#head-{row.layer}-{row.head}"
+    return f"#layer-{row.layer}" if row.layer >= 0 else "#depth"
+
+
+def explanation(column: Column) -> str:
+    """What a number is, and what sort of number."""
+    return f"{column.meaning} {KINDS.get(column.kind, column.kind)}"
+
+
+def raw(value: float) -> str:
+    """A number as JavaScript prints it, for those who read the page by machine."""
+    return "NaN" if math.isnan(value) else json.dumps(plain(value)).strip('"')
+
+
+def content_hash(text: str) -> str:
+    """The source expression of a Content-Security-Policy that allows this text and no other."""
+    return _safe(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'")
+
+
+def _asset(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def _safe(text: str) -> Any:
+    from markupsafe import Markup
+
+    return Markup(text)
+
+
+def _template() -> Any:
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    except ImportError as error:
+        raise MissingExtraError("jinja2", "report") from error
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters |= {
+        "shown": three_digits,
+        "spoken": place_in_words,
+        "place": place,
+        "explained": explanation,
+        "raw": raw,
+    }
+    return environment.get_template("report.html.j2")

@@ -1,0 +1,210 @@
+"""Report: what an audit found, as a value that is written as JSON and read back."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard._written import number, plain
+from regard.audits.checks.base import HEAD, LAYER, STACK, Column
+from regard.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from regard.audits.findings import Finding
+
+SCHEMA = 3
+
+
+@dataclass(frozen=True)
+class InputEntry:
+    """One input: its text or a name, its tokens where they have names,
+    and whether it was cut to what the model takes.
+    """
+
+    name: str
+    tokens: list[str]
+    cut: bool = False
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """One attention module: covered, or the reason why not; how far its declaration is from it, relative,
+    on the worst input.
+    """
+
+    site: str
+    layer: int
+    kind: str
+    heads: int
+    covered: bool
+    reason: str
+    disagreement: float
+    block: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """The numbers of one head, layer or stack of layers: combined,
+    and for each input (one number where no input is needed).
+    """
+
+    scope: str
+    site: str
+    layer: int
+    head: int
+    values: dict[str, float]
+    inputs: dict[str, list[float]]
+
+    @property
+    def label(self) -> str:
+        """How a reader finds it: (layer, head), layer, or the name of the stack."""
+        stack = f"the stack {self.site}" if self.site else "the model"
+        return {HEAD: f"({self.layer}, {self.head})", LAYER: f"layer {self.layer}"}.get(self.scope, stack)
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A check that could not be made somewhere, and why."""
+
+    check: str
+    site: str
+    input: int | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of an audit. `partial` is empty, or says why the audit is not whole."""
+
+    model: dict[str, Any]
+    settings: dict[str, Any]
+    partial: str
+    inputs: list[InputEntry]
+    coverage: list[Coverage]
+    columns: list[Column]
+    rows: list[Row]
+    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    skipped: list[Skipped] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The name of the model."""
+        return str(self.model["name"])
+
+    @property
+    def heads(self) -> list[Row]:
+        """The rows of heads."""
+        return [row for row in self.rows if row.scope == HEAD]
+
+    @property
+    def layers(self) -> list[Row]:
+        """The rows of layers."""
+        return [row for row in self.rows if row.scope == LAYER]
+
+    @property
+    def stacks(self) -> list[Row]:
+        """The rows of stacks of layers: an encoder, a decoder, the network."""
+        return [row for row in self.rows if row.scope == STACK]
+
+    @property
+    def covered(self) -> list[Coverage]:
+        """The attention modules that were measured."""
+        return [entry for entry in self.coverage if entry.covered]
+
+    @property
+    def missing(self) -> list[Coverage]:
+        """The attention modules that were not, each with a reason."""
+        return [entry for entry in self.coverage if not entry.covered]
+
+    def column(self, name: str) -> Column | None:
+        """A column by its name."""
+        return next((column for column in self.columns if column.name == name), None)
+
+    def ranked(self, name: str) -> list[Row]:
+        """The rows that have a column, in the order in which one should look at them."""
+        column = self.column(name)
+        low_first = column is not None and column.high_is_alarming is False
+        known = [row for row in self.rows if not math.isnan(row.values.get(name, math.nan))]
+        return sorted(known, key=lambda row: row.values[name], reverse=not low_first)
+
+    def summary(self) -> list[str]:
+        """What a reader should know first, in sentences."""
+        from regard.audits.summary import summary
+
+        return summary(self)
+
+    def findings(self) -> list[Finding]:
+        """What deserves a look, why, and what can be done about it; the alarming first."""
+        from regard.audits.findings import findings
+
+        return findings(self)
+
+    def save(self, directory: str | Path) -> list[Path]:
+        """Write report.json, report.html and card.md, each at once or not at all."""
+        from regard.audits.page import save
+
+        return save(self, Path(directory))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every number of the page, with the version of the schema."""
+        words = {
+            "summary": self.summary(),
+            "findings": [dataclasses.asdict(finding) for finding in self.findings()],
+        }
+        return plain({"schema": SCHEMA, **words, **dataclasses.asdict(self)})
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> Report:
+        """A report from its JSON."""
+        if data.get("schema") != SCHEMA:
+            raise ArgumentError(
+                "report",
+                f"has schema {data.get('schema')!r}",
+                f"this version of regard reads schema {SCHEMA}, a number",
+            )
+        _consistent(data)
+        return Report(
+            model=data["model"],
+            settings=data["settings"],
+            partial=data["partial"],
+            inputs=[InputEntry(**entry) for entry in data["inputs"]],
+            coverage=[
+                Coverage(**{**entry, "disagreement": number(entry["disagreement"])})
+                for entry in data["coverage"]
+            ],
+            columns=[Column(**column) for column in data["columns"]],
+            rows=[_row(row) for row in data["rows"]],
+            tables=data["tables"],
+            skipped=[Skipped(**entry) for entry in data["skipped"]],
+        )
+
+
+def _consistent(data: dict[str, Any]) -> None:
+    """A report that was changed by hand must not be taken for one without changes."""
+    known, sites = (
+        {column["name"] for column in data["columns"]},
+        {entry["site"] for entry in data["coverage"]},
+    )
+    seen = [(row["scope"], row["site"], row["head"]) for row in data["rows"]]
+    strange = sorted({name for row in data["rows"] for name in row["values"]} - known)
+    lost = sorted({site for scope, site, _ in seen if scope != STACK} - sites)
+    typed = isinstance(data["model"], dict) and all(isinstance(row["layer"], int) for row in data["rows"])
+    if strange or lost or len(set(seen)) != len(seen) or not typed:
+        what = f"the column {strange[0]}" if strange else f"the module {lost[0]}" if lost else "rows"
+        raise ArgumentError("report", f"does not agree with itself ({what})", "run the audit again")
+
+
+def in_words(value: float) -> str:
+    """A number in a sentence: three digits, and no exponent where people would not write one."""
+    if math.isnan(value):
+        return "a number that was not measured"
+    return f"{float(f'{value:.3g}'):,.0f}" if 1000 <= value < 1e9 else f"{value:.3g}"
+
+
+def _row(data: dict[str, Any]) -> Row:
+    values = {name: number(value) for name, value in data["values"].items()}
+    inputs = {name: [number(value) for value in numbers] for name, numbers in data["inputs"].items()}
+    return Row(**{**data, "values": values, "inputs": inputs})

@@ -1,0 +1,378 @@
+"""audit: find the attention of a model, declare it, prove the declaration on the audited inputs,
+and measure it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from regard.audits.adapters import Adapter, adapter_of
+from regard.audits.adapters.base import Block, Call, NotCovered
+from regard.audits.capture import capture, quiet
+from regard.audits.checks import Check
+from regard.audits.checks import checks as all_checks
+from regard.audits.checks.base import Result, Scene, Weights
+from regard.audits.collect import collect
+from regard.audits.inputs import Input, inputs_of
+from regard.audits.memory import give_back
+from regard.audits.report import Report
+from regard.audits.site import TOLERANCE, Site
+from regard.audits.store import Store
+from regard.errors import ArgumentError, MissingExtraError
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is done now, how much is done, and how much there is."""
+Step = tuple[str, str, Callable[[], None]]
+"""What is done at a time: a name, the key of its result, and the work."""
+SEED = 20200706
+BLOCKWISE = "the model is read block by block: this needs all of its blocks in memory at once"
+
+
+class OnDisk(Protocol):
+    """A model whose blocks are read when they are needed.
+
+    original: the model as it is stored, without weights; model: the same in the arithmetic of the audit, with
+    what is not in blocks.
+    """
+
+    original: nn.Module
+    model: nn.Module
+
+    def running(self) -> AbstractContextManager[None]:
+        """A context in which the model can be called: each block is read when its turn comes."""
+
+    def hold_block(self, path: str) -> AbstractContextManager[None]:
+        """A context in which the block around a module is in memory."""
+
+
+def audit(
+    model: nn.Module,
+    inputs: Sequence[str] | Sequence[dict[str, Tensor]],
+    *,
+    tokenizer: Any = None,
+    checks: Sequence[Check] | None = None,
+    name: str = "model",
+    progress: Progress | None = None,
+) -> Report:
+    """Measure the attention of a loaded model on these inputs: texts (with a tokenizer) or keyword arguments
+    of the model.
+
+    checks: which questions to ask, all by default (`regard.audits.checks()` lists them). The model is not
+    changed.
+    """
+    run = Audit(model, inputs, tokenizer=tokenizer, checks=checks, name=name)
+    run.measure(progress)
+    return run.report()
+
+
+class Audit:
+    """An audit while it runs: places to measure, and the results so far."""
+
+    def __init__(
+        self,
+        model: nn.Module | OnDisk,
+        inputs: Sequence[Any],
+        *,
+        tokenizer: Any = None,
+        checks: Sequence[Check] | None = None,
+        name: str = "model",
+        store: Store | None = None,
+    ) -> None:
+        self.checks = _check_all(checks)
+        self.name, self.store = name, Store() if store is None else store
+        self.disk: OnDisk | None = None if isinstance(model, nn.Module) else model
+        self.original: nn.Module = model if isinstance(model, nn.Module) else model.original
+        if self.disk is None:  # what is on disk is checked when it is read
+            _finite(self.original)
+        self.inputs: list[Input] = inputs_of(
+            model if isinstance(model, nn.Module) else model.model, inputs, tokenizer
+        )
+        if not self.inputs and any(check.of_site or check.of_input for check in self.checks):
+            raise ArgumentError("inputs", "are empty", "give at least one text")
+        self.places = list(places(self.original))
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The model in the arithmetic of the audit."""
+        return working(self.original) if self.disk is None else self.disk.model
+
+    def measure(self, progress: Progress | None = None) -> None:
+        """Measure every place that is not in the store yet."""
+        steps = self._steps()
+        for done, (what, key, step) in enumerate(steps):
+            if progress is not None:
+                progress(what, done, len(steps))
+            if key not in self.store:
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(
+                        SEED
+                    )  # starts of randomized bounds: the same numbers whatever was done before
+                    step()
+        if progress is not None:
+            progress("done", len(steps), len(steps))
+
+    def report(self, unfinished: str = "") -> Report:
+        """The report of what is in the store; `unfinished` says why it is not the whole."""
+        return collect(self, unfinished)
+
+    def _steps(self) -> list[Step]:
+        """All that is to be done."""
+        steps: list[Step] = []
+        for place in self.places:
+            steps.append((f"weights of {place.path}", weights_key(place), partial(self._weights, place)))
+        for item in self.inputs:
+            scene = _Lazy(partial(self._scene, item))
+            for place in self.places:
+                name = f"input {item.index + 1}, {place.path}"
+                steps.append((name, site_key(item, place), partial(self._site, item, place, scene)))
+            steps.append(
+                (f"input {item.index + 1}, whole", input_key(item), partial(self._whole, item, scene))
+            )
+        return steps
+
+    def _weights(self, place: Place) -> None:
+        asked = [check for check in self.checks if check.of_weights is not None]
+        try:
+            weights = Weights.of(place.adapter, self.model, place.path, place.layer) if asked else None
+        except NotCovered as reason:
+            self.store.put(weights_key(place), {"reason": str(reason)})
+            return
+        results = {c.name: answer(c.of_weights, weights) for c in asked}
+        self.store.put(weights_key(place), {"results": results})
+
+    def _scene(self, item: Input) -> Scene:
+        blocks = [block for place in self.places if (block := place.block(self.model)) is not None]
+        paths = {place.path for place in self.places} | {
+            path for block in blocks for path in block_paths(block)
+        }
+        options = _cast_options(item.options, next(self.model.parameters()).dtype)
+        trace = _run(self.model, options, sorted(paths), item.index)
+        return Scene(
+            self.model,
+            options,
+            trace,
+            item.tokens,
+            _chain(blocks, trace),
+            item.index,
+            item.text,
+            item.words,
+            item.encode,
+        )
+
+    def _site(self, item: Input, place: Place, lazy: _Lazy) -> None:
+        with nullcontext() if self.disk is None else self.disk.running():
+            scene = lazy()
+        with nullcontext() if self.disk is None else self.disk.hold_block(place.path):
+            self._measure_one(item, place, scene)
+        give_back()
+
+    def _measure_one(self, item: Input, place: Place, scene: Scene) -> None:
+        try:
+            site = place.site(self.model, scene.trace.get(place.path))
+            gap = site.disagreement()
+            if not gap <= TOLERANCE:
+                raise NotCovered(
+                    f"the declaration differs from the module's own output by {gap:.1e} (relative) on "
+                    f"input {item.index + 1}"
+                )
+        except (NotCovered, ArgumentError) as reason:
+            self.store.put(site_key(item, place), {"reason": str(reason)})
+            return
+        asked = [check for check in self.checks if check.of_site is not None]
+        results = {check.name: answer(check.of_site, scene, site) for check in asked}
+        self.store.put(site_key(item, place), {"heads": site.heads, "disagreement": gap, "results": results})
+
+    def _whole(self, item: Input, scene: _Lazy) -> None:
+        asked = [check for check in self.checks if check.of_input is not None]
+        if self.disk is None:
+            results = {check.name: answer(check.of_input, scene()) for check in asked}
+        else:
+            results = {check.name: {"reason": BLOCKWISE} for check in asked}
+        self.store.put(input_key(item), {"results": results})
+        scene.forget()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where attention is in a model, and who knows it."""
+
+    path: str
+    layer: int
+    kind: str
+    adapter: Adapter
+
+    def block(self, model: nn.Module) -> Block | None:
+        """What stands around it."""
+        return self.adapter.block(model, self.path, model.get_submodule(self.path))
+
+    def site(self, model: nn.Module, call: Call | None) -> Site:
+        """The declaration for one call."""
+        if call is None:
+            raise NotCovered("the module was not called on this input")
+        if call.times > 1:
+            raise NotCovered(
+                f"the module was called {call.times} times on one input, and an audit is of one call"
+            )
+        with quiet(model):
+            declared = self.adapter.declare(model, self.path, model.get_submodule(self.path), call)
+        return Site(self.path, self.layer, self.kind, declared, self.block(model))
+
+
+@dataclass
+class _Lazy:
+    """A scene that is made when somebody needs it, and forgotten when its input is done."""
+
+    make: Callable[[], Scene]
+    found: list[Scene] = field(default_factory=list)
+
+    def __call__(self) -> Scene:
+        if not self.found:
+            self.found.append(self.make())
+        return self.found[0]
+
+    def forget(self) -> None:
+        self.found.clear()
+
+
+def places(model: nn.Module) -> Iterator[Place]:
+    """The attention modules that an adapter knows, in the order of the model."""
+    known = ((path, module, adapter_of(module)) for path, module in model.named_modules())
+    for layer, (path, module, adapter) in enumerate((path, m, a) for path, m, a in known if a is not None):
+        yield Place(path, layer, type(module).__name__, adapter)
+
+
+def sites(model: nn.Module, options: dict[str, Any]) -> list[Site]:
+    """Every attention layer of a model, as a declaration, on the input with these keyword arguments;
+    NotCovered where one is not.
+    """
+    found = list(places(model))
+    trace = capture(model, options, [place.path for place in found])
+    return [place.site(model, trace.get(place.path)) for place in found]
+
+
+def unknown(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """Modules that call themselves attention, and are neither known nor wrap or sit inside what is known."""
+    known = [place.path for place in places(model)]
+    for path, module in model.named_modules():
+        related = any(
+            path in ("", own) or own.startswith(f"{path}.") or path.startswith(f"{own}.") for own in known
+        )
+        if "attention" in type(module).__name__.lower() and not related:
+            yield path, type(module).__name__
+
+
+def block_paths(block: Block) -> tuple[str, ...]:
+    """Every module that a block names."""
+    return (block.path, *block.attention, *block.mlp, *(() if block.final is None else (block.final,)))
+
+
+def weights_key(place: Place) -> str:
+    """The name of a result in the store."""
+    return f"weights-{place.layer}"
+
+
+def site_key(item: Input, place: Place) -> str:
+    """The name of a result in the store."""
+    return f"input-{item.index}-site-{place.layer}"
+
+
+def input_key(item: Input) -> str:
+    """The name of a result in the store."""
+    return f"input-{item.index}-whole"
+
+
+def answer(measure: Any, *arguments: Any) -> dict[str, Any]:
+    """A result for the store, and the reason where there is none or something of it is missing."""
+    try:
+        result: Result = measure(*arguments)
+    except (NotCovered, ArgumentError, MissingExtraError) as reason:
+        return {"reason": str(reason)}
+    except (
+        Exception
+    ) as error:  # a strange module must not take the other checks with it: what went wrong is in the report
+        return {"reason": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
+    found = {"numbers": result.numbers, "table": result.table}
+    return {**found, "reason": result.reason} if result.reason else found
+
+
+def working(model: nn.Module) -> nn.Module:
+    """The model in float32 or float64, as it is; a copy in float32 where its weights are shorter."""
+    if all(
+        p.dtype in (torch.float32, torch.float64) for p in model.parameters() if p.dtype.is_floating_point
+    ):
+        return model
+    other = copy.deepcopy(model)
+    for mine, theirs in zip(model.modules(), other.modules(), strict=True):
+        if isinstance(mine, nn.TransformerDecoderLayer):  # torch forgets its activation on the way
+            setattr(theirs, "activation", mine.activation)  # noqa: B010 (the type of a module does not know it)
+    return other.to(torch.float32)
+
+
+def _check_all(checks: Sequence[Check] | None) -> tuple[Check, ...]:
+    found = all_checks() if checks is None else tuple(checks)
+    for check in found:
+        if not isinstance(check, Check):
+            raise ArgumentError(
+                "checks",
+                f"has a {type(check).__name__}, {check!r}",
+                "give values from regard.audits.checks.checks()",
+            )
+    return found
+
+
+def _run(model: nn.Module, options: dict[str, Any], paths: list[str], index: int) -> dict[str, Call]:
+    """What modules did on an input; errors of the model name the input."""
+    try:
+        return capture(model, options, paths)
+    except ArgumentError:
+        raise
+    except (TypeError, ValueError, IndexError, KeyError, RuntimeError) as error:
+        found = f"{index + 1} cannot be run ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})"
+        remedy = "give what the model itself takes: its keyword arguments, or texts with its tokenizer"
+        raise ArgumentError("inputs", found, remedy) from error
+
+
+def _chain(blocks: list[Block], trace: dict[str, Call]) -> list[Block]:
+    """The blocks of stacks that were called one after the other, each once: others are no chain of maps."""
+    bad = {
+        block.path.rpartition(".")[0]
+        for block in blocks
+        if block.path not in trace or trace[block.path].times > 1
+    }
+    return [block for block in blocks if block.path.rpartition(".")[0] not in bad]
+
+
+def _cast_options(options: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """Keyword arguments in the arithmetic of the model."""
+    real = {
+        name for name, value in options.items() if isinstance(value, Tensor) and value.dtype.is_floating_point
+    }
+    return {name: value.to(dtype) if name in real else value for name, value in options.items()}
+
+
+def _finite(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise ArgumentError(
+                "model", f"has no numbers in {name} (it is on the meta device)", "load its weights first"
+            )
+        if not bool(parameter.detach().isfinite().all()):
+            raise ArgumentError(
+                "model",
+                f"has NaN or infinity in {name}",
+                "repair or retrain it: nothing can be said about such a layer",
+            )
+
+
+def included_sentences() -> list[str]:
+    """The sentences that come with the package."""
+    return (Path(__file__).parent / "sentences.txt").read_text(encoding="utf-8").splitlines()

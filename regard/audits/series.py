@@ -1,0 +1,217 @@
+"""Series: how each head moves over the checkpoints of one training run, by its weights."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regard._files import write_text, writing
+from regard._written import plain
+from regard.audits.checks.base import HEAD, Column
+from regard.audits.report import Coverage, Report
+from regard.errors import ArgumentError, MissingExtraError
+
+SCHEMA = 1
+FAST = math.log(2.0)
+"""A head that doubles from one checkpoint to the next deserves a look."""
+
+
+@dataclass(frozen=True)
+class Track:
+    """One number of one head along a series."""
+
+    column: str
+    site: str
+    layer: int
+    head: int
+    values: tuple[float, ...]
+
+    @property
+    def label(self) -> str:
+        """How a reader finds the head: (layer, head)."""
+        return f"({self.layer}, {self.head})"
+
+    @property
+    def growth(self) -> float:
+        """log(last / first)."""
+        return log_ratio(self.values[0], self.values[-1])
+
+    @property
+    def steps(self) -> tuple[float, ...]:
+        """log(next / this) for each step."""
+        return tuple(log_ratio(a, b) for a, b in zip(self.values, self.values[1:], strict=False))
+
+    @property
+    def steepest(self) -> int:
+        """The step, from 0, in which it grew most."""
+        return max(range(len(self.steps)), key=lambda step: _or_least(self.steps[step]))
+
+    @property
+    def fast(self) -> bool:
+        """Whether it doubled in one step."""
+        return self.steps[self.steepest] >= FAST
+
+
+@dataclass(frozen=True)
+class Series:
+    """The checkpoints in the order given, and the tracks of all heads."""
+
+    kind: str
+    names: tuple[str, ...]
+    columns: tuple[Column, ...]
+    tracks: tuple[Track, ...]
+    missing: tuple[Coverage, ...]
+
+    def ranked(self, column: str) -> list[Track]:
+        """The tracks of a column, the fastest growing first."""
+        own = [track for track in self.tracks if track.column == column]
+        return sorted(own, key=lambda track: (track.fast, _or_least(track.growth)), reverse=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every number, with the version of the schema."""
+        tracks = [
+            {
+                "column": t.column,
+                "site": t.site,
+                "layer": t.layer,
+                "head": t.head,
+                "values": t.values,
+                "growth": t.growth,
+                "steepest_step": t.steepest,
+                "steepest_growth": t.steps[t.steepest],
+                "fast": t.fast,
+            }
+            for column in self.columns
+            for t in self.ranked(column.name)
+        ]
+        missing = [{"site": entry.site, "kind": entry.kind, "reason": entry.reason} for entry in self.missing]
+        return plain(
+            {
+                "schema": SCHEMA,
+                "kind": self.kind,
+                "checkpoints": self.names,
+                "tracks": tracks,
+                "missing": missing,
+            }
+        )
+
+
+def series(reports: Sequence[Report], names: Sequence[str]) -> Series:
+    """The series of some reports, which must be of one architecture."""
+    if len(reports) < 2:
+        raise ArgumentError(
+            "MODEL",
+            f"a series has {len(reports)} checkpoint",
+            "give two or more, the first of the training first",
+        )
+    for report, name in zip(reports, names, strict=True):
+        refuse_other(reports[0], names[0], report, name)
+    columns = tuple(column for column in reports[0].columns if column.scope == HEAD)
+    missing = {entry.site: entry for report in reports for entry in report.missing}
+    tracks = [track for column in columns for track in _tracks(reports, column.name)]
+    return Series(
+        str(reports[0].model["kind"]), tuple(names), columns, tuple(tracks), tuple(missing.values())
+    )
+
+
+def _tracks(reports: Sequence[Report], column: str) -> list[Track]:
+    """A track for each head that every report has a number for."""
+    numbers = [
+        {
+            (row.site, row.head): value
+            for row in report.heads
+            if not math.isnan(value := row.values.get(column, math.nan))
+        }
+        for report in reports
+    ]
+    return [
+        Track(column, row.site, row.layer, row.head, tuple(known[row.site, row.head] for known in numbers))
+        for row in reports[0].heads
+        if all((row.site, row.head) in known for known in numbers)
+    ]
+
+
+def refuse_other(first: Report, first_name: str, other: Report, name: str) -> None:
+    """Refuse reports of different architectures: a head of one is not a later state of a head of the
+    other.
+    """
+    if _shape(first) != _shape(other):
+        found = f"{first_name} ({_describe(first)}) and {name} ({_describe(other)}) have different attention"
+        raise ArgumentError("MODEL", found, "a series is of checkpoints of one model")
+
+
+def _shape(report: Report) -> Any:
+    """The kind of model and its attention layers; a layer that could not be read does not say how many
+    heads it has.
+    """
+    return (
+        report.model["kind"],
+        report.model["parameters"],
+        [(entry.site, entry.kind) for entry in report.coverage],
+        _heads(report),
+    )
+
+
+def _heads(report: Report) -> list[int]:
+    return sorted({entry.heads for entry in report.covered})
+
+
+def _describe(report: Report) -> str:
+    heads = "/".join(map(str, _heads(report))) or "no"
+    return (
+        f"{report.model['kind']}, {len(report.coverage)} attention layers of {heads} heads, "
+        f"{report.model['parameters']:,} parameters"
+    )
+
+
+def log_ratio(first: float, last: float) -> float:
+    """log(last / first); infinite from zero, and not a number where nothing was and nothing is."""
+    if first > 0 and last > 0:
+        return math.log(last / first)
+    return math.nan if first == last else math.copysign(math.inf, last - first)
+
+
+def _or_least(value: float) -> float:
+    """A number to sort by: what is not known comes last."""
+    return -math.inf if math.isnan(value) else value
+
+
+def save(found: Series, directory: Path) -> list[Path]:
+    """Write series.json and series.html."""
+    paths = [directory / "series.json", directory / "series.html"]
+    texts = [json.dumps(found.to_dict(), ensure_ascii=False, indent=1, allow_nan=False), html(found)]
+    with writing(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        for path, text in zip(paths, texts, strict=True):
+            write_text(path, text)
+    return paths
+
+
+def html(found: Series) -> str:
+    """A page of its own: a table for each column, with a curve for each head."""
+    try:
+        import jinja2
+    except ImportError:
+        raise MissingExtraError("jinja2", "report") from None
+    folder = Path(__file__).parent / "templates"
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters["points"] = points
+    return environment.get_template("series.html.j2").render(series=found)
+
+
+def points(values: Sequence[float], width: int = 120, height: int = 24) -> str:
+    """The points of a curve that fills a box, for an SVG polyline;
+    numbers that are not finite are left out.
+    """
+    known = [(step, value) for step, value in enumerate(values) if math.isfinite(value)]
+    low, high = min((v for _, v in known), default=0.0), max((v for _, v in known), default=0.0)
+    span, steps = high - low or 1.0, max(len(values) - 1, 1)
+    return " ".join(
+        f"{step / steps * width:.1f},{height - (value - low) / span * height:.1f}" for step, value in known
+    )

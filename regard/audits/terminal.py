@@ -1,0 +1,263 @@
+"""What the command line prints: progress on stderr, answers on stdout,
+both plain where there is no terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from regard.audits.checks import Check, Column
+from regard.audits.checks.base import HEAD, STACK
+from regard.audits.compare import Comparison
+from regard.audits.findings import ALARMING, NOTABLE, NOTE, findings
+from regard.audits.report import Report, Row
+from regard.audits.series import Series
+from regard.audits.summary import summary
+
+SHOWN = (
+    "qk_norm",
+    "ov_norm",
+    "largest_logit",
+    "entropy",
+    "head_constant",
+    "layer_constant",
+    "mlp_branch_constant",
+    "block_constant",
+)
+"""Columns in the order in which they get a place on a narrow screen; the report has all."""
+CELL = 21
+"""How wide a cell with a median and a head is."""
+WIDTH = 120
+"""How wide lines are where there is no terminal."""
+BLOCKWISE = (
+    "the model would fill the memory of this machine, so it is read block by block, and checks that need "
+    "all blocks at once are not made "
+    "(--no-low-memory loads it whole)"
+)
+"""Said where that is decided for the user."""
+STYLES = {ALARMING: "bold red", NOTABLE: "yellow", NOTE: "dim"}
+
+
+def output() -> Console:
+    """Where answers go."""
+    return _console(stderr=False)
+
+
+def messages() -> Console:
+    """Where progress and remarks go."""
+    return _console(stderr=True)
+
+
+def _console(stderr: bool) -> Console:
+    found = Console(stderr=stderr, highlight=False)
+    wide = found.is_terminal or "COLUMNS" in os.environ
+    return found if wide else Console(stderr=stderr, highlight=False, width=WIDTH)
+
+
+def say(console: Console, sentence: str, style: str = "") -> None:
+    """A sentence as it is: brackets in it are no markup; a terminal wraps it, a file gets one line."""
+    console.print(Text(sentence, style=style), soft_wrap=not console.is_terminal)
+
+
+class Bars:
+    """Progress of the whole and of the part it is at, with the time that is left; silent where there is no
+    terminal.
+
+    sizes: how many steps each part has; a part is all weights, or an input, or a checkpoint of a series.
+    """
+
+    def __init__(self, console: Console, sizes: Sequence[int]) -> None:
+        self._sizes = tuple(sizes)
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._whole = self._progress.add_task("the whole", total=None)
+        self._part: tuple[int, TaskID] | None = None
+
+    def __enter__(self) -> Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Show where the audit is."""
+        self._progress.update(self._whole, completed=done, total=total)
+        if done < total:
+            number, within, size = part(done, self._sizes)
+            self._progress.update(self._task(number, what, size), completed=within, description=what)
+
+    def _task(self, number: int, what: str, size: int) -> TaskID:
+        """The bar of a part; a new one for a new part, so that its clock starts anew."""
+        if self._part is None or self._part[0] != number:
+            if self._part is not None:
+                self._progress.remove_task(self._part[1])
+            self._part = number, self._progress.add_task(what, total=size)
+        return self._part[1]
+
+
+def part(done: int, sizes: Sequence[int]) -> tuple[int, int, int]:
+    """After `done` steps: which part it is, how much of that is done, and how much it is."""
+    for number, size in enumerate(sizes):
+        if done < size:
+            return number, done, size
+        done -= size
+    return len(sizes), 0, 0
+
+
+def show(report: Report, paths: Sequence[Path], console: Console) -> None:
+    """A report in short: sentences, a table of layers, findings, and where the rest is."""
+    for sentence in summary(report):
+        say(console, f"• {sentence}")
+    if report.rows:
+        console.print(layer_table(report, console.width))
+    show_findings(report, console)
+    show_paths(paths, console)
+
+
+def show_findings(report: Report, console: Console) -> None:
+    """The findings, the alarming ones first; a reason that several share is given once."""
+    given: set[str] = set()
+    for finding in findings(report):
+        reason = "" if finding.why in given else f" {finding.why} {finding.advice}"
+        say(console, f"{finding.level}: {finding.what}{reason} [{finding.column}]", STYLES[finding.level])
+        given.add(finding.why)
+
+
+def show_paths(paths: Sequence[Path], console: Console) -> None:
+    """Where the files are."""
+    if paths:
+        say(console, "Written: " + ", ".join(str(path) for path in paths))
+
+
+def layer_table(report: Report, width: int) -> Table:
+    """For each layer the median of its heads and the head to look at first, or its own number."""
+    columns = [column for name in SHOWN for column in [report.column(name)] if column is not None][
+        : max(1, (width - 8) // CELL)
+    ]
+    table = Table(
+        title="Median over the heads of each layer (the head to look at first: its value)",
+        title_justify="left",
+    )
+    table.add_column("layer", justify="right")
+    for column in columns:
+        table.add_column(Text(column.title), justify="right")
+    for layer in sorted({row.layer for row in report.rows if row.scope != STACK}):
+        own = [row for row in report.rows if row.layer == layer and row.scope != STACK]
+        table.add_row(str(layer), *(_cell(column, own) for column in columns))
+    return table
+
+
+def _cell(column: Column, rows: list[Row]) -> str:
+    numbers = {
+        row.head: value
+        for row in rows
+        for value in [row.values.get(column.name)]
+        if value is not None and value == value
+    }
+    if not numbers:
+        return "–"
+    if column.scope != HEAD:
+        return f"{next(iter(numbers.values())):.3g}"
+    worst = (min if column.high_is_alarming is False else max)(numbers, key=numbers.__getitem__)
+    return f"{statistics.median(numbers.values()):.3g} ({worst}: {numbers[worst]:.3g})"
+
+
+def show_series(found: Series, paths: Sequence[Path], console: Console, shown: int = 10) -> None:
+    """The heads that grow fastest, for each column."""
+    say(console, f"{found.kind}: {' → '.join(found.names)}")
+    for entry in found.missing:
+        say(console, f"Not covered: {entry.site} ({entry.kind}): {entry.reason}.")
+    for column in found.columns:
+        ranked = found.ranked(column.name)
+        if not ranked:
+            say(console, f"{column.title}: known of no head in all checkpoints.")
+            continue
+        say(
+            console,
+            f"{column.title}: {sum(track.fast for track in ranked)} of "
+            f"{len(ranked)} heads doubled in one step.",
+        )
+        table = Table(title=f"{column.title}: the heads that grow fastest", title_justify="left")
+        for title in ("(layer, head)", "first", "last", "log(last/first)", "steepest step", "into"):
+            table.add_column(title, justify="right")
+        for track in ranked[:shown]:
+            step = track.steepest
+            cells = (
+                f"{track.values[0]:.4g}",
+                f"{track.values[-1]:.4g}",
+                f"{track.growth:+.3f}",
+                f"{track.steps[step]:+.3f}",
+            )
+            table.add_row(
+                track.label, *cells, Text(found.names[step + 1]), style="bold" if track.fast else ""
+            )
+        console.print(table)
+    show_paths(paths, console)
+
+
+def show_comparison(found: Comparison, console: Console, shown: int = 3) -> None:
+    """What changed, column by column, and the rows that moved most."""
+    say(console, f"{found.names[0]} → {found.names[1]}")
+    for sentence in [
+        *found.remarks,
+        *(f"Newly covered: {site}." for site in found.gained),
+        *(f"No longer covered: {site}." for site in found.lost),
+    ]:
+        say(console, f"• {sentence}")
+    changed = [column for column in found.columns if found.changed(column.name)]
+    if not changed:
+        say(console, f"No number changed in {len(found.columns)} columns.")
+        return
+    table = Table(
+        title="What changed; rows that moved most first, by their distance over the column's median",
+        title_justify="left",
+    )
+    for title in ("column", "changed", "moved most"):
+        table.add_column(title)
+    for column in changed:
+        moved = found.changed(column.name)
+        words = [f"{c.row.label} {c.before:.4g} → {c.after:.4g}" for c in moved[:shown]]
+        table.add_row(
+            Text(column.title), f"{len(moved)} of {len(found.changes[column.name])}", Text("\n".join(words))
+        )
+    console.print(table)
+
+
+def show_checks(known: Sequence[Check], console: Console) -> None:
+    """The checks by name, with their questions."""
+    table = Table.grid(padding=(0, 2))
+    for check in known:
+        needs = "weights" if check.of_site is None and check.of_input is None else "texts"
+        table.add_row(check.name, needs, Text(check.question))
+    console.print(table)

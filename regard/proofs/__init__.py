@@ -1,0 +1,43 @@
+"""Certificates: how much a map can amplify a change, proved; and attacks that try to break the proof."""
+
+from regard.proofs import modules, theorems  # noqa: F401 (registers the rules of modules and the theorems)
+from regard.proofs.approximation import approximation_error, kernel_error, row_errors
+from regard.proofs.certification import certify, declare, deviation
+from regard.proofs.citation import cite
+from regard.proofs.falsification import Witness, falsify, falsify_deviation
+from regard.proofs.imaging import image
+from regard.proofs.misspecifications import Misspecification, apriori, dropped, misspecification, replaced
+from regard.proofs.theorem import THEOREMS, Bound, Refusal, Theorem
+from regard.proofs.theorems.contraction import contraction
+from regard.proofs.theorems.dot_whole import growing_witness
+from regard.proofs.theorems.rank_collapse import collapse_after, consensus, rank_collapse
+from regard.proofs.theorems.score_perturbation import score_perturbation
+
+__all__ = [
+    "THEOREMS",
+    "Bound",
+    "Misspecification",
+    "Refusal",
+    "Theorem",
+    "Witness",
+    "approximation_error",
+    "apriori",
+    "certify",
+    "cite",
+    "collapse_after",
+    "consensus",
+    "contraction",
+    "declare",
+    "deviation",
+    "dropped",
+    "falsify",
+    "falsify_deviation",
+    "growing_witness",
+    "image",
+    "kernel_error",
+    "misspecification",
+    "rank_collapse",
+    "replaced",
+    "row_errors",
+    "score_perturbation",
+]

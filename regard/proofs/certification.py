@@ -1,0 +1,158 @@
+"""certify: every theorem that matches runs, and the smallest bound wins."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from regard._verb import Verb
+from regard.attention import Attention
+from regard.certificate import Certificate
+from regard.domains import Ball, Domain, Near
+from regard.errors import ArgumentError
+from regard.maps import Heads, Map
+from regard.norms import EntryMax, Frobenius, Norm, TokenMax, TokenSum, Wasserstein
+from regard.proofs.shapes import fit
+from regard.proofs.subject import Head, MultiHead, subject_of
+from regard.proofs.theorem import NO_THEOREM, Refusal, constants, deviations, rungs
+
+declare = Verb("declare")
+"""declare.one(module) -> Map: what a module of torch does, as a value; rules are in modules.py."""
+
+remedies = Verb("remedies")
+"""remedies.one(subject) -> the smallest changes that would make a constant finite, as sentences."""
+
+
+def certify(map: Any, domain: Domain, norm: Norm) -> Certificate:
+    """How much the map can amplify a change: |f(x) - f(x')| ≤ value · |x - x'| for all x, x' of the domain,
+    in the norm.
+
+    map: an Attention, a map of `regard.maps`, or a module of torch that has a rule. Every theorem that
+    matches runs; the result is the smallest bound, with the others on its ladder. Infinity is an answer: it
+    comes with the reasons, and with what would help.
+    """
+    _check_arguments(domain, norm)
+    return _smallest(constants, map, domain, norm)
+
+
+def deviation(map: Any, domain: Domain, norm: Norm) -> Certificate:
+    """How far the value can move: |f(x') - f(x)| ≤ value for all x' near x. Often far below constant ×
+    radius.
+
+    domain: a Neighborhood or Radii around x.
+    """
+    _check_arguments(domain, norm)
+    deviation_domain(domain)
+    return _smallest(deviations, map, domain, norm)
+
+
+def deviation_domain(domain: Domain) -> None:
+    """A deviation is from a given sequence."""
+    if not isinstance(domain, Near):
+        raise ArgumentError(
+            "domain",
+            f"is {domain!r}",
+            "a deviation is from a given sequence: give Neighborhood(points, radius) or Radii(points, radii)",
+        )
+
+
+def _check_arguments(domain: Domain, norm: Norm) -> None:
+    if not isinstance(domain, Domain):
+        raise ArgumentError(
+            "domain",
+            f"is {domain!r}",
+            "give Whole(), Ball(radius), Shell(inner, outer), Neighborhood(points, radius) or "
+            "Radii(points, radii)",
+        )
+    if not isinstance(norm, Norm):
+        raise ArgumentError(
+            "norm", f"is {norm!r}", "give Frobenius(), TokenMax(), TokenSum() or Wasserstein(p)"
+        )
+
+
+def _smallest(quantity: Verb, map: Any, domain: Domain, norm: Norm) -> Certificate:
+    try:
+        declared = map if isinstance(map, (Attention, Map)) else declare.one(map)
+        fit(declared, domain)
+        subject = prepare(declared)
+    except Refusal as refusal:
+        return _none(quantity.name, domain, norm, [str(refusal)], [])
+    return smallest(quantity, subject, domain, norm)
+
+
+def smallest(quantity: Verb, subject: Any, domain: Domain, norm: Norm) -> Certificate:
+    """The smallest bound of a subject, with the others on its ladder."""
+    found, refused = rungs(quantity, subject, domain, norm)
+    head = _only(subject)
+    if head is not None:
+        more, reasons = rungs(quantity, head, domain, norm)
+        found, refused = found + more, refused + reasons
+    best = min(found, key=lambda certificate: certificate.value, default=None)
+    if best is None:
+        return _none(quantity.name, domain, norm, refused, _help(quantity, subject, domain, norm, refused))
+    others = tuple(other for other in found if other is not best)
+    help = _help(quantity, subject, domain, norm, refused) if math.isinf(best.value) else []
+    return replace(best, others=others, refused=(*best.refused, *refused, *help))
+
+
+def prepare(declared: Any) -> Any:
+    """What theorems are about: heads for attention, the map itself for the algebra."""
+    return subject_of(declared) if isinstance(declared, (Attention, Heads)) else declared
+
+
+def _only(subject: Any) -> Any:
+    """The single head of a subject that has no other and no residual connection; None otherwise."""
+    if not isinstance(subject, MultiHead) or len(subject.separate) > 1 or subject.residual:
+        return None
+    return subject.separate[0] if subject.folded is None else subject.folded[0]
+
+
+def _help(quantity: Verb, subject: Any, domain: Domain, norm: Norm, refused: list[str]) -> list[str]:
+    """What would help: bounded tokens, where they are not; a norm with theorems,
+    where no refusal says what to do.
+    """
+    bounded = isinstance(domain, (Near, Ball))
+    found = [] if bounded else list(remedies.one(subject))
+    return (
+        found
+        if any(";" in sentence for sentence in (*refused, *found))
+        else [*found, _elsewhere(quantity, subject, domain, norm)]
+    )
+
+
+NORMS = (TokenMax(), Frobenius(), TokenSum(), EntryMax(), Wasserstein(2.0))
+
+
+def _elsewhere(quantity: Verb, subject: Any, domain: Domain, norm: Norm) -> str:
+    """A sentence for what no theorem is about, with the norms in which there are theorems about it."""
+    subjects = [subject] if _only(subject) is None else [subject, _only(subject)]
+    known = [repr(other) for other in NORMS if type(other) is not type(norm) and any(
+        quantity.all(type(one), type(domain), type(other)) for one in subjects
+    )]  # fmt: skip
+    why = (
+        f"no theorem bounds the {quantity.name} of {_named(subject)} in {norm!r} on a {type(domain).__name__}"
+    )
+    if not known:
+        return f"{why}; add a rule with Theorem.{quantity.name}({type(subject).__name__}, Domain, Norm)"
+    return f"{why}; there are theorems in {' and '.join(known[:2])}"
+
+
+def _named(subject: Any) -> str:
+    """What a subject is, in the words of its declaration."""
+    if isinstance(subject, MultiHead):
+        subject = subject.separate[0]
+    if isinstance(subject, Head):
+        return (
+            f"{type(subject.normalizer).__name__} rows of {type(subject.attention.potential).__name__} scores"
+        )
+    return type(subject).__name__
+
+
+@remedies.rule(object)
+def _nothing(subject: Any) -> tuple[str, ...]:
+    return ()
+
+
+def _none(quantity: str, domain: Any, norm: Norm, refused: list[str], help: list[str]) -> Certificate:
+    return Certificate(math.inf, domain, norm, NO_THEOREM, refused=(*refused, *help), quantity=quantity)

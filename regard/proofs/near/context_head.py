@@ -1,0 +1,90 @@
+"""One head whose keys are given: what bounds about its queries need, at one sequence of them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from regard import maps
+from regard._enclosed import computed_lengths
+from regard._round import vector_norm_bound
+from regard._upper import Upper, relative_error, root
+from regard.domains import Neighborhood
+from regard.measure import Measure
+from regard.norms import TokenMax
+from regard.proofs.locating import in_double, one_sequence
+from regard.proofs.setting import balls_of, positions_of
+from regard.proofs.subject import subject_of
+from regard.proofs.theorem import Refusal
+
+
+class ContextHead:
+    """One head at queries x (n, d) with given keys: value (n, e), gains (n, 1, e, d) = Df, and the sizes that
+    bounds need.
+
+    spread ≥ wR and kappa ≥ |A|R: how far values, and slopes of scores, are from a center; error: what
+    rounding may change, relative to spread · kappa in a derivative and to spread in a value.
+    """
+
+    def __init__(self, map: maps.ToContext, x: Tensor) -> None:
+        one_sequence(map)
+        self.head = subject_of(map.attention).separate[0]
+        given = map.context if isinstance(map.context, Measure) else Measure(map.context)
+        width = x.shape[-1]
+        form = (
+            self.head.form(width)
+            if self.head.softmax and given.points.ndim == 2 and given.points.shape[-1] == width
+            else None
+        )
+        if form is None:
+            raise Refusal(
+                "attention to a context has a Taylor model for softmax rows of "
+                "bilinear scores and one context"
+            )
+        ball = min(
+            balls_of(Neighborhood(given.points.detach(), 0.0, TokenMax()), width),
+            key=lambda ball: ball.radius,
+        )
+        center = (
+            torch.zeros(width, dtype=torch.float64) if ball.center is None else ball.center.detach().double()
+        )
+        radius = Upper(ball.radius)
+        self.spread, self.kappa = Upper(self.head.w) * radius, Upper(form.norm) * radius
+        keys, pull = given.points.detach().double() - center, x @ form.a + form.beta
+        law = self._law(map, given, pull @ keys.mT)
+        steepest = computed_lengths(x).amax() * Upper(form.norm) + Upper(vector_norm_bound(form.beta))
+        self.error = self._rounding(steepest * computed_lengths(keys).amax(), keys)
+        away = keys - (law @ keys).unsqueeze(1)  # (n, keys, d)
+        matrix = self.head.matrix(width)
+        self.gains = ((law.unsqueeze(-1) * (away @ matrix)).mT @ (away @ form.a.mT)).unsqueeze(1)
+        value = in_double(map)(x)
+        self.value = value.reshape(value.shape[-2:])
+
+    def _law(self, map: maps.ToContext, given: Measure, scores: Tensor) -> Tensor:
+        """The rows; zero for a query that sees nothing."""
+        marks, others = torch.arange(len(scores)), given.positions()
+        positional = positions_of(self.head.potential)
+        if positional is not None:
+            points = given.points.detach().double()
+            scores = scores + positional.scores(
+                points.new_zeros(len(scores), points.shape[-1]), points, marks, others
+            )
+        if given.log_weights is not None:
+            scores = scores + given.log_weights.detach().double()
+        scores = scores.masked_fill(~map.attention.support.allows(marks, others).expand_as(scores), -math.inf)
+        return scores.softmax(-1).nan_to_num(0.0)
+
+    def _rounding(self, scores: Upper, keys: Tensor) -> Upper:
+        """Scores are right to η, so weights to a factor e^{2η};
+        covariances are sums of at most (2 + 2) spread · kappa.
+        """
+        count, width = keys.shape
+        eta = 8 * relative_error(4 * width + 16) * root(width) * scores
+        if not float(eta) < 1e-3:
+            raise Refusal(
+                "scores of the context are so large that float64 leaves no digits of the weights; center "
+                "or scale the tokens"
+            )
+        return 16 * (4 * eta + relative_error(4 * (count + width) + 64)) * root(width)

@@ -1,0 +1,279 @@
+"""Maps at a value, for tokens that move about it: the derivative there, what is beyond it,
+and how much it can change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard import maps
+from regard._enclosed import Vectors, computed_lengths, largest_roots
+from regard._round import product_norm_bound
+from regard._upper import Lower, Upper, exact, relative_error, root, sizes
+from regard._verb import Verb
+from regard.attention import Attention
+from regard.domains import Neighborhood
+from regard.norms import TokenMax
+from regard.proofs.locating import in_double, one_sequence
+from regard.proofs.near.context_head import ContextHead
+from regard.proofs.near.facts import local_facts
+from regard.proofs.near.steepness import derivative_change
+from regard.proofs.subject import subject_of
+from regard.proofs.theorem import Refusal
+from regard.proofs.tokenwise import steepness, travel
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A map at a value, for tokens within some moves of it.
+
+    push: its exact derivative on blocks. remainder, cap (n,): what is beyond the linear part, and how far the
+    value moves at all.
+    change: for tangents within τ (n,), how far (Df(x') - Df(x)) e can be.
+    """
+
+    value: Tensor
+    push: Callable[[Tensor], Tensor]
+    remainder: Upper
+    cap: Upper
+    change: Callable[[Upper], Upper]
+
+
+stage = Verb("stage")
+"""stage.one(map, value, moves) -> Stage, for maps that are not made of others;
+moves (n,) are how far each token may be from its value.
+"""
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """Two affine maps with an activation between them, whose remainder is known as a whole."""
+
+    first: maps.Affine
+    activation: maps.Activation
+    second: maps.Affine
+
+
+def group_feed_forward(inner: Sequence[object]) -> list[object]:
+    """The maps of a composition, with feed-forward layers as one."""
+    found: list[object] = []
+    rest = list(inner)
+    while rest:
+        first, middle, last = (*rest[:3], None, None)[:3]
+        if (
+            isinstance(first, maps.Affine)
+            and isinstance(middle, maps.Pointwise)
+            and isinstance(last, maps.Affine)
+        ):
+            found.append(FeedForward(first, middle.activation, last))
+            del rest[:3]
+        else:
+            found.append(rest.pop(0))
+    return found
+
+
+@stage.rule(object)
+def _unknown(map: object, value: Tensor, moves: Tensor) -> Stage:
+    raise Refusal(f"{type(map).__name__} has no Taylor model")
+
+
+@stage.rule(maps.Heads)
+@stage.rule(Attention)
+def _attention(map: Attention | maps.Heads, value: Tensor, moves: Tensor) -> Stage:
+    one_sequence(map)
+    facts = local_facts(subject_of(map), Neighborhood(value, 0.0, TokenMax()))
+    heads, found = facts.heads, facts.rows(moves)
+
+    def push(blocks: Tensor) -> Tensor:
+        n, m, d, c = blocks.shape
+        moved = heads.push(blocks.permute(0, 2, 1, 3).reshape(n, d, m * c))
+        return moved.unflatten(-1, (m, c)).permute(0, 2, 1, 3)
+
+    def change(tangents: Upper) -> Upper:
+        return derivative_change(heads, found.scores, tangents)
+
+    return Stage(in_double(map)(value), push, found.remainder, found.best, change)
+
+
+@stage.rule(maps.ToContext)
+def _context(map: maps.ToContext, value: Tensor, moves: Tensor) -> Stage:
+    """|D²f[t, e]| = |E[(v - Ev)(z·t - Ez·t)(z·e - Ez·e)]| ≤ 2wRκ²|t||e| for keys in a ball of radius R, κ =
+    |A|R, whatever the queries.
+
+    Each query is on its own, and Df = Cov(v, z) for keys that are centered, so that those far away lose no
+    digits.
+    """
+    local, rho = ContextHead(map, value), exact(moves)
+    steep, lost = local.spread * local.kappa, local.error * local.spread
+    bend = 2 * steep * local.kappa * rho
+    cap = (steep * rho).minimum(2 * local.spread)
+    remainder = (bend * rho).halved() + lost * (1 + local.kappa * rho)
+    turned = bend + lost * local.kappa
+    return Stage(
+        local.value, lambda blocks: local.gains @ blocks, remainder, cap, lambda tangents: turned * tangents
+    )
+
+
+@stage.rule(maps.Affine)
+def _affine(map: maps.Affine, value: Tensor, moves: Tensor) -> Stage:
+    map = _double(map)
+    rho = exact(moves)
+    return Stage(
+        map(value),
+        lambda blocks: map.w.mT @ blocks,
+        _none(rho),
+        Upper(product_norm_bound(map.w)) * rho,
+        _none,
+    )
+
+
+@stage.rule(maps.Normalize)
+def _normalize(map: maps.Normalize, value: Tensor, moves: Tensor) -> Stage:
+    """|N(x + t) - N(x) - DN t| ≤ max|γ| |t|²/√d (1/(s m) + s/m³), |D²N[t, e]| ≤ 4 max|γ| |t||e|/(√d m²); s² =
+    |x|²/d + eps, m = s - |t|/√d.
+
+    With g the centered token and |g| ≤ √d s: |(1/s)'e| ≤ |e|/(√d s²), |(1/s)''[t, e]| ≤ 2|t||e|/(d s³).
+    """
+    weight, bias = (None if t is None else t.detach().double() for t in (map.weight, map.bias))
+    map, wide, rho = maps.Normalize(map.eps, weight, bias, map.centered), value.shape[-1], exact(moves)
+    centered = (
+        Vectors(value - value.mean(-1, keepdim=True), relative_error(wide + 4) * computed_lengths(value))
+        if map.centered
+        else None
+    )
+    tokens = Vectors(value, exact(0.0)) if centered is None else centered
+    length = computed_lengths(tokens.center)
+    shortest = Lower(length.value, length.roundings) - tokens.error
+    low = (shortest.square() / wide + Lower(float(map.eps))).sqrt()
+    high = (tokens.lengths().square() / wide + Upper(float(map.eps))).sqrt()
+    least = low - rho / Lower(math.sqrt(wide), 1)
+    top = exact(1.0) if weight is None else sizes(weight).amax()
+    blur = (
+        64 * relative_error(wide + 8) * (1 + computed_lengths(value) / low)
+    )  # what the mean of a token takes of its digits
+    if float(blur.amax()) > 1e-6:
+        raise Refusal(
+            "a norm layer gets a token whose mean is so large that float64 has no "
+            "digits left; center the tokens"
+        )
+    rounding = top * blur * (rho / least + root(wide))
+    over = exact(1.0) / (low * least) + high / (least.square() * least)
+    remainder = top * rho.square() / Lower(math.sqrt(wide), 1) * over + rounding
+    bend = top * (4 * rho / (least.square() * Lower(math.sqrt(wide), 1)) + blur / least)
+    dead = least.value <= 0
+    remainder, bend = (
+        part.map(lambda found: torch.where(dead, math.inf, found)) for part in (remainder, bend)
+    )
+    gains = torch.func.vmap(torch.func.jacrev(map))(value).unsqueeze(1)
+    cap = Upper(travel.one(map, value, moves).moves)
+    return Stage(map(value), lambda blocks: gains @ blocks, remainder, cap, lambda tangents: bend * tangents)
+
+
+@stage.rule(maps.Pointwise)
+def _pointwise(map: maps.Pointwise, value: Tensor, moves: Tensor) -> Stage:
+    """|φ(x + t) - φ(x) - φ'(x) t| ≤ |φ''| |t|²/2 for each entry, and for each token by its length."""
+    rho = exact(moves)
+    slope = _slopes(map.activation, value)[0][:, None, :, None]
+    bend = Upper(curvature_of(map.activation)[0])
+    turned = (bend * rho).minimum(2 * Upper(float(steepness.one(map.activation))))
+    cap = Upper(travel.one(map, value, moves).moves)
+    beyond = bend.halved() * rho.square()
+    return Stage(map(value), lambda blocks: slope * blocks, beyond, cap, lambda tangents: turned * tangents)
+
+
+@stage.rule(FeedForward)
+def _feed_forward(map: FeedForward, value: Tensor, moves: Tensor) -> Stage:
+    """Both layers at once: |w_2ᵀ(φ''(h)(w_1ᵀt)²)|/2 ≤ |t|²/2 λ_max(w_2ᵀD[(w_k·w_l)²]D w_2)^{1/2}, and the
+    third derivative beside it.
+
+    sup |D²f[t, e]| over unit t and e is that over t = e, for each output direction a symmetric form.
+    """
+    first, second, rho = _double(map.first), _double(map.second), exact(moves)
+    w_1, w_2 = first.w, second.w
+    hidden = first(value)
+    slope, bend = _slopes(map.activation, hidden)
+    blur = relative_error(2 * len(w_1) + 4) * (
+        sizes(value) @ sizes(w_1) + (exact(0.0) if first.b is None else sizes(first.b))
+    )
+    columns, rows = computed_lengths(w_1.mT), computed_lengths(w_2)
+    norms = Upper(product_norm_bound(w_1)), Upper(product_norm_bound(w_2))
+    most = norms[0] * Upper(float(steepness.one(map.activation))) * norms[1]
+    if isinstance(map.activation, maps.Relu):
+        reach = rho.unsqueeze(-1) * columns + 2 * blur  # where an entry can be: a sign may be a rounding
+        beyond = _crossed(hidden, reach, w_2, norms[1])
+        crossing = (
+            (columns * rows).map(lambda value: value.expand_as(hidden)).where(reach.value >= hidden.abs())
+        )
+        turned = crossing.sum(-1).minimum(2 * most)  # the slope changes only where an entry can cross zero
+    else:
+        second_order, third_order = (Upper(found) for found in curvature_of(map.activation))
+        sharp = _sharpest(w_1, w_2, bend, columns, rows) + (third_order * blur * columns.square() * rows).sum(
+            -1
+        )
+        steepest = columns.amax() * _weighted_norm(w_1, rows)
+        anywhere = second_order * norms[0].square() * norms[1]
+        bent = anywhere.minimum(sharp + rho * third_order * steepest)
+        beyond = rho.square().halved() * bent.minimum(sharp + rho / 3 * third_order * steepest)
+        turned = (bent * rho).minimum(2 * most)
+    gains = ((w_1.unsqueeze(0) * slope.unsqueeze(1)) @ w_2).mT.unsqueeze(1)
+    after = second(map.activation(hidden))
+    return Stage(after, lambda blocks: gains @ blocks, beyond, most * rho, lambda tangents: turned * tangents)
+
+
+def _sharpest(w_1: Tensor, w_2: Tensor, bend: Tensor, columns: Upper, rows: Upper) -> Upper:
+    """At least λ_max(w_2ᵀD[(w_k·w_l)²]D w_2)^{1/2} with D = diag φ''(h), for each token; terms cancel,
+    their rounding does not.
+    """
+    weighted = bend.unsqueeze(-1) * w_2
+    whole = (sizes(bend) * columns.square() * rows).sum(-1)
+    rounding = relative_error(4 * w_1.shape[-1] + 2 * len(w_1) + 64) * whole.square()
+    return largest_roots(weighted.mT @ (w_1.mT @ w_1).square() @ weighted, error=rounding)
+
+
+def _weighted_norm(w_1: Tensor, rows: Upper) -> Upper:
+    """At least λ_max(Σ_k |w_2k| w_1k w_1kᵀ)."""
+    scaled = w_1 * rows.value.sqrt()
+    found = largest_roots(scaled @ scaled.mT, scaled.shape[-1]).square()
+    return Upper(found.value, found.roundings + rows.roundings + 4)
+
+
+def _crossed(hidden: Tensor, reach: Upper, w_2: Tensor, norm: Upper) -> Upper:
+    """What is beyond the linear part of max(h, 0): an entry adds only how far it can go beyond zero."""
+    beyond = reach - Lower(hidden.abs())
+    return (norm * beyond.norm()).minimum((beyond * computed_lengths(w_2)).sum(-1))
+
+
+def _slopes(activation: maps.Activation, x: Tensor) -> tuple[Tensor, Tensor]:
+    """φ'(x) and φ''(x), entry by entry."""
+    one = torch.ones_like(x)
+
+    def slope(at: Tensor) -> Tensor:
+        return torch.func.jvp(activation, (at,), (one,))[1]
+
+    first, second = torch.func.jvp(slope, (x,), (one,))[:2]
+    return first, second
+
+
+def curvature_of(activation: maps.Activation) -> tuple[float, float]:
+    """At least sup |φ''| and sup |φ'''|; infinite where they are not known or do not exist."""
+    if isinstance(activation, maps.Gelu):
+        return (0.79789, 0.77877) if not activation.tanh else (0.79789, 0.77670)
+    if isinstance(activation, maps.Silu):
+        return 0.50001 * abs(activation.slope), 0.30819 * activation.slope**2
+    if isinstance(activation, maps.Tanh):
+        return 0.76981, 2.00001
+    return math.inf, math.inf
+
+
+def _double(map: maps.Affine) -> maps.Affine:
+    """An affine map in float64."""
+    return maps.Affine(map.w.detach().double(), None if map.b is None else map.b.detach().double())
+
+
+def _none(moves: Upper) -> Upper:
+    return exact(torch.zeros_like(moves.value))

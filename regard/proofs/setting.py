@@ -1,0 +1,162 @@
+"""Where tokens are, as theorems see it: balls that hold them, how many there are,
+what fixed biases their pairs have.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from regard._round import outward, vector_norm_bound
+from regard.attention import log_counts
+from regard.domains import Ball, Domain, Near, Neighborhood, Radii, Shell, Whole
+from regard.parameters import walk
+from regard.potentials import Potential, SoftCap
+from regard.potentials.base import linear_terms, of_terms
+from regard.potentials.positions import PositionPotential
+from regard.proofs.scores import BallFacts
+from regard.proofs.subject import Head
+from regard.proofs.theorem import OUT_OF_RANGE, Refusal
+from regard.supports import Full
+
+
+def width_of(domain: Domain) -> int | None:
+    """The width of a token, where the domain says it."""
+    if isinstance(domain, Ball):
+        return None if domain.center is None else len(domain.center)
+    return int(domain.measure.points.shape[-1]) if isinstance(domain, Near) else None
+
+
+def tokens_of(domain: Domain) -> int | None:
+    """How many tokens there are, where the domain says it."""
+    return int(domain.measure.size) if isinstance(domain, Near) else domain.tokens  # type: ignore[attr-defined]
+
+
+def moves_of(domain: Near) -> Tensor:
+    """How far each token may move."""
+    if isinstance(domain, Radii):
+        return domain.radii.double()
+    assert isinstance(domain, Neighborhood)
+    return torch.full((domain.measure.size,), float(domain.radius), dtype=torch.float64)
+
+
+def balls_of(domain: Domain, width: int) -> list[BallFacts]:
+    """Balls that hold every token; any of them may be used."""
+    origin = torch.zeros(width, dtype=torch.float64)
+    if isinstance(domain, Whole):
+        return [BallFacts(origin, math.inf, math.inf)]
+    if isinstance(domain, Shell):
+        radius = shell_radius(domain, width)
+        return [BallFacts(origin, radius, radius)]
+    if isinstance(domain, Ball):
+        center = origin if domain.center is None else domain.center.detach().double()
+        length = vector_norm_bound(center)
+        return [BallFacts(center, float(domain.radius), outward(length + domain.radius))]
+    assert isinstance(domain, Near)
+    points, moves = domain.measure.points, moves_of(domain)
+    reach = max(outward(vector_norm_bound(x) + float(r)) for x, r in zip(points, moves, strict=True))
+    found = []
+    for center in (origin, points.mean(0), 0.5 * (points.amax(0) + points.amin(0))):
+        rounding = 1e-15 * vector_norm_bound(center)
+        radius = max(
+            outward(vector_norm_bound(x - center) + rounding + float(r))
+            for x, r in zip(points, moves, strict=True)
+        )
+        found.append(BallFacts(center, radius, reach))
+    return found
+
+
+def finite_ball(radius: float, center: Tensor | None, tokens: int | None) -> Ball:
+    """A ball whose radius and center were computed; a refusal where they left the range of numbers."""
+    if not math.isfinite(radius) or not (center is None or bool(torch.isfinite(center).all())):
+        raise Refusal(OUT_OF_RANGE)
+    return Ball(radius, center, tokens)
+
+
+def shell_radius(domain: Shell, width: int) -> float:
+    """At least the length of a token: √d · outer about zero; about their means tokens are anywhere."""
+    return math.inf if domain.centered else outward(math.sqrt(width) * domain.outer)
+
+
+def pair_bias(head: Head, domain: Domain) -> Tensor | None:
+    """The fixed bias B (n, n) of pairs: positions, masks (-inf), log-counts.
+
+    None where there is none at all.
+    """
+    support = head.attention.support
+    measure = domain.measure if isinstance(domain, Near) else None
+    weights = None if measure is None else log_counts(measure)
+    positional = positions_of(head.potential)
+    if positional is None and weights is None and isinstance(support, Full):
+        return None
+    tokens = tokens_of(domain)
+    if tokens is None:
+        raise Refusal(
+            "masks and position biases depend on how many tokens there are; say "
+            "it, e.g. Ball(radius, tokens=n)"
+        )
+    marks = torch.arange(tokens) if measure is None else measure.positions()
+    points = torch.zeros(tokens, 1, dtype=torch.float64)
+    bias = torch.zeros(tokens, tokens, dtype=torch.float64)
+    bias = bias if positional is None else bias + positional.scores(points, points, marks, marks).double()
+    bias = bias if weights is None else bias + weights.unsqueeze(-2)
+    bias = bias.masked_fill(~support.allows(marks, marks).expand(tokens, tokens), -math.inf)
+    if bool((bias.amax(-1) == -math.inf).any()):
+        raise Refusal("some query sees no key, so its row is no law; remove it from the sequence")
+    return bias
+
+
+def equivariant(head: Head, domain: Domain) -> None:
+    """Refuse what looks at positions: a law of tokens does not know them."""
+    parts = [part for part in walk(head.potential) if isinstance(part, Potential)]
+    if any(part.positional for part in parts) or not isinstance(head.attention.support, Full):
+        raise Refusal(
+            "masks and positions are not functions of the law of tokens; use TokenMax() or Frobenius()"
+        )
+    for part in parts:
+        if part.positional is None:
+            name = type(part).__name__
+            line = "positional: ClassVar[bool] = False"
+            raise Refusal(f"{name} does not say whether it looks at marks; if not, write `{line}` in {name}")
+
+
+def positions_of(potential: Potential) -> Potential | None:
+    """The part of a potential that only looks at positions."""
+    terms = linear_terms(potential)
+    for term, _ in terms:
+        if not isinstance(term, PositionPotential) and any(
+            isinstance(part, PositionPotential) for part in walk(term)
+        ):
+            what = "a soft cap" if isinstance(term, SoftCap) else type(term).__name__
+            remedy = "add the bias outside: SoftCap(Dot(), cap) + Alibi(...)"
+            raise Refusal(f"{what} over a position bias has no theorem; {remedy}")
+    return of_terms([(term, factor) for term, factor in terms if isinstance(term, PositionPotential)])
+
+
+def crowding(head: Head, domain: Domain, osc: float, queries: int | None = None) -> float:
+    """N = max_j Σ_i sup P_ij, when scores of a row differ by at most `osc` beside the fixed biases.
+
+    sup P_ij = 1/(1 + Σ_{k≠j} exp(B_ik - B_ij - osc)); without biases N = n/(1 + (n - 1) exp(-osc)).
+    """
+    bias = pair_bias(head, domain)
+    tokens = tokens_of(domain)
+    if bias is None and tokens is None:
+        raise Refusal(
+            "this bound grows with the number of tokens; say how many there are, e.g. Ball(radius, "
+            "tokens=n), or use TokenMax()"
+        )
+    osc = osc * (1 + 1e-12) + 1e-12
+    if bias is None:
+        assert tokens is not None
+        rows = tokens if queries is None else queries
+        return outward(rows / (1 + (tokens - 1) * math.exp(-osc))) if math.isfinite(osc) else float(rows)
+    logs = bias.log_softmax(-1).clamp(max=0.0)
+    odds = logs - torch.log(-torch.expm1(logs))
+    tops = (
+        torch.where(logs == -math.inf, torch.zeros_like(logs), torch.sigmoid(odds + osc))
+        if math.isfinite(osc)
+        else (logs > -math.inf).double()
+    )
+    return outward(float(tops.sum(-2).max()) * (1 + 1e-12))

@@ -1,0 +1,196 @@
+"""Theorem: a statement with its source and proof, and the rules that turn it into numbers.
+
+One theorem a file, in `theorems/`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from regard._verb import Verb
+from regard.certificate import Certificate, Hypothesis
+
+constants = Verb("constant")
+"""constants.all(types of subject, domain, norm): the rules that bound how much a change is amplified."""
+
+deviations = Verb("deviation")
+"""deviations.all(types of subject, domain, norm):
+the rules that bound how far a value moves from a given one.
+"""
+
+
+class Refusal(Exception):
+    """A theorem does not apply: one sentence that says why, and after a semicolon what would help.
+
+    It is for what the theorem is about. What it is not about never reaches it: types, and `about`, say so
+    before.
+    """
+
+    def __init__(self, sentence: str) -> None:
+        if not isinstance(sentence, str) or not sentence.strip():
+            raise ValueError(
+                "a Refusal needs a sentence that says why; where a theorem is not "
+                "about something, say so with about="
+            )
+        super().__init__(sentence)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a theorem gives for one map on one domain.
+
+    An infinite `value` is a claim only with `unbounded`: the theorem proves that no number holds. Without it,
+    it is a number that left the range of numbers, and counts as refused.
+    """
+
+    value: float
+    hypotheses: tuple[Hypothesis, ...] = ()
+    parts: tuple[Certificate, ...] = ()
+    note: str = ""
+    probability: float = 1.0
+    unbounded: bool = False
+
+
+Rule = Callable[..., "Bound | list[Bound]"]
+AnyRule = TypeVar("AnyRule", bound=Callable[..., "Bound | list[Bound]"])
+About = Callable[[Any, Any, Any], bool]
+"""about(subject, domain, norm): whether a rule is about this, where the types of the three cannot say it."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A rule of a theorem as it is registered in `constants` or `deviations`."""
+
+    theorem: Theorem
+    rule: Rule
+    about: About | None
+
+    def __call__(self, subject: Any, domain: Any, norm: Any) -> list[Bound]:
+        """The bounds by this rule; none where it is about other things."""
+        if self.about is not None and not self.about(subject, domain, norm):
+            return []
+        found = self.rule(subject, domain, norm)
+        return found if isinstance(found, list) else [found]
+
+
+@dataclass(frozen=True)
+class Theorem:
+    """name: a slug. title: one line. statement: TeX. source: a key of references.bib with the place, or ""
+    where the proof is all there is.
+
+    proof: the proof, or where it is. hypotheses: what it needs, in words.
+    """
+
+    name: str
+    title: str
+    statement: str
+    hypotheses: tuple[str, ...]
+    proof: str
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.name in THEOREMS:
+            raise ValueError(f"there are two theorems called {self.name}")
+        THEOREMS[self.name] = self
+
+    def constant(self, *types: type, about: About | None = None) -> Callable[[AnyRule], AnyRule]:
+        """Register a rule that bounds the Lipschitz constant of a subject on a domain in a norm."""
+        return self._register(constants, types, about)
+
+    def deviation(self, *types: type, about: About | None = None) -> Callable[[AnyRule], AnyRule]:
+        """Register a rule that bounds how far a value moves over a domain."""
+        return self._register(deviations, types, about)
+
+    def _register(
+        self, quantity: Verb, types: tuple[type, ...], about: About | None
+    ) -> Callable[[AnyRule], AnyRule]:
+        if len(types) != 3:
+            raise TypeError(
+                f"a rule of {self.name} takes the types of a subject, a domain and a norm, found {types!r}"
+            )
+
+        def register(rule: AnyRule) -> AnyRule:
+            quantity.another(*types)(Claim(self, rule, about))
+            return rule
+
+        return register
+
+    @property
+    def rules(self) -> tuple[tuple[str, tuple[type, ...], Rule], ...]:
+        """What is bounded, the types it is bounded for, and the rule, for each rule of this theorem."""
+        return tuple(
+            (quantity.name, types, claim.rule)
+            for quantity in (constants, deviations)
+            for types, claim in quantity.rules
+            if isinstance(claim, Claim) and claim.theorem is self
+        )
+
+    @property
+    def cited(self) -> str:
+        """The title with its source."""
+        return f"{self.title} {self.source}".strip()
+
+    def certificate(self, bound: Bound, domain: Any, norm: Any, quantity: str) -> Certificate:
+        """The certificate that a bound by this theorem makes."""
+        theorem = f"{self.cited}: {bound.note}" if bound.note else self.cited
+        return Certificate(
+            float(bound.value),
+            domain,
+            norm,
+            theorem,
+            bound.hypotheses,
+            bound.parts,
+            probability=bound.probability,
+            quantity=quantity,
+        )
+
+
+THEOREMS: dict[str, Theorem] = {}
+"""All theorems by name, in the order in which their files load."""
+
+NO_THEOREM = "no theorem"
+"""What a certificate says in place of a theorem where nothing is claimed."""
+OUT_OF_RANGE = "the bound leaves the range of numbers; use a smaller domain or smaller weights"
+
+
+def rungs(quantity: Verb, subject: Any, domain: Any, norm: Any) -> tuple[list[Certificate], list[str]]:
+    """Every theorem that matches, as certificates, and the sentences of those that refuse."""
+    found: list[Certificate] = []
+    refused: list[str] = []
+    for claim in quantity.all(type(subject), type(domain), type(norm)):
+        assert isinstance(claim, Claim)
+        theorem = claim.theorem
+        try:
+            for bound in claim(subject, domain, norm):
+                if math.isfinite(bound.value) or bound.unbounded:
+                    found.append(theorem.certificate(bound, domain, norm, quantity.name))
+                else:
+                    refused.append(f"{theorem.title}: {OUT_OF_RANGE}")
+        except (OverflowError, torch.linalg.LinAlgError):  # eigenvalues of what is not finite
+            refused.append(f"{theorem.title}: {OUT_OF_RANGE}")
+        except Refusal as refusal:
+            refused.append(f"{theorem.title}: {refusal}")
+    return found, list(dict.fromkeys(refused))
+
+
+def finite(part: Certificate, what: str) -> Certificate:
+    """A part that a bound is made of, or a refusal that says why `what` has none."""
+    if math.isfinite(part.value):
+        return part
+    proved = [part.theorem] if part.theorem != NO_THEOREM else []
+    raise Refusal(f"{what} has no finite bound on {part.domain}: {'. '.join([*proved, *part.refused][:2])}")
+
+
+def checked(statement: str) -> Hypothesis:
+    """A hypothesis that was verified here."""
+    return Hypothesis(statement, True)
+
+
+def assumed(statement: str) -> Hypothesis:
+    """A hypothesis that is taken on trust."""
+    return Hypothesis(statement, False)

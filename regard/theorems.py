@@ -1,0 +1,37 @@
+"""Theorems: what certificates are proved with, what some of them say on their own, and what it takes to add
+one.
+
+THEOREMS has them all. A theorem for another map is a `Theorem` with rules; a potential gets the certificates
+of the others by rules for `bilinear`, `slopes` or `curvature`.
+"""
+
+from regard.proofs import (
+    THEOREMS,
+    Bound,
+    Refusal,
+    Theorem,
+    collapse_after,
+    consensus,
+    contraction,
+    growing_witness,
+    rank_collapse,
+    score_perturbation,
+)
+from regard.proofs.near.curvature import curvature
+from regard.proofs.scores import bilinear, slopes
+
+__all__ = [
+    "THEOREMS",
+    "Bound",
+    "Refusal",
+    "Theorem",
+    "bilinear",
+    "collapse_after",
+    "consensus",
+    "contraction",
+    "curvature",
+    "growing_witness",
+    "rank_collapse",
+    "score_perturbation",
+    "slopes",
+]

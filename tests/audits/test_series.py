@@ -1,0 +1,99 @@
+"""A series: each head along checkpoints, the fastest first, and only where heads are each other's past."""
+
+import json
+import math
+
+import pytest
+import torch
+
+import regard as r
+from regard.audits.load import find
+from regard.audits.series import Track, log_ratio, points, save, series
+from regard.audits.weights import WeightAudit
+from tests.audits.checkpoints import model_of, regard
+from tests.audits.checkpoints import save as save_checkpoint
+
+pytest.importorskip("transformers")
+
+
+def grown(directory, factor, layer=1, head=2):
+    """A checkpoint in which the queries of one head are longer by a factor."""
+    model = model_of("bert")
+    with torch.no_grad():
+        model.bert.encoder.layer[layer].attention.self.query.weight[8 * head : 8 * head + 8] *= factor
+    model.save_pretrained(directory)
+    return directory
+
+
+def report_of(directory):
+    audit = WeightAudit(find(str(directory)))
+    audit.measure()
+    return audit.report()
+
+
+def test_growth_is_found_where_it_was_put(tmp_path):
+    factors = (1.0, 0.5, 8.0, 4.0)  # powers of two, which float32 multiplies exactly
+    reports = [report_of(grown(tmp_path / f"step-{i}", factor)) for i, factor in enumerate(factors)]
+    found = series(reports, [f"step-{i}" for i in range(4)])
+    first = found.ranked("qk_norm")[0]
+    assert (first.layer, first.head, first.fast, first.steepest) == (1, 2, True, 1)
+    assert first.growth == pytest.approx(math.log(4.0), rel=1e-10)
+    assert first.steps == pytest.approx([math.log(0.5), math.log(16.0), math.log(0.5)], rel=1e-10)
+    assert all(track.growth == 0 and not track.fast for track in found.ranked("qk_norm")[1:])
+    assert all(track.growth == 0 for track in found.ranked("ov_norm"))
+    data = json.loads(save(found, tmp_path / "out")[0].read_text())
+    assert data["checkpoints"] == ["step-0", "step-1", "step-2", "step-3"]
+    assert [entry["fast"] for entry in data["tracks"]].count(True) == 2
+    assert data["tracks"][0]["growth"] == pytest.approx(math.log(4.0))
+
+
+def test_the_page(tmp_path):
+    """One file that needs nothing else, with every head, and safe whatever a directory is called."""
+    nasty = "<script>alert(1)</script>"
+    reports = [report_of(grown(tmp_path / "a", 1.0)), report_of(grown(tmp_path / "b", 3.0))]
+    page = save(series(reports, ["first", nasty]), tmp_path / "out")[1].read_text()
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert page.count("<polyline") == 3 * 8
+    assert "src=" not in page
+    assert "http://" not in page.replace("http-equiv", "")
+    assert page.count('class="fast"') == 2
+
+
+def test_other_architectures_are_refused(tmp_path):
+    first, heads = (
+        report_of(save_checkpoint(tmp_path / "a")),
+        report_of(save_checkpoint(tmp_path / "b", num_attention_heads=2)),
+    )
+    layers = "attention layers of"
+    with pytest.raises(
+        r.errors.ArgumentError,
+        match=rf"a \(BertModel, 2 {layers} 4 heads.*and b \(BertModel, 2 {layers} 2 heads",
+    ):
+        series([first, heads], ["a", "b"])
+    with pytest.raises(r.errors.ArgumentError, match=r"BertModel.*GPT2Model"):
+        series([first, report_of(save_checkpoint(tmp_path / "c", "gpt2"))], ["a", "c"])
+    with pytest.raises(r.errors.ArgumentError, match="a series has 1 checkpoint"):
+        series([first], ["a"])
+
+
+def test_numbers_at_the_edge():
+    assert log_ratio(2.0, 1.0) == -math.log(2.0)
+    assert log_ratio(0.0, 1.0) == math.inf
+    assert log_ratio(1.0, 0.0) == -math.inf
+    assert math.isnan(log_ratio(0.0, 0.0))
+    assert not Track("qk_norm", "", 0, 0, (0.0, 0.0)).fast
+    assert Track("qk_norm", "", 0, 0, (0.0, 0.0, 1.0)).steepest == 1
+    assert points([1.0, 3.0, 2.0], 100, 10) == "0.0,10.0 50.0,0.0 100.0,5.0"
+    assert points([math.inf, 1.0]) == "120.0,24.0"
+
+
+def test_the_command(tmp_path):
+    for name, factor in (("step-1", 1.0), ("step-2", 4.0)):
+        grown(tmp_path / name, factor)
+    done = regard("audit", tmp_path / "step-1", tmp_path / "step-2", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "step-1 → step-2" in done.stdout
+    assert "QK norm: 1 of 8 heads doubled in one step." in done.stdout
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["series.html", "series.json"]
