@@ -126,7 +126,7 @@ def _added(map: maps.Added, width: int | None) -> Widths:
     for k, part in enumerate(map.maps):
         width = _met(f"maps[{k}]", _inside(f"maps[{k}]", part, width).takes, width)
     found = [_inside(f"maps[{k}]", part, width) for k, part in enumerate(map.maps)]  # what one part takes, all take
-    given = {part.gives for part in found} - {None}
+    given = {part.gives for part in found if part.gives is not None}
     if len(given) > 1:
         values = " and ".join(str(value) for value in sorted(given))
         raise ArgumentError("maps", f"give values of widths {values}", "a sum needs maps that give values of one width")
