@@ -148,7 +148,7 @@ def test_wasserstein(name, domain):
 def test_cosine(domain, biased):
     """α = τ ρ̂_q λ_k, κ = τ λ_q min(ρ̂_k, λ_k R), osc = 2τ ρ̂_q min(ρ̂_k, λ_k R)."""
     biases = (B_Q, B_K) if biased else (None, None)
-    potential = r.Cosine(temperature=1.5, eps=0.3, w_q=W_Q, w_k=W_K, b_q=biases[0], b_k=biases[1])
+    potential = r.Cosine(scale=1.5, eps=0.3, w_q=W_Q, w_k=W_K, b_q=biases[0], b_k=biases[1])
     R, center, bounds = float(domain.radius), domain.center, []
     for w, b in ((W_Q, biases[0]), (W_K, biases[1])):
         middle = float((center @ w + (0 if b is None else b)).norm())

@@ -77,7 +77,7 @@ CASES = {
     ),
     # the Jacobian of k/|k| is not negative, so v never turns around: a ball half as wide would hold it
     "cosine": (
-        r.Cosine(temperature=3.0, eps=1e-2, w_q=one(2.0), w_k=one(3.0)),
+        r.Cosine(scale=3.0, eps=1e-2, w_q=one(2.0), w_k=one(3.0)),
         {"nu": 2.0, "reversed_nu": 2.0},
     ),
     "additive": (r.Additive(one(8.0), one(-6.0), torch.tensor([1.25], dtype=D)), {}),

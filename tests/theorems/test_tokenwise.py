@@ -61,7 +61,7 @@ def steepest(function, start):
         (Silu(), lambda x: x / (1 + mpmath.exp(-x)), 2.4),
         (Silu(1.7), lambda x: x / (1 + mpmath.exp(-mpmath.mpf("1.7") * x)), 1.4),
     ],
-    ids=repr,
+    ids=["erf", "tanh", "silu", "steep silu"],
 )
 def test_slopes_of_activations_are_attained_to_five_digits(activation, function, start):
     seen = steepest(function, start)
