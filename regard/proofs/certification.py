@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -71,7 +72,25 @@ def _check_arguments(domain: Domain, norm: Norm) -> None:
         )
 
 
+_ASKED: ContextVar[dict[Any, tuple[Any, Certificate]] | None] = ContextVar("asked", default=None)
+"""Answers to the questions that theorems ask of parts, within one question of a user: many ask the same."""
+
+
 def _smallest(quantity: Verb, map: Any, domain: Domain, norm: Norm) -> Certificate:
+    asked = _ASKED.get()
+    if asked is None:
+        token = _ASKED.set({})
+        try:
+            return _smallest(quantity, map, domain, norm)
+        finally:
+            _ASKED.reset(token)
+    key = (quantity.name, id(map), domain, norm)  # the answer keeps the map alive, so that its id stays its own
+    if key not in asked:
+        asked[key] = map, _answer(quantity, map, domain, norm)
+    return asked[key][1]
+
+
+def _answer(quantity: Verb, map: Any, domain: Domain, norm: Norm) -> Certificate:
     try:
         declared = map if isinstance(map, (Attention, Map)) else declare.one(map)
         fit(declared, domain)
