@@ -34,6 +34,7 @@ from regard.measure import Measure
 from regard.normalizers import Softmax
 from regard.norms import EntryMax, Frobenius, Norm, TokenMax, TokenSum, Wasserstein
 from regard.proofs import THEOREMS, certify, deviation, falsify, falsify_deviation
+from regard.proofs.near import ball
 from regard.proofs.setting import moves_of
 from regard.tilt import Tilt
 from regard.transport import wasserstein
@@ -279,8 +280,14 @@ def main() -> int:
         "--ascended", type=int, default=50, help="how many cases are attacked by gradient ascent as well"
     )
     parser.add_argument("--case", type=int, help="one case alone, attacked in every way")
+    parser.add_argument(
+        "--randomized",
+        action="store_true",
+        help="norms near an input from random starts",
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
+    ball.DENSE = 0 if options.randomized else ball.DENSE
     warnings.simplefilter("error", ConvergenceWarning)  # a finite bound says that rows are balanced
     started = time.monotonic()
     seeds = itertools.count(options.seed) if options.case is None else iter([options.case])

@@ -22,7 +22,7 @@ from benchmarks.drawing import (
     potentials,
     supports,
 )
-from regard.domains import Ball, Domain, Near, Shell, Whole
+from regard.domains import Ball, Domain, Near, Neighborhood, Radii, Shell, Whole
 from regard.lipschitz_norm import LipschitzNorm
 from regard.maps import (
     Added,
@@ -266,6 +266,27 @@ def _stack(draw: Draw, d: int) -> Compose:
     return Compose((*_block(draw, d).maps, *_block(draw, d).maps))
 
 
+def depth(seed: int) -> Case:
+    """Stacks of one to six blocks, some with residual connections around others, near a sequence."""
+    draw = Draw(seed)
+    n, d = draw.count(1, 4), draw.count(2, 4)
+    map = _deep(draw, d, draw.count(1, 6))
+    points, radius = draw.normal(n, d), draw.size(1e-7, 0.3)
+    radii = radius * (draw.normal(n).abs() + 0.01) * draw.pick([torch.ones(n), torch.eye(n)[0]]).double()
+    domain = draw.pick(
+        [Neighborhood(points, radius), Neighborhood(points, radius, TokenMax()), Radii(points, radii)]
+    )
+    return Case(seed, map, domain, draw.pick([Frobenius(), TokenMax()]), n, d, "depth")
+
+
+def _deep(draw: Draw, d: int, layers: int) -> Compose:
+    parts: list[Any] = []
+    for _ in range(layers):
+        block = _block(draw, d)
+        parts += [Residual(block)] if draw.chance(0.3) else block.maps
+    return Compose(tuple(parts))
+
+
 # Sums
 
 
@@ -463,6 +484,7 @@ FAMILIES: dict[str, Callable[[int], Case]] = {
     "cross": cross,
     "rows": rows,
     "layers": layers,
+    "depth": depth,
     "sums": sums,
     "modules": modules,
     "laws": laws,
