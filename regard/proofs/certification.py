@@ -84,7 +84,7 @@ def _smallest(quantity: Verb, map: Any, domain: Domain, norm: Norm) -> Certifica
             return _smallest(quantity, map, domain, norm)
         finally:
             _ASKED.reset(token)
-    key = (quantity.name, id(map), domain, norm)  # the answer keeps the map alive, so that its id stays its own
+    key = (quantity.name, id(map), domain, norm)  # the answer keeps the map alive, and so its id
     if key not in asked:
         asked[key] = map, _answer(quantity, map, domain, norm)
     return asked[key][1]

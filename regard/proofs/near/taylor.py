@@ -151,7 +151,7 @@ def _run(map: object, state: State, tangents: Tangents) -> tuple[State, Tangents
         return _add([_run(part, state, tangents) for part in summands(map)])
     moves = state.moves().bound
     if bool(torch.isinf(moves).any()):
-        raise Refusal("the moves before a map are not bounded")
+        raise Refusal("its remainders leave the range of numbers on this domain; use a smaller radius")
     found = stage.one(map, state.value, moves)
     after = _after(found, _push(found, state.columns))
     return after, None if tangents is None else _turn(found, tangents)
