@@ -1,4 +1,4 @@
-"""Every equation that the code near an input names is on its page, and every one of the page is named by code."""
+"""Every equation that the code near an input names is on its page, and the other way round."""
 
 import re
 from pathlib import Path
