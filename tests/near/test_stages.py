@@ -253,7 +253,7 @@ def test_context_stages():
     scores = float(X.norm(dim=-1).max()) * two(a) * float(away.norm(dim=-1).max())
     eta = 8 * float(relative_error(4 * 4 + 16)) * 2 * scores
     error = 16 * (4 * eta + float(relative_error(4 * (5 + 4) + 64))) * 2
-    assert float(head.error) == pytest.approx(error, rel=1e-6, abs=0)
+    assert error < float(head.error) <= 1.02 * error  # and what the form and the biases of the scores lose
     still = stage.one(map, X, torch.zeros(3, dtype=D))
     assert torch.allclose(still.remainder.bound, torch.full((3,), error * spread, dtype=D), rtol=1e-5, atol=0)
     assert torch.allclose(

@@ -200,3 +200,13 @@ def test_a_sign_that_is_a_rounding():
             rung.value >= float(w.norm()) * math.sqrt(3) * (1 - 1e-9) for rung in (claim, *claim.others)
         )
     assert found
+
+
+def test_products_that_cancel_lose_what_their_factors_lose():
+    """x ↦ (ax, (a² - 1)x) ↦ a·ax - (a² - 1)x = x, in numbers that float64 holds: the product rounds to zero."""
+    a = 94906267.0
+    first = r.maps.Affine(torch.tensor([[a, a * a - 1]], dtype=D))
+    second = r.maps.Affine(torch.tensor([[a], [-1.0]], dtype=D))
+    assert Fraction(a) * Fraction(a) - Fraction(a * a - 1) == 1
+    state = step(r.maps.Compose((first, second)), start(torch.zeros(1, 1, dtype=D), torch.ones(1, dtype=D)))
+    assert float(state.moves().bound) >= 1

@@ -10,11 +10,12 @@ from torch import Tensor
 from regard import maps
 from regard._enclosed import computed_lengths
 from regard._round import vector_norm_bound
-from regard._upper import Upper, relative_error, root
+from regard._upper import UNIT, Lower, Upper, relative_error, root, sizes
 from regard.domains import Neighborhood
 from regard.measure import Measure
 from regard.norms import TokenMax
 from regard.proofs.locating import in_double, one_sequence
+from regard.proofs.near.head import value_matrix
 from regard.proofs.setting import balls_of, positions_of
 from regard.proofs.subject import subject_of
 from regard.proofs.theorem import Refusal
@@ -53,17 +54,22 @@ class ContextHead:
         radius = Upper(ball.radius)
         self.spread, self.kappa = Upper(self.head.w) * radius, Upper(form.norm) * radius
         keys, pull = given.points.detach().double() - center, x @ form.a + form.beta
-        law = self._law(map, given, pull @ keys.mT)
+        scores = self._biased(map, given, pull @ keys.mT)
+        law = scores.softmax(-1).nan_to_num(0.0)  # zero for a query that sees nothing
         steepest = computed_lengths(x).amax() * Upper(form.norm) + Upper(vector_norm_bound(form.beta))
-        self.error = self._rounding(steepest * computed_lengths(keys).amax(), keys)
+        longest = computed_lengths(keys).amax()
+        inexact = Upper(form.error) * computed_lengths(x).amax() + Upper(form.error_beta)
+        biased = Upper(16 * UNIT) * sizes(torch.where(torch.isfinite(scores), scores, 0.0)).amax()
+        matrix = value_matrix(self.head, width)
+        self.error = self._rounding(steepest * longest, inexact * longest + biased, keys)
+        self.error = self.error + matrix.error / Lower(self.head.w)
         away = keys - (law @ keys).unsqueeze(1)  # (n, keys, d)
-        matrix = self.head.matrix(width)
-        self.gains = ((law.unsqueeze(-1) * (away @ matrix)).mT @ (away @ form.a.mT)).unsqueeze(1)
+        self.gains = ((law.unsqueeze(-1) * (away @ matrix.center)).mT @ (away @ form.a.mT)).unsqueeze(1)
         value = in_double(map)(x)
         self.value = value.reshape(value.shape[-2:])
 
-    def _law(self, map: maps.ToContext, given: Measure, scores: Tensor) -> Tensor:
-        """The rows; zero for a query that sees nothing."""
+    def _biased(self, map: maps.ToContext, given: Measure, scores: Tensor) -> Tensor:
+        """The scores with the biases of positions, weights and masks."""
         marks, others = torch.arange(len(scores)), given.positions()
         positional = positions_of(self.head.potential)
         if positional is not None:
@@ -73,15 +79,14 @@ class ContextHead:
             )
         if given.log_weights is not None:
             scores = scores + given.log_weights.detach().double()
-        scores = scores.masked_fill(~map.attention.support.allows(marks, others).expand_as(scores), -math.inf)
-        return scores.softmax(-1).nan_to_num(0.0)
+        return scores.masked_fill(~map.attention.support.allows(marks, others).expand_as(scores), -math.inf)
 
-    def _rounding(self, scores: Upper, keys: Tensor) -> Upper:
-        """Scores are right to η, so weights to a factor e^{2η};
+    def _rounding(self, scores: Upper, more: Upper, keys: Tensor) -> Upper:
+        """Scores are right to η, `more` of it from their form and biases, so weights to a factor e^{2η};
         covariances are sums of at most (2 + 2) spread · kappa.
         """
         count, width = keys.shape
-        eta = 8 * relative_error(4 * width + 16) * root(width) * scores
+        eta = 8 * relative_error(4 * width + 16) * root(width) * scores + more
         if not float(eta) < 1e-3:
             raise Refusal(
                 "scores of the context are so large that float64 leaves no digits of the weights; center "

@@ -68,7 +68,7 @@ def enclose(parts: list[Ellipsoid]) -> Enclosing:
     share = _shares(sizes.value, parts)
     factors = (sizes.square() / Lower(share)).firm()
     matrices = _Shapes(parts, torch.float64).total(factors.value)
-    blurs = [_rounding(part, len(parts)) for part in parts]
+    blurs = [_rounding(part, len(parts) * (matrices.shape[-1] + len(part.core[0]))) for part in parts]
     blur = total([factor * one for factor, one in zip(factors, blurs, strict=True)])
     slack = total([part.slack for part in parts])
     found = largest_roots(matrices, error=blur) + slack
@@ -80,7 +80,7 @@ def length_of_sum(parts: list[Ellipsoid]) -> Upper:
     return enclose(parts).length
 
 
-def _rounding(part: Ellipsoid, parts: int) -> Upper:
+def _rounding(part: Ellipsoid, terms: int) -> Upper:
     """How far U may be from what is added for it, in spectral norm: its blur,
     and the rounding of frameᵀ core frame and of the sum.
     """
@@ -88,7 +88,7 @@ def _rounding(part: Ellipsoid, parts: int) -> Upper:
     size = computed_lengths(part.core.flatten(-2))
     if part.frame is not None:
         size = size * computed_lengths(part.frame.flatten()).square()
-    return part.blur + relative_error(2 * wide + parts + 8) * size
+    return part.blur + relative_error(2 * wide + terms + 8) * size
 
 
 def normalize(gram: Tensor, size: Upper, error: Upper) -> tuple[Tensor, Upper]:

@@ -98,8 +98,9 @@ class LocalHead:
 
     @cached_property
     def law_low(self) -> Lower:
-        """At most P_ik."""
-        return Lower(torch.where(self.p > 1e-290, self.p, 0.0), self.law_roundings)
+        """At most P_ik; nothing where no digit of it is known."""
+        known = (self.p > 1e-290) & (self.law_roundings < 2**50)
+        return Lower(torch.where(known, self.p, 0.0), self.law_roundings)
 
     @cached_property
     def log_rest(self) -> Numbers:

@@ -35,7 +35,7 @@ class LinearMove:
         if key not in self._kept:
             self._kept = {key: self._unit_ellipsoid(unit, rows)}
         gram, length = self._kept[key]
-        error = relative_error(gram.shape[-1] * self._heads.n * self._heads.d) * length.square()
+        error = relative_error(gram.shape[-1] * (self._heads.n * self._heads.d + 8)) * length.square()
         core, blur = normalize(gram, length, error)
         return Ellipsoid(length * exact(size), core, blur, self._heads.jacobian_error(moves)[rows])
 

@@ -5,8 +5,10 @@ and how much it can change.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from torch import Tensor
 from regard import maps
 from regard._enclosed import Vectors, computed_lengths, largest_roots
 from regard._round import product_norm_bound
-from regard._upper import Lower, Upper, exact, relative_error, root, sizes
+from regard._upper import Lower, Upper, exact, relative_error, root, sizes, total
 from regard._verb import Verb
 from regard.attention import Attention
 from regard.domains import Neighborhood
@@ -35,6 +37,8 @@ class Stage:
     push: its exact derivative on blocks. remainder, cap (n,): what is beyond the linear part, and how far the
     value moves at all.
     change: for tangents within τ (n,), how far (Df(x') - Df(x)) e can be.
+    lost: for tangents of lengths τ (n,), what rounding of the derivative and of products with it can hide.
+    blur (n,): how far the value may be from the true one, beside what the remainder counts.
     """
 
     value: Tensor
@@ -42,6 +46,8 @@ class Stage:
     remainder: Upper
     cap: Upper
     change: Callable[[Upper], Upper]
+    lost: Callable[[Upper], Upper]
+    blur: Upper
 
 
 stage = Verb("stage")
@@ -97,7 +103,11 @@ def _attention(map: Attention | maps.Heads, value: Tensor, moves: Tensor) -> Sta
     def change(tangents: Upper) -> Upper:
         return derivative_change(heads, found.scores, tangents)
 
-    return Stage(in_double(map)(value), push, found.remainder, found.best, change)
+    def lost(tangents: Upper) -> Upper:
+        return 2 * heads.jacobian_error(tangents.bound)  # of the blocks, and of the product with them
+
+    blur = total([4 * values.w * values.local.means.error for values in heads.joined])
+    return Stage(in_double(map)(value), push, found.remainder, found.best, change, lost, blur)
 
 
 @stage.rule(maps.ToContext)
@@ -114,22 +124,18 @@ def _context(map: maps.ToContext, value: Tensor, moves: Tensor) -> Stage:
     cap = (steep * rho).minimum(2 * local.spread)
     remainder = (bend * rho).halved() + lost * (1 + local.kappa * rho)
     turned = bend + lost * local.kappa
-    return Stage(
-        local.value, lambda blocks: local.gains @ blocks, remainder, cap, lambda tangents: turned * tangents
-    )
+    lose = _product_loss(local.gains)
+    change = partial(operator.mul, turned)
+    return Stage(local.value, partial(torch.matmul, local.gains), remainder, cap, change, lose, _none(rho))
 
 
 @stage.rule(maps.Affine)
 def _affine(map: maps.Affine, value: Tensor, moves: Tensor) -> Stage:
     map = _double(map)
-    rho = exact(moves)
-    return Stage(
-        map(value),
-        lambda blocks: map.w.mT @ blocks,
-        _none(rho),
-        Upper(product_norm_bound(map.w)) * rho,
-        _none,
-    )
+    rho, gains = exact(moves), map.w.mT.expand(len(value), 1, -1, -1)
+    cap = Upper(product_norm_bound(map.w)) * rho
+    push = partial(torch.matmul, map.w.mT)
+    return Stage(map(value), push, _none(rho), cap, _none, _product_loss(gains), _affine_blur(map, value))
 
 
 @stage.rule(maps.Normalize)
@@ -148,7 +154,7 @@ def _normalize(map: maps.Normalize, value: Tensor, moves: Tensor) -> Stage:
     )
     tokens = Vectors(value, exact(0.0)) if centered is None else centered
     length = computed_lengths(tokens.center)
-    shortest = Lower(length.value, length.roundings) - tokens.error
+    shortest = Lower(length.value, length.roundings).map(_without_tiny) - tokens.error
     low = (shortest.square() / wide + Lower(float(map.eps))).sqrt()
     high = (tokens.lengths().square() / wide + Upper(float(map.eps))).sqrt()
     least = low - rho / Lower(math.sqrt(wide), 1)
@@ -171,7 +177,8 @@ def _normalize(map: maps.Normalize, value: Tensor, moves: Tensor) -> Stage:
     )
     gains = torch.func.vmap(torch.func.jacrev(map))(value).unsqueeze(1)
     cap = Upper(travel.one(map, value, moves).moves)
-    return Stage(map(value), lambda blocks: gains @ blocks, remainder, cap, lambda tangents: bend * tangents)
+    change, push = partial(operator.mul, bend), partial(torch.matmul, gains)
+    return Stage(map(value), push, remainder, cap, change, _product_loss(gains), _none(rho))
 
 
 @stage.rule(maps.Pointwise)
@@ -183,7 +190,12 @@ def _pointwise(map: maps.Pointwise, value: Tensor, moves: Tensor) -> Stage:
     turned = (bend * rho).minimum(2 * Upper(float(steepness.one(map.activation))))
     cap = Upper(travel.one(map, value, moves).moves)
     beyond = bend.halved() * rho.square()
-    return Stage(map(value), lambda blocks: slope * blocks, beyond, cap, lambda tangents: turned * tangents)
+    loss = relative_error(64) * Upper(
+        float(steepness.one(map.activation))
+    )  # of a slope, and a product with it
+    blur = loss * computed_lengths(value)
+    change, push = partial(operator.mul, turned), partial(torch.mul, slope)
+    return Stage(map(value), push, beyond, cap, change, partial(operator.mul, loss), blur)
 
 
 @stage.rule(FeedForward)
@@ -197,32 +209,60 @@ def _feed_forward(map: FeedForward, value: Tensor, moves: Tensor) -> Stage:
     w_1, w_2 = first.w, second.w
     hidden = first(value)
     slope, bend = _slopes(map.activation, hidden)
-    blur = relative_error(2 * len(w_1) + 4) * (
+    hidden_blur = relative_error(2 * len(w_1) + 4) * (
         sizes(value) @ sizes(w_1) + (exact(0.0) if first.b is None else sizes(first.b))
     )
     columns, rows = computed_lengths(w_1.mT), computed_lengths(w_2)
     norms = Upper(product_norm_bound(w_1)), Upper(product_norm_bound(w_2))
     most = norms[0] * Upper(float(steepness.one(map.activation))) * norms[1]
     if isinstance(map.activation, maps.Relu):
-        reach = rho.unsqueeze(-1) * columns + 2 * blur  # where an entry can be: a sign may be a rounding
+        reach = (
+            rho.unsqueeze(-1) * columns + 2 * hidden_blur
+        )  # where an entry can be: a sign may be a rounding
         beyond = _crossed(hidden, reach, w_2, norms[1])
         crossing = (
-            (columns * rows).map(lambda value: value.expand_as(hidden)).where(reach.value >= hidden.abs())
+            (columns * rows).map(lambda value: value.expand_as(hidden)).where(reach.bound >= hidden.abs())
         )
         turned = crossing.sum(-1).minimum(2 * most)  # the slope changes only where an entry can cross zero
     else:
         second_order, third_order = (Upper(found) for found in curvature_of(map.activation))
-        sharp = _sharpest(w_1, w_2, bend, columns, rows) + (third_order * blur * columns.square() * rows).sum(
-            -1
-        )
+        sharp = _sharpest(w_1, w_2, bend, columns, rows) + (
+            third_order * hidden_blur * columns.square() * rows
+        ).sum(-1)
         steepest = columns.amax() * _weighted_norm(w_1, rows)
         anywhere = second_order * norms[0].square() * norms[1]
         bent = anywhere.minimum(sharp + rho * third_order * steepest)
         beyond = rho.square().halved() * bent.minimum(sharp + rho / 3 * third_order * steepest)
         turned = (bent * rho).minimum(2 * most)
     gains = ((w_1.unsqueeze(0) * slope.unsqueeze(1)) @ w_2).mT.unsqueeze(1)
-    after = second(map.activation(hidden))
-    return Stage(after, lambda blocks: gains @ blocks, beyond, most * rho, lambda tangents: turned * tangents)
+    thick = computed_lengths(w_1.flatten()) * computed_lengths(w_2.flatten())
+    steep = Upper(float(steepness.one(map.activation)))
+    bent = exact(0.0) if isinstance(map.activation, maps.Relu) else Upper(curvature_of(map.activation)[0])
+    off = thick * (
+        relative_error(sum(w_1.shape) + 64) * steep + bent * hidden_blur.amax()
+    )  # of the derivative
+    product = _product_loss(gains)
+    active = map.activation(hidden)
+    blur = _affine_blur(second, active) + norms[1] * steep * hidden_blur.norm()
+    change, push = partial(operator.mul, turned), partial(torch.matmul, gains)
+
+    def lost(tangents: Upper) -> Upper:
+        return product(tangents) + off * tangents
+
+    return Stage(second(active), push, beyond, most * rho, change, lost, blur)
+
+
+def _product_loss(gains: Tensor) -> Callable[[Upper], Upper]:
+    """What a rounded product of gains (n, 1, e, d) with a tangent can hide: γ |G|_F |t|, for each token."""
+    size = relative_error(gains.shape[-1] + 4) * computed_lengths(gains.flatten(1))
+    return partial(operator.mul, size)
+
+
+def _affine_blur(map: maps.Affine, value: Tensor) -> Upper:
+    """What wᵀx + b loses, for each token: γ (|w|_F |x| + |b|)."""
+    bias = exact(0.0) if map.b is None else computed_lengths(map.b)
+    size = computed_lengths(map.w.flatten()) * computed_lengths(value) + bias
+    return relative_error(len(map.w) + 4) * size
 
 
 def _sharpest(w_1: Tensor, w_2: Tensor, bend: Tensor, columns: Upper, rows: Upper) -> Upper:
@@ -273,6 +313,11 @@ def curvature_of(activation: maps.Activation) -> tuple[float, float]:
 def _double(map: maps.Affine) -> maps.Affine:
     """An affine map in float64."""
     return maps.Affine(map.w.detach().double(), None if map.b is None else map.b.detach().double())
+
+
+def _without_tiny(lengths: Tensor) -> Tensor:
+    """Lengths without those that may be nothing but lifted squares that vanished."""
+    return torch.where(lengths > 1e-139, lengths, 0.0)
 
 
 def _none(moves: Upper) -> Upper:

@@ -153,7 +153,7 @@ def _run(map: object, state: State, tangents: Tangents) -> tuple[State, Tangents
     if bool(torch.isinf(moves).any()):
         raise Refusal("its remainders leave the range of numbers on this domain; use a smaller radius")
     found = stage.one(map, state.value, moves)
-    after = _after(found, _push(found, state.columns))
+    after = _after(found, state.columns)
     return after, None if tangents is None else _turn(found, tangents)
 
 
@@ -165,7 +165,7 @@ def _turn(found: Stage, tangents: tuple[Column, ...]) -> tuple[Column, ...]:
     """A tangent after a map: through the derivative at the center, and what the derivative may be more."""
     n, d = found.value.shape
     reach = total_reach(tangents)
-    change = found.change(reach).firm() + ROUNDING * reach
+    change = found.change(reach).firm() + ROUNDING * reach + _lost(found, tangents)
     return _merge((*_push(found, tangents), fresh(n, d, change)))
 
 
@@ -221,11 +221,16 @@ def total_reach(columns: tuple[Column, ...]) -> Upper:
     return total([column.reach() for column in columns])
 
 
-def _after(found: Stage, columns: tuple[Column, ...]) -> State:
-    """The state after a map with its remainder, which is never more than the cap and the linear part
-    together.
-    """
+def _lost(found: Stage, columns: tuple[Column, ...]) -> Upper:
+    """What rounding hides when columns go through a map, relative to what their products are made of."""
+    return total([found.lost(column.size()) for column in columns])
+
+
+def _after(found: Stage, before: tuple[Column, ...]) -> State:
+    """The state after a map. Its remainder is never more than the cap and the linear part together."""
     n, d = found.value.shape
-    rounding = ROUNDING * computed_lengths(found.value)
-    known = found.remainder.firm().minimum(found.cap + total_reach(columns)) + rounding
+    columns = _push(found, before)
+    rounding = ROUNDING * computed_lengths(found.value) + found.blur
+    hidden = _lost(found, before)
+    known = found.remainder.firm().minimum(found.cap + total_reach(columns)) + rounding + hidden
     return State(found.value, _merge((*columns, fresh(n, d, known))), found.cap + rounding)

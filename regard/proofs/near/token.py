@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from regard._enclosed import Numbers, Vectors, largest_roots, spectral_norms
-from regard._upper import ELEMENTARY, Lower, Upper, exact, relative_error, stack, total
+from regard._upper import ELEMENTARY, Lower, Upper, exact, relative_error, root, stack, total
 from regard.proofs.near.head import LocalValues
 from regard.proofs.near.heads import AT_ONCE, LocalHeads
 
@@ -254,7 +254,8 @@ def _middle_errors(move: TokenMove, weight: Upper, turn: Upper, heads: LocalHead
     in Frobenius norm over rows.
     """
     matrix = move.values.matrix
-    thick, steep, away = matrix.length * heads.mixing, move.v.lengths(), move.away.lengths()
+    steep, away = move.v.lengths(), move.away.lengths()
+    thick = matrix.length * heads.mixing * root(heads.width)  # |W_O|_F ≤ √e |W_O|
     size = weight * thick + turn * thick * away * steep
     relative = relative_error(2 * heads.d + 2 * heads.width + len(heads.heads) + 16)
     factors = turn * matrix.norm * heads.mixing * (move.away.error * steep + away * move.v.error)
