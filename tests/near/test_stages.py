@@ -254,6 +254,7 @@ def test_context_stages():
     eta = 8 * float(relative_error(4 * 4 + 16)) * 2 * scores
     error = 16 * (4 * eta + float(relative_error(4 * (5 + 4) + 64))) * 2
     assert error < float(head.error) <= 1.02 * error  # and what the form and the biases of the scores lose
+    error = float(head.error)
     still = stage.one(map, X, torch.zeros(3, dtype=D))
     assert torch.allclose(still.remainder.bound, torch.full((3,), error * spread, dtype=D), rtol=1e-5, atol=0)
     assert torch.allclose(
