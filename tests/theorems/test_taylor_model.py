@@ -203,7 +203,7 @@ def test_a_sign_that_is_a_rounding():
 
 
 def test_products_that_cancel_lose_what_their_factors_lose():
-    """x ↦ (ax, (a² - 1)x) ↦ a·ax - (a² - 1)x = x in exact numbers: the product of the matrices rounds to zero."""
+    """x ↦ (ax, (a² - 1)x) ↦ a·ax - (a² - 1)x = x in exact numbers; the rounded product is zero."""
     a = 94906267.0
     first = r.maps.Affine(torch.tensor([[a, a * a - 1]], dtype=D))
     second = r.maps.Affine(torch.tensor([[a], [-1.0]], dtype=D))
