@@ -5,10 +5,12 @@ and honest where it is vacuous.
 import math
 from fractions import Fraction
 
+import mpmath
 import pytest
 import torch
 
 import regard as r
+from regard._round import spectral_norm_bound
 from regard.proofs.near import taylor
 from regard.proofs.near.stages import curvature_of
 from regard.proofs.near.taylor import start, step
@@ -210,3 +212,41 @@ def test_products_that_cancel_lose_what_their_factors_lose():
     assert Fraction(a) * Fraction(a) - Fraction(a * a - 1) == 1
     state = step(r.maps.Compose((first, second)), start(torch.zeros(1, 1, dtype=D), torch.ones(1, dtype=D)))
     assert float(state.moves().bound) >= 1
+
+
+def test_the_rounding_of_the_jacobian_of_attention_is_counted():
+    """Large tokens, three of them nearly equal: what laws lose is more than 1e-11 of the derivative."""
+    draw = torch.Generator().manual_seed(6)
+    base = 3e3 * torch.randn(1, 2, generator=draw, dtype=D)
+    torch.randn(2, 2, generator=draw, dtype=D)
+    x = torch.cat([base, base + 2e-4 * torch.randn(2, 2, generator=draw, dtype=D), -base])
+    map = r.maps.Compose((r.Attention(r.Bilinear(torch.eye(2, dtype=D))),))
+    first, *rest = taylor.slopes(map, start(x, torch.full((4,), 1e-30, dtype=D)))
+    matrix = first.blocks.permute(0, 2, 1, 3).reshape(8, 8)
+    beyond = sum(float(taylor.norm_of_rows(r.Frobenius(), column.reach())) for column in rest)
+    certified = spectral_norm_bound(matrix) * (1 + 1e-11) + beyond
+    with mpmath.workdps(50):
+        jacobian = _exact_jacobian([[mpmath.mpf(float(value)) for value in row] for row in x])
+        direction = mpmath.matrix([1] * 8)
+        for _ in range(40):
+            direction = jacobian.T * (jacobian * direction)
+            direction = direction / mpmath.norm(direction)
+        assert mpmath.norm(jacobian * direction) <= certified
+
+
+def _exact_jacobian(x):
+    """Of softmax(x xᵀ) x, in the numbers of mpmath."""
+    n, d = len(x), len(x[0])
+    found = mpmath.zeros(n * d, n * d)
+    for i in range(n):
+        scores = [mpmath.fdot(x[i], x[k]) for k in range(n)]
+        weights = [mpmath.exp(score - max(scores)) for score in scores]
+        law = [weight / sum(weights) for weight in weights]
+        mean = [mpmath.fdot(law, [x[k][c] for k in range(n)]) for c in range(d)]
+        for j in range(n):
+            for a in range(d):
+                for b in range(d):
+                    value = law[j] * ((a == b) + (x[j][a] - mean[a]) * x[i][b])
+                    own = [law[k] * (x[k][a] - mean[a]) * x[k][b] for k in range(n)] if i == j else [0]
+                    found[i * d + a, j * d + b] = value + sum(own)
+    return found
