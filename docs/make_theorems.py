@@ -49,7 +49,11 @@ def prose(text: str) -> str:
     names of theorems as links.
     """
     pieces = re.split(r"\$\$(.*?)\$\$", text.strip(), flags=re.DOTALL)
-    blocks = [_display(piece) if k % 2 else _words(piece) for k, piece in enumerate(pieces)]
+    blocks = [
+        block
+        for k, piece in enumerate(pieces)
+        for block in ([_display(piece)] if k % 2 else map(_words, re.split(r"\n\s*\n", piece)))
+    ]
     return "\n\n".join(block for block in blocks if block)
 
 
@@ -361,14 +365,16 @@ def wasserstein() -> str:
 def of_order(name: str, p: float, kind: str, radii: list[float]) -> list[Line]:
     """The bound in one distance, and what a search finds in the same."""
     attention, norm = head(3), regard.Wasserstein(p)
-    proved = [(radius, regard.certify(attention, regard.Ball(radius), norm).value) for radius in radii]
+    (proved,) = ladder(
+        {"wasserstein": kind}, lambda radius: regard.certify(attention, regard.Ball(radius), norm), radii
+    )
     seen = rising(
         lambda radius: (
             regard.falsify(attention, regard.Ball(radius, tokens=6), norm, restarts=3, steps=20).value
         ),
         radii,
     )
-    return [Line(f"{name}, wasserstein", proved, kind), Line(f"{name}, {SEEN}", seen.points, "seen")]
+    return [Line(f"{name}, wasserstein", proved.points, kind), Line(f"{name}, {SEEN}", seen.points, "seen")]
 
 
 @drawn

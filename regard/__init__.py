@@ -18,13 +18,16 @@ from regard import (
     costs,
     derive,
     domains,
+    dynamics,
     engines,
     errors,
+    fixed_point,
     lipschitz_norm,
     lookups,
     maps,
     measure,
     moments,
+    nonexpansive,
     normalizers,
     norms,
     potentials,
@@ -41,12 +44,13 @@ from regard.compute import apply, attend, explain
 from regard.costs import cost
 from regard.derive import linearize
 from regard.domains import Ball, Neighborhood, Radii, Shell, Whole, one_token
+from regard.dynamics import flow, iterate
 from regard.kernel import Kernel
 from regard.lookups import Factored, FunctionLookup, Identity, Linear, Table
 from regard.measure import Measure
 from regard.moments import Law, Mean, Mode, Sample, SecondMoment
 from regard.normalizers import Entmax, LinearKernel, Sigmoid, Sinkhorn, SinkSoftmax, Softmax, Sparsemax
-from regard.norms import EntryMax, Frobenius, TokenMax, TokenSum, Wasserstein
+from regard.norms import EntryMax, Frobenius, OwnToken, TokenMax, TokenSum, Wasserstein
 from regard.potentials import (
     Additive,
     Alibi,
@@ -61,7 +65,18 @@ from regard.potentials import (
     SoftCap,
     StudentT,
 )
-from regard.proofs import Witness, certify, cite, declare, deviation, falsify, falsify_deviation, image
+from regard.proofs import (
+    Radius,
+    Witness,
+    certified_radius,
+    certify,
+    cite,
+    declare,
+    deviation,
+    falsify,
+    falsify_deviation,
+    image,
+)
 from regard.supports import Causal, Document, Full, Padding, Where, Window
 from regard.transport import wasserstein
 
@@ -76,11 +91,13 @@ _MODULES = (
     domains,
     engines,
     errors,
+    fixed_point,
     lipschitz_norm,
     lookups,
     maps,
     measure,
     moments,
+    nonexpansive,
     normalizers,
     norms,
     potentials,
@@ -91,6 +108,7 @@ _MODULES = (
     compute,
     costs,
     derive,
+    dynamics,
     proofs,
 )
 """Where everything is that is not here."""
@@ -140,9 +158,11 @@ __all__ = [
     "Measure",
     "Mode",
     "Neighborhood",
+    "OwnToken",
     "Padding",
     "Potential",
     "Radii",
+    "Radius",
     "RelativeBias",
     "Rotary",
     "Sample",
@@ -166,6 +186,7 @@ __all__ = [
     "apply",
     "attend",
     "audit",
+    "certified_radius",
     "certify",
     "cite",
     "cost",
@@ -174,7 +195,9 @@ __all__ = [
     "explain",
     "falsify",
     "falsify_deviation",
+    "flow",
     "image",
+    "iterate",
     "linearize",
     "one_token",
     "wasserstein",

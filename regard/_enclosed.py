@@ -9,12 +9,13 @@ number for all of them. So rounding is looked after where a number is made, and 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from regard._round import spectral_norm_bound
+from regard._round import product_norm_bound, spectral_norm_bound, vector_norm_bound
 from regard._upper import ELEMENTARY, UNIT, Lower, Upper, exact, relative_error
 
 _INFINITE = torch.tensor(math.inf, dtype=torch.float64)
@@ -78,6 +79,17 @@ class Vectors:
         """At least |v| of each."""
         return computed_lengths(self.center) + self.error
 
+    def lengths_low(self) -> Lower:
+        """At most |v| of each; zero where it may be nothing but lifted squares that vanished."""
+        found = computed_lengths(self.center)
+        known = torch.where(found.value > 1e-139, found.value, 0.0)
+        return Lower(known, found.roundings) - self.error
+
+    def scaled_norm(self, factors: Upper) -> Upper:
+        """At least |[f_k v_k]_k|₂ of vectors (n, d): their errors add |f| · error."""
+        norms = spectral_norms(factors.value.unsqueeze(-1) * self.center)
+        return Upper(norms.value, norms.roundings + factors.roundings + 1) + factors.norm() * self.error
+
     def times(self, matrix: Matrix) -> Vectors:
         """vᵀM of each: |ṽᵀM̃ - vᵀM| ≤ |M| e_v + |ṽ| e_M + γ |ṽ| |M̃|_F."""
         longest = computed_lengths(self.center).amax()
@@ -135,6 +147,46 @@ def exact_matrix(matrix: Tensor) -> Matrix:
     return Matrix(matrix, exact(0.0), Upper(spectral_norm_bound(matrix)))
 
 
+def product_norm(*factors: Tensor | None) -> Upper:
+    """At least the spectral norm of a product of matrices as they are; None is an identity."""
+    return Upper(product_norm_bound(*factors))
+
+
+def length(vector: Tensor) -> Upper:
+    """At least the Euclidean length of a vector as it is, and the Frobenius norm of a matrix."""
+    return Upper(vector_norm_bound(vector))
+
+
+def lengths(vectors: Tensor, roundings: int = 0) -> Upper:
+    """At least the lengths of vectors, (…, d) to (…), whose entries have gone through so many roundings."""
+    vectors, scale = _near_one(vectors)
+    found = computed_lengths(vectors).where((vectors != 0).any(-1))
+    return Upper(found.value * scale, found.roundings + roundings)
+
+
+def root_of_squares(parts: Sequence[Upper]) -> Upper:
+    """√Σ x² of single numbers."""
+    return lengths(torch.stack([part.bound for part in parts]))
+
+
+def lengths_below(vectors: Tensor) -> Lower:
+    """At most the lengths of vectors as they are."""
+    vectors, scale = _near_one(vectors)
+    squares = vectors.square().sum(-1)
+    found = Lower(torch.where(squares > 1e-280, squares, 0.0), vectors.shape[-1]).sqrt()
+    return Lower(found.value * scale, found.roundings)
+
+
+def _near_one(vectors: Tensor) -> tuple[Tensor, float]:
+    """Vectors over a power of two that makes the largest entry near one, and that power: squares of very
+    large and very small numbers leave the range.
+    """
+    vectors = vectors.detach().double()
+    widest = float(vectors.abs().amax()) if vectors.numel() else 0.0
+    scale = 2.0 ** math.frexp(widest)[1] if 1e-300 < widest < 1e300 else 1.0
+    return vectors / scale, scale
+
+
 def computed_lengths(vectors: Tensor) -> Upper:
     """At least the lengths of vectors as they are, (…, d) to (…)."""
     width = vectors.shape[-1]
@@ -142,6 +194,15 @@ def computed_lengths(vectors: Tensor) -> Upper:
     return Upper(
         squares + width * 1e-305 * (squares < 1e-280).double(), width + 2
     ).sqrt()  # squares that vanished
+
+
+def distances(points: Tensor) -> Upper:
+    """At least |p_k - p_l| of points as they are, (…, n, d) to (…, n, n).
+
+    Squares vanish below 1e-162, and what they lose is nothing beside 1e-150.
+    """
+    apart = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+    return Upper(apart.clamp_min(1e-150), points.shape[-1] + 4)
 
 
 def spectral_norms(matrices: Tensor) -> Upper:
@@ -158,7 +219,8 @@ def largest_roots(gram: Tensor, terms: int = 0, error: Upper | None = None) -> U
 
     The eigenvalue is backward stable: it is within 8 a · 2u · trace of a true one (assumed of LAPACK; it is
     far less). terms: how many products were added for each entry of a Gram matrix AᵀA, whose rounding γ
-    |A|_F² = γ trace bounds. error: what else the matrices may be off, in spectral norm.
+    |A|_F² = γ trace bounds; what products may have lost by vanishing is added. error: what else the matrices
+    may be off, in spectral norm.
     """
     size = gram.shape[-1]
     if not size:
@@ -167,7 +229,8 @@ def largest_roots(gram: Tensor, terms: int = 0, error: Upper | None = None) -> U
     gram = torch.where(finite[..., None, None], gram, 0.0)
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0)
     top = torch.linalg.eigvalsh(gram)[..., -1].clamp_min(0)
-    vanished = (size * terms + 1) * 1e-305 * ((trace > 0) & (trace < 1e-280)).double()
+    small = trace < 1e-280 if terms else (trace > 0) & (trace < 1e-280)
+    vanished = (size * terms + 1) * 1e-305 * small.double()
     square = top + (16 * size + 2 * terms + 2) * UNIT * trace + vanished
     found = Upper(torch.where(finite, square, math.inf), size + 4)
     return (found if error is None else found + error).sqrt()
@@ -178,10 +241,9 @@ def half_diameters(points: Vectors, seen: Tensor) -> Upper:
 
     No law on them has a larger deviation in any direction (Popoviciu's inequality).
     """
-    apart = torch.cdist(points.center, points.center, compute_mode="donot_use_mm_for_euclid_dist")
     both = seen.unsqueeze(-1) & seen.unsqueeze(-2)
-    widest = torch.where(both, apart, 0.0).flatten(1).amax(-1)
-    return Upper(widest, points.shape[-1] + 4).halved() + points.error
+    widest = distances(points.center).where(both).map(lambda apart: apart.flatten(1).amax(-1))
+    return widest.halved() + points.error
 
 
 def _without_subnormal(value: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
-"""Numbers that are proofs: outward rounding, and spectral norms that are certainly large enough."""
+"""Numbers that are proofs: norms that are certainly large enough, as floats."""
 
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -16,24 +17,19 @@ def up(value: float) -> float:
 
 
 def outward(value: float, operations: int = 4000) -> float:
-    """A result of sums, products, quotients and roots of bounds that are not negative,
-    rounded up past all its roundings.
-    """
+    """A number that went through so many roundings, rounded up past all of them."""
     return value if value == 0 else up(value * (1 + gamma(operations)))
 
 
-def exp_bound(value: float) -> float:
-    """At least e^value for a value that is a rounded bound itself; infinite where it leaves the range."""
-    value = value + 1e-13 * abs(value)
-    return math.inf if value > 709 else outward(math.exp(value))
-
-
+@cache
 def gamma(count: int) -> float:
-    """The relative error of a sum of `count` products, in any order: k u / (1 - k u), u the unit roundoff,
-    rounded up.
+    """The relative error of a sum of `count` products, in any order: at least k u / (1 - k u), u the unit
+    roundoff.
+
+    k u is exact, and the 2 k u below it is more than the rounding of the quotient.
     """
-    units = up(count * EPS / 2)
-    return math.inf if units >= 0.5 else up(units / (1 - 2 * units))
+    units = count * EPS / 2
+    return math.inf if units >= 0.5 else units / (1 - 2 * units)
 
 
 def _scale_by_power(matrix: Tensor) -> tuple[Tensor, int]:
@@ -45,10 +41,16 @@ def _scale_by_power(matrix: Tensor) -> tuple[Tensor, int]:
     return matrix * 2.0**half * 2.0 ** (-exponent - half), exponent
 
 
+def _times_power(bound: float, exponent: int) -> float:
+    """bound · 2^exponent, rounded up where so small a number has fewer digits."""
+    found = math.ldexp(bound, exponent)
+    return found if math.ldexp(found, -exponent) == bound else up(found)
+
+
 def frobenius_bound(matrix: Tensor) -> float:
     """An upper bound of the Frobenius norm of a float64 matrix whose entries are near one or smaller."""
     total = float(matrix.square().sum()) + matrix.numel() * 1e-300  # squares that vanished
-    return up(up(math.sqrt(total)) * (1 + gamma(matrix.numel() + 4)))
+    return outward(math.sqrt(total), matrix.numel() + 4)
 
 
 def vector_norm_bound(vector: Tensor) -> float:
@@ -59,10 +61,8 @@ def vector_norm_bound(vector: Tensor) -> float:
         return 0.0
     if not math.isfinite(largest):
         return math.inf
-    if 1e-100 < largest < 1e100:
-        return frobenius_bound(vector)
     scaled, exponent = _scale_by_power(vector)  # squares of very small numbers vanish
-    return up(math.ldexp(frobenius_bound(scaled), exponent))
+    return _times_power(frobenius_bound(scaled), exponent)
 
 
 TALL = 64
@@ -91,8 +91,11 @@ def product_norm_bound(*factors: Tensor | None) -> float:
         inner += product.shape[-1]
         product = product @ factor
         sizes.append(vector_norm_bound(factor))
-    rounding = outward(math.prod(sizes)) * up(gamma(inner + len(present)) + turned) if inner else 0.0
-    return up(spectral_norm_bound(product) + rounding)
+    found = spectral_norm_bound(product)
+    if not inner or 0.0 in sizes:
+        return found
+    # beside γ(inner): one for each product of sizes, one for that with γ, and one for the sum
+    return found + math.prod(sizes) * (gamma(inner + len(present) + 1) + turned)
 
 
 def spectral_norm_bound(matrix: Tensor) -> float:
@@ -116,18 +119,45 @@ def spectral_norm_bound(matrix: Tensor) -> float:
     gram = matrix.mT @ matrix
     gram = 0.5 * (gram + gram.mT)
     near = float(torch.linalg.eigvalsh(gram)[-1])
-    forming = up(up(length**2) * gamma(matrix.shape[0] + 2))
-    best = up(length**2)
+    forming, best = length**2 * gamma(matrix.shape[0] + 2), length**2
     for slack in (1e-13, 1e-11, 1e-9, 1e-6, 1e-3):
         level = near * (1 + slack) + size * size * EPS * near
         shifted = level * torch.eye(size, dtype=torch.float64) - gram
         _, failed = torch.linalg.cholesky_ex(shifted)
         if int(failed) == 0:
-            trace = up(float(shifted.diagonal().abs().sum()) * (1 + gamma(size)))
+            trace = float(shifted.diagonal().abs().sum()) * (1 + gamma(size))
             bend = gamma(size + 2)
-            rounding = up(
-                up(bend / (1 - bend) * trace) + 2 * EPS * level
-            )  # λI - G is rounded on its diagonal alone
-            best = min(best, up(up(level + rounding) + forming))
+            rounding = bend / (1 - bend) * trace + 2 * EPS * level  # λI - G is rounded on its diagonal alone
+            best = min(best, level + rounding + forming)
             break
-    return up(math.ldexp(up(math.sqrt(best)), exponent))
+    return _times_power(outward(math.sqrt(best), 16), exponent)  # no number above is rounded that often
+
+
+def largest_eigenvalue_bound(matrix: Tensor) -> float:
+    """An upper bound of the largest eigenvalue of a real symmetric matrix as it is, which may be negative;
+    almost always within 1e-12 of the largest entry.
+
+    A Cholesky factorization of λI - M that runs to its end proves λI - M ⪰ -c, c = γ(k+2)/(1-γ(k+2)) · tr(λI
+    - M) (Rump 2006); the rounding of λI - M is added. What vanished below the range of numbers is paid for
+    by k² 1e-300, entries being near one.
+    """
+    matrix = matrix.detach().double()
+    size = matrix.shape[-1]
+    if size == 0 or not bool((matrix != 0).any()):
+        return 0.0
+    if not bool(torch.isfinite(matrix).all()):
+        return math.inf
+    matrix, exponent = _scale_by_power(matrix)
+    near, scale = float(torch.linalg.eigvalsh(matrix)[-1]), frobenius_bound(matrix)
+    best = scale  # no eigenvalue is larger than the Frobenius norm
+    for slack in (1e-15, 1e-14, 1e-13, 1e-12, 1e-10, 1e-8, 1e-5, 1e-2):
+        level = near + size * slack * scale
+        shifted = level * torch.eye(size, dtype=torch.float64) - matrix
+        _, failed = torch.linalg.cholesky_ex(shifted)
+        if int(failed) == 0:
+            trace = up(float(shifted.diagonal().sum()) * (1 + gamma(size)))
+            bend = gamma(size + 2)
+            rounding = up(up(bend / (1 - bend) * trace) + 2 * EPS * (abs(level) + 1)) + size * size * 1e-300
+            best = min(best, up(level + up(rounding)))
+            break
+    return up(math.ldexp(best, exponent))

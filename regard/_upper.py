@@ -10,7 +10,8 @@ for true numbers that are real and not negative. One rounded sum, product, quoti
 z (1 + δ), |δ| ≤ u. So arithmetic costs what it costs without proofs, and `bound` pays for all roundings at
 once. ∞ is "nothing is known", for a true number that is real all the same, and so is what is no number. A
 product below `TINY` is lifted to it in an Upper, and is zero in a Lower: there rounding is no longer
-relative. So zero times anything is `TINY`, which is as good as zero.
+relative. A product of single numbers is zero where one of them is and the other is finite; in tensors it is
+`TINY`, which is as good as zero.
 
 Assumed: sums, products, quotients and roots are rounded to nearest; exp, log and their kin are right to
 `ELEMENTARY` roundings.
@@ -52,8 +53,8 @@ class Directed(ABC):
 
     @staticmethod
     @abstractmethod
-    def _settle(value: Tensor) -> Tensor:
-        """A fresh product without its underflow, in place."""
+    def _settle(value: Tensor, *factors: Tensor) -> Tensor:
+        """A fresh product of factors without its underflow, in place."""
 
     def __float__(self) -> float:
         return float(self.bound)
@@ -92,6 +93,10 @@ class Directed(ABC):
         found = self.value.amax(dim) if self.value.numel() or dim != () else self.value.new_zeros(())
         return type(self)(found, self.roundings)
 
+    def amin(self: Self, dim: int | tuple[int, ...] = ()) -> Self:
+        """The same of the smallest."""
+        return type(self)(self.value.amin(dim), self.roundings)
+
     # What does
 
     def __add__(self: Self, other: Self | int) -> Self:
@@ -100,17 +105,18 @@ class Directed(ABC):
 
     def __mul__(self: Self, other: Self | int) -> Self:
         other = self._like(other)
-        return type(self)(self._settle(self.value * other.value), self.roundings + other.roundings + 1)
+        value = self._settle(self.value * other.value, self.value, other.value)
+        return type(self)(value, self.roundings + other.roundings + 1)
 
     __radd__ = __add__
     __rmul__ = __mul__
 
     def halved(self: Self) -> Self:
         """Half of it, exactly."""
-        return type(self)(self._settle(self.value * 0.5), self.roundings)
+        return type(self)(self._settle(self.value * 0.5, self.value), self.roundings)
 
     def square(self: Self) -> Self:
-        return type(self)(self._settle(self.value.square()), 2 * self.roundings + 1)
+        return type(self)(self._settle(self.value.square(), self.value), 2 * self.roundings + 1)
 
     def sqrt(self: Self) -> Self:
         return type(self)(self.value.sqrt(), (self.roundings + 1) // 2 + 1)
@@ -122,6 +128,17 @@ class Directed(ABC):
     def norm(self: Self, dim: int = -1) -> Self:
         """√Σ x²."""
         return self.square().sum(dim).sqrt()
+
+    def power(self: Self, exponent: float) -> Self:
+        """x^p for an exponent that is exact and positive."""
+        base = self.bound
+        return type(self)(self._settle(base**exponent, base), ELEMENTARY)
+
+    def inverse_power(self: Self, order: float) -> Self:
+        """x^{1/p} for a p that is exact and positive: a rounded exponent changes it by |log x^{1/p}| < 1024
+        roundings.
+        """
+        return type(self)(self.power(1 / order).value, ELEMENTARY + 1024)
 
     def __matmul__(self: Self, other: Self) -> Self:
         other = self._like(other)
@@ -148,8 +165,8 @@ class Upper(Directed):
 
     @property
     def bound(self) -> Tensor:
-        """value · (1 - u)^(-roundings), rounded up; what is no number is no bound, so it becomes ∞."""
-        value = self.value if self.roundings == 0 else self.value * _grown(self.roundings + 2)
+        """value · (1 - u)^(-roundings - 1), one for this product; what is no number is no bound, but ∞."""
+        value = self.value if self.roundings == 0 else self.value * _grown(self.roundings + 1)
         return torch.nan_to_num(value, nan=math.inf, posinf=math.inf)
 
     def firm(self) -> Upper:
@@ -157,7 +174,9 @@ class Upper(Directed):
         return Upper(self.bound)
 
     @staticmethod
-    def _settle(value: Tensor) -> Tensor:
+    def _settle(value: Tensor, *factors: Tensor) -> Tensor:
+        if value.ndim == 0 and not value and not all(factors):
+            return value
         return value.clamp_min_(TINY)
 
     def __sub__(self, other: Lower) -> Upper:
@@ -180,7 +199,8 @@ class Upper(Directed):
             raise TypeError(
                 f"Upper over {type(other).__name__}: only a Lower, or a whole number, may divide an Upper"
             )
-        return Upper(self._settle(self.value / other.value), self.roundings + other.roundings + 1)
+        value = self._settle(self.value / other.value, self.value)
+        return Upper(value, self.roundings + other.roundings + 1)
 
     def minimum(self, *others: Upper) -> Upper:
         """Of several bounds of the same number, the smallest; and of numbers, the smallest.
@@ -198,8 +218,11 @@ class Upper(Directed):
         x_k taken from the sum of all would lose what is small beside it.
         """
         size = self.value.shape[-1]
-        found = self.value.clamp(max=1e300) @ (1 - torch.eye(size, dtype=torch.float64))
-        return Upper(torch.where(found >= 1e300, math.inf, found), self.roundings + size)
+        others = 1 - torch.eye(size, dtype=torch.float64)
+        finite = torch.isfinite(self.value)
+        found = torch.where(finite, self.value, 0.0) @ others
+        endless = (~finite).double() @ others > 0  # infinity times zero is no number
+        return Upper(torch.where(endless, math.inf, found), self.roundings + size)
 
     # Functions that grow: of the bound, and rounded themselves
 
@@ -219,6 +242,17 @@ class Upper(Directed):
     def tanh(self) -> Upper:
         return self.grow(torch.tanh)
 
+    def log1p(self) -> Upper:
+        return self.grow(torch.log1p)
+
+    def fall(self, function: Callable[[Tensor], Tensor]) -> Lower:
+        """f(x) for an elementary function that falls and is not negative: at most the true one."""
+        return Lower(Lower._settle(function(self.bound)), ELEMENTARY)
+
+    def exp_minus(self) -> Lower:
+        """e^{-x}, at most the true one."""
+        return self.fall(lambda x: torch.exp(-x))
+
 
 class Lower(Directed):
     """At most the true numbers, and not negative."""
@@ -227,12 +261,12 @@ class Lower(Directed):
 
     @property
     def bound(self) -> Tensor:
-        """value · (1 - u)^roundings, rounded down; what is no number says nothing, so it becomes 0."""
-        value = self.value if self.roundings == 0 else self.value * (1 - (self.roundings + 2) * UNIT)
+        """value · (1 - u)^(roundings + 1), one for this product; what is no number says nothing, and is 0."""
+        value = self.value if self.roundings == 0 else self.value * (1 - (self.roundings + 1) * UNIT)
         return torch.nan_to_num(value, nan=0.0)
 
     @staticmethod
-    def _settle(value: Tensor) -> Tensor:
+    def _settle(value: Tensor, *factors: Tensor) -> Tensor:
         return value.masked_fill_(~(value >= TINY), 0.0)
 
     def __sub__(self, other: Upper) -> Lower:
@@ -298,9 +332,27 @@ def total(parts: Sequence[Upper]) -> Upper:
     return found
 
 
+def product(parts: Sequence[Upper]) -> Upper:
+    """∏ of bounds that broadcast; one of none."""
+    found = parts[0] if parts else exact(1.0)
+    for part in parts[1:]:
+        found = found * part
+    return found
+
+
+def least(parts: Sequence[Upper]) -> Upper:
+    """Of several bounds of the same number, the smallest."""
+    return parts[0].minimum(*parts[1:])
+
+
+def largest(parts: Sequence[Upper]) -> Upper:
+    """The largest of several numbers."""
+    return parts[0].maximum(*parts[1:])
+
+
 def relative_error(roundings: int) -> Upper:
     """At least (1 - u)^(-roundings) - 1."""
-    return Upper(_grown(roundings + 2) - 1.0, 2)
+    return Upper(_grown(roundings) - 1.0)  # this difference is exact
 
 
 def root(number: int | float) -> Upper:
@@ -309,9 +361,12 @@ def root(number: int | float) -> Upper:
 
 
 def _grown(roundings: int) -> float:
-    """At least (1 - u)^(-roundings): 1 + k u/(1 - k u), rounded up; infinite where no digit is left."""
+    """At least (1 - u)^(-roundings): 1 + k u/(1 - k u), rounded up; infinite where no digit is left.
+
+    The 2 k u below is more than the rounding of the quotient.
+    """
     units = roundings * UNIT
-    return math.inf if units >= 0.5 else math.nextafter(1 + math.nextafter(units / (1 - 2 * units), 1.0), 2.0)
+    return math.inf if units >= 0.5 else math.nextafter(1 + units / (1 - 2 * units), math.inf)
 
 
 def _fold(function: Callable[[Tensor, Tensor], Tensor], parts: Sequence[Self]) -> Self:

@@ -21,6 +21,7 @@ class Verb:
         self.name = name
         self._rules: list[tuple[tuple[type, ...], Callable[..., Any]]] = []
         self._chosen: dict[tuple[type, ...], Callable[..., Any]] = {}
+        self._matching: dict[tuple[type, ...], list[Callable[..., Any]]] = {}
 
     def rule(self, *types: type) -> Callable[[Rule], Rule]:
         """Register a rule for these argument types; a second rule for the same types is an error."""
@@ -40,6 +41,7 @@ class Verb:
         def register(function: Rule) -> Rule:
             self._rules.append((types, function))
             self._chosen.clear()
+            self._matching.clear()
             return function
 
         return register
@@ -59,7 +61,9 @@ class Verb:
 
     def all(self, *types: type) -> list[Callable[..., Any]]:
         """Every rule that matches these types, in the order in which they were registered."""
-        return [function for signature, function in self._rules if _matches(types, signature)]
+        if types not in self._matching:
+            self._matching[types] = [rule for signature, rule in self._rules if _matches(types, signature)]
+        return list(self._matching[types])
 
     def choose(self, *types: type) -> Callable[..., Any]:
         """The most specific rule for these types; rules may look at fewer arguments than there are."""

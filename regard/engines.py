@@ -5,6 +5,7 @@ and what it takes to add one.
 from regard.compute import (
     Engine,
     Flex,
+    Fourier,
     LinearEngine,
     Plan,
     Prediction,
@@ -14,15 +15,19 @@ from regard.compute import (
     all_engines,
 )
 from regard.compute.engine import register
+from regard.compute.kernel.fourier import Finufft, Separable
 
 __all__ = [
     "Engine",
+    "Finufft",
     "Flex",
+    "Fourier",
     "LinearEngine",
     "Plan",
     "Prediction",
     "ReferenceEngine",
     "Sdpa",
+    "Separable",
     "Tiled",
     "all_engines",
     "register",

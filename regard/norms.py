@@ -62,6 +62,15 @@ class EntryMax(SequenceNorm):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class OwnToken(Norm):
+    """How far token i of the value moves when token i alone does: |f_i(x) - f_i(x')| ≤ L |x_i - x'_i|.
+
+    Not a distance of sequences: it compares those that differ in one token. With L < 1 a causal x + f(x) has
+    one inverse, and the determinant of its derivative is a product over tokens.
+    """
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Wasserstein(Norm):
     """W_p between the uniform measures on the tokens: the order of tokens does not count."""
 

@@ -2,9 +2,11 @@
 one.
 
 THEOREMS has them all. A theorem for another map is a `Theorem` with rules; a potential gets the certificates
-of the others by rules for `bilinear`, `slopes` or `curvature`.
+of the others by rules for `bilinear`, `slopes` or `curvature`. Rules compute with `Upper` and `Lower`,
+numbers that are at least, or at most, true ones.
 """
 
+from regard._upper import Lower, Upper, exact
 from regard.proofs import (
     THEOREMS,
     Bound,
@@ -23,13 +25,16 @@ from regard.proofs.scores import bilinear, slopes
 __all__ = [
     "THEOREMS",
     "Bound",
+    "Lower",
     "Refusal",
     "Theorem",
+    "Upper",
     "bilinear",
     "collapse_after",
     "consensus",
     "contraction",
     "curvature",
+    "exact",
     "growing_witness",
     "rank_collapse",
     "score_perturbation",

@@ -42,6 +42,23 @@ POTENTIALS = {
     "function": r.Potential.of(lambda x, y: -(x - y).abs().sum(-1)),
 }
 
+NONEXPANSIVE = {
+    "into ball": r.nonexpansive.IntoBall(0.8),
+    "into ball, smooth": r.nonexpansive.IntoBall(0.8, smooth=True),
+    "center": r.nonexpansive.Center(),
+    "pairs": r.nonexpansive.GroupSort(2),
+    "sorted": r.nonexpansive.GroupSort(4),
+    "memory": r.nonexpansive.MemoryStep(_t(4, 6), _t(6, seed=1), 0.7, 1.3),
+    "memory, a long step up": r.nonexpansive.MemoryStep(_t(4, 6), None, 2.0, -3.0),
+    "reflected": r.nonexpansive.Reflected(r.Attention(r.Dot(scale=0.1))),
+    "reflected, projected": r.nonexpansive.Reflected(r.Attention(r.Dot(_t(4, 3), _t(4, 3))), 0.7),
+    "split": r.nonexpansive.Split((r.Attention(r.Dot(scale=0.3)), r.nonexpansive.Center())),
+    "mixed": r.nonexpansive.MixTokens(_t(2, 3)),
+    "flatten": r.nonexpansive.Flatten(),
+    "unflatten": r.nonexpansive.Unflatten(2),
+    "pool": r.nonexpansive.Pool(),
+}
+
 NORMALIZERS = {
     "softmax": r.Softmax(),
     "softmax cold": r.Softmax(0.3),
@@ -54,6 +71,8 @@ NORMALIZERS = {
     "sparsemax": r.Sparsemax(),
     "sigmoid": r.Sigmoid(),
     "sigmoid biased": r.Sigmoid(torch.tensor(0.5, dtype=D)),
+    "exponential": r.normalizers.Exponential(),
+    "exponential biased": r.normalizers.Exponential(torch.tensor(-0.5, dtype=D)),
     "sink": r.SinkSoftmax(0.5),
     "sink cold": r.SinkSoftmax(torch.tensor(-0.3, dtype=D), 0.7),
     "sinkhorn": r.Sinkhorn(1e-9, 2000),

@@ -165,6 +165,46 @@ def test_faults_are_planted_where_proofs_are(tmp_path):
     }
 
 
+def test_counts_of_roundings_are_removed_as_a_whole(tmp_path):
+    """No count is doubled or taken apart; what it is multiplied with is, and so is all of `_upper.py`."""
+    written = (
+        "def error(n, size):\n    terms = 2 * n + 4\n    kept = 2 * n\n"
+        "    return relative_error(terms) * size + gamma(n + 1) * kept + Upper(3, 8 * n) + outward(n, 4)\n"
+        "def units(n, size):\n    return (16 * n + 2) * UNIT * size\n"
+    )
+    (tmp_path / "proof.py").write_text(written)
+    found = {
+        (mutant.operator, mutant.after.removeprefix("return "))
+        for mutant in mutants_of(tmp_path, "proof.py")
+        if mutant.operator in ("count", "constant") or mutant.function == "units"
+    }
+    whole = "relative_error(terms) * size + gamma(n + 1) * kept + Upper(3, 8 * n) + outward(n, 4)"
+    assert found == {
+        ("constant", "kept = 1 * n"),
+        ("constant", "kept = 4 * n"),
+        ("constant", whole.replace("(3", "(1")),
+        ("constant", whole.replace("(3", "(6")),
+        ("count", whole.replace("terms", "0")),
+        ("count", whole.replace("n + 1", "0")),
+        ("count", whole.replace("8 * n", "0")),
+        ("count", "(0) * UNIT * size"),
+        ("factor", "(16 * n + 2) * size"),
+        ("factor", "((16 * n + 2) * UNIT)"),
+        ("factor", "(size)"),
+    }
+    (tmp_path / "proof.py").write_text(
+        "FIXED = 8\nOTHER = 4\ndef error(n):\n    return relative_error(n + FIXED) * OTHER\n"
+    )
+    found = {mutant.after for mutant in mutants_of(tmp_path, "proof.py") if mutant.function != "error"}
+    assert found == {"FIXED = 0", "OTHER = 2", "OTHER = 8"}
+    (tmp_path / "regard").mkdir()
+    (tmp_path / "regard" / "_upper.py").write_text(written)
+    accounted = {(mutant.operator, mutant.after) for mutant in mutants_of(tmp_path, "regard/_upper.py")}
+    assert ("constant", "terms = 4 * n + 4") in accounted
+    assert ("term", "return " + whole.replace("n + 1", "(n)")) in accounted
+    assert not [operator for operator, _ in accounted if operator == "count"]
+
+
 def test_no_room_without_a_purpose():
     assert not [p for p in FILES if p.stem in ("utils", "helpers", "common", "misc")]
     undocumented = [p for p in FILES if not ast.get_docstring(ast.parse(p.read_text()))]

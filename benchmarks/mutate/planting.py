@@ -2,9 +2,18 @@
 
 The faults: a constant halved or doubled (below 1e-6 it is an allowance for rounding, and taken away), a term
 of a sum or a factor of a product dropped, + for - and - for +, min for max and max for min, a comparison
-negated, a margin removed (`outward(b)`, `up(b)` and `b * MARGIN` become b), a square root dropped. What is no
-arithmetic of a proof is left alone: annotations, texts, errors that are raised, places of axes and items of
-shapes. Products of matrices keep their factors, for without one the shapes do not fit.
+negated, a margin removed (`outward(b)`, `up(b)` and `b * (1 + 1e-9)` become b), a square root dropped. What
+is no arithmetic of a proof is left alone: annotations, texts, errors that are raised, places of axes, items
+of shapes. Products of matrices keep their factors, for without one the shapes do not fit.
+
+A count of roundings (the argument of `relative_error`, `rounding_error` or `gamma`, the second of `outward`,
+`Upper`, `Lower`, `lengths` and `largest_roots`, what stands before `* UNIT` or `* EPS`, a name that is passed
+as one, and a constant of the file that is part of one) is removed as a whole, not taken apart. Twice a count
+moves a bound by units in its last place, upward, and half of one is more than roundings that are not all in
+one direction ever reach: neither makes a number that is wrong, and a test that sees it only repeats the
+count. A count that is missing is a rounding that nobody looks after. What a count is multiplied with (sizes,
+norms, errors) is planted like all else, and so is every counter of `_upper.py`, where roundings are accounted
+and tests know each of them.
 """
 
 from __future__ import annotations
@@ -18,8 +27,6 @@ TINY = 1e-6
 """Constants below this are allowances for rounding."""
 MARGINS = {"outward", "up"}
 """Functions that only make a bound safer."""
-SAFETY = {"MARGIN"}
-"""Factors that only make a bound safer."""
 OPPOSITE = {
     "min": "max",
     "minimum": "maximum",
@@ -38,6 +45,21 @@ NEGATED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq,
 }
+COUNTS = {
+    "relative_error": 0,
+    "rounding_error": 0,
+    "gamma": 0,
+    "outward": 1,
+    "Upper": 1,
+    "Lower": 1,
+    "lengths": 1,
+    "largest_roots": 1,
+}
+"""Functions that are told a count of roundings, and as which argument."""
+UNITS = {"UNIT", "EPS"}
+"""What one rounding is worth: the factor before it is a count."""
+ACCOUNTS = ("regard/_upper.py",)
+"""Where roundings are counted: there every counter is a number like others."""
 TEXTS = {"Refusal", "ArgumentError", "Theorem", "Hypothesis", "Verb", "checked", "assumed", "field"}
 """Calls whose arguments are words."""
 AXES = {"dim", "dim0", "dim1", "dim2", "dims", "axis", "dtype", "keepdim", "diagonal", "offset"}
@@ -139,10 +161,18 @@ class _Planter(ast.NodeVisitor):
     def __init__(self, file: str, source: bytes) -> None:
         self.file, self.source, self.found = file, source, list[Mutant]()
         self.names: list[str] = []
+        self.counts: set[str] = set()
+        self.fixed: set[str] = set()
         lines = source.splitlines(keepends=True)
         self.starts = [0]
         for line in lines:
             self.starts.append(self.starts[-1] + len(line))
+
+    def visit_Module(self, node: ast.Module) -> None:
+        told = [self._counted(part) for part in ast.walk(node)]
+        names = [part for count in told if count is not None for part in ast.walk(count)]
+        self.fixed = {name.id for name in names if isinstance(name, ast.Name)}
+        self.generic_visit(node)
 
     # What is not looked at
 
@@ -162,25 +192,36 @@ class _Planter(ast.NodeVisitor):
         self.visit(node.value)
 
     def visit_arguments(self, node: ast.arguments) -> None:
-        for default in [*node.defaults, *(default for default in node.kw_defaults if default is not None)]:
-            self.visit(default)
+        given = [*node.posonlyargs, *node.args]
+        pairs = [*zip(given[len(given) - len(node.defaults) :], node.defaults, strict=True)]
+        for argument, default in [*pairs, *zip(node.kwonlyargs, node.kw_defaults, strict=True)]:
+            if default is not None and argument.arg not in AXES:
+                self.visit(default)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:
             self._within(ast.unparse(node.target), node.value)
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        if not self.names:
-            self._within(ast.unparse(node.targets[0]), node.value)
-        else:
+        target = node.targets[0]
+        if not self.names and isinstance(target, ast.Name) and target.id in self.fixed:
+            self.names.append(target.id)
+            self._plant("count", node.value, "0")
+            self.names.pop()
+        elif not self.names:
+            self._within(ast.unparse(target), node.value)
+        elif not (isinstance(target, ast.Name) and target.id in self.counts):
             self.visit(node.value)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        told = [self._counted(part) for part in ast.walk(node)]
+        outer, self.counts = self.counts, {count.id for count in told if isinstance(count, ast.Name)}
         self.names.append(node.name)
         self.visit(node.args)
         for statement in node.body:
             self.visit(statement)
         self.names.pop()
+        self.counts = outer
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self.names.append(node.name)
@@ -196,6 +237,12 @@ class _Planter(ast.NodeVisitor):
         if named:
             self.names.pop()
 
+    # Counts of roundings
+
+    def _counted(self, node: ast.AST) -> ast.expr | None:
+        """The count of roundings that a call or a product is told; none where roundings are accounted."""
+        return None if self.file in ACCOUNTS else _count_in(node)
+
     # Faults
 
     def visit_Constant(self, node: ast.Constant) -> None:
@@ -205,11 +252,15 @@ class _Planter(ast.NodeVisitor):
         if abs(value) < TINY:
             self._plant("allowance", node, "0.0")
             return
-        half = value // 2 if isinstance(value, int) and value % 2 == 0 else value / 2
+        half = value // 2 if isinstance(value, int) else value / 2  # whole numbers stay whole
         self._plant("constant", node, repr(half))
         self._plant("constant", node, repr(value * 2))
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
+        if self._counted(node) is not None:
+            self._plant("count", node.left, "0")
+            self._plant("factor", node, f"({ast.unparse(node.left)})")
+            return
         if not _wordy(node.left) and not _wordy(node.right):
             self._binary(node)
         self.generic_visit(node)
@@ -261,8 +312,12 @@ class _Planter(ast.NodeVisitor):
             inner = node.args[0] if node.args else getattr(node.func, "value", node)
             self._plant("root", node, f"({ast.unparse(inner)})")
         self.visit(node.func)
+        count = self._counted(node)
         for argument in node.args:
-            if not (name in PLACED and method and _places(argument)):
+            if argument is count:
+                if name not in MARGINS:  # the whole margin is removed above
+                    self._plant("count", argument, "0")
+            elif not (name in PLACED and method and _places(argument)):
                 self.visit(argument)
         for keyword in node.keywords:
             if keyword.arg not in AXES:
@@ -287,14 +342,22 @@ def _renamed(node: ast.Call, name: str) -> ast.Call:
     return ast.Call(func, node.args, node.keywords)
 
 
+def _count_in(node: ast.AST) -> ast.expr | None:
+    """What is a count of roundings in a call or a product, if there is one."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in COUNTS:
+        place = COUNTS[node.func.id]
+        return node.args[place] if len(node.args) > place else None
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and isinstance(node.right, ast.Name):
+        return node.left if node.right.id in UNITS else None
+    return None
+
+
 def _number(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, int | float)
 
 
 def _safety(node: ast.expr) -> bool:
-    """MARGIN, or one plus an allowance."""
-    if isinstance(node, ast.Name):
-        return node.id in SAFETY
+    """One plus an allowance."""
     if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and ast.unparse(node.left) == "1"):
         return False
     added = node.right

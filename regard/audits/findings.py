@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from regard.audits.report import Report, Row, in_words
+from regard.certificate import round_up
 
 ALARMING, NOTABLE, NOTE = "alarming", "notable", "note"
 
@@ -23,6 +24,8 @@ MASSIVE_TOKEN = 20.0
 """A token this many times the median norm is a massive activation."""
 COLLAPSED = 0.95
 """Mean cosine of tokens without sinks at which they point the same way."""
+KEPT = 1 + 1e-6
+"""Times its value, a promise counts as kept: rounding."""
 LARGE_NETWORK = 1000.0
 """End to end, a change of the input is amplified a thousandfold."""
 
@@ -56,6 +59,20 @@ def _at(row: Row, column: str, level: str, what: str, why: str, advice: str) -> 
 
 def _above(report: Report, column: str, limit: float) -> list[Row]:
     return [row for row in report.ranked(column) if row.values[column] > limit]
+
+
+def _promises(report: Report) -> Iterator[Finding]:
+    for row in report.ranked("promised"):
+        if not row.values["promise_proved"] <= row.values["promised"] * KEPT:
+            yield _at(
+                row,
+                "promise_proved",
+                ALARMING,
+                f"The promise of {row.label} is broken: {in_words(row.values['promised'])} was promised, and "
+                f"the weights prove {round_up(row.values['promise_proved'])}.",
+                "What was built on the promise (certified radii, inverses, fixed points) no longer holds.",
+                "Load the weights as they were saved; do not edit them by hand.",
+            )
 
 
 def _logits(report: Report) -> Iterator[Finding]:
@@ -173,5 +190,5 @@ def _network(report: Report) -> Iterator[Finding]:
 
 
 RULES: tuple[Callable[[Report], Iterator[Finding]], ...] = (
-    _logits, _branches, _network, _outliers, _massive, _collapse, _flat_entropies,
+    _promises, _logits, _branches, _network, _outliers, _massive, _collapse, _flat_entropies,
 )  # fmt: skip

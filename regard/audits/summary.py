@@ -10,6 +10,7 @@ from typing import Any
 
 from regard.audits.findings import ALARMING, findings
 from regard.audits.report import Report, Row, in_words
+from regard.certificate import round_up
 
 
 def summary(report: Report) -> list[str]:
@@ -20,6 +21,7 @@ def summary(report: Report) -> list[str]:
         _heads,
         _layers,
         _network,
+        _promises,
         _proof_sentence,
         _words,
         _alarm,
@@ -107,6 +109,15 @@ def _network(report: Report) -> str:
             f"End to end, {row.label} amplifies by {in_words(row.values['network_constant'])}{beside}."
         )
     return " ".join(texts)
+
+
+def _promises(report: Report) -> str:
+    return " ".join(
+        f"Promised of {row.label}: {in_words(row.values['promised'])}; its weights prove "
+        f"{round_up(row.values['promise_proved'])}, and an attack finds "
+        f"{in_words(row.values['promise_attacked'])}."
+        for row in report.ranked("promised")
+    )
 
 
 def _proof_sentence(report: Report) -> str:

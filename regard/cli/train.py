@@ -32,6 +32,10 @@ with rotary positions; AdamW, gradient clipping, a warm-up and half a cosine. At
 loss, a sample of text, and the regularity of each layer (QK and OV norms, entropy, largest logit, Jacobian
 norm); heads whose scores grow too fast are named as they do.
 
+--promise L trains a model that keeps a Lipschitz constant from points to logits, token by token, at every
+step: tokens in a ball, orthogonal matrices, sorting, averages in place of sums. Each checkpoint proves the
+constant again from its weights. One head costs least: with h heads the certificate is divided by √h.
+
 --out gets step-N/ (model, optimizer, state; the last two are kept) and history.jsonl (a line for each
 checkpoint). Checkpoints are written whole or not at all, as safetensors and JSON. --resume goes on bit for
 bit on the same machine, also after a kill or a crash.
@@ -41,6 +45,7 @@ Examples
   regard train --data my.txt                                             800,000 parameters, characters
   regard train --data my.txt --out run --width 64 --layers 2             a smaller one
   regard train --data any.file --bytes                                   bytes
+  regard train --data my.txt --promise 10 --heads 1                      with a promise
   regard train --out run --resume                                        go on, with its options and text
 
 \b
@@ -77,6 +82,14 @@ def train(
     bytes_: Annotated[
         bool | None, typer.Option("--bytes", help="Tokens are bytes: any file will do.", show_default=False)
     ] = None,
+    promise: Annotated[
+        float | None,
+        typer.Option(
+            metavar="L",
+            help="Logits move at most L times as far as points of tokens, whatever is learned.",
+            show_default=False,
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
 ) -> None:
     """Check every argument before the work begins, then do it."""
@@ -87,6 +100,7 @@ def train(
     given = {
         "steps": steps, "width": width, "layers": layers, "heads": heads, "context": context, "batch": batch,
         "learning_rate": learning_rate, "seed": seed, "every": every, "bytes": bytes_,
+        "promise": promise,
     }  # fmt: skip
     try:
         with alone(out):  # from before the directory is read: another training may be writing there
@@ -166,10 +180,14 @@ def _announce(training: Training, console: Console, remarks: Console) -> None:
 def _show(milestone: Milestone, console: Console) -> None:
     """A checkpoint: losses, the table of layers, and text of the model's own."""
     from regard.audits.terminal import say
+    from regard.certificate import round_up
 
     entry = milestone.entry
     losses = f"training loss {entry['training_loss']:.4f}, held-out loss {entry['held_out_loss']:.4f}"
     say(console, f"\nstep {entry['step']}: {losses} ({milestone.checkpoint.path})", "bold")
+    if entry["certificate"] is not None:
+        proved = round_up(entry["certificate"])
+        say(console, f"the promise is kept: the constant is proved to be at most {proved}")
     for line in milestone.table.splitlines()[1:]:
         say(console, line)
     for line in printable(entry["sample"]).splitlines():

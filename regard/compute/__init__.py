@@ -6,6 +6,7 @@ from regard.compute import gap as _gap  # noqa: F401  (law_gap registers itself)
 from regard.compute.application import apply, explain
 from regard.compute.engine import Engine, Plan, Prediction, all_engines
 from regard.compute.engines.flex import Flex
+from regard.compute.engines.fourier import Fourier
 from regard.compute.engines.linear import Linear as LinearEngine
 from regard.compute.engines.reference import Reference as ReferenceEngine
 from regard.compute.engines.sdpa import Sdpa
@@ -17,6 +18,7 @@ __all__ = [
     "Engine",
     "Explanation",
     "Flex",
+    "Fourier",
     "LinearEngine",
     "Plan",
     "Prediction",

@@ -33,6 +33,7 @@ from regard.costs.costing import assess, charge
 from regard.costs.sizes import Sizes
 from regard.costs.trace import Trace, without_memory
 from regard.errors import ArgumentError
+from regard.fixed_point import FixedPoint
 from regard.maps import (
     Affine,
     Compose,
@@ -47,6 +48,7 @@ from regard.maps import (
     ToContext,
 )
 from regard.measure import Measure
+from regard.nonexpansive import Center, GroupSort, IntoBall, Reflected, Split
 from regard.normalizers import LinearKernel
 from regard.parameters import Tokens
 from regard.parameters import width as width_of
@@ -109,6 +111,35 @@ def _compose(map: Compose, x: Tensor, ledger: Ledger) -> Tensor:
 def _residual(map: Residual, x: Tensor, ledger: Ledger) -> Tensor:
     value: Tensor = x + charge.one(map.map, x, ledger)
     return value
+
+
+@charge.rule(FixedPoint)
+def _fixed_point(map: FixedPoint, x: Tensor, ledger: Ledger) -> Tensor:
+    """As many evaluations as it is declared with; solvers stop sooner."""
+    value = x
+    for _ in range(map.steps):
+        value = charge.one(map.map, value, ledger) + x
+    return value
+
+
+@charge.rule(Reflected)
+def _reflected(map: Reflected, x: Tensor, ledger: Ledger) -> Tensor:
+    value: Tensor = x - map.step * charge.one(map.attention, x, ledger)
+    return value
+
+
+@charge.rule(Split)
+def _split(map: Split, x: Tensor, ledger: Ledger) -> Tensor:
+    pieces = x.chunk(len(map.maps), -1)
+    return torch.cat([charge.one(f, piece, ledger) for f, piece in zip(map.maps, pieces, strict=True)], -1)
+
+
+@charge.rule(IntoBall)
+@charge.rule(Center)
+@charge.rule(GroupSort)
+def _tokenwise(map: IntoBall | Center | GroupSort, x: Tensor, ledger: Ledger) -> Tensor:
+    ledger.keep(x)
+    return map(x)
 
 
 @charge.rule(Affine)

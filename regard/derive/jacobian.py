@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard import _check
-from regard._round import spectral_norm_bound, up
+from regard._round import outward, spectral_norm_bound, up
 from regard._verb import Verb
 from regard.certificate import Certificate, Hypothesis
 from regard.derive.bidiagonal import largest_singular_values, safe_scale
@@ -29,6 +29,8 @@ NUDGE = 2.0**-46
 
 It is above the rounding of float64, and far below one.
 """
+LOGARITHMS = 18_000
+"""Roundings, 2e-12 in all, that a root from sums of logarithms may have: assumed, and more than there are."""
 TOO_MUCH = 0.02
 """The largest rounding error, as a share of the norm, for which the response to a nudge is trusted."""
 
@@ -327,8 +329,8 @@ class Jacobian(ABC):
                 f"matrix with dense={self.size_in}"
             )
             raise ArgumentError("failure_probability", f"is {chance:g} for each operator", remedy)
-        factor = up(share ** (-1 / power) * (1 + 1e-12))  # √θ
-        return self._certificate(up(root * factor * (1 + 1e-12)), 1 - chance, error)
+        bound = outward(root * share ** (-1 / power), LOGARITHMS)
+        return self._certificate(bound, 1 - chance, error)
 
     def _certificate(self, value: float, probability: float, error: float) -> Certificate:
         drawn = probability < 1

@@ -11,6 +11,7 @@ from regard.errors import ArgumentError
 from regard.maps import Map
 from regard.nn.cache import ContextCache, LayerCache, marks_after
 from regard.nn.declaration import cross_heads, repeat_groups, self_heads
+from regard.nn.frames import Frames
 from regard.nn.mechanism import Mechanism
 from regard.nn.shaping import center
 from regard.nn.visibility import check_batch, check_order, check_pieces
@@ -27,7 +28,7 @@ class MultiHeadAttention(nn.Module):
 
     `mechanism` is an Attention without projections; its tensors are learned where they are an nn.Parameter.
     `kv_heads` fewer than `heads` share keys and values in groups (ainslie2023). shaped=True is the attention
-    I + P - uniform of regard.nn.shaped.
+    I + P - uniform of regard.nn.shaped. orthogonal=True: projections and output are orthogonal matrices.
     State: projection (queries, then keys, then values), output, and the tensors of the mechanism.
     """
 
@@ -40,6 +41,7 @@ class MultiHeadAttention(nn.Module):
         mechanism: Attention = Attention(Dot()),
         bias: bool = True,
         shaped: bool = False,
+        orthogonal: bool = False,
     ) -> None:
         super().__init__()
         self.width, self.heads, self.kv_heads, self.shaped = (
@@ -49,18 +51,22 @@ class MultiHeadAttention(nn.Module):
             shaped,
         )
         check_heads(width, heads, self.kv_heads)
-        check_flags(bias=bias, shaped=shaped)
+        check_flags(bias=bias, shaped=shaped, orthogonal=orthogonal)
         self.head_width = width // heads
-        self.projection = nn.Linear(width, (heads + 2 * self.kv_heads) * self.head_width, bias)
-        self.output = nn.Linear(width, width, bias)
+        if orthogonal:
+            self._check_frames(bias)
+        self.projection = (
+            Frames(width, 3)
+            if orthogonal
+            else nn.Linear(width, (heads + 2 * self.kv_heads) * self.head_width, bias)
+        )
+        self.output = Frames(width) if orthogonal else nn.Linear(width, width, bias)
         self.mechanism = Mechanism(mechanism)
         check_order(mechanism.normalizer, mechanism.support)
         if shaped:
             check_laws(mechanism.normalizer)
-        nn.init.xavier_uniform_(self.projection.weight)
-        for layer in (self.projection, self.output):
-            if bias:
-                nn.init.zeros_(layer.bias)
+        if not orthogonal:
+            self._initialize()
 
     def forward(
         self,
@@ -164,6 +170,17 @@ class MultiHeadAttention(nn.Module):
         """(..., n, (h + …) c) as tensors (..., h, n, c)."""
         parts = projected.unflatten(-1, (-1, self.head_width)).transpose(-3, -2).split(heads, -3)
         return tuple(parts)
+
+    def _check_frames(self, bias: bool) -> None:
+        if bias or self.kv_heads != self.heads:
+            found = "is True, and matrices are orthogonal without biases and with one key head for each head"
+            raise ArgumentError("orthogonal", found, "give bias=False and leave out kv_heads")
+
+    def _initialize(self) -> None:
+        nn.init.xavier_uniform_(self.projection.weight)
+        for layer in (self.projection, self.output):
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
 
     def extra_repr(self) -> str:
         shared = "" if self.kv_heads == self.heads else f", kv_heads={self.kv_heads}"

@@ -16,7 +16,9 @@ from regard.nn.feed_forward import FeedForward, check_feed_forward
 from regard.nn.initialization import Initialization, ScaledNormal
 from regard.nn.mechanism import check_mechanism
 from regard.nn.positions import NoPositions, Positions, RotaryPositions
+from regard.nn.promises import Promise
 from regard.nn.shaping import Shaping
+from regard.norms import TokenMax
 from regard.potentials import Dot
 from regard.supports import Full, Support
 
@@ -29,6 +31,9 @@ class Design(Object):
     mechanism: any Attention without projections; positions: how order is known; norm: Normalize() is
     LayerNorm, Normalize(centered=False) RMSNorm; norm_first: before each branch (pre-norm) or after each
     residual connection (post-norm); shaping: see regard.nn.shaped.
+    promise: a constant in token-max norm, from points to logits, that a LanguageModel keeps whatever its
+    weights are (PromisedDecoderLayer); its matrices are then square and orthogonal, and norm, activation,
+    hidden and bias are not used.
     """
 
     width: int
@@ -45,6 +50,7 @@ class Design(Object):
     dropout: float = 0.0
     initialization: Initialization = ScaledNormal()
     shaping: Shaping | None = None
+    promise: Promise | None = None
 
     def __post_init__(self) -> None:
         check_heads(self.width, self.heads, self.heads if self.kv_heads is None else self.kv_heads)
@@ -61,6 +67,8 @@ class Design(Object):
                 raise ArgumentError(name, f"is {value!r}", f"give a {kind.__name__} value")
         if self.shaping is not None and not isinstance(self.shaping, Shaping):
             raise ArgumentError("shaping", f"is {self.shaping!r}", "give a Shaping value, or None")
+        if self.promise is not None:
+            check_promise(self.promise)
         if isinstance(self.positions, RotaryPositions) and self.width // self.heads % 2:
             found = f"turn pairs of coordinates and heads have the odd width {self.width // self.heads}"
             raise ArgumentError("positions", found, "use heads of an even width, or other positions")
@@ -117,6 +125,12 @@ class Design(Object):
         if self.norm.centered:
             return nn.LayerNorm(self.width, self.norm.eps, bias=self.bias)
         return nn.RMSNorm(self.width, self.norm.eps)
+
+
+def check_promise(promise: Any) -> None:
+    """The promise of a language model: in token-max norm, which does not see how long a text is."""
+    if not isinstance(promise, Promise) or not isinstance(promise.norm, TokenMax):
+        raise ArgumentError("promise", f"is {promise!r}", "give Promise(TokenMax(), value), or None")
 
 
 def shaped(design: Design, temperature: float = 1.0, branch: float | None = None) -> Design:

@@ -20,7 +20,8 @@ class Embedding(nn.Module):
         if not isinstance(vocabulary, int) or isinstance(vocabulary, bool) or vocabulary < 1:
             raise ArgumentError("vocabulary", f"is {vocabulary!r}", "give the number of tokens, one or more")
         self.weight = nn.Parameter(torch.empty(vocabulary, design.width))
-        nn.init.normal_(self.weight, std=design.width**-0.5)
+        std = design.width**-0.5 if design.promise is None else 1 / design.width  # √width · E of length one
+        nn.init.normal_(self.weight, std=std)
         self.positions = design.positions.added(design.width)
         self.dropout = nn.Dropout(design.dropout)
 

@@ -102,6 +102,8 @@ def _read_attention(module: nn.MultiheadAttention) -> MultiHeadAttention:
 def copy_projections(made: MultiHeadAttention, module: nn.MultiheadAttention) -> MultiHeadAttention:
     """The projections of one module in another."""
     made.to(module.in_proj_weight)
+    assert isinstance(made.projection, nn.Linear)
+    assert isinstance(made.output, nn.Linear)
     pairs = [(made.projection.weight, module.in_proj_weight), (made.output.weight, module.out_proj.weight)]
     pairs += [(made.projection.bias, module.in_proj_bias), (made.output.bias, module.out_proj.bias)]
     _copy(pairs)

@@ -6,15 +6,20 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
+from regard.certificate import Certificate
+from regard.domains import Whole
 from regard.errors import ArgumentError
-from regard.maps import Compose
+from regard.maps import Affine, Compose
 from regard.nn.cache import Cache
 from regard.nn.design import Design
 from regard.nn.embedding import Embedding
 from regard.nn.generation import Sampling, at_rest, check_end, check_request, finish, steps
 from regard.nn.initialization import initialize
+from regard.nn.orthogonal import Orthogonal
 from regard.nn.positions import LearnedPositions
+from regard.nn.promises import exact
 from regard.nn.stacks import Decoder, Encoder
+from regard.proofs.certification import certify
 from regard.supports import Full, Support
 
 
@@ -26,18 +31,50 @@ class LanguageModel(nn.Module):
 
     def __init__(self, design: Design, vocabulary: int, layers: int, *, tied: bool = True) -> None:
         super().__init__()
+        if tied and design.promise is not None:
+            found = "is True, and the table of an embedding keeps no promise"
+            raise ArgumentError("tied", found, "give tied=False")
         self.design, self.vocabulary, self.tied = design, vocabulary, tied
         self.embedding = Embedding(vocabulary, design)
         self.decoder = Decoder(design, layers, cross=False)
-        self.output = None if tied else nn.Linear(design.width, vocabulary, bias=False)
-        if self.output is not None:
+        self.output = None if tied else self._made_output()
+        if isinstance(self.output, nn.Linear):
             initialize(self.output, design.initialization, layers)
 
     def forward(self, ids: Tensor, *, support: Support = Full(), cache: Cache | None = None) -> Tensor:
         """Logits of the next token at each place; with a cache, ids follow those it has seen."""
         x = self.embedding(ids, 0 if cache is None else cache.length)
         x = self.decoder(x, support=support, cache=cache)
+        if self.design.promise is not None:
+            x = self.design.promise.value * x
         return self.embedding.logits(x) if self.output is None else self.output(x)
+
+    def _made_output(self) -> nn.Module:
+        if self.design.promise is None:
+            return nn.Linear(self.design.width, self.vocabulary, bias=False)
+        return Orthogonal(self.design.width, self.vocabulary)
+
+    def certificate(self, tokens: int | None = None) -> Certificate:
+        """What is proved of the weights as they are: how far logits move, in the norm of the promise, when
+        embedded tokens move; for texts of so many tokens, or of any number.
+        """
+        promise = self.design.promise
+        if promise is None:
+            raise ArgumentError("design", "has no promise", "build with Design(..., promise=Promise(...))")
+        return certify(self.declare_logits(), Whole(tokens=tokens), promise.norm)
+
+    def declare_logits(self) -> Compose:
+        """From embedded tokens to logits, as one map, in float64 and cut off from the parameters."""
+        if self.output is None:
+            read = Affine(exact(self.embedding.weight).mT.contiguous())
+        elif isinstance(self.output, Orthogonal):
+            read = self.output.declare()
+        else:
+            assert isinstance(self.output, nn.Linear)
+            read = Affine(exact(self.output.weight).mT.contiguous())
+        promise = self.design.promise
+        read = read if promise is None else Affine(read.w * promise.value, read.b)
+        return Compose((*self.declare().maps, read))
 
     def cache(self) -> Cache:
         """A new cache for one batch of sequences."""

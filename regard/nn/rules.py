@@ -13,6 +13,7 @@ from regard.nn.attention import MultiHeadAttention
 from regard.nn.feed_forward import FeedForward
 from regard.nn.layers import DecoderLayer, EncoderLayer
 from regard.nn.models import LanguageModel, SequenceToSequence
+from regard.nn.promises import Promised
 from regard.nn.stacks import Decoder, Encoder, Transformer
 from regard.proofs.certification import declare
 from regard.proofs.theorem import Refusal
@@ -22,6 +23,7 @@ from regard.proofs.theorem import Refusal
 @declare.rule(FeedForward)
 @declare.rule(EncoderLayer)
 @declare.rule(Encoder)
+@declare.rule(Promised)
 def _own(module: Any) -> Map:
     _refuse_changed_module(module)
     made: Map = module.declare()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,15 @@ import regard
 from regard._files import write_together, write_whole
 from regard._written import read_object, write_object
 from regard.errors import ArgumentError, MissingExtraError, RegardError
-from regard.nn import design, initialization, positions, shaping
+from regard.nn import design, initialization, positions, promises, scores, shaping
+from regard.nn.averaging import Averaging
+from regard.nn.guaranteed import Fixed, Guaranteed
+from regard.nn.memory import Memory
 from regard.nn.models import LanguageModel, SequenceToSequence
+from regard.nn.offset import Offset
+from regard.nn.orthogonal import NormBounded, Orthogonal, OrthogonalMixing
+from regard.nn.promises import Promised
+from regard.nn.reflective import Reflective
 from regard.nn.stacks import Decoder, Encoder, Transformer
 from regard.nn.structure import changes, differences, undrawn
 from regard.potentials import base as potentials
@@ -24,13 +32,26 @@ from regard.supports import base as supports
 FORMAT = 2
 """The version of what is written; a reader refuses others."""
 
+PROMISED = (
+    Averaging,
+    Fixed,
+    Guaranteed,
+    Memory,
+    NormBounded,
+    Offset,
+    Orthogonal,
+    OrthogonalMixing,
+    Reflective,
+)
 KINDS: dict[str, type[nn.Module]] = {
-    kind.__name__: kind for kind in (LanguageModel, SequenceToSequence, Encoder, Decoder, Transformer)
+    kind.__name__: kind
+    for kind in (LanguageModel, SequenceToSequence, Encoder, Decoder, Transformer, *PROMISED)
 }
 ROOMS = (
     regard,
     *(regard.lookups, regard.maps, regard.measure, regard.moments, regard.normalizers, regard.potentials),
     *(design, positions, initialization, shaping, potentials, supports),
+    *(regard.nonexpansive, promises, scores),
 )
 """Where the names in a file are looked up, and nowhere else."""
 
@@ -53,7 +74,7 @@ def save(model: nn.Module, directory: str | Path) -> Path:
 
 def load(directory: str | Path) -> Any:
     """The model that `save` wrote; a file that is damaged, or of another model,
-    is refused and nothing is built from half of it.
+    is refused and nothing is built from half of it. So is a model whose promise its weights do not keep.
     """
     directory = Path(directory)
     state, notes = read_tensors(directory / "model.safetensors")
@@ -68,6 +89,8 @@ def load(directory: str | Path) -> Any:
         )
     model.load_state_dict(state, assign=True)
     _freeze(model, described)
+    if isinstance(model, Promised):
+        model.keep()
     return model.eval()
 
 
@@ -90,7 +113,7 @@ def configuration(model: nn.Module) -> dict[str, Any]:
             f"is a {name}" if name not in KINDS else f"is a {name} of {type(model).__module__}, not regard's"
         )
         raise ArgumentError("model", found, f"save one of {', '.join(KINDS)}")
-    arguments = {name: write_object(value) for name, value in _arguments(model).items()}
+    arguments = _written(model)
     try:
         json.dumps(arguments, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -109,8 +132,33 @@ def configuration(model: nn.Module) -> dict[str, Any]:
     }
 
 
+def _written(model: nn.Module) -> dict[str, Any]:
+    """The arguments of the constructor as plain values; layers in a stack by their own arguments."""
+    return {
+        name: [{"model": type(layer).__name__, "arguments": _written(layer)} for layer in value]
+        if isinstance(value, nn.ModuleList)
+        else write_object(value)
+        for name, value in _arguments(model).items()
+    }
+
+
+def _read(value: Any) -> Any:
+    """An argument from plain values; a list is a stack of layers."""
+    if isinstance(value, list):
+        return [KINDS[layer["model"]](**_read_all(layer["arguments"])) for layer in value]
+    with torch.device("cpu"):  # the numbers of a design are real
+        return read_object(value, ROOMS)
+
+
+def _read_all(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: _read(value) for name, value in arguments.items()}
+
+
 def _arguments(model: Any) -> dict[str, Any]:
     """The arguments of the constructor."""
+    if isinstance(model, Promised):
+        names = inspect.signature(type(model)).parameters
+        return {name: model.bias is not None if name == "bias" else getattr(model, name) for name in names}
     if isinstance(model, LanguageModel):
         return {
             "design": model.design,
@@ -163,9 +211,7 @@ def build(described: dict[str, Any]) -> nn.Module:
             f"it must be one of {', '.join(KINDS)}",
         )
     try:
-        with torch.device("cpu"):  # the numbers of a design are real
-            arguments = {name: read_object(value, ROOMS) for name, value in described["arguments"].items()}
-        return kind(**arguments)
+        return kind(**_read_all(described["arguments"]))
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         if isinstance(error, RegardError):
             raise

@@ -12,6 +12,7 @@ from regard.nn.declaration import norm_map
 from regard.nn.design import Design
 from regard.nn.initialization import initialize
 from regard.nn.layers import DecoderLayer, EncoderLayer, require_context
+from regard.nn.promised_layers import PromisedDecoderLayer
 from regard.supports import Full, Support
 
 
@@ -23,6 +24,9 @@ class Encoder(nn.Module):
         check_layers(layers)
         self.design = design
         self.final_norm = design.norm_first if final_norm is None else final_norm
+        if design.promise is not None:
+            found = "has a promise, which LanguageModel keeps"
+            raise ArgumentError("design", found, "for an encoder with a promise use regard.nn.Guaranteed")
         self.layers = nn.ModuleList(EncoderLayer(design) for _ in range(layers))
         self.norm = design.normalization() if self.final_norm else nn.Identity()
         initialize(self, design.initialization, layers)
@@ -49,8 +53,9 @@ class Decoder(nn.Module):
         super().__init__()
         check_layers(layers)
         self.design, self.cross = design, cross
-        self.final_norm = design.norm_first if final_norm is None else final_norm
-        self.layers = nn.ModuleList(DecoderLayer(design, cross=cross) for _ in range(layers))
+        usual = design.norm_first and design.promise is None
+        self.final_norm = usual if final_norm is None else final_norm
+        self.layers = nn.ModuleList(_decoder_layer(design, cross) for _ in range(layers))
         self.norm = design.normalization() if self.final_norm else nn.Identity()
         initialize(self, design.initialization, layers)
 
@@ -136,6 +141,15 @@ class Transformer(nn.Module):
     def declare(self, source: Tensor) -> Compose:
         """The decoder as a map of the target, for one source (m, width)."""
         return self.decoder.declare(self.encoder(source.unsqueeze(0)).squeeze(0))
+
+
+def _decoder_layer(design: Design, cross: bool) -> nn.Module:
+    if design.promise is None:
+        return DecoderLayer(design, cross=cross)
+    if cross:
+        found = "has a promise, and attention to a context has none"
+        raise ArgumentError("design", found, "leave the promise out, or build with cross=False")
+    return PromisedDecoderLayer(design.width, design.heads, design.positions)
 
 
 def check_layers(layers: int) -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from regard._object import Object
 from regard.errors import ArgumentError
-from regard.normalizers import Normalizer, Sigmoid
+from regard.normalizers import Exponential, Normalizer, Sigmoid
 from regard.parameters import leads
 from regard.supports import Document, Padding, Support, Where
 
@@ -18,13 +18,14 @@ def check_order(normalizer: Normalizer, support: Support) -> None:
     if support.span(0, 0)[1] > 0:
         return
     _check_rows(normalizer, "tokens see their past alone")
-    if isinstance(normalizer, Sigmoid) and normalizer.bias is None:
+    if isinstance(normalizer, (Sigmoid, Exponential)) and normalizer.bias is None:
+        name = type(normalizer).__name__
         found = (
-            "has the normalizer Sigmoid(), whose bias depends on the number of keys, "
+            f"has the normalizer {name}(), whose bias depends on the number of keys, "
             "and tokens see their past alone"
         )
         raise ArgumentError(
-            "mechanism", found, "give Sigmoid(bias=...), e.g. minus the log of a typical length"
+            "mechanism", found, f"give {name}(bias=...), e.g. minus the log of a typical length"
         )
 
 

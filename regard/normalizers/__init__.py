@@ -2,6 +2,7 @@
 
 from regard.normalizers.base import Normalizer, Reference
 from regard.normalizers.entmax import Entmax, Sparsemax
+from regard.normalizers.exponential import Exponential
 from regard.normalizers.linear import Elu, FeatureKernel, FeatureMap, LinearKernel, PositiveRandom
 from regard.normalizers.sigmoid import Sigmoid
 from regard.normalizers.sink import SinkSoftmax
@@ -11,6 +12,7 @@ from regard.normalizers.softmax import Softmax
 __all__ = [
     "Elu",
     "Entmax",
+    "Exponential",
     "FeatureKernel",
     "FeatureMap",
     "LinearKernel",

@@ -7,6 +7,7 @@ from regard.proofs.citation import cite
 from regard.proofs.falsification import Witness, falsify, falsify_deviation
 from regard.proofs.imaging import image
 from regard.proofs.misspecifications import Misspecification, apriori, dropped, misspecification, replaced
+from regard.proofs.radius import Radius, certified_radius
 from regard.proofs.theorem import THEOREMS, Bound, Refusal, Theorem
 from regard.proofs.theorems.contraction import contraction
 from regard.proofs.theorems.dot_whole import growing_witness
@@ -17,11 +18,13 @@ __all__ = [
     "THEOREMS",
     "Bound",
     "Misspecification",
+    "Radius",
     "Refusal",
     "Theorem",
     "Witness",
     "approximation_error",
     "apriori",
+    "certified_radius",
     "certify",
     "cite",
     "collapse_after",

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from regard import _check
-from regard._round import gamma, outward, up, vector_norm_bound
+from regard._enclosed import Numbers, length, lengths
+from regard._upper import Upper, exact, exact_lower, least, product, sizes, stack, total
+from regard._upper import relative_error as rounding_error
 from regard._verb import Verb
 from regard.attention import Attention, as_measure, log_counts
 from regard.certificate import Certificate, Hypothesis
@@ -20,6 +22,9 @@ from regard.norms import TokenMax
 from regard.potentials import Bilinear, Dot, Potential
 from regard.potentials.base import Scaled, Sum
 from regard.potentials.positions import PositionPotential
+from regard.proofs.locating import projected_size
+from regard.proofs.scores import FACTOR
+from regard.proofs.setting import radius_of
 from regard.proofs.subject import Head, single_heads
 from regard.proofs.theorem import Bound, Refusal, assumed, checked
 from regard.proofs.theorems import approximation, score_perturbation
@@ -49,18 +54,18 @@ def approximation_error(
         return Certificate(
             math.inf, domain, TokenMax(), "no theorem", refused=refused, quantity="output error"
         )
-    errors = rows.square().sum(0).sqrt()
+    errors = lengths(rows.bound.mT)
     made = approximation.THEOREM.certificate(
-        Bound(outward(float(errors.max())), hypotheses), domain, TokenMax(), "output error"
+        Bound(errors.amax(), hypotheses), domain, TokenMax(), "output error"
     )
-    return made if math.isfinite(made.value) else _outside(made, errors)
+    return made if math.isfinite(made.value) else _outside(made, errors.bound)
 
 
 def row_errors(attention: Attention, law: Tensor, x: Points, context: Points | None = None) -> Tensor:
     """The same bound for each query: (m,), or (h, m) where `law` has heads."""
     queries = _one("x", x)
     rows, _ = _rows(attention, law, queries, queries if context is None else _one("context", context))
-    return rows if law.ndim > 2 else rows.squeeze(0)
+    return rows.bound if law.ndim > 2 else rows.bound.squeeze(0)
 
 
 def kernel_error(relative_error: float, radius: float) -> Certificate:
@@ -74,13 +79,15 @@ def kernel_error(relative_error: float, radius: float) -> Certificate:
         raise ArgumentError(
             "relative_error", f"is {relative_error}", "give a number of at least 0 and below 1"
         )
-    size = 2 * relative_error / (1 + math.sqrt(max(0.0, (1 - relative_error) * (1 + relative_error))))
+    domain, eta = Ball(radius), exact(relative_error)
+    whole = radius_of(domain)
+    size = 2 * eta / (1 + ((1 - eta) * (1 + exact_lower(relative_error))).sqrt())
     hypotheses = (
         assumed(f"every kernel value has a relative error of at most {relative_error!r}"),
         assumed("values are in the ball"),
     )
-    bound = Bound(min(outward(size * radius), 2.0 * radius), hypotheses, note="relative errors of kernels")
-    return score_perturbation.THEOREM.certificate(bound, Ball(radius), TokenMax(), "output error")
+    bound = Bound((size * whole).minimum(2 * whole), hypotheses, note="relative errors of kernels")
+    return score_perturbation.THEOREM.certificate(bound, domain, TokenMax(), "output error")
 
 
 def _outside(made: Certificate, errors: Tensor) -> Certificate:
@@ -114,15 +121,12 @@ def _one(name: str, x: Points) -> Measure:
 
 def _rows(
     attention: Attention, law: Tensor, queries: Measure, keys: Measure
-) -> tuple[Tensor, tuple[Hypothesis, ...]]:
+) -> tuple[Upper, tuple[Hypothesis, ...]]:
     """Bounds (h, m) and what they rest on."""
     heads = [Head(head) for head in single_heads(attention)]
     laws = _laws(law, len(heads), queries.size, keys.size)
-    rows = torch.tensor(
-        [_head_rows(head, one, queries, keys) for head, one in zip(heads, laws, strict=True)],
-        dtype=torch.float64,
-    )
-    known = all(isinstance(size.one(head.potential, queries, keys), float) for head in heads)
+    rows = stack([_head_rows(head, one, queries, keys) for head, one in zip(heads, laws, strict=True)])
+    known = all(size.one(head.potential, queries, keys) is not None for head in heads)
     exact = (
         checked("rounding of scores is covered")
         if known
@@ -149,7 +153,8 @@ def _laws(law: Tensor, heads: int, queries: int, keys: int) -> Tensor:
     return law.expand(heads, queries, keys)
 
 
-def _head_rows(head: Head, law: Tensor, queries: Measure, keys: Measure) -> list[float]:
+def _head_rows(head: Head, law: Tensor, queries: Measure, keys: Measure) -> Upper:
+    """|ν - P|₁ ρ for each row, and what a row that does not sum to one adds."""
     if not head.softmax:
         raise Refusal(
             f"rows of {type(head.normalizer).__name__} have no variational gap; "
@@ -157,39 +162,33 @@ def _head_rows(head: Head, law: Tensor, queries: Measure, keys: Measure) -> list
         )
     totals = law.sum(-1, keepdim=True)
     gaps = head.attention.law_gap(law / totals, queries, keys)
-    slack = _slack(head, queries, keys)
-    values = head.lookup.values(keys.points, keys.marks)
-    spread = _radii(head, values, queries, keys)
-    return [
-        _row(float(gap) + slack, radius, reach, abs(float(total) - 1) + gamma(4 * keys.size + 64))
-        for gap, (radius, reach), total in zip(gaps, spread, totals, strict=True)
-    ]
+    highest = Numbers(gaps, _slack(head, queries, keys)).largest().clamp_min(0.0)
+    spread = _radii(head, head.lookup.values(keys.points, keys.marks), queries, keys)
+    radius, reach = (stack(part) for part in zip(*spread, strict=True))
+    defect = sizes(totals.squeeze(-1) - 1) + rounding_error(4 * keys.size + 64)
+    found = approximation.total_variation_bound(exact(highest)) * radius + defect * reach
+    return found.map(lambda value: torch.where(torch.isinf(gaps), math.inf, value))
 
 
-def _row(gap: float, radius: float, reach: float, defect: float) -> float:
-    """|ν - P|₁ ρ, and what a row that does not sum to one adds."""
-    return (
-        math.inf
-        if math.isinf(gap)
-        else outward(approximation.total_variation_bound(up(gap)) * radius + defect * reach)
-    )
-
-
-def _slack(head: Head, queries: Measure, keys: Measure) -> float:
+def _slack(head: Head, queries: Measure, keys: Measure) -> Upper:
     """How much rounding can take from a gap: twice the error of a score, and the sums of logarithms."""
     known = size.one(head.potential, queries, keys)
     counts = log_counts(keys)
-    log_size = math.log(keys.size + 1) + (
-        0.0 if counts is None else float(counts[counts > -math.inf].abs().max())
-    )
+    log_size = exact(keys.size).log1p()
+    log_size = log_size if counts is None else log_size + sizes(counts[counts > -math.inf]).amax()
     found = head.potential.scores(queries.points, keys.points, queries.positions(), keys.positions())
-    largest = float(found[found.isfinite()].abs().amax()) if bool(found.isfinite().any()) else 0.0
-    scores = largest if known is None else max(known, largest)
-    units = gamma(16 * (keys.size + queries.dimension + keys.dimension) + 1024)
-    return outward(units * (scores + log_size + 1)) + (1e-10 * largest if known is None else 0.0)
+    largest = sizes(found[found.isfinite()].double()).amax()
+    scores = largest if known is None else largest.maximum(known)
+    units = rounding_error(16 * (keys.size + queries.dimension + keys.dimension) + 1024)
+    slack = units * (scores + log_size + 1)
+    return slack + TEN_DIGITS * largest if known is None else slack
 
 
-def _radii(head: Head, values: Tensor, queries: Measure, keys: Measure) -> list[tuple[float, float]]:
+TEN_DIGITS = Upper(1e-10)
+"""What is assumed of scores whose rounding is not known, relative to the largest."""
+
+
+def _radii(head: Head, values: Tensor, queries: Measure, keys: Measure) -> list[tuple[Upper, Upper]]:
     """For each query the radius and the reach of the values of the keys that it sees and that have mass."""
     seen = head.support.allows(queries.positions(), keys.positions()).expand(queries.size, keys.size)
     if keys.log_weights is not None:
@@ -198,7 +197,7 @@ def _radii(head: Head, values: Tensor, queries: Measure, keys: Measure) -> list[
         _value_error(head.lookup, values, keys),
         distances(values, values) if len(values) <= _PAIRS else None,
     )
-    found: dict[bytes, tuple[float, float]] = {}
+    found: dict[bytes, tuple[Upper, Upper]] = {}
     patterns = [bytes(row.tolist()) for row in seen]
     for pattern, row in zip(patterns, seen, strict=True):
         if pattern not in found:  # rows that see the same keys share a radius
@@ -206,27 +205,22 @@ def _radii(head: Head, values: Tensor, queries: Measure, keys: Measure) -> list[
     return [found[pattern] for pattern in patterns]
 
 
-def _radius(values: Tensor, apart: Tensor | None, error: float) -> tuple[float, float]:
-    """The smaller of a radius and half the diameter; and the longest value."""
+def _radius(values: Tensor, apart: Tensor | None, error: Upper) -> tuple[Upper, Upper]:
+    """Half the diameter, which no radius is below (a radius where pairs are too many); the longest value."""
     if not len(values):
-        return 0.0, 0.0
-    centers = (values.mean(0), 0.5 * (values.amax(0) + values.amin(0)))
-    radius = min(_largest(values - center) for center in centers)
-    radius = radius if apart is None else min(radius, 0.5 * float(apart.max()))
-    operations = 4 * values.shape[-1] + 64
-    return outward(outward(radius, operations) + error), outward(
-        outward(_largest(values), operations) + error
-    )
+        return exact(0.0), exact(0.0)
+    if apart is not None:
+        radius = Upper(apart.max(), values.shape[-1] + 4).halved()
+    else:
+        centers = (values.mean(0), 0.5 * (values.amax(0) + values.amin(0)))
+        radius = least([lengths(values - center, 1).amax() for center in centers])
+    return radius + error, lengths(values).amax() + error
 
 
-def _largest(vectors: Tensor) -> float:
-    return float(torch.linalg.vector_norm(vectors, dim=-1).max())
-
-
-def _value_error(lookup: Lookup, values: Tensor, keys: Measure) -> float:
+def _value_error(lookup: Lookup, values: Tensor, keys: Measure) -> Upper:
     """How far computed values are from exact ones."""
     if isinstance(lookup, (Identity, Table)):
-        return 0.0
+        return exact(0.0)
     factors = (
         (lookup.w_v,)
         if isinstance(lookup, Linear)
@@ -234,17 +228,15 @@ def _value_error(lookup: Lookup, values: Tensor, keys: Measure) -> float:
         if isinstance(lookup, Factored)
         else ()
     )
-    reach = max(vector_norm_bound(key) for key in keys.points) * math.prod(
-        vector_norm_bound(factor) for factor in factors
-    )
-    units = gamma(2 * sum(factor.shape[-2] for factor in factors) + 64)
-    return outward(units * (reach + max(vector_norm_bound(value) for value in values)))
+    reach = _longest(keys) * product([length(factor) for factor in factors])
+    units = rounding_error(2 * sum(factor.shape[-2] for factor in factors) + 64)
+    return units * (reach + lengths(values).amax())
 
 
 # How large the terms are that a score is summed from: its rounding is a multiple of that
 
 size = Verb("size")
-"""size.one(potential, queries, keys) -> float, at least every sum of absolute terms;
+"""size.one(potential, queries, keys) -> Upper, at least every sum of absolute terms;
 None where nothing is known.
 """
 
@@ -255,41 +247,36 @@ def _unknown(potential: Potential, queries: Measure, keys: Measure) -> None:
 
 
 @size.rule(PositionPotential)
-def _position(potential: PositionPotential, queries: Measure, keys: Measure) -> float:
+def _position(potential: PositionPotential, queries: Measure, keys: Measure) -> Upper:
     scores = potential.scores(queries.points, keys.points, queries.positions(), keys.positions())
-    return float(scores[scores > -math.inf].abs().max()) if bool((scores > -math.inf).any()) else 0.0
+    return sizes(scores[scores > -math.inf].double()).amax()
 
 
 @size.rule(Bilinear)
-def _bilinear(potential: Bilinear, queries: Measure, keys: Measure) -> float:
-    return outward(_longest(queries) * vector_norm_bound(potential.a) * _longest(keys))
+def _bilinear(potential: Bilinear, queries: Measure, keys: Measure) -> Upper:
+    return _longest(queries) * length(potential.a) * _longest(keys)
 
 
 @size.rule(Dot)
-def _dot(potential: Dot, queries: Measure, keys: Measure) -> float:
+def _dot(potential: Dot, queries: Measure, keys: Measure) -> Upper:
     """|scale| (|w_q|_F |x| + |b_q|)(|w_k|_F |y| + |b_k|)."""
     sides = ((potential.w_q, potential.b_q, queries), (potential.w_k, potential.b_k, keys))
-    first, second = (_projected_length(w, b, _longest(points)) for w, b, points in sides)
+    first, second = (projected_size(w, b, _longest(points)) for w, b, points in sides)
     width = queries.dimension if potential.w_q is None else potential.w_q.shape[-1]
-    return outward(abs(float(potential.factor(width))) * first * second)
+    return Upper(abs(float(potential.factor(width))), FACTOR) * first * second
 
 
 @size.rule(Sum)
-def _sum(potential: Sum, queries: Measure, keys: Measure) -> float | None:
+def _sum(potential: Sum, queries: Measure, keys: Measure) -> Upper | None:
     found = [size.one(term, queries, keys) for term in potential.terms]
-    return None if None in found else outward(sum(found))
+    return None if None in found else total(found)
 
 
 @size.rule(Scaled)
-def _scaled(potential: Scaled, queries: Measure, keys: Measure) -> float | None:
+def _scaled(potential: Scaled, queries: Measure, keys: Measure) -> Upper | None:
     found = size.one(potential.potential, queries, keys)
-    return None if found is None else outward(abs(float(potential.factor)) * found)
+    return None if found is None else Upper(abs(float(potential.factor)), FACTOR) * found
 
 
-def _projected_length(weight: Tensor | None, bias: Tensor | None, length: float) -> float:
-    longest = length if weight is None else length * vector_norm_bound(weight)
-    return longest if bias is None else longest + vector_norm_bound(bias)
-
-
-def _longest(points: Measure) -> float:
-    return max(vector_norm_bound(point) for point in points.points)
+def _longest(points: Measure) -> Upper:
+    return lengths(points.points).amax()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,8 @@ from regard.certificate import Certificate
 from regard.domains import Ball, Domain, Near
 from regard.errors import ArgumentError
 from regard.maps import Heads, Map
-from regard.norms import EntryMax, Frobenius, Norm, TokenMax, TokenSum, Wasserstein
+from regard.norms import EntryMax, Frobenius, Norm, OwnToken, TokenMax, TokenSum, Wasserstein
+from regard.proofs.question import once, question
 from regard.proofs.shapes import fit
 from regard.proofs.subject import Head, MultiHead, subject_of
 from regard.proofs.theorem import NO_THEOREM, Refusal, constants, deviations, rungs
@@ -45,6 +45,10 @@ def deviation(map: Any, domain: Domain, norm: Norm) -> Certificate:
     """
     _check_arguments(domain, norm)
     deviation_domain(domain)
+    if isinstance(norm, OwnToken):
+        raise ArgumentError(
+            "norm", "is OwnToken()", "it is no distance of sequences: certify() it, or use TokenMax() here"
+        )
     return _smallest(deviations, map, domain, norm)
 
 
@@ -72,22 +76,10 @@ def _check_arguments(domain: Domain, norm: Norm) -> None:
         )
 
 
-_ASKED: ContextVar[dict[Any, tuple[Any, Certificate]] | None] = ContextVar("asked", default=None)
-"""Answers to the questions that theorems ask of parts, within one question of a user: many ask the same."""
-
-
 def _smallest(quantity: Verb, map: Any, domain: Domain, norm: Norm) -> Certificate:
-    asked = _ASKED.get()
-    if asked is None:
-        token = _ASKED.set({})
-        try:
-            return _smallest(quantity, map, domain, norm)
-        finally:
-            _ASKED.reset(token)
-    key = (quantity.name, id(map), domain, norm)  # the answer keeps the map alive, and so its id
-    if key not in asked:
-        asked[key] = map, _answer(quantity, map, domain, norm)
-    return asked[key][1]
+    with question():
+        key = (quantity.name, id(map), domain, norm)
+        return once(key, map, lambda: _answer(quantity, map, domain, norm))
 
 
 def _answer(quantity: Verb, map: Any, domain: Domain, norm: Norm) -> Certificate:
@@ -102,6 +94,11 @@ def _answer(quantity: Verb, map: Any, domain: Domain, norm: Norm) -> Certificate
 
 def smallest(quantity: Verb, subject: Any, domain: Domain, norm: Norm) -> Certificate:
     """The smallest bound of a subject, with the others on its ladder."""
+    key = ("smallest", quantity.name, id(subject), domain, norm)
+    return once(key, subject, lambda: _best(quantity, subject, domain, norm))
+
+
+def _best(quantity: Verb, subject: Any, domain: Domain, norm: Norm) -> Certificate:
     found, refused = rungs(quantity, subject, domain, norm)
     head = _only(subject)
     if head is not None:

@@ -5,6 +5,7 @@ It finds points, and how far their values are apart: a lower bound that anyone c
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,17 +17,21 @@ from torch import Tensor
 
 from regard.attention import Attention
 from regard.compute import ReferenceEngine, apply
-from regard.domains import Ball, Domain, Near, Radii, Shell, TokenSet, Whole
+from regard.domains import Ball, Domain, Near, Neighborhood, Radii, Shell, TokenSet, Whole
 from regard.errors import ArgumentError
 from regard.maps import Heads
 from regard.measure import Measure
-from regard.norms import EntryMax, Frobenius, Norm, SequenceNorm, TokenMax, TokenSum, Wasserstein
+from regard.norms import EntryMax, Frobenius, Norm, OwnToken, SequenceNorm, TokenMax, TokenSum, Wasserstein
 from regard.proofs.certification import declare, deviation_domain
 from regard.proofs.places import farthest, project, unit, units
 from regard.proofs.setting import moves_of
 from regard.proofs.shapes import widths
 
 Function = Callable[[Tensor], Tensor]
+LOOKS = 4
+"""Points that are looked at before a climb, and directions after it: a climb ends at the nearest top."""
+POWERS = 40
+"""Power steps at the end of a climb; six on the way, where the next point has its own direction."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,17 @@ class _Attack:
         self._sequence_norm = _matched_norm(norm)
         measure = domain.measure if isinstance(domain, Near) else None
         declared = declare.one(map) if isinstance(map, torch.nn.Module) else map
-        self.function = _function(declared, measure)
+        self.function = self._whole = _function(declared, measure)
+        self.own: int | None = None
+        if (
+            isinstance(norm, OwnToken)
+            and isinstance(domain, Neighborhood)
+            and isinstance(domain.norm, Frobenius)
+        ):
+            remedy = (
+                "one token moves alone in Neighborhood(points, radius, TokenMax()) or Radii(points, radii)"
+            )
+            raise ArgumentError("domain", "is a ball in Frobenius norm, which tokens share", remedy)
         if isinstance(domain, Near):
             self.tokens, self.width = domain.measure.points.shape
         else:
@@ -116,8 +131,11 @@ class _Attack:
 
     def climb(self, start: int, steps: int) -> Witness:
         """Alternate: the worst direction at a point, then the point uphill for that direction."""
-        x = self._start(start)
-        direction, best = self._worst(x, self._allowed_unit(self._random(x)))
+        if isinstance(self.norm, OwnToken):
+            own = self.own = start % self.tokens
+            self.function = lambda x: self._whole(x)[..., own : own + 1, :]
+        looks = [self._look(self._start(start)) for _ in range(LOOKS)]
+        x, direction, best = max(looks, key=lambda look: look[2])
         rate = 0.5
         for _ in range(steps):
             uphill = self._gradient(x, direction)
@@ -131,7 +149,27 @@ class _Attack:
                 rate *= 0.4
             if rate <= 1e-3:
                 break
-        return self._pair(x, direction)
+        again = [self._look(x, POWERS, row) for row in range(min(self.tokens, 2 * LOOKS))]
+        ends = [(x, *self._worst(x, direction, POWERS)), *again]  # a direction may be best for its token only
+        return self._pair(x, max(ends, key=lambda look: look[2])[1])
+
+    def _look(self, x: Tensor, powers: int = 6, row: int | None = None) -> tuple[Tensor, Tensor, float]:
+        """A point, and the worst direction there from a random one, with how much it stretches."""
+        return x, *self._worst(x, self._aim(x, row), powers)
+
+    def _aim(self, x: Tensor, row: int | None) -> Tensor:
+        """A random direction; where a norm looks at one token of the value, one that moves this token, or a
+        random one: power steps stay with the token they begin with.
+        """
+        direction = self._allowed_unit(self._random(x))
+        if not isinstance(self._sequence_norm, (TokenMax, EntryMax)):
+            return direction
+        value, pull = torch.func.vjp(self.function, x)[:2]
+        drawn = int(torch.randint(0, len(value), (), generator=self.generator))
+        aimed, at = torch.zeros_like(value), drawn if row is None else row % len(value)
+        aimed[at] = self._random(value[at])
+        z = self._allowed_unit(pull(aimed)[0])
+        return z if bool((z != 0).any()) else direction
 
     def _goal(self, x: Tensor, uphill: Tensor) -> Tensor:
         """Where a full step leads: the far end of a bounded domain, or some way up."""
@@ -203,24 +241,25 @@ class _Attack:
             found.append((float(moved.norm()), x))
         return [x for _, x in sorted(found, key=lambda pair: -pair[0])]
 
-    def _worst(self, x: Tensor, direction: Tensor) -> tuple[Tensor, float]:
+    def _worst(self, x: Tensor, direction: Tensor, powers: int = 6) -> tuple[Tensor, float]:
         """Power steps between a norm and its dual."""
         pull = torch.func.vjp(self.function, x)[1]
         found = 0.0
-        for _ in range(6):
-            moved = torch.func.jvp(self.function, (x,), (direction,))[1]
+        for _ in range(powers):
+            moved = self._push(x, direction)
             length = float(self._sequence_norm.of(moved))
             if length <= found * (1 + 1e-9):
                 break
             found = length
             (z,) = pull(_dual(self._sequence_norm, moved))
             direction = self._allowed_unit(z)
-        moved = torch.func.jvp(self.function, (x,), (direction,))[1]
-        return direction, float(self._sequence_norm.of(moved))
+        return direction, float(self._sequence_norm.of(self._push(x, direction)))
 
     def _gradient(self, x: Tensor, direction: Tensor) -> Tensor:
         leaf = x.detach().requires_grad_()
         moved = torch.func.jvp(self.function, (leaf,), (direction,))[1]
+        if not moved.requires_grad:  # a linear map stretches everywhere alike
+            return torch.zeros_like(x)
         (found,) = torch.autograd.grad(self._sequence_norm.of(moved), leaf)
         return found.detach()
 
@@ -229,14 +268,27 @@ class _Attack:
         size = self._size()
         best = Witness(0.0, x, x, self.norm)
         for step in (1e-1, 1e-2, 1e-3, 1e-4, 1e-5):
-            for sign in (1.0, -1.0):
-                other = self._into(x + sign * step * size * direction)
-                apart = self._distance(x, other)
+            for point, sign in itertools.product((x, self._inward(x, 2 * step)), (1.0, -1.0)):
+                other = self._into(point + sign * step * size * direction)
+                apart = self._distance(point, other)
                 if apart > 1e-9 * size:
-                    value = self.function(x)
+                    value = self.function(point)
                     ratio = (self._distance(value, self.function(other)) - self._rounding(value)) / apart
-                    best = max(best, Witness(ratio, x, other, self.norm), key=lambda witness: witness.value)
+                    found = Witness(ratio, point, other, self.norm)
+                    best = max(best, found, key=lambda witness: witness.value)
         return best
+
+    def _inward(self, x: Tensor, part: float) -> Tensor:
+        """Part of the way to the center, where a step to any side stays inside:
+        from the boundary, the way back into the domain would turn it.
+        """
+        if isinstance(self.domain, Near):
+            return x + part * (self.domain.measure.points - x)
+        if isinstance(self.domain, Ball):
+            return (
+                (1 - part) * x if self.domain.center is None else x + part * (self.domain.center.double() - x)
+            )
+        return x
 
     def _distance(self, a: Tensor, b: Tensor) -> float:
         if isinstance(self.norm, Wasserstein):
@@ -307,6 +359,8 @@ class _Attack:
     def _allowed_unit(self, z: Tensor) -> Tensor:
         if isinstance(self.domain, Radii):  # a token that may not move has no direction
             z = z * (self.domain.radii > 0).to(z.dtype).unsqueeze(-1)
+        if self.own is not None:  # nor has one that is not the own
+            z = z * (torch.arange(len(z)) == self.own).to(z.dtype).unsqueeze(-1)
         return _primal(self._sequence_norm, z) if bool((z != 0).any()) else z
 
 
@@ -356,7 +410,7 @@ def _matched_norm(norm: Norm) -> Any:
     """The norm of matched sequences that a Wasserstein distance is for small moves."""
     if isinstance(norm, Wasserstein):
         return TokenMax() if math.isinf(norm.p) else Frobenius() if norm.p == 2 else TokenSum()
-    return norm
+    return TokenMax() if isinstance(norm, OwnToken) else norm
 
 
 def _primal(norm: Norm, z: Tensor) -> Tensor:

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard._round import outward, product_norm_bound
+from regard._enclosed import Numbers, product_norm
+from regard._upper import ELEMENTARY, TINY, Upper, exact, relative_error, sizes
 from regard.domains import Domain
 from regard.lookups import Factored
 from regard.normalizers import Softmax
 from regard.potentials import Gaussian
 from regard.proofs.about import all_of, rows_by, scores_by
 from regard.proofs.scores import is_tied, same
-from regard.proofs.setting import pair_bias, tokens_of
+from regard.proofs.setting import bias_error, pair_bias, tokens_of
 from regard.proofs.subject import Head
 from regard.proofs.terms import moving_term
 from regard.proofs.theorem import Hypothesis, Refusal, checked
@@ -31,13 +32,13 @@ class GaussianRows:
 
     projection: Tensor | None
     after: tuple[Tensor, ...]
-    far: float
+    far: Upper
     tokens: int
 
     @property
-    def size(self) -> float:
+    def size(self) -> Upper:
         """At least |M| |U|."""
-        return outward(product_norm_bound(self.projection) * product_norm_bound(*self.after))
+        return product_norm(self.projection) * product_norm(*self.after)
 
     @property
     def hypotheses(self) -> tuple[Hypothesis, ...]:
@@ -70,9 +71,8 @@ def gaussian_rows(head: Head, domain: Domain) -> GaussianRows:
         raise Refusal(
             "the constant grows like the logarithm of the number of tokens; say it, e.g. Whole(tokens=n)"
         )
-    return GaussianRows(
-        term.w_k, _after(head, term.w_k), lambert_bound(log_rivals(head, domain, tokens) - 1), tokens
-    )
+    level = math.nextafter(float(log_rivals(head, domain, tokens).largest()) - 1, math.inf)
+    return GaussianRows(term.w_k, _after(head, term.w_k), lambert_bound(level), tokens)
 
 
 def _after(head: Head, projection: Tensor | None) -> tuple[Tensor, ...]:
@@ -87,13 +87,14 @@ def _after(head: Head, projection: Tensor | None) -> tuple[Tensor, ...]:
     return head.factors[1:]
 
 
-def log_rivals(head: Head, domain: Domain, tokens: int) -> float:
+def log_rivals(head: Head, domain: Domain, tokens: int) -> Numbers:
     """log Ω, Ω = max_i Σ_{j≠i} exp(B_ij - B_ii): what the other keys of a row weigh against its own token,
     distances apart.
     """
     bias = pair_bias(head, domain)
     if bias is None:
-        return math.log(tokens - 1) + 1e-14 * math.log(tokens) if tokens > 1 else -math.inf
+        value = torch.tensor(tokens - 1, dtype=torch.float64).log()
+        return Numbers(value, relative_error(ELEMENTARY) * sizes(value) if tokens > 1 else exact(0.0))
     own = bias.diagonal()
     if bool((own == -math.inf).any()):
         row = int((own == -math.inf).nonzero()[0])
@@ -101,22 +102,29 @@ def log_rivals(head: Head, domain: Domain, tokens: int) -> float:
             f"row {row} does not see its own token, and then no constant holds for all tokens; let rows "
             "see themselves, or use Ball(radius)"
         )
-    largest = float(bias[bias > -math.inf].abs().max())
-    rivals = (
-        (bias - own.unsqueeze(-1)).masked_fill(torch.eye(tokens, dtype=torch.bool), -math.inf).logsumexp(-1)
-    )
-    return float(rivals.max()) + 1e-12 * (1 + largest)
+    apart = (bias - own.unsqueeze(-1)).masked_fill(torch.eye(tokens, dtype=torch.bool), -math.inf)
+    farthest = sizes(torch.where(apart > -math.inf, apart, 0.0)).amax()
+    summed = relative_error(tokens + 2 * ELEMENTARY) * (1 + farthest)
+    return Numbers(apart.logsumexp(-1).amax(), bias_error(bias) + summed)
 
 
-def lambert_bound(log_value: float) -> float:
-    """At least W₀(exp(log_value)): the root of w + log w = log_value, by Newton's method and rounded up."""
-    if math.isinf(log_value):
-        return 0.0 if log_value < 0 else math.inf
-    w = math.log1p(math.exp(log_value)) if log_value < 700 else log_value
-    if w < 1e-290:
-        return 1e-290  # W₀(y) ≤ y
+def lambert_bound(level: float) -> Upper:
+    """At least W₀(exp(level)): the root w of w + log w = level, by Newton's method, and raised until the sum
+    is certainly not below the level.
+    """
+    if math.isinf(level):
+        return exact(0.0) if level < 0 else Upper(math.inf)
+    w = math.log1p(math.exp(level)) if level < 700 else level
+    if w < TINY:
+        return Upper(TINY)  # W₀(y) ≤ y
     for _ in range(60):
-        w = w * (1 + log_value - math.log(w)) / (1 + w)
-    while w + math.log(w) < log_value + 1e-13 * (1 + abs(log_value)):
-        w *= 1 + 1e-13
-    return outward(w)
+        w = w * (1 + level - math.log(w)) / (1 + w)
+    while _sum_with_log(w) < level:
+        w *= 1 + 1e-15 * (4 + abs(level) / (1 + w))
+    return exact(w)
+
+
+def _sum_with_log(w: float) -> float:
+    """At most w + log w."""
+    error = relative_error(ELEMENTARY + 2) * exact(w + abs(math.log(w)))
+    return float(Numbers(torch.tensor(w + math.log(w), dtype=torch.float64), error).smallest())

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard._round import gamma, outward, vector_norm_bound
+from regard._enclosed import lengths
+from regard._upper import Upper, exact, exact_lower, relative_error, sizes
 from regard.attention import Attention, as_measure
 from regard.certificate import Certificate
 from regard.domains import Ball, Domain, Near, Neighborhood, Whole
@@ -87,7 +88,7 @@ def misspecification(
     constants = [certify(map, one, norm) for one in _domains(domain, first, second, norm)]
     constant = min(constants, key=lambda certificate: certificate.value)
     hypotheses = (checked("both inputs are in the domain"), checked("the distance of the inputs"))
-    return Misspecification(norm, before, after, _times(constant, before, hypotheses))
+    return Misspecification(norm, float(before), after, _times(constant, before, hypotheses))
 
 
 def apriori(map: Any, domain: Domain, norm: Norm, distance: float) -> Certificate:
@@ -97,7 +98,7 @@ def apriori(map: Any, domain: Domain, norm: Norm, distance: float) -> Certificat
     if not (isinstance(distance, (int, float)) and 0 <= distance < math.inf):
         raise ArgumentError("distance", f"is {distance!r}", "give a finite number that is not negative")
     hypotheses = (assumed("both inputs are in the domain"), assumed(f"inputs are at most {distance!r} apart"))
-    return _times(certify(map, domain, norm), float(distance), hypotheses)
+    return _times(certify(map, domain, norm), exact(float(distance)), hypotheses)
 
 
 def replaced(tokens: int, distance: float, p: float = 1.0) -> float:
@@ -106,7 +107,7 @@ def replaced(tokens: int, distance: float, p: float = 1.0) -> float:
     """
     _count("tokens", tokens, 1)
     _not_negative("distance", distance)
-    return _share(distance, tokens, p)
+    return float(_share(exact(distance), tokens, p))
 
 
 def dropped(tokens: int | Tensor, diameter: float | None = None, p: float = 1.0) -> float:
@@ -116,34 +117,44 @@ def dropped(tokens: int | Tensor, diameter: float | None = None, p: float = 1.0)
     n)^{1/p} and needs no diameter.
     """
     if isinstance(tokens, Tensor):
-        return _worst_drop(Neighborhood(tokens, 0.0).measure.points, p)
+        return float(_worst_drop(Neighborhood(tokens, 0.0).measure.points, p))
     _count("tokens", tokens, 2)
     if diameter is None:
         raise ArgumentError(
             "diameter", "is not given", "say how far apart tokens can be, or give the tokens themselves"
         )
     _not_negative("diameter", diameter)
-    return _share(diameter, tokens, p)
+    return float(_share(exact(diameter), tokens, p))
 
 
 # A priori distances
 
 
-def _share(length: float, tokens: int, p: float) -> float:
+def _share(length: Upper, tokens: int, p: float) -> Upper:
     Wasserstein(p)  # p is checked there
-    return float(length) if math.isinf(p) else outward(length / tokens ** (1 / p))
+    return length if math.isinf(p) else length / exact_lower(tokens).inverse_power(p)
 
 
-def _worst_drop(points: Tensor, p: float) -> float:
+def _worst_drop(points: Tensor, p: float) -> Upper:
     """The mass 1/n of the token left out goes to the others in equal shares."""
     tokens = len(points)
     _count("tokens", tokens, 2)
-    apart = distances(points, points)
-    largest = float(apart.max())
-    if math.isinf(p) or largest == 0:
-        return outward(_share(largest, 1, p))
-    mean = float((((apart / largest) ** p).sum(-1) / (tokens - 1)).max())
-    return outward(_share(largest * outward(mean ** (1 / p)), tokens, p), 4 * tokens + 4000)
+    apart = _distances(points, points)
+    farthest = apart.amax()
+    if math.isinf(p) or float(farthest) == 0:
+        return _share(farthest, 1, p)
+    mean = (_relative(apart).power(p).sum(-1) / (tokens - 1)).amax()
+    return _share(farthest * mean.inverse_power(p), tokens, p)
+
+
+def _distances(first: Tensor, second: Tensor) -> Upper:
+    """At least the distances of points, (m, n)."""
+    return Upper(distances(first, second), 4 * first.shape[-1] + 64)
+
+
+def _relative(apart: Upper) -> Upper:
+    """Distances over the largest bound of them: one where it is attained, so that powers stay in range."""
+    return Upper(apart.value / apart.value.amax(), 1)
 
 
 def _count(name: str, value: object, least: int) -> None:
@@ -159,8 +170,8 @@ def _not_negative(name: str, value: float) -> None:
 # Certificates
 
 
-def _times(constant: Certificate, distance: float, hypotheses: tuple[Any, ...]) -> Certificate:
-    value = math.inf if math.isinf(constant.value) else outward(constant.value * distance)
+def _times(constant: Certificate, distance: Upper, hypotheses: tuple[Any, ...]) -> Certificate:
+    value = math.inf if math.isinf(constant.value) else float(Upper(constant.value) * distance)
     why = constant.refused if math.isinf(value) else ()
     theorem = "the constant of the map times the distance of the inputs"
     place, quantity = (constant.domain, constant.norm), "distance of the outputs"
@@ -213,44 +224,43 @@ def _distance(first: Measure, second: Measure, norm: Norm) -> float:
     return float(norm.of(first.points - second.points))
 
 
-def _distance_above(first: Measure, second: Measure, norm: Norm) -> float:
+def _distance_above(first: Measure, second: Measure, norm: Norm) -> Upper:
     """The distance, rounded up past the rounding of the plan that attains it."""
     if not isinstance(norm, Wasserstein):
-        return outward(_distance(first, second, norm), 4 * first.points.numel() + 64)
+        return Upper(_distance(first, second, norm), 4 * first.points.numel() + 64)
     if math.isinf(norm.p):
         return _largest_step(first, second)
     return _cost_above(first, second, norm.p)
 
 
-def _largest_step(first: Measure, second: Measure) -> float:
+def _largest_step(first: Measure, second: Measure) -> Upper:
     """W_∞ from above: a share of mass that rounds to nothing still counts,
     so weights must be none or the same.
     """
     if first.log_weights is None and second.log_weights is None:
-        return outward(float(wasserstein(first, second, math.inf)), 4 * first.dimension + 64)
+        return Upper(float(wasserstein(first, second, math.inf)), 4 * first.dimension + 64)
     if (
         first.log_weights is not None
         and second.log_weights is not None
         and torch.equal(first.log_weights, second.log_weights)
     ):
-        return outward(float((first.points - second.points).norm(dim=-1).max()), 4 * first.dimension + 64)
+        return lengths(first.points - second.points, 1).amax()
     remedy = "the last digit of a weight can decide that distance; use a finite p"
     raise ArgumentError("norm", "is Wasserstein(inf) for measures of different weights", remedy)
 
 
-def _cost_above(first: Measure, second: Measure, p: float) -> float:
+def _cost_above(first: Measure, second: Measure, p: float) -> Upper:
     """W_p from above: the cost of the plan, and of carrying what its marginals miss across the whole set."""
-    plan, apart = transport_plan(first, second, p), distances(first.points, second.points)
-    largest = float(apart.max())
-    if largest == 0:
-        return 0.0
-    missed = float((plan.sum(1) - first.masses()).abs().sum() + (plan.sum(0) - second.masses()).abs().sum())
-    exact = first.log_weights is None and second.log_weights is None
-    missed = (
-        2 * missed + 2 * gamma(8 * (first.size + second.size) + 64) if not exact or missed > 1e-12 else 0.0
-    )
-    cost = outward(float((plan * (apart / largest) ** p).sum()), 8 * plan.numel() + 4000) + missed
-    return outward(largest * cost ** (1 / p))
+    plan, apart = transport_plan(first, second, p), _distances(first.points, second.points)
+    farthest = apart.amax()
+    if float(farthest) == 0:
+        return exact(0.0)
+    missed = sizes(plan.sum(1) - first.masses()).sum() + sizes(plan.sum(0) - second.masses()).sum()
+    carried = (sizes(plan) * _relative(apart).power(p)).where((plan != 0) & (apart.value > 0))
+    cost = carried.map(torch.flatten).sum()
+    if first.log_weights is not None or second.log_weights is not None or float(missed) > 1e-12:
+        cost = cost + 2 * (missed + relative_error(8 * (first.size + second.size) + 64))
+    return farthest * cost.inverse_power(p)
 
 
 def _domains(domain: Domain | None, first: Measure, second: Measure, norm: Norm) -> tuple[Domain, ...]:
@@ -279,10 +289,7 @@ def _balls(points: Tensor, tokens: int | None) -> tuple[Ball, ...]:
         0.5 * (points.amax(0) + points.amin(0)),
         _middle(points),
     )
-    return tuple(
-        Ball(max(outward(vector_norm_bound(point - center)) for point in points), center, tokens)
-        for center in centers
-    )
+    return tuple(Ball(float(lengths(points - center, 1).amax()), center, tokens) for center in centers)
 
 
 def _middle(points: Tensor, steps: int = 200) -> Tensor:
@@ -299,8 +306,9 @@ def _holds(domain: Domain, points: Tensor) -> bool:
         return domain.tokens in (None, len(points))
     if isinstance(domain, Ball):
         center = torch.zeros_like(points[0]) if domain.center is None else domain.center.detach().double()
-        return domain.tokens in (None, len(points)) and all(
-            vector_norm_bound(point - center) <= domain.radius for point in points
+        return (
+            domain.tokens in (None, len(points))
+            and float(lengths(points - center, 1).amax()) <= domain.radius
         )
     if isinstance(domain, Near):
         if domain.measure.log_weights is not None or domain.measure.marks is not None:
@@ -317,8 +325,5 @@ def _holds(domain: Domain, points: Tensor) -> bool:
 
 def _near(domain: Near, offsets: Tensor) -> bool:
     if isinstance(domain, Neighborhood) and isinstance(domain.norm, Frobenius):
-        return vector_norm_bound(offsets.flatten()) <= domain.radius
-    return all(
-        vector_norm_bound(offset) <= float(move)
-        for offset, move in zip(offsets, moves_of(domain), strict=True)
-    )
+        return float(lengths(offsets.flatten(), 1)) <= domain.radius
+    return bool((lengths(offsets, 1).bound <= moves_of(domain)).all())

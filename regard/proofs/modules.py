@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regard._upper import Upper, exact
 from regard.attention import Attention
 from regard.lookups import Linear
 from regard.maps import (
@@ -42,8 +43,8 @@ class Unchanged(Activation):
 
 
 @steepness.rule(Unchanged)
-def _unit(activation: Unchanged) -> float:
-    return 1.0
+def _unit(activation: Unchanged) -> Upper:
+    return exact(1.0)
 
 
 FUNCTIONS: dict[Any, Activation] = {

@@ -15,10 +15,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from regard._round import EPS, gamma, outward, product_norm_bound, spectral_norm_bound, vector_norm_bound
+from regard._enclosed import length, lengths, product_norm
+from regard._upper import ELEMENTARY, Upper, exact, relative_error, sizes
 from regard.domains import Near
 from regard.potentials import Gaussian
-from regard.proofs.scores import Form
+from regard.proofs.scores import FACTOR, Form
 from regard.proofs.setting import pair_bias
 from regard.proofs.subject import Head
 from regard.proofs.terms import moving_term
@@ -36,65 +37,65 @@ class Point:
 
     tokens: Tensor
     scores: Tensor
-    error: Tensor
-    pull: Tensor
-    unit: float
+    error: Upper
+    pull: Upper
+    unit: Upper
     factor: Tensor | None
-    off: float
-    norms: dict[tuple[int, ...], float] = field(default_factory=dict)
+    off: Upper
+    norms: dict[tuple[int, ...], Upper] = field(default_factory=dict)
 
     @cached_property
-    def reach(self) -> float:
+    def reach(self) -> Upper:
         """At least the length of every r."""
-        return max(vector_norm_bound(token) for token in self.tokens)
+        return lengths(self.tokens, 1).amax()
 
-    def laws(self) -> Tensor:
+    def laws(self) -> Upper:
         """P̄ ≥ P (n, n), at most one; zero where a key is masked."""
-        slack = torch.exp((2 * self.error).clamp(max=700)).unsqueeze(-1) * (
-            1 + gamma(4 * len(self.tokens) + 100)
-        )
-        raised = (self.scores.softmax(-1) * slack + 1e-300).clamp(max=1.0)
-        return raised.masked_fill(self.scores == -math.inf, 0.0)
+        computed = self.scores.softmax(-1).clamp_min(1e-300)
+        law = Upper(computed, len(self.tokens) + 2 * ELEMENTARY + 4) * (2 * self.error).exp().unsqueeze(-1)
+        return law.minimum(exact(1.0)).where(self.scores > -math.inf)
 
-    def centered(self, masses: Tensor) -> Tensor:
-        """Rows √masses_j (r_j - m), m their mean: a factor of a covariance that is large enough."""
-        mean = masses @ self.tokens / masses.sum().clamp_min(1e-300)
-        return masses.sqrt().unsqueeze(-1) * (self.tokens - mean)
+    def centered(self, masses: Upper) -> Tensor:
+        """Rows √masses_j (r_j - m), m their mean: a factor of a covariance that is large enough, up to
+        `_rounding`.
+        """
+        paid = masses.bound
+        mean = paid @ self.tokens / paid.sum().clamp_min(1e-300)
+        return paid.sqrt().unsqueeze(-1) * (self.tokens - mean)
 
-    def deviation(self, masses: Tensor, factors: tuple[Tensor, ...]) -> float:
+    def deviation(self, masses: Upper, factors: tuple[Tensor, ...]) -> Upper:
         """At least the largest standard deviation, over unit vectors,
         of the product of factors applied to tokens with these masses.
         """
-        return outward(
-            product_norm_bound(self.centered(masses), *factors) + self._norm(factors) * self._rounding(masses)
-        )
+        return product_norm(self.centered(masses), *factors) + self._norm(factors) * self._rounding(masses)
 
-    def weighed(self, row: int, law: Tensor, factors: tuple[Tensor, ...]) -> float:
+    def weighed(self, row: int, law: Upper, factors: tuple[Tensor, ...]) -> Upper:
         """At least λ_max(Wᵀ E[|v|² y yᵀ] W)^½ of a row, y = x_j - E x:
         the mean is known as well as the law is.
         """
-        masses = law * self.pull[row].square() * (1 + 1e-14)
-        mean = law @ self.tokens / law.sum()
-        drift = math.expm1(min(700.0, 4 * float(self.error[row]) + gamma(20 * len(law) + 400))) + 64 * EPS
-        matrix = masses.sqrt().unsqueeze(-1) * (self.tokens - mean)
-        slack = outward(drift * self.reach * math.sqrt(float(masses.sum())))
-        return outward(product_norm_bound(matrix, *factors) + self._norm(factors) * slack)
+        masses = law * self.pull[row].square()
+        mean = law.value @ self.tokens / law.value.sum()
+        drift = (4 * self.error[row] + relative_error(20 * len(self.tokens) + 400)).expm1()
+        drift = drift + relative_error(128)
+        matrix = masses.bound.sqrt().unsqueeze(-1) * (self.tokens - mean)
+        return product_norm(matrix, *factors) + self._norm(factors) * drift * self.reach * masses.sum().sqrt()
 
-    def own(self, masses: Tensor) -> float:
+    def own(self, masses: Upper) -> Upper:
         """At least the largest standard deviation of the query slope."""
         factors = () if self.factor is None else (self.factor,)
-        total = vector_norm_bound(self.centered(masses)) + self._rounding(masses)
-        return outward(self.unit * self.deviation(masses, factors) + self.off * total)
+        total = length(self.centered(masses)) + self._rounding(masses)
+        return self.unit * self.deviation(masses, factors) + self.off * total
 
-    def _norm(self, factors: tuple[Tensor, ...]) -> float:
+    def _norm(self, factors: tuple[Tensor, ...]) -> Upper:
         """At least the norm of a product, computed once: the rows of a sequence share their factors."""
         key = tuple(id(factor) for factor in factors)
         if key not in self.norms:
-            self.norms[key] = product_norm_bound(*factors)
+            self.norms[key] = product_norm(*factors)
         return self.norms[key]
 
-    def _rounding(self, masses: Tensor) -> float:
-        return outward(16 * EPS * self.reach * math.sqrt(float(masses.sum())))
+    def _rounding(self, masses: Upper) -> Upper:
+        """At least what rounding changed in `centered`, in Frobenius norm."""
+        return relative_error(32) * self.reach * masses.sum().sqrt()
 
 
 def point_of(head: Head, domain: Near) -> Point:
@@ -115,24 +116,16 @@ def _point(head: Head, domain: Near) -> Point:
 
 def _bilinear(form: Form, points: Tensor, bias: Tensor) -> Point:
     """s_ij = v_i·r_j + B_ij up to constants of rows, v_i = Aᵀx_i + β."""
-    center = points.mean(0)
-    tokens, width, size, far = (
-        points - center,
-        points.shape[-1],
-        vector_norm_bound(form.a),
-        vector_norm_bound(center),
-    )
+    center, width = points.mean(0), points.shape[-1]
+    tokens, size = points - center, length(form.a)
     slopes = tokens @ form.a + (center @ form.a + form.beta)
-    lengths = torch.tensor([vector_norm_bound(token) for token in tokens], dtype=torch.float64)
-    unit = gamma(4 * width + 20)
-    off = (unit * size + form.error) * (lengths + far) + unit * vector_norm_bound(form.beta) + form.error_beta
-    pull = torch.tensor([vector_norm_bound(slope) for slope in slopes], dtype=torch.float64) * (
-        1 + 1e-15
-    ) + off * (1 + 1e-12)
-    scores = slopes @ tokens.mT
-    error = (off + unit * pull) * float(lengths.max()) * (1 + 1e-12)
-    scores, error = _add_bias(scores, error, bias)
-    return Point(tokens, scores, error, pull.unsqueeze(-1).expand(bias.shape), 1.0, form.a.mT, form.error)
+    far, unit = lengths(tokens, 1), relative_error(4 * width + 20)
+    off = (unit * size + form.error) * (far + length(center)) + unit * length(form.beta) + form.error_beta
+    pull = lengths(slopes) + off
+    error = (off + unit * pull) * far.amax()
+    scores, error = _add_bias(slopes @ tokens.mT, error, bias)
+    steep = pull.map(lambda value: value.unsqueeze(-1).expand(bias.shape))
+    return Point(tokens, scores, error, steep, exact(1.0), form.a.mT, form.error)
 
 
 def _gaussian(head: Head, points: Tensor, bias: Tensor) -> Point:
@@ -144,29 +137,28 @@ def _gaussian(head: Head, points: Tensor, bias: Tensor) -> Point:
         )
     if term.b_q is not None or term.b_k is not None:
         raise Refusal("at a point Gaussian scores with biases have no theorem here; leave b_q and b_k out")
-    unit = outward(factor / float(term.bandwidth) ** 2)
-    apart = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist") * (
-        1 + gamma(2 * points.shape[-1] + 20)
-    )
-    scores = -0.5 * unit * apart.square()
-    error = scores.abs().amax(-1) * gamma(
-        8 * points.shape[-1] + 9000
-    )  # `unit` is rounded up by a few thousand roundings
+    square = float(term.bandwidth) ** 2
+    units = FACTOR + 2
+    apart = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+    scores = -0.5 * (factor / square) * apart.square()
+    error = relative_error(2 * points.shape[-1] + units + 16) * sizes(scores).amax(-1)
     scores, error = _add_bias(scores, error, bias)
-    return Point(points - points.mean(0), scores, error, unit * apart * (1 + 1e-14), unit, None, 0.0)
+    unit = Upper(factor / square, units)
+    pull = unit * Upper(apart, points.shape[-1] + 4)
+    return Point(points - points.mean(0), scores, error, pull, unit, None, exact(0.0))
 
 
-def _add_bias(scores: Tensor, error: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+def _add_bias(scores: Tensor, error: Upper, bias: Tensor) -> tuple[Tensor, Upper]:
     """Scores with the fixed bias, and what rounding adds: of the bias, of the sum,
     and of differences inside a softmax.
     """
     fixed = torch.where(bias > -math.inf, bias, torch.zeros_like(bias))
-    size = (scores.abs() + fixed.abs()).amax(-1)
-    return scores + bias, error + 40 * EPS * size
+    size = (sizes(scores) + sizes(fixed)).amax(-1)
+    return scores + bias, error + relative_error(80) * size
 
 
-def operator_norm(weights: Tensor) -> float:
+def operator_norm(weights: Upper) -> Upper:
     """At least |P|₂ for every P with 0 ≤ P ≤ weights, entry by entry:
     a matrix that is not negative grows with its entries.
     """
-    return spectral_norm_bound(weights)
+    return product_norm(weights.bound)

@@ -11,6 +11,7 @@ import torch
 
 from regard.domains import Domain, Near
 from regard.normalizers import SinkSoftmax
+from regard.proofs.question import once
 from regard.proofs.scores import BallFacts, Slopes, bilinear, slopes
 from regard.proofs.setting import balls_of, pair_bias, width_of
 from regard.proofs.subject import Head
@@ -26,7 +27,7 @@ def gibbs_balls(head: Head, domain: Domain, slot: bool = False) -> list[tuple[Ba
     if not head.softmax and not (slot and isinstance(head.normalizer, SinkSoftmax)):
         raise Refusal(f"rows of {type(head.normalizer).__name__} are not Gibbs laws; use Softmax()")
     head.factors  # noqa: B018 (values without a theorem are refused here)
-    found = bounded_balls(head, domain)
+    found = once(("balls", id(head), domain), head, lambda: bounded_balls(head, domain))
     if isinstance(head.normalizer, SinkSoftmax):
         found = _with_slot(head, found)
     if isinstance(domain, Near):
@@ -49,8 +50,12 @@ def _with_slot(head: Head, balls: list[tuple[BallFacts, Slopes]]) -> list[tuple[
     for ball, slope in balls:
         origin = BallFacts(torch.zeros_like(ball.center), ball.reach, ball.reach)
         steep = slopes.one(head.potential, origin)
-        nu = steep.alpha / 2 if bilinear.one(head.potential, len(ball.center)) is not None else steep.alpha
-        found.append((origin, replace(steep, nu=nu, kappa=min(slope.reach, steep.reach))))
+        nu = (
+            steep.alpha.halved()
+            if bilinear.one(head.potential, len(ball.center)) is not None
+            else steep.alpha
+        )
+        found.append((origin, replace(steep, nu=nu, kappa=slope.reach.minimum(steep.reach))))
     return found
 
 

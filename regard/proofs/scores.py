@@ -8,15 +8,15 @@ osc ≥ max_j S - min_j S.
 
 from __future__ import annotations
 
-import math
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard._round import gamma, outward, product_norm_bound, spectral_norm_bound, up, vector_norm_bound
+from regard._enclosed import length, product_norm
+from regard._upper import Upper, exact, exact_lower, relative_error, sizes
 from regard._verb import Verb
 from regard.potentials import (
     Additive,
@@ -41,8 +41,8 @@ class BallFacts:
     """Tokens in a ball: radius about a center, and `reach`, the largest length of a token."""
 
     center: Tensor
-    radius: float
-    reach: float
+    radius: Upper
+    reach: Upper
 
 
 @dataclass(frozen=True)
@@ -52,64 +52,64 @@ class Slopes:
     `reversed_nu` is nu of the negative of the scores, where a sign helps.
     """
 
-    alpha: float
-    nu: float
-    kappa: float
-    reach: float
-    osc: float
-    reversed_nu: float
+    alpha: Upper
+    nu: Upper
+    kappa: Upper
+    reach: Upper
+    osc: Upper
+    reversed_nu: Upper
 
     def plus(self, other: Slopes) -> Slopes:
         """Of a sum of scores."""
-        return Slopes(*(outward(a + b) for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return Slopes(*(a + b for a, b in zip(self._numbers, other._numbers, strict=True)))
 
     def times(self, factor: float) -> Slopes:
-        """Of a multiple of the scores."""
+        """Of a multiple of the scores, by a factor that may be rounded."""
         if factor == 0:
-            return Slopes(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-        made = Slopes(*(outward(abs(factor) * value) for value in astuple(self)))
+            return Slopes(*[exact(0.0)] * 6)
+        made = Slopes(*(Upper(abs(factor), FACTOR) * value for value in self._numbers))
         return made if factor > 0 else replace(made, nu=made.reversed_nu, reversed_nu=made.nu)
+
+    @property
+    def _numbers(self) -> tuple[Upper, ...]:
+        return self.alpha, self.nu, self.kappa, self.reach, self.osc, self.reversed_nu
 
 
 @dataclass(frozen=True)
 class Form:
     """S(x, y) = xᵀ A y + β·y + γ·x, with `error` a bound of the spectral norm of what rounding changed in A,
-    and in β and γ.
+    and in β and γ; zero where they are exact.
     """
 
     a: Tensor
     beta: Tensor
     gamma: Tensor
-    error: float
-    error_beta: float
-    error_gamma: float
+    error: Upper = field(default_factory=lambda: exact(0.0))
+    error_beta: Upper = field(default_factory=lambda: exact(0.0))
+    error_gamma: Upper = field(default_factory=lambda: exact(0.0))
     factors: tuple[Tensor, ...] = ()  # whose product A is, up to `error`, where they are known
 
     @cached_property
-    def norm(self) -> float:
+    def norm(self) -> Upper:
         """At least |A|₂."""
-        if self.factors:
-            return up(product_norm_bound(*self.factors) + self.error)
-        return up(spectral_norm_bound(self.a) + self.error)
+        return product_norm(*(self.factors or (self.a,))) + self.error
 
-    def shift(self, center: Tensor) -> float:
+    def shift(self, center: Tensor) -> Upper:
         """At least |Aᵀc + β|."""
-        size, length = vector_norm_bound(self.a), vector_norm_bound(center)
-        rounding = gamma(2 * len(center) + 4) * (size * length + vector_norm_bound(self.beta))
-        return up(
-            vector_norm_bound(center @ self.a + self.beta)
-            + outward(rounding + self.error * length + self.error_beta)
-        )
+        return self._moved(center @ self.a + self.beta, center, self.beta, self.error_beta)
 
-    def pull(self, center: Tensor) -> float:
+    def pull(self, center: Tensor) -> Upper:
         """At least |A c + γ|."""
-        size, length = vector_norm_bound(self.a), vector_norm_bound(center)
-        rounding = gamma(2 * len(center) + 4) * (size * length + vector_norm_bound(self.gamma))
-        return up(
-            vector_norm_bound(self.a @ center + self.gamma)
-            + outward(rounding + self.error * length + self.error_gamma)
-        )
+        return self._moved(self.a @ center + self.gamma, center, self.gamma, self.error_gamma)
 
+    def _moved(self, computed: Tensor, center: Tensor, added: Tensor, error: Upper) -> Upper:
+        """At least |Ac + γ| or |Aᵀc + β|: as computed, with its rounding and that of the form."""
+        rounding = relative_error(2 * len(center) + 4) * (length(self.a) * length(center) + length(added))
+        return length(computed) + rounding + self.error * length(center) + error
+
+
+FACTOR = 8
+"""Roundings that a factor of scores may have: 1/√c, one over a temperature, products of factors."""
 
 bilinear = Verb("bilinear")
 """bilinear.one(potential, width) -> Form, or None where scores are not one bilinear form,
@@ -131,13 +131,13 @@ def _curved(potential: Potential, width: int) -> None:
 @bilinear.rule(PositionPotential)
 def _fixed(potential: PositionPotential, width: int) -> Form:
     zero = torch.zeros(width, dtype=torch.float64)
-    return Form(torch.zeros(width, width, dtype=torch.float64), zero, zero, 0.0, 0.0, 0.0)
+    return Form(torch.zeros(width, width, dtype=torch.float64), zero, zero)
 
 
 @bilinear.rule(Bilinear)
 def _bilinear(potential: Bilinear, width: int) -> Form:
     zero = torch.zeros(width, dtype=torch.float64)
-    return Form(potential.a.double(), zero, zero, 0.0, 0.0, 0.0)
+    return Form(potential.a.double(), zero, zero)
 
 
 @bilinear.rule(Dot)
@@ -148,15 +148,14 @@ def _dot(potential: Dot, width: int) -> Form:
         torch.zeros(w_q.shape[-1], dtype=torch.float64) if b is None else b.double().expand(w_q.shape[-1])
         for b in (potential.b_q, potential.b_k)
     )
-    size_q, size_k = vector_norm_bound(w_q), vector_norm_bound(w_k)
-    unit = gamma(w_q.shape[-1] + 4) * abs(scale)
+    unit = relative_error(w_q.shape[-1] + 4 + FACTOR) * exact(abs(scale))
     return Form(
         scale * (w_q @ w_k.mT),
         scale * (w_k @ b_q),
         scale * (w_q @ b_k),
-        outward(unit * size_q * size_k),
-        outward(unit * size_k * vector_norm_bound(b_q)),
-        outward(unit * size_q * vector_norm_bound(b_k)),
+        unit * length(w_q) * length(w_k),
+        unit * length(w_k) * length(b_q),
+        unit * length(w_q) * length(b_k),
         (scale * w_q, w_k.mT),
     )
 
@@ -166,18 +165,15 @@ def _sum(potential: Sum, width: int) -> Form | None:
     forms = [bilinear.one(term, width) for term in potential.terms]
     if any(form is None for form in forms):
         return None
-    total = forms[0]
+    total, unit = forms[0], relative_error(4)
     for form in forms[1:]:
-        rounding = gamma(4) * (vector_norm_bound(total.a) + vector_norm_bound(form.a))
-        small = gamma(4) * (vector_norm_bound(total.beta) + vector_norm_bound(form.beta))
-        tiny = gamma(4) * (vector_norm_bound(total.gamma) + vector_norm_bound(form.gamma))
         total = Form(
             total.a + form.a,
             total.beta + form.beta,
             total.gamma + form.gamma,
-            outward(total.error + form.error + rounding),
-            outward(total.error_beta + form.error_beta + small),
-            outward(total.error_gamma + form.error_gamma + tiny),
+            total.error + form.error + unit * (length(total.a) + length(form.a)),
+            total.error_beta + form.error_beta + unit * (length(total.beta) + length(form.beta)),
+            total.error_gamma + form.error_gamma + unit * (length(total.gamma) + length(form.gamma)),
         )
     return total
 
@@ -187,15 +183,15 @@ def _scaled(potential: Scaled, width: int) -> Form | None:
     form = bilinear.one(potential.potential, width)
     if form is None:
         return None
-    factor = float(potential.factor)
-    more = gamma(4) * abs(factor)
+    factor, unit = float(potential.factor), relative_error(4 + FACTOR)
+    size = exact(abs(factor))
     return Form(
         factor * form.a,
         factor * form.beta,
         factor * form.gamma,
-        outward(abs(factor) * form.error + more * vector_norm_bound(form.a)),
-        outward(abs(factor) * form.error_beta + more * vector_norm_bound(form.beta)),
-        outward(abs(factor) * form.error_gamma + more * vector_norm_bound(form.gamma)),
+        size * (form.error + unit * length(form.a)),
+        size * (form.error_beta + unit * length(form.beta)),
+        size * (form.error_gamma + unit * length(form.gamma)),
     )
 
 
@@ -219,29 +215,22 @@ def _unknown(potential: Potential, ball: BallFacts) -> Slopes:
 
 @slopes.rule(PositionPotential)
 def _still(potential: PositionPotential, ball: BallFacts) -> Slopes:
-    return Slopes(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    return Slopes(*[exact(0.0)] * 6)
 
 
 def _form_slopes(form: Form, ball: BallFacts) -> Slopes:
     """v = Aᵀx_i + β for every j; z = A x_j + γ."""
-    a = form.norm
-    alpha = outward(form.shift(ball.center) + a * ball.radius)
-    return Slopes(
-        alpha,
-        0.0,
-        outward(a * ball.radius),
-        outward(form.pull(ball.center) + a * ball.radius),
-        outward(2 * ball.radius * alpha),
-        0.0,
-    )
+    kappa, zero = form.norm * ball.radius, exact(0.0)
+    alpha = form.shift(ball.center) + kappa
+    return Slopes(alpha, zero, kappa, form.pull(ball.center) + kappa, 2 * ball.radius * alpha, zero)
 
 
 @slopes.rule(Sum)
 def _sum_slopes(potential: Sum, ball: BallFacts) -> Slopes:
-    total = Slopes(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    for term in potential.terms:
-        total = total.plus(slopes.one(term, ball))
-    return total
+    first, *others = (slopes.one(term, ball) for term in potential.terms)
+    for other in others:
+        first = first.plus(other)
+    return first
 
 
 @slopes.rule(Scaled)
@@ -258,9 +247,9 @@ def _capped(potential: SoftCap, ball: BallFacts) -> Slopes:
     so v and z lie between zero and those of the score.
     """
     inner = slopes.one(potential.potential, ball)
-    shared = inner.nu == 0 and bilinear.one(potential.potential, len(ball.center)) is not None
-    nu = inner.alpha / 2 if shared else inner.alpha
-    osc = min(inner.osc, outward(2 * float(potential.cap)))
+    shared = bilinear.one(potential.potential, len(ball.center)) is not None  # v does not depend on j
+    nu = inner.alpha.halved() if shared else inner.alpha
+    osc = inner.osc.minimum(2 * exact(float(potential.cap)))
     return Slopes(inner.alpha, nu, inner.reach, inner.reach, osc, nu)
 
 
@@ -277,20 +266,24 @@ def _rotary(potential: Rotary, ball: BallFacts) -> Slopes:
     if not isinstance(inner, Dot):
         raise Refusal(f"rotary positions have a theorem for Dot, not for {type(inner).__name__}")
     w_q, w_k, q, k = _projection_bounds(inner, ball)
-    scale = abs(float(inner.factor(len(ball.center) if inner.w_q is None else inner.w_q.shape[-1])))
-    alpha, reach = outward(scale * w_k * q), outward(scale * w_q * k)
-    return Slopes(alpha, alpha, reach, reach, outward(2 * scale * q * k), alpha)
+    width = len(ball.center) if inner.w_q is None else inner.w_q.shape[-1]
+    scale = Upper(abs(float(inner.factor(width))), FACTOR)
+    alpha, reach = scale * w_k * q, scale * w_q * k
+    return Slopes(alpha, alpha, reach, reach, 2 * scale * q * k, alpha)
 
 
-def _projection_bounds(potential: Any, ball: BallFacts) -> tuple[float, float, float, float]:
+def _projection_bounds(potential: Any, ball: BallFacts) -> tuple[Upper, Upper, Upper, Upper]:
     """Bounds of |w_q|, |w_k|, |w_qᵀx + b_q| and |w_kᵀy + b_k| for tokens in the ball."""
-    sizes = [1.0 if w is None else product_norm_bound(w) for w in (potential.w_q, potential.w_k)]
-    widths = [len(ball.center) if w is None else w.shape[-1] for w in (potential.w_q, potential.w_k)]
-    pairs = zip((potential.b_q, potential.b_k), widths, strict=True)
-    biases = [
-        0.0 if b is None else vector_norm_bound(b.double().expand(c)) for b, c in pairs
-    ]  # a bias of width one acts on every coordinate
-    return (*sizes, *(outward(w * ball.reach + b) for w, b in zip(sizes, biases, strict=True)))  # type: ignore[return-value]
+    w_q, q = _projection_bound(potential.w_q, potential.b_q, ball)
+    w_k, k = _projection_bound(potential.w_k, potential.b_k, ball)
+    return w_q, w_k, q, k
+
+
+def _projection_bound(weight: Tensor | None, bias: Tensor | None, ball: BallFacts) -> tuple[Upper, Upper]:
+    """Bounds of |w| and of |wᵀx + b|; a bias of width one acts on every coordinate."""
+    width, norm = len(ball.center) if weight is None else weight.shape[-1], product_norm(weight)
+    reach = norm * ball.reach
+    return norm, reach if bias is None else reach + length(bias.double().expand(width))
 
 
 def is_tied(potential: DistancePotential) -> bool:
@@ -305,82 +298,77 @@ def same(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b or (a.shape == b.shape and bool((a == b).all()))
 
 
-def _apart(potential: DistancePotential, ball: BallFacts) -> tuple[float, float, float]:
+def _apart(potential: DistancePotential, ball: BallFacts) -> tuple[Upper, Upper, Upper]:
     """Bounds of |w_q|, |w_k| and |q_i - k_j| for tokens in the ball."""
     w_q, w_k, q, k = _projection_bounds(potential, ball)
     if is_tied(potential):
-        return w_q, w_k, outward(2 * w_k * ball.radius)
+        return w_q, w_k, 2 * w_k * ball.radius
     center = ball.center
     offset = (center if potential.w_q is None else center @ potential.w_q.double()) - (
         center if potential.w_k is None else center @ potential.w_k.double()
     )
     for bias, sign in ((potential.b_q, 1.0), (potential.b_k, -1.0)):
         offset = offset if bias is None else offset + sign * bias.double()
-    rounding = gamma(4 * len(center) + 8) * len(center) * (q + k)
-    return (
-        w_q,
-        w_k,
-        min(outward(q + k), outward(vector_norm_bound(offset) + (w_q + w_k) * ball.radius + rounding)),
-    )
+    rounding = relative_error(4 * len(center) + 8) * len(center) * (q + k)
+    return w_q, w_k, (q + k).minimum(length(offset) + (w_q + w_k) * ball.radius + rounding)
 
 
 @slopes.rule(Gaussian)
 def _gaussian(potential: Gaussian, ball: BallFacts) -> Slopes:
     """s = -|q - k|²/(2b²): v = w_k (q_i - k_j)/b², z = -w_q (q_i - k_j)/b²."""
     w_q, w_k, apart = _apart(potential, ball)
-    unit = float(potential.bandwidth) ** -2 * (1 + 1e-15)
-    alpha, kappa = outward(w_k * apart * unit), outward(w_q * w_k * ball.radius * unit)
+    unit = exact(1.0) / exact_lower(float(potential.bandwidth)).square()
+    alpha, kappa = w_k * apart * unit, w_q * w_k * ball.radius * unit
     plain = potential.w_q is None and potential.w_k is None
     # Where v = (x_i - x_j)/b², the cross term 2 Cov(e·Wᵀx, We·v) = -2 (We)ᵀC(We)/b² is not positive.
-    nu = outward(w_k * w_k * ball.radius * unit)
-    osc = min(outward(2 * ball.radius * alpha), outward(0.5 * unit * apart * apart))
-    return Slopes(alpha, 0.0 if plain else nu, kappa, outward(w_q * apart * unit), osc, nu)
+    nu = w_k * w_k * ball.radius * unit
+    osc = (2 * ball.radius * alpha).minimum((unit * apart.square()).halved())
+    return Slopes(alpha, exact(0.0) if plain else nu, kappa, w_q * apart * unit, osc, nu)
 
 
 @slopes.rule(Laplace)
 def _laplace(potential: Laplace, ball: BallFacts) -> Slopes:
     """s = -|q - k|/b is Lipschitz, differentiable almost everywhere with unit slopes."""
     w_q, w_k, apart = _apart(potential, ball)
-    unit = (1 + 1e-15) / float(potential.bandwidth)
-    alpha, reach = outward(w_k * unit), outward(w_q * unit)
-    return Slopes(
-        alpha, alpha, reach, reach, min(outward(2 * ball.radius * alpha), outward(apart * unit)), alpha
-    )
+    unit = exact(1.0) / exact_lower(float(potential.bandwidth))
+    alpha, reach = w_k * unit, w_q * unit
+    osc = (2 * ball.radius * alpha).minimum(apart * unit)
+    return Slopes(alpha, alpha, reach, reach, osc, alpha)
 
 
 @slopes.rule(StudentT)
 def _student(potential: StudentT, ball: BallFacts) -> Slopes:
-    """The slope (ν+1) u / (ν b² + u²) in u = |q - k| is largest at u = b√ν."""
+    """s = -(ν+1)/2 log(1 + u²/(νb²)) of u = |q - k|."""
     w_q, w_k, apart = _apart(potential, ball)
     nu, bandwidth = float(potential.nu), float(potential.bandwidth)
-    steepest = bandwidth * math.sqrt(nu)
-    u = min(apart, steepest)
-    slope = outward((nu + 1) * u / (nu * bandwidth**2 + u * u))
-    slope = outward((nu + 1) / (2 * steepest)) if apart >= steepest * (1 - 1e-9) else slope
-    alpha, reach = outward(w_k * slope), outward(w_q * slope)
-    osc = min(
-        outward(2 * ball.radius * alpha),
-        outward(0.5 * (nu + 1) * math.log1p(apart * apart / (nu * bandwidth**2)))
-        if math.isfinite(apart)
-        else math.inf,
+    slope = _student_slope(nu, bandwidth, float(apart))
+    alpha, reach = w_k * slope, w_q * slope
+    square = exact_lower(nu) * exact_lower(bandwidth).square()
+    whole = ((exact(nu) + 1) * (apart.square() / square).log1p()).halved()
+    return Slopes(alpha, alpha, reach, reach, (2 * ball.radius * alpha).minimum(whole), alpha)
+
+
+def _student_slope(nu: float, bandwidth: float, farthest: float) -> Upper:
+    """The slope (ν+1) u / (νb² + u²), the largest for u ≤ farthest: it grows up to u = b√ν and is
+    (ν+1)/(2b√ν) there.
+    """
+    steepest = exact_lower(bandwidth) * exact_lower(nu).sqrt()
+    if farthest >= float(steepest):
+        return (exact(nu) + 1) / (2 * steepest)
+    u = exact_lower(farthest)
+    return (
+        (exact(nu) + 1) * exact(farthest) / (exact_lower(nu) * exact_lower(bandwidth).square() + u.square())
     )
-    return Slopes(alpha, alpha, reach, reach, osc, alpha)
 
 
 @slopes.rule(Cosine)
 def _cosine(potential: Cosine, ball: BallFacts) -> Slopes:
     """z/√(|z|² + eps) is 1/√eps-Lipschitz with values in the unit ball."""
     w_q, w_k, _, _ = _projection_bounds(potential, ball)
-    unit = outward(abs(float(potential.scale)) / math.sqrt(potential.eps))
-    alpha, reach = outward(w_k * unit), outward(w_q * unit)
-    return Slopes(
-        alpha,
-        alpha,
-        reach,
-        reach,
-        min(outward(2 * ball.radius * alpha), outward(2 * abs(float(potential.scale)))),
-        alpha,
-    )
+    scale = exact(abs(float(potential.scale)))
+    unit = scale / exact_lower(potential.eps).sqrt()
+    alpha, reach = w_k * unit, w_q * unit
+    return Slopes(alpha, alpha, reach, reach, (2 * ball.radius * alpha).minimum(2 * scale), alpha)
 
 
 @slopes.rule(Additive)
@@ -389,13 +377,7 @@ def _additive(potential: Additive, ball: BallFacts) -> Slopes:
     both lie in a ball half as wide as their reach.
     """
     w_q, w_k, _, _ = _projection_bounds(potential, ball)
-    length, total = vector_norm_bound(potential.v), outward(float(potential.v.double().abs().sum()))
-    alpha, reach = outward(w_k * length), outward(w_q * length)
-    return Slopes(
-        alpha,
-        alpha / 2,
-        reach / 2,
-        reach,
-        min(outward(2 * ball.radius * alpha), outward(2 * total)),
-        alpha / 2,
-    )
+    size, most = length(potential.v), 2 * sizes(potential.v.double()).sum()
+    alpha, reach = w_k * size, w_q * size
+    nu, osc = alpha.halved(), (2 * ball.radius * alpha).minimum(most)
+    return Slopes(alpha, nu, reach.halved(), reach, osc, nu)

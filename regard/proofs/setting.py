@@ -9,7 +9,8 @@ import math
 import torch
 from torch import Tensor
 
-from regard._round import outward, vector_norm_bound
+from regard._enclosed import Numbers, length, lengths
+from regard._upper import Upper, exact, relative_error, root, sizes
 from regard.attention import log_counts
 from regard.domains import Ball, Domain, Near, Neighborhood, Radii, Shell, Whole
 from regard.parameters import walk
@@ -46,38 +47,38 @@ def balls_of(domain: Domain, width: int) -> list[BallFacts]:
     """Balls that hold every token; any of them may be used."""
     origin = torch.zeros(width, dtype=torch.float64)
     if isinstance(domain, Whole):
-        return [BallFacts(origin, math.inf, math.inf)]
+        return [BallFacts(origin, Upper(math.inf), Upper(math.inf))]
     if isinstance(domain, Shell):
         radius = shell_radius(domain, width)
         return [BallFacts(origin, radius, radius)]
     if isinstance(domain, Ball):
-        center = origin if domain.center is None else domain.center.detach().double()
-        length = vector_norm_bound(center)
-        return [BallFacts(center, float(domain.radius), outward(length + domain.radius))]
-    assert isinstance(domain, Near)
-    points, moves = domain.measure.points, moves_of(domain)
-    reach = max(outward(vector_norm_bound(x) + float(r)) for x, r in zip(points, moves, strict=True))
-    found = []
-    for center in (origin, points.mean(0), 0.5 * (points.amax(0) + points.amin(0))):
-        rounding = 1e-15 * vector_norm_bound(center)
-        radius = max(
-            outward(vector_norm_bound(x - center) + rounding + float(r))
-            for x, r in zip(points, moves, strict=True)
+        center, radius = (
+            origin if domain.center is None else domain.center.detach().double(),
+            radius_of(domain),
         )
-        found.append(BallFacts(center, radius, reach))
-    return found
+        return [BallFacts(center, radius, length(center) + radius)]
+    assert isinstance(domain, Near)
+    points, moves = domain.measure.points, exact(moves_of(domain))
+    reach = (lengths(points) + moves).amax()
+    centers = (origin, points.mean(0), 0.5 * (points.amax(0) + points.amin(0)))
+    return [BallFacts(center, (lengths(points - center, 1) + moves).amax(), reach) for center in centers]
 
 
-def finite_ball(radius: float, center: Tensor | None, tokens: int | None) -> Ball:
+def radius_of(domain: Ball | Neighborhood) -> Upper:
+    """The radius, which is given and exact."""
+    return exact(float(domain.radius))
+
+
+def finite_ball(radius: Upper, center: Tensor | None, tokens: int | None) -> Ball:
     """A ball whose radius and center were computed; a refusal where they left the range of numbers."""
     if not math.isfinite(radius) or not (center is None or bool(torch.isfinite(center).all())):
         raise Refusal(OUT_OF_RANGE)
-    return Ball(radius, center, tokens)
+    return Ball(float(radius), center, tokens)
 
 
-def shell_radius(domain: Shell, width: int) -> float:
+def shell_radius(domain: Shell, width: int) -> Upper:
     """At least the length of a token: √d · outer about zero; about their means tokens are anywhere."""
-    return math.inf if domain.centered else outward(math.sqrt(width) * domain.outer)
+    return Upper(math.inf) if domain.centered else root(width) * exact(float(domain.outer))
 
 
 def pair_bias(head: Head, domain: Domain) -> Tensor | None:
@@ -108,13 +109,11 @@ def pair_bias(head: Head, domain: Domain) -> Tensor | None:
     return bias
 
 
-def equivariant(head: Head, domain: Domain) -> None:
+def equivariant(head: Head, domain: Domain, remedy: str = "use TokenMax() or Frobenius()") -> None:
     """Refuse what looks at positions: a law of tokens does not know them."""
     parts = [part for part in walk(head.potential) if isinstance(part, Potential)]
     if any(part.positional for part in parts) or not isinstance(head.attention.support, Full):
-        raise Refusal(
-            "masks and positions are not functions of the law of tokens; use TokenMax() or Frobenius()"
-        )
+        raise Refusal(f"masks and positions are not functions of the law of tokens; {remedy}")
     for part in parts:
         if part.positional is None:
             name = type(part).__name__
@@ -135,7 +134,7 @@ def positions_of(potential: Potential) -> Potential | None:
     return of_terms([(term, factor) for term, factor in terms if isinstance(term, PositionPotential)])
 
 
-def crowding(head: Head, domain: Domain, osc: float, queries: int | None = None) -> float:
+def crowding(head: Head, domain: Domain, osc: Upper, queries: int | None = None) -> Upper:
     """N = max_j Σ_i sup P_ij, when scores of a row differ by at most `osc` beside the fixed biases.
 
     sup P_ij = 1/(1 + Σ_{k≠j} exp(B_ik - B_ij - osc)); without biases N = n/(1 + (n - 1) exp(-osc)).
@@ -147,16 +146,22 @@ def crowding(head: Head, domain: Domain, osc: float, queries: int | None = None)
             "this bound grows with the number of tokens; say how many there are, e.g. Ball(radius, "
             "tokens=n), or use TokenMax()"
         )
-    osc = osc * (1 + 1e-12) + 1e-12
     if bias is None:
         assert tokens is not None
-        rows = tokens if queries is None else queries
-        return outward(rows / (1 + (tokens - 1) * math.exp(-osc))) if math.isfinite(osc) else float(rows)
-    logs = bias.log_softmax(-1).clamp(max=0.0)
-    odds = logs - torch.log(-torch.expm1(logs))
-    tops = (
-        torch.where(logs == -math.inf, torch.zeros_like(logs), torch.sigmoid(odds + osc))
-        if math.isfinite(osc)
-        else (logs > -math.inf).double()
-    )
-    return outward(float(tops.sum(-2).max()) * (1 + 1e-12))
+        return exact(tokens if queries is None else queries) / (1 + (tokens - 1) * osc.exp_minus())
+    seen = bias > -math.inf
+    scores = Numbers(bias - bias.amax(-1, keepdim=True), bias_error(bias))
+    weights = scores.exp()
+    others = scores.exp_low().sum().unsqueeze(-1) - weights
+    return (exact(1.0) / (1 + osc.exp_minus() * (others / weights))).where(seen).sum(0).amax()
+
+
+def bias_error(bias: Tensor) -> Upper:
+    """How far computed biases, and differences of them, may be from the true ones:
+    a few units of the largest.
+    """
+    return relative_error(BIAS) * (1 + sizes(torch.where(bias > -math.inf, bias, 0.0)).amax())
+
+
+BIAS = 64
+"""Roundings that a fixed bias may have, relative to the largest one and to one."""

@@ -20,9 +20,21 @@ from regard.lipschitz_norm import LipschitzNorm
 from regard.lookups import Factored, Identity, Linear, Lookup, Table
 from regard.measure import Measure
 from regard.moments import Mean
-from regard.parameters import Tokens
+from regard.nonexpansive import (
+    Center,
+    Flatten,
+    GroupSort,
+    IntoBall,
+    MemoryStep,
+    MixTokens,
+    Pool,
+    Reflected,
+    Split,
+    Unflatten,
+)
+from regard.parameters import Tokens, held
 from regard.parameters import width as declared_width
-from regard.potentials import Additive, Bilinear, Cosine, Dot, Potential, Rotary, SoftCap
+from regard.potentials import Additive, Cosine, Dot, Potential, Rotary, SoftCap
 from regard.potentials.base import Scaled, Sum
 from regard.potentials.distance import DistancePotential
 from regard.proofs.setting import width_of
@@ -156,6 +168,65 @@ def _residual(map: maps.Residual, width: int | None) -> Widths:
     return Widths(width, width, keeps=True)
 
 
+@widths.rule(IntoBall)
+@widths.rule(Center)
+@widths.rule(MixTokens)
+@widths.rule(Pool)
+def _keeps(map: Any, width: int | None) -> Widths:
+    return Widths(width, width, keeps=True)
+
+
+@widths.rule(GroupSort)
+def _group_sort(map: GroupSort, width: int | None) -> Widths:
+    if width is not None and width % map.size:
+        raise ArgumentError(
+            "size", f"is {map.size} and tokens have width {width}", "give a divisor of the width"
+        )
+    return Widths(width, width, keeps=True)
+
+
+@widths.rule(MemoryStep)
+def _memory_step(map: MemoryStep, width: int | None) -> Widths:
+    width = _met("memory", int(map.memory.shape[0]), width)
+    return Widths(width, width, keeps=True)
+
+
+@widths.rule(Reflected)
+def _reflected(map: Reflected, width: int | None) -> Widths:
+    found = _residual(maps.Residual(map.attention), width)
+    return Widths(found.takes, found.gives, keeps=True)
+
+
+@widths.rule(Split)
+def _split(map: Split, width: int | None) -> Widths:
+    """Slices are as wide as each other."""
+    count = len(map.maps)
+    if width is not None and width % count:
+        found = f"are {count} and tokens have width {width}"
+        raise ArgumentError("maps", found, "give as many maps as the width can be cut into equal slices")
+    slice = None if width is None else width // count
+    for k, inner in enumerate(map.maps):
+        slice = _met(f"maps[{k}]", _inside(f"maps[{k}]", inner, slice).takes, slice)
+    found_parts = [_inside(f"maps[{k}]", inner, slice) for k, inner in enumerate(map.maps)]
+    given = [part.gives for part in found_parts]
+    total = None if any(size is None for size in given) else sum(size for size in given if size is not None)
+    takes = None if slice is None else slice * count
+    return Widths(takes, total, keeps=all(part.keeps for part in found_parts))
+
+
+@widths.rule(Flatten)
+def _flatten(map: Flatten, width: int | None) -> Widths:
+    return Widths(width, None)
+
+
+@widths.rule(Unflatten)
+def _unflatten(map: Unflatten, width: int | None) -> Widths:
+    if width is not None and width % map.tokens:
+        found = f"is {map.tokens} and the token has width {width}"
+        raise ArgumentError("tokens", found, "give a divisor of the width")
+    return Widths(width, None if width is None else width // map.tokens)
+
+
 # Attention
 
 
@@ -213,8 +284,18 @@ def _given(attention: Attention, values: Widths) -> int | None:
 
 
 @compared.rule(Potential)
-def _any_pair(potential: Potential) -> Sides:
-    return Sides(declared_width(potential, Tokens.QUERIES), declared_width(potential, Tokens.KEYS))
+def _declared(potential: Potential) -> Sides:
+    """What its own fields say, and the potentials that are its parts."""
+    query, key = (declared_width(potential, tokens) for tokens in (Tokens.QUERIES, Tokens.KEYS))
+    parts = [
+        compared.one(item)
+        for _, meaning, item in held(potential)
+        if isinstance(item, Potential) and meaning is not None and meaning.part and meaning.moving is None
+    ]
+    for sides in parts:
+        query = _met("potential", sides.query, query, "another term")
+        key = _met("potential", sides.key, key, "another term")
+    return Sides(query, key, any(sides.alike for sides in parts))
 
 
 @compared.rule(Dot)
@@ -228,30 +309,6 @@ def _projected(potential: Any) -> Sides:
 def _additive(potential: Additive) -> Sides:
     found, width = _sides(potential.w_q, potential.w_k), int(potential.v.shape[-1])
     return Sides(width, width, True) if found.alike else found
-
-
-@compared.rule(Bilinear)
-def _bilinear(potential: Bilinear) -> Sides:
-    return Sides(int(potential.a.shape[-2]), int(potential.a.shape[-1]))
-
-
-@compared.rule(Scaled)
-@compared.rule(SoftCap)
-@compared.rule(Rotary)
-def _wrapped(potential: Any) -> Sides:
-    found: Sides = compared.one(potential.potential)
-    return found
-
-
-@compared.rule(Sum)
-def _sum(potential: Sum) -> Sides:
-    found = [compared.one(term) for term in potential.terms]
-    query: int | None = None
-    key: int | None = None
-    for sides in found:
-        query = _met("potential", sides.query, query, "another term")
-        key = _met("potential", sides.key, key, "another term")
-    return Sides(query, key, any(sides.alike for sides in found))
 
 
 def _sides(w_q: Tensor | None, w_k: Tensor | None) -> Sides:

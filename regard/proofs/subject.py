@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard._enclosed import product_norm, root_of_squares
 from regard._object import Object
-from regard._round import outward, product_norm_bound
+from regard._upper import Upper, exact, total
 from regard.attention import Attention
 from regard.errors import ArgumentError
 from regard.lookups import Factored, Identity, Linear, Lookup
@@ -21,6 +22,7 @@ from regard.normalizers import SinkSoftmax, Softmax
 from regard.parameters import Meaning, leads, one_head, rebuilt, width
 from regard.potentials import Potential
 from regard.potentials.base import Scaled
+from regard.proofs.question import once
 from regard.proofs.scores import Form, bilinear
 from regard.proofs.theorem import Refusal
 
@@ -67,9 +69,9 @@ class Head:
         return self.facts["matrix", width]
 
     @cached_property
-    def w(self) -> float:
+    def w(self) -> Upper:
         """At least |W|₂."""
-        return product_norm_bound(*self.factors)
+        return product_norm(*self.factors)
 
     @cached_property
     def value_bias(self) -> Tensor | None:
@@ -118,19 +120,23 @@ class MultiHead:
             else None
         )
         self.folded: list[Head] | None = None
-        self.mixing = 1.0
+        self.mixing = exact(1.0)
         if w_o is not None:
             self.folded = [Head(head, w_o[h]) for h, head in enumerate(heads)]
-            self.mixing = product_norm_bound(w_o.reshape(-1, w_o.shape[-1]))
+            self.mixing = product_norm(w_o.reshape(-1, w_o.shape[-1]))
 
-    def combined(self, separate: list[float], folded: list[float] | None) -> float:
+    def combined(self, separate: list[Upper], folded: list[Upper] | None) -> Upper:
         """The smaller of Σ_h b_h and |W_O| √Σ_h b_h²."""
-        joined = outward(self.mixing * sum(b * b for b in separate) ** 0.5)
-        return joined if folded is None else min(joined, outward(sum(folded)))
+        joined = self.mixing * root_of_squares(separate)
+        return joined if folded is None else joined.minimum(total(folded))
 
 
 def subject_of(map: Attention | Heads, residual: bool = False) -> MultiHead:
     """The heads of an attention, as theorems see them."""
+    return once(("subject", id(map), residual), map, lambda: _subject_of(map, residual))
+
+
+def _subject_of(map: Attention | Heads, residual: bool) -> MultiHead:
     attention = map.attention if isinstance(map, Heads) else map
     heads = single_heads(attention)
     if not isinstance(map, Heads):

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from regard._upper import Upper
 from regard._verb import Verb
 from regard.certificate import Certificate, Hypothesis
 
@@ -44,16 +45,24 @@ class Refusal(Exception):
 class Bound:
     """What a theorem gives for one map on one domain.
 
-    An infinite `value` is a claim only with `unbounded`: the theorem proves that no number holds. Without it,
-    it is a number that left the range of numbers, and counts as refused.
+    The value is an `Upper`: a plain float does not say that its rounding is paid for. An infinite one is a
+    claim only with `unbounded`: the theorem proves that no number holds. Without it, it is a number that left
+    the range of numbers, and counts as refused.
     """
 
-    value: float
+    value: Upper
     hypotheses: tuple[Hypothesis, ...] = ()
     parts: tuple[Certificate, ...] = ()
     note: str = ""
     probability: float = 1.0
     unbounded: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.value, Upper):
+            raise TypeError(
+                f"a Bound of a {type(self.value).__name__}: give an Upper, by exact(…) for a number that is "
+                "exact or Upper(…) for one that is certainly large enough"
+            )
 
 
 Rule = Callable[..., "Bound | list[Bound]"]
@@ -167,7 +176,7 @@ def rungs(quantity: Verb, subject: Any, domain: Any, norm: Any) -> tuple[list[Ce
         theorem = claim.theorem
         try:
             for bound in claim(subject, domain, norm):
-                if math.isfinite(bound.value) or bound.unbounded:
+                if 0 <= float(bound.value) < math.inf or bound.unbounded:
                     found.append(theorem.certificate(bound, domain, norm, quantity.name))
                 else:
                     refused.append(f"{theorem.title}: {OUT_OF_RANGE}")

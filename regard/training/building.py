@@ -6,13 +6,18 @@ import math
 import os
 
 from regard.errors import ArgumentError
-from regard.nn import Design, LanguageModel, RotaryPositions
+from regard.nn import Design, LanguageModel, RelativePositions, RotaryPositions
+from regard.nn.promises import Promise
+from regard.norms import TokenMax
 from regard.training.recipe import Recipe
 
 NUMBER = 4
 """Bytes of a number in single precision."""
 COPIES = 4
 """Of each weight while it trains: itself, its gradient, and two moments."""
+
+BUCKETS = 32
+"""Of distances that have a bias of their own, under a promise."""
 
 
 def build(recipe: Recipe, symbols: int) -> LanguageModel:
@@ -59,9 +64,16 @@ def memory() -> float:
 
 
 def _model(recipe: Recipe, symbols: int) -> LanguageModel:
-    return LanguageModel(
-        Design(recipe.width, recipe.heads, positions=RotaryPositions()), symbols, recipe.layers, tied=False
-    )
+    return LanguageModel(design_of(recipe), symbols, recipe.layers, tied=False)
+
+
+def design_of(recipe: Recipe) -> Design:
+    """The design of a recipe: rotary positions, or, under a promise, biases by distance."""
+    if recipe.promise is None:
+        return Design(recipe.width, recipe.heads, positions=RotaryPositions())
+    positions = RelativePositions(farthest=max(recipe.context, 2 * BUCKETS), buckets=BUCKETS)
+    promise = Promise(TokenMax(), recipe.promise)
+    return Design(recipe.width, recipe.heads, positions=positions, promise=promise)
 
 
 def _too_large(argument: str, value: int, needed: float, remedy: str) -> ArgumentError:

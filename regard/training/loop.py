@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from regard._files import write_whole, writing
 from regard._written import plain
 from regard.errors import ArgumentError, RegardError
-from regard.nn import Sampling, load, save
+from regard.nn import LanguageModel, Sampling, load, save
 from regard.nn.monitors import Monitor, RegularityWarning, monitor
 from regard.nn.saving import read_tensors, write_tensors
 from regard.training import checkpoint as saved
@@ -240,6 +240,7 @@ class Training:
                 "step": self.step,
                 "training_loss": math.fsum(self._losses) / max(1, len(self._losses)),
                 "held_out_loss": held_out,
+                "certificate": self._proved(),
                 "learning_rate": self.recipe.rate(max(0, self.step - 1)),
                 "tokens": self.step * self.recipe.batch * self.recipe.context,
                 "layers": watch.history[-1]["layers"],
@@ -254,6 +255,20 @@ class Training:
         except OSError as error:  # the checkpoint has the line too
             raise Unwritten(self._write_failure(error)) from error
         return Milestone(kept, entry, watch.table())
+
+    def _proved(self) -> float | None:
+        """The constant that the weights prove, where the recipe has a promise."""
+        model, promise = self.model, self.recipe.promise
+        if promise is None:
+            return None
+        assert isinstance(model, LanguageModel)
+        assert model.design.promise is not None
+        found = model.certificate()
+        if not model.design.promise.kept_by(found):
+            last = saved.checkpoints(self.directory)[-1:]
+            where = f"; the last good checkpoint is {last[0].path}" if last else ""
+            raise Diverged(f"the promise {promise:g} is broken: the certificate is {found.value:.6g}{where}")
+        return found.value
 
     def _fill(self, made: Path) -> None:
         save(self.model, made / MODEL)

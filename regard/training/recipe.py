@@ -23,7 +23,8 @@ multiplies it with.
 @dataclass(frozen=True)
 class Recipe:
     """steps: updates in all; every: updates between checkpoints; context: tokens in a window; batch:
-    windows in an update.
+    windows in an update; promise: the constant, in token-max norm from points to logits, that the model
+    keeps.
     """
 
     steps: int = 2000
@@ -36,6 +37,7 @@ class Recipe:
     seed: int = 0
     every: int = 500
     bytes: bool = False
+    promise: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("steps", "width", "layers", "heads", "context", "batch", "every"):
@@ -52,6 +54,8 @@ class Recipe:
             raise ArgumentError(
                 "--heads", found, "rotary positions turn pairs of coordinates: make width/heads even"
             )
+        if self.promise is not None and not 0 < self.promise < math.inf:
+            raise ArgumentError("--promise", f"is {self.promise}", "give a positive number, such as 10")
         if not 0 < self.learning_rate <= LARGEST_RATE:
             found = f"is {self.learning_rate}"
             raise ArgumentError(

@@ -2,6 +2,7 @@
 and no search breaks the bound.
 """
 
+import dataclasses
 import math
 from functools import cache
 
@@ -14,7 +15,7 @@ from regard._object import Object
 from regard.audits.adapters import Matrices, adapter_of
 from regard.audits.adapters.norms import normalize_of
 from regard.audits.adapters.surroundings import may_turn
-from regard.audits.checks.base import Weights
+from regard.audits.checks.base import Weights, checks
 from regard.audits.checks.spectra import MARGIN, NEAR, any_input_bounds
 from regard.audits.run import Place
 from regard.domains import Whole
@@ -262,6 +263,25 @@ def test_no_search_breaks_the_bound(name):
         assert len(bounds) == site.heads
         for head, bound in list(zip(site.singles, bounds, strict=True))[::2]:
             assert 0 < searched(head, site.points, center, radius) <= bound < math.inf
+
+
+@pytest.mark.parametrize("centered", [True, False])
+def test_without_eps_the_bound_is_the_same(centered):
+    """x̂ has length √d at most, and with eps = 0 every output has it: the ball is that of any eps,
+    and an audit skips nothing.
+    """
+    weights, _ = next(iter(sites("torch_encoder_pre")))
+    norm = weights.entering.replace(centered=centered)
+    with_eps, without = (
+        any_input_bounds(dataclasses.replace(weights, entering=norm.replace(eps=eps))) for eps in (1e-5, 0.0)
+    )
+    assert without == with_eps
+    assert all(0 < bound < math.inf for bound in without)
+    layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, norm_first=True, layer_norm_eps=0.0)
+    x = torch.randn(1, 3, 8, generator=torch.Generator().manual_seed(0))
+    spectra = [check for check in checks() if check.name == "weights"]
+    report = r.audit(enlivened(Wrapped(layer)), [{"src": x}], checks=spectra)
+    assert not report.skipped
 
 
 def test_the_search_finds_what_there_is():

@@ -1,12 +1,15 @@
 """Certified norms against a Jacobian in sixty digits, where float64 loses most of its own."""
 
 import itertools
+from fractions import Fraction
 
 import mpmath
 import pytest
 import torch
 
 import regard as r
+from regard._round import spectral_norm_bound
+from regard.derive.jacobian import spectral_norms
 
 D = torch.float64
 
@@ -98,7 +101,8 @@ def test_the_randomized_bound_is_its_formula():
         relative = 2 * max(error, jacobian._units() * root) / root
         share = chance / (0.8 * 6**0.5) - power * relative
         found = jacobian._certificate_of_root(root, error, chance, power)
-        assert found.value == pytest.approx(root * share ** (-1 / power), rel=1e-10)
+        stated = root * share ** (-1 / power) * (1 + 18_000 * 2.0**-53)
+        assert found.value == pytest.approx(stated, rel=1e-14)
         assert found.probability == 1 - chance
     assert jacobian._certificate_of_root(0.0, 0.0, 1e-6, 40).value == 0
 
@@ -116,6 +120,15 @@ def test_the_randomized_bound_knows_where_rounding_is_all_there_is():
     assert jacobian._certificate_of_root(1.0, 2.5e-7, 2.1e-5, 20).value < 3
 
 
+@pytest.mark.parametrize("size", [1e-200, 1.0, 1e200])
+@pytest.mark.parametrize("shape", [(3, 2), (2, 3), (1, 3)])
+def test_norms_of_blocks_keep_their_digits_in_all_sizes(size, shape):
+    """Squares of the entries are no numbers here."""
+    blocks = torch.randn(2, *shape, generator=torch.Generator().manual_seed(1), dtype=D)
+    stated = size * torch.linalg.matrix_norm(blocks, 2)
+    assert torch.allclose(spectral_norms(size * blocks), stated, rtol=1e-12, atol=0)
+
+
 def test_the_power_steps_of_a_multiple_of_the_identity_are_exact():
     """Every start is an eigenvector, so the root is the norm itself, whatever the number of steps."""
     jacobian = linear(3 * torch.eye(4, dtype=D))
@@ -126,6 +139,8 @@ def test_the_power_steps_of_a_multiple_of_the_identity_are_exact():
         share = 1e-3 / (0.8 * 8**0.5) - 2 * steps * 2 * jacobian._units()
         assert found.value == pytest.approx(3 * share ** (-1 / (2 * steps)), rel=1e-9)
         assert found.probability == 1 - 1e-3
+    share = 1e-3 / (0.8 * 8**0.5) - 2 * 200 * 2 * jacobian._units()  # two hundred steps unless told
+    assert jacobian.norm_certificate(1e-3, dense=0).value == pytest.approx(3 * share ** (-1 / 400), rel=1e-9)
 
 
 def test_chances_are_shared_by_the_elements_of_a_batch():
@@ -158,6 +173,10 @@ def test_a_certificate_adds_what_rounding_may_change():
     jacobian = linear(3 * torch.eye(4, dtype=D))
     found = jacobian.norm_certificate()
     assert found.value == pytest.approx(3 * (1 + jacobian._units()), rel=1e-13)
+    for error in (0.01 + 0.003 * k for k in range(12)):
+        jacobian._rounding = lambda error=error: torch.tensor([error], dtype=D)
+        matrix = Fraction(spectral_norm_bound(jacobian.dense()))
+        assert matrix + Fraction(error) < Fraction(jacobian.norm_certificate().value) < 3.1
     jacobian._rounding = lambda: torch.tensor([0.0599], dtype=D)
     assert jacobian.norm_certificate().value == pytest.approx(3.0599, rel=1e-9)
     jacobian._rounding = lambda: torch.tensor([0.0601], dtype=D)

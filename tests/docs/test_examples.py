@@ -93,3 +93,30 @@ def test_approximate_attention(tmp_path: Path) -> None:
     assert [name for name in found if name.startswith("top")] == ["top 4 of 24 keys", "top 16 of 24 keys"]
     assert len(found) == 5
     assert all(gap > 0 and certified >= measured > 0 for gap, certified, measured in found.values())
+
+
+def test_the_flow_of_sets(tmp_path: Path) -> None:
+    """Trained for a step, it has an inverse already."""
+    pytest.importorskip("sklearn")
+    picture = tmp_path / "new" / "flow.svg"
+    header, *rows, constants, back, saved = printed(
+        tmp_path, "set_flow.py", "--steps", 1, "--test", 4, "--out", picture
+    )
+    assert (header.split()[-1], saved) == ("3.000", f"saved to {picture}")
+    assert [row[:24].strip() for row in rows] == [
+        "residual, attention",
+        "residual, points alone",
+        "coupling, attention",
+    ]
+    assert all(0 < float(constant) < 1 for constant in constants.split(": ")[1].split(", "))
+    assert float(back.split()[-1]) < 1e-4
+    assert len(drawn(picture, "circle")) == (4 + 8) * 16
+
+
+def test_infinite_depth(tmp_path: Path) -> None:
+    picture = tmp_path / "new" / "depth.svg"
+    _, *rows, proved, saved = printed(tmp_path, "infinite_depth.py", "--steps", 1, "--out", picture)
+    assert [row.split()[0] for row in rows] == ["2", "4", "8", "∞"]
+    assert 0 < float(proved.split()[1]) < 1
+    assert saved == f"saved to {picture}"
+    assert len(drawn(picture, "polyline")) == 4

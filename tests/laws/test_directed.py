@@ -14,9 +14,15 @@ from regard._enclosed import (
     Numbers,
     Vectors,
     computed_lengths,
+    distances,
     exact_matrix,
     half_diameters,
     largest_roots,
+    length,
+    lengths,
+    lengths_below,
+    product_norm,
+    root_of_squares,
     spectral_norms,
 )
 from regard._upper import (
@@ -27,6 +33,9 @@ from regard._upper import (
     Upper,
     exact,
     exact_lower,
+    largest,
+    least,
+    product,
     relative_error,
     root,
     sizes,
@@ -56,6 +65,30 @@ def test_the_bound_pays_for_every_rounding(roundings):
         room = 1 + 6 * UNIT + 2 * (roundings * UNIT) ** 2
         assert 3 * factor <= above <= 3 * factor * room
         assert 3 / factor / room <= below <= 3 / factor
+
+
+def test_the_bound_pays_for_itself_once():
+    """k + 1 roundings, to the unit: with u = 2⁻⁵³ numbers above one are 2u apart, those below one u."""
+    u = UNIT
+    assert [float(Upper(1.0, k)) for k in (3, 4)] == [1 + 6 * u, 1 + 8 * u]
+    assert [float(Lower(1.0, k)) for k in (1, 3, 4)] == [1 - 2 * u, 1 - 4 * u, 1 - 5 * u]
+    assert [float(relative_error(k)) for k in (0, 4, 6)] == [2 * u, 6 * u, 8 * u]
+    with mpmath.workdps(40):
+        for k in (2**40, 2**50, 2**51 + 2**50):
+            units = k * mpmath.mpf(u)
+            assert float(Upper(1.0, k - 1)) == pytest.approx(float(1 + units / (1 - 2 * units)), rel=1e-15)
+    assert repr(Upper(2.0, 3)) == "Upper(2.0, 3 roundings)"
+    assert repr(Lower(torch.ones(2, 3, dtype=D))) == "Lower([2, 3], 0 roundings)"
+
+
+def test_sums_and_maxima_of_nothing():
+    none = Upper(torch.zeros(0, dtype=D), 7)
+    assert (float(none.sum().value), none.sum().roundings) == (0.0, 7)
+    assert Upper(torch.ones(1, dtype=D), 7).sum().roundings == 7
+    assert Upper(torch.ones(2, dtype=D), 7).sum().roundings == 8
+    assert float(none.amax()) == 0
+    assert Upper(torch.zeros(0, 3, dtype=D)).amax(-1).value.shape == (0,)
+    assert float(Upper(torch.tensor([[1.0, 3.0], [2.0, 0.0]], dtype=D)).amax()) == 3
 
 
 def test_the_bound_of_nothing_known():
@@ -173,6 +206,9 @@ def test_sums_of_others_keep_what_is_small():
         assert truth <= here <= truth * (1 + 12 * U)
     infinite = exact(torch.tensor([math.inf, 1.0], dtype=D)).sums_of_others().bound
     assert infinite.tolist()[1] == math.inf
+    unknown = Upper(torch.tensor([math.nan, 1.0, 1e305], dtype=D)).sums_of_others().bound.tolist()
+    assert unknown[1:] == [math.inf] * 2
+    assert unknown[0] == pytest.approx(1e305)
     assert 1 <= infinite.tolist()[0] < 1.1
 
 
@@ -245,7 +281,7 @@ def test_relative_errors_and_roots():
             truth = (1 - mpmath.mpf(2) ** -53) ** -count - 1
             assert truth <= float(relative_error(count)) <= truth * (1 + 8 / mpmath.mpf(count))
         assert mpmath.sqrt(3) <= float(root(3)) <= mpmath.sqrt(3) * (1 + 8 * UNIT)
-    assert sizes(torch.tensor([-2.0, 3.0], dtype=D)).value.tolist() == [2.0, 3.0]
+    assert (root(2.0).roundings, sizes(torch.tensor([-2.0, 3.0], dtype=D)).value.tolist()) == (1, [2.0, 3.0])
 
 
 # Signed numbers with their errors
@@ -280,6 +316,19 @@ def test_enclosed_numbers(center):
     assert 1.0 <= given.logistic(exact(1e9)).bound[0].item() <= 1 + 40 * UNIT
 
 
+def test_exponentials_that_leave_the_range():
+    """Never zero where the true one is not, from above; never more than it, from below."""
+    with mpmath.workdps(30):
+        for center in (-760.0, -744.6, -742.3, -741.7, -740.0, -739.1, -700.0, -660.0):
+            given, truth = Numbers(torch.tensor([center], dtype=D), exact(0.0)), mpmath.exp(center)
+            for above, below in ((given.exp(), given.exp_low()), (given.logistic(), given.logistic_low())):
+                assert truth * (1 - truth) <= mpmath.mpf(float(above)) <= max(truth * (1 + 1e-12), 2e-300)
+                assert mpmath.mpf(float(below)) <= truth
+                assert (float(below) > 0) == (center == -660.0)
+    assert [part.roundings for part in (given.exp(), given.exp_low())] == [ELEMENTARY] * 2
+    assert [part.roundings for part in (given.logistic(), given.logistic_low())] == [ELEMENTARY] * 2
+
+
 def test_lengths_of_vectors():
     vectors = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1e-160, 0.0]], dtype=D)
     found = Vectors(vectors, exact(0.5)).lengths().bound.tolist()
@@ -287,6 +336,24 @@ def test_lengths_of_vectors():
     assert 0.5 <= found[1] <= 0.5 * (1 + 1e-14)
     assert computed_lengths(vectors).bound[2] >= 1e-160
     assert computed_lengths(torch.ones(7, dtype=D)).roundings == (7 + 3) // 2 + 1
+
+
+def test_lengths_from_below_and_norms_of_scaled_vectors():
+    """All roundings are counted: (d + 2)/2 and a root of a length, and those of what it is scaled by."""
+    vectors = torch.zeros(3, 400, dtype=D)
+    vectors[0, :2], vectors[1, 0] = torch.tensor([3.0, 4.0], dtype=D), 1e-150
+    low = Vectors(vectors, exact(0.0)).lengths_low()
+    count = (400 + 2 + 1) // 2 + 1
+    assert 5 * (1 - (count + 2) * U) <= Fraction(float(low.value[0])) <= 5 * (1 - count * U)
+    assert low.value[1:].tolist() == [0.0, 0.0]
+    assert Vectors(vectors, exact(0.5)).lengths_low().value[0] == pytest.approx(4.5)
+    for size, known in ((0.5e-139, False), (2e-139, True)):
+        assert bool(Vectors(torch.tensor([size], dtype=D), exact(0.0)).lengths_low().value > 0) == known
+    factors = Upper(torch.tensor([2.0, 0.0, 1.0], dtype=D), 7)
+    made = Vectors(vectors, exact(0.25)).scaled_norm(factors)
+    assert float(made) == pytest.approx(10 + math.sqrt(5) / 4, rel=1e-12)
+    one = Vectors(vectors[:1], exact(0.0)).scaled_norm(factors[:1])
+    assert one.roundings == count + 7 + 1 + 1
 
 
 def test_products_of_vectors_and_matrices():
@@ -321,7 +388,31 @@ def test_spreads_and_narrow_coordinates():
     assert bool((long <= lengths).all())
     assert bool((lengths <= long * (1 + 1e-9) + 1e-12).all())
     assert float(narrow.error) <= 1e-12
+    counted = Vectors(flat, exact(0.0)).spreads(Upper(law, 40)).roundings
+    assert counted == spectral_norms(flat).roundings + 40 // 2 + 3 + 1
     assert float(Vectors(flat, exact(0.5)).narrowed().error) == pytest.approx(0.5, rel=1e-9, abs=0)
+
+
+def test_what_narrow_coordinates_lose():
+    """What is outside of them, γ of the sizes of products with a basis, and four units of the result."""
+    g = torch.Generator().manual_seed(6)
+    flat = torch.randn(10, 2, generator=g, dtype=D) @ torch.randn(2, 7, generator=g, dtype=D)
+    longest = float(flat.norm(dim=-1).max())
+    made = Vectors(flat.unsqueeze(0), exact(0.0)).narrowed()
+    rounding = float(relative_error(2 * 7 + 4)) * longest * math.sqrt(2)
+    stated = 2 * rounding + 4 * UNIT * longest
+    assert stated <= float(made.error) <= stated + 40 * UNIT * longest
+    axes = torch.eye(3, dtype=D)[:2].unsqueeze(0)
+    for small, width in ((3e-7, 1), (4e-7, 2)):  # squares beside one: 9e-14 and 1.6e-13
+        vectors = axes * torch.tensor([1.0, small], dtype=D)[None, :, None]
+        found = Vectors(vectors, exact(0.0)).narrowed()
+        assert found.shape == (1, 2, width)
+        stated = float(relative_error(2 * 3 + 4)) * math.sqrt(width) * 2 + 4 * UNIT
+        stated += small if width == 1 else 0.0
+        assert float(found.error) == pytest.approx(stated, rel=1e-9, abs=0)
+        assert bool((found.lengths().bound >= vectors.norm(dim=-1)).all())
+    nothing = Vectors(torch.zeros(1, 2, 3, dtype=D), exact(0.5)).narrowed()
+    assert nothing.lengths().bound[0].tolist() == pytest.approx([0.5, 0.5])
 
 
 def test_spectral_norms_of_several_matrices():
@@ -343,9 +434,17 @@ def test_largest_roots_count_the_rounding_of_a_gram_matrix():
         assert least <= found**2 <= least * (1 + 30 * U)
     assert float(largest_roots(gram, error=exact(5.0))) == pytest.approx(3.0, rel=1e-12, abs=0)
     assert float(largest_roots(torch.full((2, 2), math.inf, dtype=D))) == math.inf
-    assert float(largest_roots(torch.zeros(2, 2, dtype=D), 5)) == 0
+    assert float(largest_roots(torch.zeros(2, 2, dtype=D))) == 0
+    assert 0 < float(largest_roots(torch.zeros(2, 2, dtype=D), 5)) < 1e-150  # of products that vanished
     assert largest_roots(torch.zeros(3, 0, 0, dtype=D)).bound.tolist() == [0.0] * 3
-    assert float(largest_roots(torch.diag(torch.tensor([1e-300, 0.0], dtype=D)), 3)) >= 1e-150
+    vanished = Fraction(float(largest_roots(torch.diag(torch.tensor([1e-300, 0.0], dtype=D)), 3))) ** 2
+    least = Fraction(1e-300) + (2 * 3 + 1) * Fraction(1e-305)  # squares that vanished, one for each product
+    assert least <= vanished <= least * (1 + 200 * U)
+    assert largest_roots(gram).roundings == (3 + 4 + 1) // 2 + 1
+    tall = torch.randn(2, 50, 3, generator=torch.Generator().manual_seed(1), dtype=D)
+    exactly = largest_roots(tall.mT @ tall, 50)
+    assert torch.equal(spectral_norms(tall).value, exactly.value)
+    assert torch.equal(spectral_norms(tall.mT).value, exactly.value)
 
 
 def test_half_of_a_diameter():
@@ -355,3 +454,110 @@ def test_half_of_a_diameter():
     found = half_diameters(Vectors(points, exact(0.25)), seen).bound.tolist()
     assert found == pytest.approx([2.75, 0.25, 50.25], rel=1e-12, abs=0)
     assert found[0] >= 2.75
+    assert half_diameters(Vectors(points, exact(0.0)), seen).roundings == 2 + 4 + 1
+
+
+def test_distances_whose_squares_vanish():
+    """Of a distance below 1e-162 nothing is left in its square, and a bound is still above it."""
+    for size in (1e-200, 1e-165, 3e-162, 1e-155, 1e-149, 1.0):
+        ends = torch.tensor([[[0.0] * 9, [size] * 9]], dtype=D)
+        found = distances(ends).bound
+        assert 3 * size <= float(found[0, 0, 1]) <= max(3 * size * (1 + 1e-14), 1.1e-150)
+        half = half_diameters(Vectors(ends, exact(0.0)), torch.ones(1, 2, dtype=torch.bool)).bound
+        assert 1.5 * size <= float(half[0]) <= max(1.5 * size * (1 + 1e-14), 1.1e-150)
+        matrix = torch.full((1, 3, 3), size, dtype=D)
+        assert 3 * size <= float(spectral_norms(matrix).bound[0])
+
+
+CLOSE = 1e-12
+ELEMENTARIES = {
+    "log1p": (Upper.log1p, mpmath.log1p),
+    "log of more than one": (
+        lambda x: exact(1 + float(x)).grow(torch.log),
+        lambda x: mpmath.log(1 + float(x)),
+    ),
+    "exp": (Upper.exp, mpmath.exp),
+    "power": (lambda x: x.power(1.7), lambda x: x ** mpmath.mpf(1.7)),
+    "small power": (lambda x: x.power(1e-3), lambda x: x ** mpmath.mpf(1e-3)),
+    "inverse power": (lambda x: x.inverse_power(0.3), lambda x: x ** (1 / mpmath.mpf(0.3))),
+    "inverse power of many": (lambda x: x.inverse_power(7.0), lambda x: x ** (mpmath.mpf(1) / 7)),
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTARIES)
+def test_functions_of_sets_against_sixty_digits(name):
+    """At least the truth, and within 1e-12 of it."""
+    ours, true = ELEMENTARIES[name]
+    with mpmath.workdps(60):
+        for x in (1e-60, 1e-9, 0.3, 1.0, 7.0, 300.0):
+            truth, found = true(mpmath.mpf(x)), float(ours(exact(x)))
+            assert truth <= found <= truth * (1 + CLOSE), x
+
+
+def test_powers_from_below_and_what_falls():
+    with mpmath.workdps(60):
+        for x in (1e-60, 0.3, 1.0, 7.0, 300.0):
+            number = mpmath.mpf(x)
+            for found, truth in (
+                (exact_lower(x).power(1.7), number ** mpmath.mpf(1.7)),
+                (exact_lower(x).inverse_power(0.3), number ** (1 / mpmath.mpf(0.3))),
+                (exact(x).exp_minus(), mpmath.exp(-number)),
+                (exact(x).fall(lambda t: 1 / (1 + t)), 1 / (1 + number)),
+            ):
+                assert truth * (1 - CLOSE) <= float(found) <= truth
+    assert type(exact(1.0).exp_minus()) is type(exact(1.0).fall(torch.reciprocal)) is Lower
+    assert float(exact(math.inf).exp_minus()) == float(exact(800.0).exp_minus()) == 0
+
+
+def test_powers_that_underflow():
+    assert exact(1e-200).power(2.0).value == exact(1e-200).inverse_power(0.5).value == TINY
+    assert exact_lower(1e-200).power(2.0).value == 0
+    assert exact(0.0).power(0.5).value == 0
+
+
+def test_single_numbers_keep_zero():
+    """Zero times a finite number is zero, and so is what is made of it; times ∞ nothing is known."""
+    zero = exact(0.0)
+    for found in (zero * exact(3.0), 2 * zero, zero.square(), zero.halved(), zero / Lower(2.0), zero / 3):
+        assert found.value == 0
+    assert float(zero * exact(math.inf)) == math.inf
+    assert (exact(torch.zeros(1, dtype=D)) * exact(3.0)).value == TINY
+
+
+def test_products_and_extremes_of_several():
+    a, b, c = Upper(0.1, 2), Upper(0.3, 1), Upper(0.7)
+    truth = Fraction(0.1) * Fraction(0.3) * Fraction(0.7)
+    assert truth <= Fraction(float(product([a, b, c]))) <= truth * (1 + 20 * U)
+    assert product([a, b, c]).roundings == 5
+    assert product([]).value == 1
+    assert (least([b, a, c]).value, least([b, a, c]).roundings) == (0.1, 2)
+    assert (largest([b, a, c]).value, largest([a]).value) == (0.7, 0.1)
+    tensor = Upper(numbers(4, 3), 2)
+    assert torch.equal(tensor.amin().value, tensor.value.amin())
+    assert torch.equal(tensor.amin(-1).value, tensor.value.amin(-1))
+    assert tensor.amin().roundings == 2
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**-500, 2.0**500, 2.0**-900, 2.0**900])
+def test_lengths_of_rows(scale):
+    """From both sides, to a few units, however large or small."""
+    rows = (torch.randn(5, 7, generator=torch.Generator().manual_seed(2), dtype=D)) * scale
+    rows[3] = 0.0
+    squares = [sum(v * v for v in fractions(row)) for row in rows]
+    highs = fractions(lengths(rows).bound), fractions(lengths(rows, 5).bound)
+    for high, more, low, square in zip(*highs, fractions(lengths_below(rows).bound), squares, strict=True):
+        assert low**2 <= square <= high**2 <= square * (1 + 60 * U)
+        assert square * (1 - 60 * U) <= low**2
+        assert high * (1 + 3 * U) <= more <= high * (1 + 9 * U)
+    assert Fraction(float(length(rows[0]))) ** 2 >= squares[0]
+    parts = [exact(float(v)) for v in rows[1].abs()]
+    assert squares[1] <= Fraction(float(root_of_squares(parts))) ** 2 <= squares[1] * (1 + 60 * U)
+
+
+def test_lengths_of_nothing_and_of_no_number():
+    assert float(lengths(torch.zeros(3, dtype=D))) == float(root_of_squares([exact(0.0)])) == 0
+    assert float(lengths(torch.tensor([1.0, math.inf], dtype=D))) == math.inf
+    assert float(lengths(torch.tensor([1.0, math.nan], dtype=D))) == math.inf
+    assert float(lengths_below(torch.tensor([1.0, math.nan], dtype=D))) == 0
+    assert float(product_norm(None)) == 1
+    assert float(product_norm(torch.diag(torch.tensor([2.0, 3.0], dtype=D)))) == pytest.approx(3, rel=1e-9)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import regard as r
-from regard.testing import check_normalizer, check_potential, check_support
-from tests.nouns import NORMALIZERS, POTENTIALS, SUPPORTS, D
+from regard.testing import check_map, check_normalizer, check_potential, check_support
+from tests.nouns import NONEXPANSIVE, NORMALIZERS, POTENTIALS, SUPPORTS, D
 
 
 @pytest.mark.parametrize("name", POTENTIALS)
@@ -26,6 +26,32 @@ def test_normalizer_with_heads(kind):
 @pytest.mark.parametrize("name", SUPPORTS)
 def test_support(name):
     check_support(SUPPORTS[name])
+
+
+@pytest.mark.parametrize("name", NONEXPANSIVE)
+def test_map(name):
+    check_map(NONEXPANSIVE[name], tokens=1 if name == "unflatten" else 3)
+
+
+def test_laws_of_maps_can_fail():
+    """A map whose constant is not its own: sorting that stretches."""
+
+    def stretched(self, x):
+        return 3 * x
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(r.nonexpansive.GroupSort, "__call__", lambda self, x: 0.01 * (1e4 * x).sin())
+        with pytest.raises(AssertionError, match="exceeds the certificate"):
+            check_map(r.nonexpansive.GroupSort(2))
+        patch.setattr(r.nonexpansive.IntoBall, "__call__", stretched)
+        with pytest.raises(AssertionError, match="lie in the image"):
+            check_map(r.nonexpansive.IntoBall(0.2))
+        patch.setattr(r.nonexpansive.Pool, "__call__", stretched)
+        with pytest.raises(AssertionError, match="as many tokens"):
+            check_map(r.nonexpansive.Pool())
+        patch.setattr(r.nonexpansive.Center, "__call__", lambda self, x: x[..., :2])
+        with pytest.raises(AssertionError, match="as wide as"):
+            check_map(r.nonexpansive.Center())
 
 
 def test_laws_can_fail():

@@ -14,8 +14,9 @@ from torch import Tensor
 
 import regard as r
 from regard import maps
+from regard._enclosed import length
 from regard._object import Object
-from regard._round import outward, vector_norm_bound
+from regard._upper import exact
 from regard.normalizers.linear import FeatureKernel, FeatureMap, _PlainGaussian
 from regard.parameters import (
     KEY,
@@ -75,8 +76,8 @@ class Salient(Salience):
 @slopes.rule(Salience)
 def _salience(potential, ball):
     """v = x_i + u is the same for all j, z = x_j."""
-    alpha = outward(ball.reach + vector_norm_bound(potential.u))
-    return Slopes(alpha, 0.0, ball.radius, ball.reach, outward(2 * ball.radius * alpha), 0.0)
+    alpha, zero = ball.reach + length(potential.u), exact(0.0)
+    return Slopes(alpha, zero, ball.radius, ball.reach, 2 * ball.radius * alpha, zero)
 
 
 def vectors(heads, seed=0, size=0.05):
@@ -284,9 +285,8 @@ def test_slopes_that_are_too_small_break_a_law():
 
     @slopes.rule(Steeper)
     def _flat(potential, ball):
-        return Slopes(
-            ball.reach, 0.0, ball.radius, ball.reach, 2 * ball.radius * ball.reach, 0.0
-        )  # u is forgotten
+        zero = exact(0.0)  # u is forgotten
+        return Slopes(ball.reach, zero, ball.radius, ball.reach, 2 * ball.radius * ball.reach, zero)
 
     with pytest.raises(AssertionError, match="alpha is at least the slope in a key"):
         check_potential(Steeper(vectors(1, size=3.0)[0]))
@@ -298,9 +298,7 @@ def test_slopes_that_are_too_small_break_a_law():
     @bilinear.rule(Formed)
     def _wrong(potential, width):
         zero = torch.zeros(width, dtype=D)
-        return Form(
-            torch.eye(width, dtype=D), zero, potential.u.double(), 0.0, 0.0, 0.0
-        )  # u acts on keys, not on queries
+        return Form(torch.eye(width, dtype=D), zero, potential.u.double())  # u acts on keys, not on queries
 
     with pytest.raises(AssertionError, match="bilinear form is exact"):
         check_potential(Formed(vectors(1)[0]))
@@ -323,7 +321,7 @@ def test_a_bilinear_form_is_enough():
     @bilinear.rule(Shifted)
     def _form(potential, width):
         zero = torch.zeros(width, dtype=D)
-        return Form(torch.eye(width, dtype=D), zero, zero, 0.0, 0.0, 0.0)
+        return Form(torch.eye(width, dtype=D), zero, zero)
 
     for norm in (r.Frobenius(), r.TokenMax(), r.Wasserstein(1.0)):
         one, other = (

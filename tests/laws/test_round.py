@@ -9,10 +9,8 @@ import torch
 
 from regard._round import (
     EPS,
-    exp_bound,
     frobenius_bound,
     gamma,
-    outward,
     product_norm_bound,
     spectral_norm_bound,
     up,
@@ -96,40 +94,16 @@ def test_up_is_the_next_number():
     assert up(0.0) == 5e-324
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 4000, 10**9, 2**40, 2**50])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 7, 9, 11, 4000, 10**9, 2**40, 2**50])
 def test_gamma_is_attained(count):
-    """At least k u/(1 - k u), and at most k u/(1 - 2 k u)."""
-    assert (
-        exact_gamma(count) <= Fraction(gamma(count)) <= count * UNIT / (1 - 2 * count * UNIT) * (1 + 4 * UNIT)
-    )
+    """At least k u/(1 - k u), and as much as k u/(1 - 2 k u)."""
+    found, most = Fraction(gamma(count)), count * UNIT / (1 - 2 * count * UNIT)
+    assert max(exact_gamma(count), most * (1 - 2 * UNIT)) <= found <= most * (1 + 2 * UNIT)
+    assert gamma(0) == 0
 
 
 def test_gamma_is_infinite_where_its_formula_is_negative():
     assert [gamma(count) for count in (2**52, 2**52 + 2**51, 2**53, 2**60)] == [math.inf] * 4
-
-
-@pytest.mark.parametrize("value", [1.0, 3.7e-200, 1e300, 1 / 3])
-@pytest.mark.parametrize("count", [1, 40, 4000, 10**6])
-def test_outward_adds_gamma_and_nothing_else(value, count):
-    least = Fraction(value) * (1 + exact_gamma(count))
-    assert least <= Fraction(outward(value, count)) <= least * (1 + 8 * UNIT)
-    assert Fraction(outward(value)) >= Fraction(value) * (1 + exact_gamma(4000))
-    assert Fraction(outward(value)) <= Fraction(value) * (1 + exact_gamma(4008))
-    assert outward(0.0) == 0
-
-
-@pytest.mark.parametrize("value", [-700.0, -1.0, -1e-3, 0.0, 1e-3, 1 / 3, 20.0, 400.0, 708.9])
-def test_exponentials_of_rounded_bounds(value):
-    """A value that is a bound up to 1e-13 of itself, so e^value is up to 1e-13 |value|;
-    the rest is rounding.
-    """
-    with mpmath.workdps(60):
-        least = mpmath.exp(mpmath.mpf(value) + abs(mpmath.mpf(value)) * mpmath.mpf(1e-13))
-        assert least * (1 + 4e-13) <= exp_bound(value) <= least * (1 + 1e-12)
-
-
-def test_exponentials_that_leave_the_range():
-    assert exp_bound(709.5) == exp_bound(1e300) == exp_bound(math.inf) == math.inf
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0**-400, 2.0**400, 2.0**-1000, 2.0**1000])
@@ -158,6 +132,22 @@ def test_squares_that_vanish_are_counted():
     vector = torch.tensor([1e-170], dtype=D).expand(1000)
     assert Fraction(frobenius_bound(vector)) ** 2 >= 1000 * Fraction(1e-170) ** 2
     assert frobenius_bound(vector) <= 1e-148
+
+
+def test_lengths_below_the_range_of_full_digits():
+    """Numbers with a few digits, or one: √2 of the least number is not one."""
+    least = 5e-324
+    for parts in ((1, 1), (3, 4), (1, 2, 7), (2**30, 1)):
+        vector = torch.tensor([part * least for part in parts], dtype=D)
+        exact = exact_square(vector)
+        for bound in (vector_norm_bound(vector), spectral_norm_bound(vector.unsqueeze(0))):
+            assert exact <= Fraction(bound) ** 2
+            assert bound / least <= math.sqrt(sum(part**2 for part in parts)) * (1 + 1e-9) + 2
+    for exponent in (-1073, -600, 600, 1022):
+        vector = (
+            torch.tensor([1.5, 0.5], dtype=D) * 2.0 ** (exponent // 2) * 2.0 ** (exponent - exponent // 2)
+        )
+        assert exact_square(vector) <= Fraction(vector_norm_bound(vector)) ** 2
 
 
 def test_lengths_of_what_has_none():
@@ -193,7 +183,7 @@ def test_the_norm_is_the_formula_of_its_proof(shape):
     expected = (
         level + bend / (1 - bend) * trace + 4 * UNIT * level + exact_square(tall) * exact_gamma(rows + 2)
     )
-    assert abs(Fraction(spectral_norm_bound(matrix)) ** 2 / expected - 1) <= 24 * UNIT
+    assert expected <= Fraction(spectral_norm_bound(matrix)) ** 2 <= expected * (1 + 64 * UNIT)
 
 
 @pytest.mark.parametrize(("failures", "slack"), [(0, 1e-13), (1, 1e-11), (2, 1e-9), (3, 1e-6), (4, 1e-3)])
@@ -214,7 +204,7 @@ def test_without_any_factorization_it_is_the_frobenius_norm(monkeypatch):
     monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda matrix: (matrix, torch.tensor(1)))
     found = Fraction(spectral_norm_bound(torch.tensor([[0.6, 0.0], [0.0, 0.8]], dtype=D)))
     exact = Fraction(0.6) ** 2 + Fraction(0.8) ** 2
-    assert exact <= found**2 <= exact * (1 + 40 * UNIT)
+    assert exact <= found**2 <= exact * (1 + 64 * UNIT)
 
 
 def test_products_against_sixty_digits():
@@ -249,7 +239,7 @@ def test_a_product_that_cancels_leaves_its_rounding(rows, columns, turned):
     first = torch.rand(rows, 1, generator=torch.Generator().manual_seed(0), dtype=D).expand(rows, columns)
     second = torch.tensor([1.0, -1.0], dtype=D).repeat(columns // 2).unsqueeze(-1)
     sizes = float(first.norm() * second.norm())
-    expected = sizes * (float(exact_gamma(columns + 2)) + 16 * rows * columns * EPS * turned)
+    expected = sizes * (float(exact_gamma(columns + 3)) + 16 * rows * columns * EPS * turned)
     assert (
         expected * (1 - 1e-9)
         <= product_norm_bound(first, second)

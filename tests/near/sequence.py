@@ -3,11 +3,12 @@ nothing here is a bound.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 import regard as r
+from regard._upper import exact
 from regard.proofs.near.heads import LocalHeads
 from regard.proofs.subject import subject_of
 from tests.theorems.exact import D, generator, normal
@@ -120,6 +121,24 @@ def plain(seed=0, n=4, d=3, support=None, slope=None, scale=1.0, values=True, re
     attention = r.Attention(potential, r.Linear(matrix) if values else r.Identity(), support=support)
     heads = LocalHeads(subject_of(attention, residual), r.Neighborhood(x, 0.0))
     return Plain(attention, x, 0.5 * w_q @ w_k.mT, 0.5 * w_k @ b_q, matrix, bias, heads)
+
+
+LOOSE = {"x": 0.011, "by_query": 0.023, "by_key": 0.017, "matrix": 0.013}
+
+
+def loosen(s, errors=None):
+    """The same facts, each known to an error that is large, so that bounds show what errors do to them; or to
+    none at all, so that they show what rounding on the way does.
+    """
+    errors = LOOSE if errors is None else dict.fromkeys(LOOSE, errors)
+    for local in s.heads.heads:
+        for name in ("x", "by_query", "by_key"):
+            setattr(local, name, replace(getattr(local, name), error=exact(errors[name])))
+        local.radius = local.x.lengths().amax()
+    for values in (*s.heads.separate, *(s.heads.folded or ())):
+        norm = values.matrix.norm + exact(errors["matrix"])
+        values.matrix = replace(values.matrix, error=exact(errors["matrix"]), norm=norm)
+    return s
 
 
 CASES = {

@@ -7,12 +7,13 @@ import math
 import pytest
 import torch
 
+from regard._enclosed import Vectors, largest_roots
 from regard._upper import Upper, exact
 from regard.proofs.near.enclosure import Enclosure
 from regard.proofs.near.frobenius import FrobeniusScores, symmetric_root
 from regard.proofs.near.laws import Laws
 from regard.proofs.near.radii import STATIONS, TokenRadii
-from tests.near.sequence import CASES, D, is_close, plain, two, twos
+from tests.near.sequence import CASES, LOOSE, D, is_close, loosen, plain, two, twos
 from tests.theorems.exact import generator, normal
 
 RADII = torch.tensor([0.3, 0.0, 0.2, 0.15, 0.05], dtype=D)
@@ -55,26 +56,6 @@ def test_scores_over_radii(name):
     own = twos(s.p.sqrt().unsqueeze(-1) * s.own)
     sd = rho * own + (s.p * step.square()).sum(-1).sqrt() + a * rho * (s.p * rho.square()).sum(-1).sqrt()
     is_close(found.deviation, torch.minimum(torch.minimum(sd, half), ((by_own + beside) * s.seen).amax(-1)))
-
-
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("size", [0.05, 0.6])
-def test_no_move_within_radii_goes_beyond(name, size):
-    """ω, κ, σ, ε, χ, the total variation and the weights, for random moves and moves to the ends."""
-    s = plain(**CASES[name])
-    g, rho = generator(1), size * RADII[: s.n] / 0.3
-    found = TokenRadii(s.local, rho)
-    holds(s, found, [rho.unsqueeze(-1) * unit(normal(g, s.n, 3)) for _ in range(60)])
-
-
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("radius", [0.05, 0.6])
-def test_no_move_of_a_ball_goes_beyond(name, radius):
-    s = plain(**CASES[name])
-    g = generator(2)
-    found = FrobeniusScores(s.local, radius)
-    moves = [normal(g, s.n, 3) for _ in range(60)]
-    holds(s, found, [radius * (1 - 1e-12) * move / move.norm() for move in moves])
 
 
 def unit(vectors):
@@ -163,6 +144,15 @@ def test_what_rows_share_over_a_ball(radius):
     stated = radius * (float((factors * own).max()) + by_keys(off)) + two(s.a) * radius**2 * cross
     is_close(found.gather(exact(factors)), stated, rel=1e-8)
     is_close(symmetric_root(exact(weighted)), cross)
+    uncertain = FrobeniusScores(loosen(plain(seed=3)).local, radius)
+    columns = (factors.square().unsqueeze(-1) * off).sum(0).sqrt().max()
+    more = by_keys(off) + float(columns) * LOOSE["by_key"]
+    is_close(uncertain.by_keys(exact(factors), exact(off)), more, rel=1e-8)
+    found.__dict__["slopes"] = Vectors(found.slopes.center, exact(0.0))
+    counted = found.by_keys(Upper(factors, 30), Upper(off, 50)).roundings
+    roots = (2 * 30 + 1 + 50 + 1 + 1) // 2 + 1
+    assert counted == largest_roots(torch.eye(found.slopes.shape[-1], dtype=D)).roundings + roots + 1 + 1
+    assert found.split.roundings == 4
     factors = s.p.amax(-1).sqrt() * found.steep.bound
     weighted = factors.square().unsqueeze(-1) * s.p
     stated = radius * (float((factors * own).max()) + by_keys(off))
@@ -175,7 +165,7 @@ def enclosure(s, reach, climb, deviation):
     return Enclosure(s.local, laws, exact(deviation))
 
 
-@pytest.mark.parametrize("size", [1e-4, 0.1, 1.0, 4.0])
+@pytest.mark.parametrize("size", [1e-4, 0.1, 1.0, 4.0, 6.0])
 def test_what_follows_from_the_enclosure(size):
     """(N10), (N11) and (N12) by their formulas."""
     s = plain(seed=3)
@@ -211,6 +201,8 @@ def test_what_follows_from_the_enclosure(size):
         ]
     )
     is_close(found.relative, parts.amin(0), rel=1e-5, abs=1e-13)
+    is_close(found._by_deviation, peak, rel=1e-6, abs=1e-13)
+    assert found._by_deviation.roundings > found.bow.roundings // 2 >= 20_000
     is_close(found.swap, torch.full((4,), 2 * math.tanh(half / 2), dtype=D))
     is_close(found.ratio, (change / s.p).amax(-1).clamp(max=math.expm1(top)), rel=1e-6)
     f = torch.tensor([2.0, 0.5, 1.0, 3.0], dtype=D)
@@ -237,6 +229,9 @@ def test_stations_of_a_path():
         s = plain(n=n, seed=3)
         found = TokenRadii(s.local, RADII[:n])
         assert STATIONS == 6
+        asked = []
+        found.everywhere(lambda laws, asked=asked: asked.append(laws) or laws.high)
+        assert len(asked) == (1 if n == 4 else 6)
         for station in range(1, 7):
             part = found.laws.part(station / 6)
             is_close(found.highs[station - 1], part.high.bound, rel=1e-9)
@@ -255,3 +250,23 @@ def test_stations_of_a_path():
             is_close(spreads[station - 1], torch.minimum(boxed, other), rel=1e-8)
             assert torch.equal(which[station - 1], boxed <= other)
     assert isinstance(found.half, Upper)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("size", [0.05, 0.6])
+def test_no_move_within_radii_goes_beyond(name, size):
+    """ω, κ, σ, ε, χ, the total variation and the weights, for random moves and moves to the ends."""
+    s = plain(**CASES[name])
+    g, rho = generator(1), size * RADII[: s.n] / 0.3
+    found = TokenRadii(s.local, rho)
+    holds(s, found, [rho.unsqueeze(-1) * unit(normal(g, s.n, 3)) for _ in range(60)])
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("radius", [0.05, 0.6])
+def test_no_move_of_a_ball_goes_beyond(name, radius):
+    s = plain(**CASES[name])
+    g = generator(2)
+    found = FrobeniusScores(s.local, radius)
+    moves = [normal(g, s.n, 3) for _ in range(60)]
+    holds(s, found, [radius * (1 - 1e-12) * move / move.norm() for move in moves])

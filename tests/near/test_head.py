@@ -3,17 +3,24 @@ and what rounding may change is counted as stated.
 """
 
 import math
+from types import SimpleNamespace
 
 import mpmath
 import pytest
 import torch
 
 import regard as r
+from regard._enclosed import Numbers, Vectors, exact_matrix
 from regard._upper import UNIT, exact, relative_error
-from regard.proofs.near.head import narrow_value_matrix, value_matrix
+from regard.proofs.near import heads as heads_file
+from regard.proofs.near import token as token_file
+from regard.proofs.near.head import SingularBasis, narrow_value_matrix, value_matrix
 from regard.proofs.near.heads import LocalHeads
+from regard.proofs.near.local_scores import rounding_of_logs
+from regard.proofs.near.token import TokenMove, interval_bound
+from regard.proofs.scores import FACTOR
 from regard.proofs.subject import Head, subject_of
-from tests.near.sequence import CASES, D, is_close, plain, two, twos
+from tests.near.sequence import CASES, LOOSE, D, is_close, loosen, plain, two, twos
 from tests.theorems.exact import generator, normal
 
 
@@ -138,12 +145,12 @@ def test_errors_of_scores_and_slopes():
     a, near, far = float(s.a.norm()), longest(s.away), longest(s.x)
     form = local  # the form itself is off as its own file says
     off = (
-        relative_unit(2 + 4)
+        gamma(2 + 4 + FACTOR)
         * 0.5
         * float(s.attention.potential.w_q.norm() * s.attention.potential.w_k.norm())
     )
     off_beta = (
-        relative_unit(2 + 4)
+        gamma(2 + 4 + FACTOR)
         * 0.5
         * float(s.attention.potential.w_k.norm() * s.attention.potential.b_q.norm())
     )
@@ -160,10 +167,6 @@ def test_errors_of_scores_and_slopes():
     log_law = 2 * error + 8 * UNIT * float(scores.abs().max()) + 16 * UNIT * logs + (2 * 4 + 64) * UNIT
     assert float(local.log_law.error) == pytest.approx(log_law, rel=1e-6, abs=0)
     assert local.law_roundings == math.ceil(float(local.log_law.error) / UNIT) + 16
-
-
-def relative_unit(count):
-    return count * UNIT / (1 - count * UNIT)
 
 
 def gamma(count):
@@ -237,6 +240,12 @@ def test_rotary_scores_are_differentiated():
     heads = LocalHeads(subject_of(attention), r.Neighborhood(x, 0.0))
     (local,) = heads.heads
     assert torch.allclose(heads.jacobian, torch.func.jacrev(attention)(x).permute(0, 2, 1, 3), atol=1e-11)
+    t, u = normal(g, 3, 4, 2), normal(g, 3, 4, 2)
+    assert torch.allclose(heads.push(t), torch.einsum("ijed,jdb->ieb", heads.jacobian, t), atol=1e-11)
+    assert torch.allclose(heads.pull(u), torch.einsum("ijed,ieb->jdb", heads.jacobian, u), atol=1e-11)
+    part, some = local.with_rows(torch.tensor([2, 0])), torch.tensor([2, 0])
+    assert torch.equal(part.by_query.center, local.by_query.center[some])
+    assert torch.allclose(part.own.center, local.own.center[some])
     relative, far = 8 * gamma(4 * 4 + 16) * 2, longest(x)
     steep = longest(local.by_key.center) + longest(local.by_query.center) + float(local.a) * far
     assert (
@@ -249,6 +258,33 @@ def test_rotary_scores_are_differentiated():
     logs = float(local.log_law.center.abs().max())
     stated = error + 8 * UNIT * float(scores.abs().max()) + 16 * UNIT * logs + (6 + 64) * UNIT
     assert float(local.log_law.error) == pytest.approx(stated, rel=1e-6, abs=0)
+
+
+def test_weights_too_small_for_float64():
+    """They are not zero from above, and nothing is said of them from below; nor of any without digits."""
+    s = plain()
+    logs = torch.tensor([[0.0, -680.0, -2000.0, -math.inf]], dtype=D).expand(4, 4)
+    s.local.seen = logs > -math.inf
+    for error, low in ((0.0, [1.0, 0.0, 0.0, 0.0]), (0.2, [0.0] * 4)):
+        s.local.__dict__.pop("law_roundings", None)
+        for name in ("law", "law_low", "p"):
+            s.local.__dict__.pop(name, None)
+        s.local.log_law = Numbers(logs, exact(error))
+        assert s.local.law_low.value[0].tolist() == low
+        assert s.local.law.value[0, 1:].tolist() == pytest.approx(
+            [math.exp(-680), 1e-300, 0.0], rel=1e-9, abs=0
+        )
+    for name in ("law", "law_low", "p", "law_roundings"):
+        s.local.__dict__.pop(name)
+    s.local.log_law = Numbers(logs, exact(1e-3))
+    assert math.exp(1e-3) <= float(s.local.law.bound[0, 0]) <= math.exp(1.01e-3)
+    assert math.exp(-1.01e-3) <= float(s.local.law_low.bound[0, 0]) <= math.exp(-1e-3)
+    s.local.__dict__.pop("law_roundings")
+    s.local.log_law = Numbers(logs, exact(100.0))
+    assert s.local.law_roundings == 2**52 + 16
+    assert rounding_of_logs(torch.tensor([-3.0, -math.inf], dtype=D), 5).roundings == 1
+    s.local.__dict__["own"] = Vectors(s.local.own.center, exact(0.0))
+    assert s.local.own_apart.roundings == 3 + 4 + 1
 
 
 def test_value_matrices():
@@ -298,6 +334,112 @@ def test_what_rounding_may_hide_of_the_jacobian():
     without = plain(seed=4, values=False)
     more = added.heads.jacobian_error(rho).bound - without.heads.jacobian_error(rho).bound
     assert torch.allclose(more, float(relative_error(2)) * rho, rtol=1e-2, atol=1e-20)
+
+
+@pytest.mark.parametrize("name", ["full", "causal"])
+def test_errors_are_part_of_every_bound(name):
+    """Lengths, deviations and half diameters are as much larger as their vectors are uncertain; (N15) and
+    (N27) by errors of each of their factors.
+    """
+    s = loosen(plain(**CASES[name]))
+    local, values = s.local, s.values
+    w = two(s.matrix) + LOOSE["matrix"]
+    is_close(local.alpha, s.alpha + LOOSE["by_key"])
+    is_close(local.means.error, LOOSE["x"], rel=1e-9)
+    is_close(local.y_error, 2 * LOOSE["x"])
+    own, z = 2 * LOOSE["by_query"] + LOOSE["by_key"], 2 * w * LOOSE["x"]
+    z += float(s.y.norm(dim=-1).max()) * LOOSE["matrix"]
+    is_close(local.own.error, own)
+    is_close(local.query_centered.error, 2 * LOOSE["by_query"])
+    is_close(local.own_size, s.own.norm(dim=-1) + own)
+    is_close(local.own_spread, twos(s.p.sqrt().unsqueeze(-1) * s.own) + own)
+    is_close(local.own_apart, torch.cdist(s.own, s.own) + 2 * own, abs=1e-10)
+    halves = torch.stack([torch.cdist(s.c, s.c)[row][:, row].max() / 2 for row in s.seen])
+    is_close(local.query_half, halves + LOOSE["by_query"])
+    is_close(values.z.error, z)
+    size = s.z.norm(dim=-1) + z
+    is_close(values.size, size)
+    is_close(values.spread, twos(s.p.sqrt().unsqueeze(-1) * s.z) + z)
+    is_close(values.largest, (size * s.seen).amax(-1))
+    apart = torch.cdist(s.x @ s.matrix, s.x @ s.matrix)
+    moved = w * LOOSE["x"] + float(s.away.norm(dim=-1).max()) * LOOSE["matrix"]
+    is_close(values.half, torch.stack([apart[row][:, row].max() / 2 for row in s.seen]) + moved)
+    weighted, lengths = s.p.unsqueeze(-1) * s.z, s.own.norm(dim=-1)
+    gram = weighted.mT @ (s.own @ s.own.mT).square() @ weighted
+    off = (s.p * (z * lengths.square() + size * (2 * lengths * own + own**2))).sum(-1)
+    curved = torch.linalg.eigvalsh(gram)[:, -1].clamp_min(0).sqrt() + 2 * off
+    is_close(values.own_curvature, curved, rel=1e-6, abs=1e-7)
+    root = s.p.sqrt()
+    gram = (s.z @ s.z.mT) * (s.own @ s.own.mT) * root.unsqueeze(-1) * root.unsqueeze(-2)
+    around = ((z * (lengths + own) + size * own) * s.seen).amax(-1)
+    mixed = torch.linalg.eigvalsh(gram)[:, -1].clamp_min(0).sqrt() + 2 * around
+    is_close(values.mixed, mixed, rel=1e-6, abs=1e-7)
+    wide, rho = 2 * float(local.radius) + 2 * LOOSE["x"], torch.tensor([0.5, 0.0, 2.0, 1.0], dtype=D)
+    is_close(local.radius, s.away.norm(dim=-1).max() + LOOSE["x"])
+    steep = longest(local.by_query.center) + LOOSE["by_query"]
+    alpha = s.alpha + LOOSE["by_key"]
+    both = (s.p * (wide * alpha + 1)) @ rho + 2 * wide * steep * rho
+    slope = (s.p * (2 * LOOSE["x"] * alpha + wide * LOOSE["by_key"])) @ rho
+    turned = 2 * (2 * LOOSE["x"] * steep + wide * LOOSE["by_query"]) * rho
+    is_close(s.heads.jacobian_error(rho), w * (slope + turned) + LOOSE["matrix"] * both, rel=1e-7)
+
+
+def test_roundings_of_bounds_whose_facts_are_exact():
+    """(N15) and (N27) where every factor is known: γ of the sizes they are made of, and of the law."""
+    s = loosen(plain(seed=4), 0.0)
+    s.local.log_law = Numbers(s.local.log_law.center, exact(1e-6))
+    law, own, z = s.local.law, s.own.norm(dim=-1), s.z.norm(dim=-1)
+    assert s.local.law_roundings == math.ceil(1e-6 / UNIT) + 16
+    weighted = s.p.unsqueeze(-1) * s.z
+    gram = weighted.mT @ (s.own @ s.own.mT).square() @ weighted
+    curved = torch.linalg.eigvalsh(gram)[:, -1].clamp_min(0).sqrt()
+    z_error, own_error = float(s.values.z.error), float(s.local.own.error)
+    size = z + z_error
+    moved = s.p * (z_error * own.square() + size * 2 * own * own_error)
+    inexact = gamma(s.local.law_roundings + 8 * 4) * s.p * size * own.square()
+    found = s.values.own_curvature.bound
+    stated = curved + (inexact + 2 * moved).sum(-1)
+    assert bool((found >= stated).all())
+    grown = float(law.bound[0, 0] / law.value[0, 0]) - 1  # all of it is grown as its law is
+    assert torch.allclose(found - curved, stated - curved + grown * stated, rtol=1e-3, atol=0)
+    root = s.p.sqrt()
+    gram = (s.z @ s.z.mT) * (s.own @ s.own.mT) * root.unsqueeze(-1) * root.unsqueeze(-2)
+    top = torch.linalg.eigvalsh(gram)[:, -1].sqrt()
+    around = 2 * (z_error * own + size * own_error).amax(-1)
+    more = s.values.mixed.bound - top
+    assert torch.allclose(more, grown * top + around, rtol=1e-3, atol=0)
+
+
+def test_few_numbers_at_a_time_make_the_same_sums(monkeypatch):
+    g = generator(10)
+    w_q, w_k, w_v, w_o = normal(g, 3, 3, 2), normal(g, 3, 3, 2), normal(g, 3, 3, 2), normal(g, 3, 2, 3)
+    map, x = r.maps.Heads(r.Attention(r.Dot(w_q, w_k), r.Linear(w_v)), w_o), normal(g, 5, 3)
+    subject, near = subject_of(map), r.Neighborhood(x, 0.0)
+    whole = LocalHeads(subject, near)
+    interval = interval_bound(whole, [TokenMove(values, 1, 0.3) for values in whole.separate], exact(0.3))
+    grams = whole.column_grams(1)
+    for some in (1, 20):
+        monkeypatch.setattr(heads_file, "AT_ONCE", some)
+        monkeypatch.setattr(token_file, "AT_ONCE", some)
+        parts = LocalHeads(subject, near)
+        assert torch.allclose(parts.jacobian, whole.jacobian, atol=1e-13)
+        for one, other in zip(LocalHeads(subject, near).column_grams(1), grams, strict=True):
+            assert torch.allclose(one, other, atol=1e-13)
+        moves = [TokenMove(values, 1, 0.3) for values in parts.separate]
+        assert float(interval_bound(parts, moves, exact(0.3))) == pytest.approx(float(interval), rel=1e-12)
+
+
+def test_values_in_a_singular_basis():
+    """Squares along the right singular vectors of V, and what is outside of them, with its rounding."""
+    matrix = torch.diag(torch.tensor([3.0, 2.0], dtype=D)) @ torch.tensor(
+        [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]], dtype=D
+    )
+    z = torch.tensor([[[1.0, 2.0, 2.0], [4.0, 0.5, 0.0]]], dtype=D)
+    found = SingularBasis(SimpleNamespace(z=Vectors(z, exact(0.0)), matrix=exact_matrix(matrix)))
+    assert found.singular.tolist() == pytest.approx([3.0, 2.0])
+    assert torch.allclose(found.inside, torch.tensor([[[4.0, 1.0], [0.25, 16.0]]], dtype=D))
+    assert found.outside.bound[0].tolist() == pytest.approx([4.0, gamma(4 * 3 + 8) * 16.25], rel=1e-9, abs=0)
+    assert float(found.outside.bound[0, 0]) >= 4 + gamma(20) * 8
 
 
 def test_heads_together():

@@ -8,7 +8,7 @@ import mpmath
 import pytest
 import torch
 
-from regard._upper import Lower, Upper, exact
+from regard._upper import UNIT, Lower, Upper, exact
 from regard.proofs.near.exponential import steepness, tail, tail_over_square
 from regard.proofs.near.laws import Laws, fill
 from tests.near.sequence import CASES, D, is_close, plain
@@ -35,7 +35,8 @@ def test_tails_of_the_exponential_against_sixty_digits(x):
 def test_tails_at_the_ends():
     assert float(tail(exact(0.0), 2)) == float(tail(exact(0.0), 3)) == 0
     assert float(tail_over_square(exact(0.0), 2)) == pytest.approx(0.5)
-    assert 0 <= float(tail_over_square(exact(0.0), 3)) <= 1e-99
+    assert 0 <= float(tail_over_square(exact(0.0), 3)) <= 1e-89
+    assert tail_over_square(exact(2.0), 2).roundings == tail(exact(2.0), 2).roundings + 2 == 200 * 16 + 2
     assert float(steepness(exact(0.0))) == pytest.approx(1.0)
     assert float(tail(exact(1e4), 2)) == math.inf
     assert float(tail(Upper(0.5, 2**40), 2)) > float(tail(exact(0.5), 2)) * (1 + 1e-5)  # of the bound
@@ -52,6 +53,13 @@ def test_filling_rooms_is_a_linear_program(seed):
             best += value * min(wide, left)
             left -= min(wide, left)
         is_close(fill(exact(f), exact(room), exact(mass)), best, rel=1e-12)
+
+
+def test_what_is_left_counts_the_roundings_of_what_is_full():
+    """Ten rooms of 0.1 and a mass of 0.55: five are full, and their sum is known to eleven roundings."""
+    ones = torch.ones(10, dtype=D)
+    found = fill(exact(ones), exact(0.1 * ones), exact(0.55))
+    assert 0.55 + 0.5 * 9 * UNIT <= float(found.value) <= 0.55 + 0.5 * 16 * UNIT
 
 
 def laws(s, time=1.0, own=False):

@@ -6,6 +6,7 @@ from fractions import Fraction
 import pytest
 import torch
 
+from regard._upper import relative_error
 from regard.attention import Attention
 from regard.derive import linearize
 from regard.domains import Ball, Neighborhood, Radii, Whole, one_token
@@ -32,6 +33,8 @@ from regard.potentials import Dot
 from regard.proofs import certify, deviation, falsify, image
 from regard.proofs.falsification import falsify_deviation
 from regard.proofs.locating import locate
+from regard.proofs.theorem import Refusal
+from regard.proofs.theorems.addition import stack
 from regard.supports import Causal
 
 D = torch.float64
@@ -151,7 +154,7 @@ def test_located_within_its_margin():
     x = _t(4, 3, seed=9)
     map = Added((Affine(1e8 * _t(3, 3)), Affine(-1e8 * _t(3, 3)), _attention()))
     value, margin = locate.one(map, Measure(x))
-    assert float((value.points - _attention()(x)).norm(dim=-1).max()) <= margin <= 1e-5
+    assert float((value.points - _attention()(x)).norm(dim=-1).max()) <= float(margin) <= 1e-5
 
 
 def test_no_worse_than_its_parts():
@@ -341,3 +344,36 @@ def test_a_context_far_away(far):
             found = certify(map, Neighborhood(x, 1e-9, norm), norm)
             assert float(max(exact)) <= found.value * (1 + 1e-12)
             assert found.value < 1.01 * float(max(exact)) or far > 1e7
+
+
+def test_affine_parts_that_cancel_leave_the_rounding_of_their_sum():
+    """γ(2) Σ|W_k|, entry by entry, times the radius; and the norm of the sum where it does not cancel."""
+    w, x = _t(3, 3), _t(4, 3, seed=1)
+    counted = float(relative_error(2)) * 2 * float(w.abs().sum())
+    for other, norm in ((-w, 0.0), (w, 2 * float(torch.linalg.matrix_norm(w, 2)))):
+        map, domain = Added((Affine(w), Affine(other))), Neighborhood(x, 0.5, TokenMax())
+        for moved, radius in ((TokenMax(), 0.5), (Frobenius(), 1.0), (TokenSum(), 2.0)):
+            found = deviation(map, domain, moved)
+            seen = [rung.value for rung in (found, *found.others) if rung.theorem == "sum of maps"]
+            assert seen == [pytest.approx((norm + counted) * radius, rel=1e-6, abs=0)]
+        found = certify(map, domain, TokenMax())
+        seen = [rung.value for rung in (found, *found.others) if rung.theorem == "sum of maps"]
+        assert seen == [pytest.approx(norm + counted, rel=1e-6, abs=0)]
+
+
+def test_heads_after_a_norm_layer_are_one_attention_where_nothing_follows():
+    """Stacked heads are the sum up to a constant, which a map after them would see."""
+    both, layer = Added((_attention(0), _attention(20))), Normalize(0.1)
+    noted = []
+    for maps in ((layer, both), (layer, both, Affine(_t(3, 3)))):
+        found = certify(Compose(maps), Ball(0.3, _t(3), tokens=3), TokenMax())
+        noted.append([rung for rung in (found, *found.others) if "heads as one attention" in rung.theorem])
+    assert noted[0]
+    assert not noted[1]
+
+
+def test_one_attention_is_its_own_stack():
+    with pytest.raises(Refusal, match="its own stack"):
+        stack((_attention(),))
+    both = stack((_attention(), _attention(20)))
+    assert len(both.w_o) == 2

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import regard as r
-from regard._round import gamma
+import regard.proofs.approximation as bounds
+from regard._upper import exact as upper
+from regard._upper import relative_error
 from regard.proofs.approximation import approximation_error, kernel_error, row_errors
 from regard.proofs.theorems.approximation import total_variation_bound
 
@@ -123,10 +125,10 @@ def test_worked_example():
 
 def test_one_key_alone_uses_the_second_inequality():
     """For a law on one key, KL = log n grows, and 2√(1 - 1/n) < √(2 log n)."""
-    assert total_variation_bound(3.0) == pytest.approx(2 * math.sqrt(1 - math.exp(-3.0)))
-    assert total_variation_bound(0.1) == pytest.approx(math.sqrt(0.2))
-    assert total_variation_bound(0.0) == 0.0
-    assert total_variation_bound(math.inf) == 2.0
+    assert float(total_variation_bound(upper(3.0))) == pytest.approx(2 * math.sqrt(1 - math.exp(-3.0)))
+    assert float(total_variation_bound(upper(0.1))) == pytest.approx(math.sqrt(0.2))
+    assert float(total_variation_bound(upper(0.0))) == 0.0
+    assert 2.0 <= float(total_variation_bound(upper(math.inf))) <= 2.0 * (1 + 1e-14)
 
 
 def test_rows_in_single_precision():
@@ -219,9 +221,9 @@ def test_kernel_error_against_noise():
 def test_the_mass_moved_is_the_smaller_of_two_inequalities(gap):
     """√(2 gap) by Pinsker, 2√(1 - e^{-gap}) by Bretagnolle and Huber."""
     stated = min(math.sqrt(2 * gap), 2 * math.sqrt(-math.expm1(-gap)))
-    assert stated <= total_variation_bound(gap) <= min(2.0, stated * (1 + 1e-9))
-    assert total_variation_bound(0.0) == 0
-    assert total_variation_bound(math.inf) == 2.0
+    assert stated * (1 - 1e-15) <= float(total_variation_bound(upper(gap))) <= stated * (1 + 1e-14)
+    assert float(total_variation_bound(upper(0.0))) == 0
+    assert 2.0 <= float(total_variation_bound(upper(math.inf))) <= 2.0 * (1 + 1e-14)
 
 
 @pytest.mark.parametrize("error", [0.0, 1e-3, 0.5, 0.999])
@@ -248,7 +250,7 @@ def test_errors_of_rows_are_their_formula():
         centers = (seen.mean(0), 0.5 * (seen.amax(0) + seen.amin(0)))
         radius = min(float((seen - center).norm(dim=-1).max()) for center in centers)
         radius = min(radius, float(torch.cdist(seen, seen).max()) / 2)
-        stated = total_variation_bound(max(gap, 0.0)) * radius
+        stated = float(total_variation_bound(upper(max(gap, 0.0)))) * radius
         assert float(found[i]) == pytest.approx(stated, rel=1e-4, abs=1e-5)
     assert approximation_error(attention, law, x).value == pytest.approx(float(found.max()), rel=1e-9)
 
@@ -290,8 +292,93 @@ def test_what_rounding_may_take_from_a_gap():
         (rotary, 2 * (size_w * longest**2 + 0.7 * 2)),
     ):
         attention = r.Attention(potential)
-        slack = gamma(16 * (3 + 2 + 2) + 1024) * (score + math.log(4) + 1)
+        slack = float(relative_error(16 * (3 + 2 + 2) + 1024)) * (score + math.log(4) + 1)
         radius = math.sqrt(5) / 2
         law = attention.weights(x)
         found = float(row_errors(attention, law, x).max())
         assert found == pytest.approx(math.sqrt(2 * slack) * radius, rel=2e-3)
+
+
+def test_rows_must_nearly_sum_to_one():
+    """To a thousandth, above and below; and no entry is negative."""
+    x, flat = torch.tensor([[3.0], [4.0]], dtype=torch.float64), r.Attention(r.Dot(scale=0.0))
+    for total, allowed in ((1 + 9e-4, True), (1 - 9e-4, True), (1 + 1.5e-3, False), (1 - 1.5e-3, False)):
+        law = torch.full((2, 2), 0.5 * total, dtype=torch.float64)
+        if allowed:
+            assert math.isfinite(approximation_error(flat, law, x).value)
+        else:
+            with pytest.raises(r.errors.ArgumentError, match="not probability laws"):
+                approximation_error(flat, law, x)
+    with pytest.raises(r.errors.ArgumentError, match="not probability laws"):
+        approximation_error(flat, torch.tensor([[1.5, -0.5]] * 2, dtype=torch.float64), x)
+
+
+def test_rows_of_heads_have_one_shape():
+    """(m, n) and (1, m, n) serve all heads, (h, m, n) has one law for each; nothing else."""
+    g = torch.Generator().manual_seed(3)
+    attention = r.Attention(r.Dot(draw(g, 2, 3, 2), draw(g, 2, 3, 2)))
+    x, law = draw(g, 5, 3), torch.full((5, 5), 0.2, dtype=torch.float64)
+    found = [
+        approximation_error(attention, law.expand(shape), x).value for shape in ((5, 5), (1, 5, 5), (2, 5, 5))
+    ]
+    assert found[0] == found[1] == found[2] < math.inf
+    for shape in ((3, 5, 5), (1, 2, 5, 5), (2, 5, 4), (4, 5)):
+        with pytest.raises(r.errors.ArgumentError, match="give rows on the keys"):
+            approximation_error(attention, torch.full(shape, 1 / shape[-1], dtype=torch.float64), x)
+
+
+def test_keys_without_mass_are_not_seen():
+    """A far key of weight zero does not widen the values; a query that sees nothing has no error."""
+    x = torch.tensor([[0.0], [2.0], [1e6]], dtype=torch.float64)
+    keys = r.Measure(x, torch.tensor([0.0, 0.0, -math.inf], dtype=torch.float64))
+    flat = r.Attention(r.Dot(scale=0.0))
+    law = torch.tensor([[0.75, 0.25, 0.0]], dtype=torch.float64)
+    gap = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
+    found = float(row_errors(flat, law, x[:1], keys)[0])
+    assert found == pytest.approx(float(total_variation_bound(upper(gap))), rel=1e-6)
+    assert found >= 0.5  # the law moves a quarter of the mass by two
+
+
+@pytest.mark.parametrize("name", ["linear", "factored"])
+def test_values_are_known_up_to_their_rounding(name):
+    """Equal scores and values that are all the same: the radius is γ(2d + 64) (|x||w|_F + |v|)."""
+    g = torch.Generator().manual_seed(4)
+    w, u = draw(g, 3, 2), draw(g, 2, 2)
+    lookup, size, units = r.Linear(w), float(w.norm()), float(relative_error(2 * 3 + 64))
+    if name == "factored":
+        lookup, size, units = r.Factored(w, u), float(w.norm() * u.norm()), float(relative_error(2 * 5 + 64))
+    x = draw(g, 1, 3).expand(4, 3).contiguous()
+    law = torch.tensor([[0.7, 0.1, 0.1, 0.1]] * 4, dtype=torch.float64)
+    moved = float(total_variation_bound(upper(0.7 * math.log(2.8) + 0.3 * math.log(0.4))))
+    found = approximation_error(r.Attention(r.Dot(scale=0.0), lookup), law, x).value
+    value = float(lookup.values(x[:1], None).norm())
+    error = units * (float(x[0].norm()) * size + value)
+    assert found == pytest.approx(
+        moved * error + float(relative_error(4 * 4 + 64)) * (value + error), rel=0.05
+    )
+
+
+def test_rows_that_are_exact_pay_for_the_rounding_of_their_sum():
+    """Halves of two values that are equal and exact: no gap, no radius, γ(4n + 64) of the longest value."""
+    x = torch.tensor([[3.0, 4.0], [3.0, 4.0]], dtype=torch.float64)
+    law = torch.full((1, 2), 0.5, dtype=torch.float64)
+    found = float(row_errors(r.Attention(r.Dot(scale=0.0)), law, x[:1], x)[0])
+    assert found == pytest.approx(5 * float(relative_error(4 * 2 + 64)), rel=1e-9, abs=0)
+
+
+def test_many_values_have_a_center(monkeypatch):
+    """Half the diameter; where pairs are too many, the radius about the mean or the middle of the box."""
+    x = torch.tensor([[0.0, 0.0], [2.0, 3.0], [0.0, 1.0]], dtype=torch.float64)
+    far = torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [3.0, 4.0], [3.0, 0.0]], dtype=torch.float64)
+    law_of = {3: [0.5, 0.25, 0.25], 5: [0.6, 0.1, 0.1, 0.1, 0.1]}
+    for values, half, middle in ((x, math.sqrt(13) / 2, [1.0, 1.5]), (far, 2.5, [1.5, 2.0])):
+        values = values + 5.0
+        centers = (values.mean(0), torch.tensor(middle, dtype=torch.float64) + 5.0)
+        law = torch.tensor([law_of[len(values)]], dtype=torch.float64)
+        gap = float((law * (law * len(values)).log()).sum())
+        flat, moved = r.Attention(r.Dot(scale=0.0)), float(total_variation_bound(upper(gap)))
+        around = min(float((values - center).norm(dim=-1).max()) for center in centers)
+        for pairs, radius in ((len(values), half), (len(values) - 1, around)):
+            monkeypatch.setattr(bounds, "_PAIRS", pairs)
+            found = float(row_errors(flat, law, values[:1], values)[0])
+            assert found == pytest.approx(moved * radius, rel=1e-6)

@@ -9,8 +9,10 @@ import regard as r
 from regard.domains import Neighborhood, Radii
 from regard.maps import Heads, Residual
 from regard.norms import Frobenius, TokenMax
-from regard.proofs import certify
+from regard.proofs import certify, deviation
+from regard.proofs.near import ball
 from regard.proofs.theorems.ball_constant import THEOREM
+from regard.proofs.theorems.ball_deviation import THEOREM as MOVES
 from tests.theorems.exact import (
     SUPPORTS,
     D,
@@ -176,3 +178,18 @@ def test_radii_are_held_by_a_ball():
     assert rung(attention, Radii(x, radii), Frobenius()) == pytest.approx(
         rung(attention, Neighborhood(x, 0.5), Frobenius()), rel=1e-9
     )
+
+
+@pytest.mark.parametrize("ask", [certify, deviation])
+def test_a_norm_that_is_drawn_says_so(ask, monkeypatch):
+    """Large Jacobians are measured from random starts: the bound holds with a probability, and says so."""
+    said = "the random start of the norm at the center"
+    map, domain = bilinear_attention(generator(0), 3, 2), Neighborhood(normal(generator(1), 4, 3), 0.01)
+    for dense, certain in ((10**6, True), (1, False)):
+        monkeypatch.setattr(ball, "DENSE", dense)
+        found = ask(map, domain, Frobenius())
+        (one,) = [
+            c for c in (found, *found.others) if c.theorem.split(":")[0] in (THEOREM.title, MOVES.title)
+        ]
+        assert (one.probability == 1) == certain
+        assert any(said in str(known) for known in one.hypotheses) != certain

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import regard.proofs.modules  # noqa: F401 (registers how modules are declared)
+from regard._upper import relative_error
 from regard.attention import Attention
 from regard.domains import Ball, Neighborhood, Shell, Whole, one_token
 from regard.lookups import Factored, Linear
@@ -24,8 +25,9 @@ from regard.maps import (
 from regard.measure import Measure
 from regard.norms import Frobenius, TokenMax, TokenSum, Wasserstein
 from regard.potentials import Alibi, Dot, Gaussian, Rotary
-from regard.proofs import certify, declare, deviation, falsify
+from regard.proofs import certify, declare, deviation, falsify, image
 from regard.proofs.falsification import falsify_deviation
+from regard.proofs.locating import locate
 from regard.proofs.theorem import Refusal
 from regard.proofs.theorems.composition import fold
 from regard.supports import Causal
@@ -210,3 +212,112 @@ def test_refusals_carry_the_reason():
     assert "mix them with Heads" in str(several)
     assert math.isfinite(certify(_block(pre_norm), Whole(3), Wasserstein(1.0)).value)
     assert math.isfinite(certify(_block(pre_norm), Whole(3), TokenSum()).value)
+
+
+@pytest.mark.parametrize("centered", [True, False])
+@pytest.mark.parametrize("where", ["whole", "shell", "near", "far"])
+def test_the_folded_constant_is_that_of_both_parts(where, centered):
+    """L(attention'; where x̂ is) · L(x ↦ x̂), and a millionth for the rounding of folded matrices."""
+    layer, x = _layer(3, centered), 2 * _t(3, 4, seed=5)
+    attention = Attention(Dot(_t(4, 3), _t(4, 3, seed=1), b_q=_t(3, seed=2)), Linear(_t(4, 2, seed=3)))
+    domain = {
+        "whole": Whole(3),
+        "shell": Shell(0.1, 0.2, tokens=3, centered=centered),
+        "near": Neighborhood(x, 0.01, TokenMax()),
+        "far": Neighborhood(x, 1e3, TokenMax()),
+    }[where]
+    plain = Normalize(layer.eps, centered=centered)
+    full, origin = 2.0, torch.zeros(4, dtype=D)
+    if where == "shell":
+        held = Ball(full * 0.2 / math.sqrt(0.04 + layer.eps), origin, 3)
+    elif where == "near":
+        hats = plain(x)
+        moved = certify(plain, domain, TokenMax()).value * 0.01
+        centers = (origin, hats.mean(0), 0.5 * (hats.amax(0) + hats.amin(0)))
+        radii = [float((hats - center).norm(dim=-1).max()) + moved for center in centers]
+        best = min(range(3), key=radii.__getitem__)
+        held = Ball(radii[best], centers[best], 3)
+        assert held.radius < full
+    else:
+        held = Ball(full, origin, 3)
+    for norm in (TokenMax(), Frobenius()):
+        found = certify(Compose((layer, attention)), domain, norm)
+        (folded,) = (rung for rung in (found, *found.others) if "folded" in rung.theorem)
+        first = certify(plain, domain, norm).value
+        second = certify(fold(layer, attention), held, norm).value
+        assert folded.value == pytest.approx(first * second * (1 + 1e-6), rel=1e-8, abs=0)
+
+
+def test_norm_layers_meet_the_attention_after_them():
+    """Each pair of a norm layer and attention is one step, wherever it stands."""
+    layer, heads, dense = _layer(3), _heads(1), Affine(_t(4, 4))
+    found = certify(Compose((dense, layer, heads, dense)), Ball(0.1, _t(4), tokens=3), TokenMax())
+    parts = next(rung for rung in (found, *found.others) if len(rung.parts) == 3).parts
+    assert math.prod(part.value for part in parts) == pytest.approx(
+        next(rung for rung in (found, *found.others) if len(rung.parts) == 3).value, rel=1e-9
+    )
+    pair = certify(Compose((layer, heads)), parts[1].domain, TokenMax())
+    assert parts[1].value == pytest.approx(pair.value, rel=1e-12)
+
+
+FOUR = 0.5 * torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=D).unsqueeze(
+    -1
+)  # a column of length one and mean zero
+
+
+def _thin(t: float) -> torch.Tensor:
+    """A column that is constant up to t; with weights 2 before it, Γw is one and t."""
+    return 0.5 * (1 + t * FOUR)
+
+
+@pytest.mark.parametrize("kind", ["linear", "factored", "queries", "keys"])
+@pytest.mark.parametrize("biased", [True, False])
+def test_folding_stops_where_rounding_is_a_billionth(kind, biased):
+    """What is left of constant columns is at least 4·10⁹ γ(2d + 16) times what was rounded:
+    √d |Γw|_F + |β||w|_F + |b| for each projection.
+    """
+    weight, bias = torch.full((4,), 2.0, dtype=D), 1.5 * torch.ones(4, dtype=D) if biased else None
+    layer, u, b = Normalize(0.01, weight, bias), torch.tensor([[3.0]], dtype=D), torch.tensor([7.0], dtype=D)
+    good = 2 * FOUR  # nothing is lost of it
+    sizes = {  # of a thin column, and of a good one
+        "thin": 2 * 2.0 + (3.0 * 1.0 if biased else 0.0) + (7.0 if kind == "keys" else 0.0),
+        "good": 2 * 4.0 + (3.0 * 2.0 if biased else 0.0) + (7.0 if kind == "queries" else 0.0),
+    }
+    unit = 4e9 * float(relative_error(2 * 4 + 16))
+    if kind in ("linear", "factored"):
+        edge = unit * sizes["thin"] / 2  # √d t against it
+    else:
+        edge = unit * sizes["thin"] * sizes["good"] / (4 * 4)  # d |A'|, where the good column gives 4
+    for share, enough in ((0.85, False), (1.15, True)):
+        thin = _thin(share * edge)
+        potential, lookup = Dot(good, good, scale=1.0), Linear(good)
+        if kind == "linear":
+            lookup = Linear(thin)
+        elif kind == "factored":
+            lookup = Factored(thin, u)
+        elif kind == "keys":
+            potential = Dot(good, thin, scale=1.0, b_k=b)
+        else:
+            potential = Dot(thin, good, scale=1.0, b_k=b)
+        if enough:
+            fold(layer, Attention(potential, lookup))
+        else:
+            with pytest.raises(Refusal, match="leaves little but rounding"):
+                fold(layer, Attention(potential, lookup))
+
+
+def test_what_is_not_known_of_the_value_inside_is_carried_on():
+    """Nothing moves: the image of the first map is known to its margin, and the last map carries that, and
+    the margin once more for the center, √n and n times in Frobenius and TokenSum norm.
+    """
+    first, last, x = Affine(_t(4, 4)), Affine(_t(4, 3, seed=1)), 1e3 * _t(5, 4, seed=2)
+    size = float(torch.linalg.matrix_norm(last.w, 2))
+    margin = float(locate.one(first, Measure(x))[1])
+    for norm, factor in ((TokenMax(), 1.0), (Frobenius(), math.sqrt(5)), (TokenSum(), 5.0)):
+        for domain in (Neighborhood(x, 0.0, TokenMax()), Neighborhood(x, 0.0, Frobenius())):
+            held = image(first, domain)
+            part = deviation(last, held, norm).value
+            found = deviation(Compose((first, last)), domain, norm)
+            seen = [rung.value for rung in (found, *found.others) if rung.theorem == "composition"]
+            assert seen == [pytest.approx(part + factor * size * margin, rel=1e-6, abs=0)]
+            assert part >= size * margin

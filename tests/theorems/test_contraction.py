@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import regard as r
+from regard._upper import relative_error
 from regard.domains import Ball, Whole
 from regard.maps import ToContext
 from regard.proofs.theorems.contraction import contraction
@@ -162,16 +163,20 @@ def test_the_coefficient_is_the_radius_of_the_keys_times_that_of_the_slopes():
     assert found == pytest.approx(min(radii) / 2, rel=1e-9)
 
 
-def test_slopes_are_taken_where_queries_and_keys_are():
-    """Student's t before its steepest point: the ball about the keys that reaches the farthest query."""
-    keys = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64)
-    potential, domain = (
-        r.StudentT(nu=3.0, bandwidth=20.0),
-        Ball(0.5, torch.tensor([0.0, 3.0], dtype=torch.float64)),
-    )
-    apart = 2 * 3.5  # two tokens of a ball of radius 3.5
-    slope = 4 * apart / (3 * 400 + apart**2)
-    assert contraction(r.Attention(potential).softmatch(keys), domain).value == pytest.approx(slope, rel=1e-9)
+@pytest.mark.parametrize("far", [0.0, 5.0])
+def test_slopes_are_taken_where_queries_and_keys_are(far):
+    """Student's t before its steepest point: the ball about the keys that reaches the farthest query,
+    or the farthest key.
+    """
+    keys = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64) + far
+    potential = r.StudentT(nu=3.0, bandwidth=20.0)
+    for up, radius, reach in ((3.0, 0.5, 3.5), (0.1, 0.5, 1.0)):
+        domain = Ball(radius, torch.tensor([far, up + far], dtype=torch.float64))
+        apart = 2 * reach  # two tokens of a ball of this radius
+        slope = 4 * apart / (3 * 400 + apart**2)
+        assert contraction(r.Attention(potential).softmatch(keys), domain).value == pytest.approx(
+            slope, rel=1e-9
+        )
 
 
 def test_laws_of_a_lookup_live_in_the_image_of_the_ball():
@@ -189,3 +194,29 @@ def test_laws_of_a_softmatch_live_in_the_smaller_ball_of_the_keys():
     both = contraction(r.Attention(r.Dot()).softmatch(keys) @ r.Identity(), Whole())
     assert both.parts[1].domain.radius == pytest.approx(2.0, rel=1e-9)
     assert float(both.parts[1].domain.center) == pytest.approx(2.0)
+
+
+def test_laws_of_a_lookup_at_a_point_are_known_to_their_rounding():
+    """A ball of radius 0 goes to one of γ(8d + 64) (|c||W|_F + |Wᵀc + b|)."""
+    generator = torch.Generator().manual_seed(6)
+    w, u, b, center = (draw(generator, *shape) for shape in ((3, 2), (2, 4), (4,), (3,)))
+    for lookup, size, inner in (
+        (r.Linear(w @ u, b), float((w @ u).norm()), 3),
+        (r.Factored(w, u, b), float(w.norm() * u.norm()), 5),
+    ):
+        place = contraction(lookup @ r.Identity(), Ball(0.0, center)).parts[1].domain
+        stated = float(center.norm()) * size + float((center @ w @ u + b).norm())
+        assert place.radius == pytest.approx(float(relative_error(8 * inner + 64)) * stated, rel=1e-6, abs=0)
+
+
+def test_means_of_laws_on_two_points_are_as_far_apart_as_the_laws():
+    """τ = 1 for the mean, attained by laws at single points; and so the kernel of an attention is its
+    softmatch and its lookup.
+    """
+    points = torch.tensor([[0.0, 0.0], [3.0, 4.0]], dtype=torch.float64)
+    means = [r.Measure(point.unsqueeze(0)) @ r.Mean() for point in points]
+    assert float(wasserstein(*means)) == pytest.approx(5.0)
+    assert contraction(r.Mean(), Whole()).value == contraction(r.Law(), Whole()).value == 1.0
+    keys = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
+    attention = r.Attention(r.Dot(scale=0.7), r.Linear(torch.tensor([[3.0]], dtype=torch.float64)))
+    assert contraction(attention.kernel(keys), Whole()).value == pytest.approx(3 * 0.7, rel=1e-9)

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 import regard as r
+from regard._upper import Upper
 from regard.domains import Ball, Domain, Whole
 from regard.maps import Affine, Map
 from regard.norms import Norm, TokenMax
+from regard.proofs.setting import balls_of
 from regard.proofs.theorem import THEOREMS, Bound, Refusal, Theorem, constants, deviations, finite, rungs
 
 
@@ -45,19 +47,27 @@ def test_what_a_rule_is_not_about_is_silent(theorem):
 
 
 def test_all_rules_run_and_the_smallest_bound_wins(theorem):
-    theorem.constant(Still, Domain, Norm)(lambda map, domain, norm: Bound(3.0))
-    theorem.constant(Still, Domain, Norm)(lambda map, domain, norm: [Bound(2.0), Bound(4.0, note="more")])
+    theorem.constant(Still, Domain, Norm)(lambda map, domain, norm: Bound(Upper(3.0)))
+    theorem.constant(Still, Domain, Norm)(
+        lambda map, domain, norm: [Bound(Upper(2.0)), Bound(Upper(4.0), note="more")]
+    )
     found = r.certify(Still(), Whole(), TokenMax())
     assert found.value == 2.0
     assert sorted(other.value for other in found.others) == [3.0, 4.0]
 
 
 def _overflow(map, domain, norm):
-    return Bound(math.exp(1e4))
+    return Bound(Upper(math.exp(1e4)))
 
 
 @pytest.mark.parametrize(
-    "rule", [_overflow, lambda *_: Bound(math.inf), lambda *_: Bound(math.nan), lambda *_: [Bound(-math.inf)]]
+    "rule",
+    [
+        _overflow,
+        lambda *_: Bound(Upper(math.inf)),
+        lambda *_: Bound(Upper(math.nan)),
+        lambda *_: [Bound(Upper(-math.inf))],
+    ],
 )
 def test_what_leaves_the_range_of_numbers_proves_no_infinity(theorem, rule):
     theorem.constant(Still, Domain, Norm)(rule)
@@ -71,7 +81,7 @@ def test_what_leaves_the_range_of_numbers_proves_no_infinity(theorem, rule):
 
 
 def test_a_theorem_may_prove_infinity(theorem):
-    theorem.constant(Still, Domain, Norm)(lambda *_: Bound(math.inf, unbounded=True))
+    theorem.constant(Still, Domain, Norm)(lambda *_: Bound(Upper(math.inf), unbounded=True))
     found = r.certify(Still(), Whole(), TokenMax())
     assert (found.value, found.theorem) == (math.inf, "an example")
     with pytest.raises(Refusal, match=r"a part has no finite bound on Whole\(\): an example"):
@@ -92,3 +102,14 @@ def test_heads_together_prove_no_infinity():
     found = r.certify(map, Whole(4), TokenMax())
     assert found.theorem == "no theorem"
     assert any("head 0 has no finite bound" in why and "kim2021" in why for why in found.refused)
+
+
+def test_a_bound_that_does_not_pay_for_its_rounding_is_an_error():
+    """A plain float has no side: neither a bound nor a fact is made of it."""
+    with pytest.raises(TypeError, match="a Bound of a float: give an Upper"):
+        Bound(2.0)
+    (ball,) = balls_of(Ball(1.0), 2)
+    with pytest.raises(TypeError, match="Upper with float"):
+        ball.radius * 2.0
+    with pytest.raises(TypeError, match="Upper minus Upper"):
+        ball.radius - ball.reach

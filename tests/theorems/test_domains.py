@@ -21,8 +21,8 @@ def test_balls_hold_every_token():
         for _ in range(20):
             step = normal(g, 5, 3)
             y = x + domain.radii.unsqueeze(-1) * step / step.norm(dim=-1, keepdim=True) * (1 - 1e-12)
-            assert float((y - ball.center).norm(dim=-1).max()) <= ball.radius
-            assert float(y.norm(dim=-1).max()) <= ball.reach
+            assert float((y - ball.center).norm(dim=-1).max()) <= float(ball.radius)
+            assert float(y.norm(dim=-1).max()) <= float(ball.reach)
 
 
 def test_sizes():

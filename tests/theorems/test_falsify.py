@@ -24,7 +24,32 @@ def test_the_norm_of_a_matrix_is_found(norm):
         Whole(4),
         Neighborhood(normal(generator(2), 4, 3), 0.1),
     ):
-        assert falsify(Affine(w), domain, norm, steps=3, restarts=3).value == pytest.approx(size, rel=0.03)
+        assert falsify(Affine(w), domain, norm, steps=3, restarts=1).value == pytest.approx(size, rel=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_pair_shows_what_the_derivative_at_its_point_does(seed):
+    """Also on the boundary, where a step leads some tokens out of the ball on either side:
+    on the way back they would turn.
+    """
+    g = generator(seed)
+    attention = r.Attention(r.Dot(2 * normal(g, 3, 3), normal(g, 3, 3)), r.Linear(normal(g, 3, 3)))
+    domain = Ball(0.2, torch.zeros(3, dtype=D), 4)
+    found = falsify(attention, domain, Frobenius(), steps=4, restarts=1)
+    assert found.value >= (1 - 1e-3) * frobenius_norm(attention, found.point)
+    assert float(torch.stack([found.point, found.other]).norm(dim=-1).max()) <= 0.2
+
+
+@pytest.mark.parametrize("seed", [0, 4])
+@pytest.mark.parametrize("norm", [TokenMax(), EntryMax()])
+def test_every_token_is_looked_at(norm, seed):
+    """Tokens of width one: the constant at a point is max_i Σ_j |J_ij|, and power steps from one direction
+    end at one of the rows.
+    """
+    attention, x = r.Attention(r.Dot(scale=2.0)), normal(generator(seed), 6, 1)
+    rows = torch.func.jacrev(attention)(x)[:, 0, :, 0].abs().sum(-1)
+    seen = falsify(attention, Neighborhood(x, 1e-6, TokenMax()), norm, steps=1, restarts=1).value
+    assert seen == pytest.approx(float(rows.max()), rel=1e-3)
 
 
 def test_the_largest_column_is_found_entry_by_entry():

@@ -6,12 +6,15 @@ term of it counts.
 """
 
 import math
+from dataclasses import dataclass
+from typing import ClassVar
 
 import mpmath
 import pytest
 import torch
 
 import regard as r
+from regard._upper import exact
 from regard.domains import Ball, Neighborhood, Radii, Whole
 from regard.maps import FromQueries, Joint, ToContext
 from regard.norms import EntryMax, Frobenius, TokenMax, TokenSum, Wasserstein
@@ -19,6 +22,8 @@ from regard.proofs import THEOREMS, certify, deviation
 from regard.proofs.gaussian_rows import lambert_bound
 from regard.proofs.scores import slopes
 from regard.proofs.setting import balls_of
+from regard.proofs.theorems.contraction import contraction
+from regard.proofs.theorems.cosine import cosine_slopes
 from regard.proofs.theorems.sinkhorn import iterations
 from tests.theorems.exact import D, generator, normal
 
@@ -165,6 +170,21 @@ def test_cosine(domain, biased):
     assert rungs(map, domain, Frobenius(), "cosine") == [pytest.approx(stated, rel=CLOSE, abs=0)]
 
 
+def test_slopes_of_cosine_scores_at_a_point():
+    """On a ball of radius 0, with queries turned by a right angle: |∂_y s| and |∂_x s| are attained."""
+    turned = 2 * torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=D)
+    potential = r.Cosine(scale=-1.5, eps=0.3, w_q=turned)
+    center = torch.tensor([0.45, -0.6], dtype=D)
+    (ball,) = balls_of(Ball(0.0, center), 2)
+    x, y = (center.unsqueeze(0).clone().requires_grad_() for _ in range(2))
+    marks = torch.zeros(1, dtype=torch.long)
+    by_query, by_key = torch.autograd.grad(potential.scores(x, y, marks, marks).sum(), (x, y))
+    found = cosine_slopes(potential, 0.5, ball)
+    for name, seen in (("alpha", by_key), ("nu", by_key), ("reversed_nu", by_key), ("reach", by_query)):
+        assert float(getattr(found, name)) == pytest.approx(0.5 * float(seen.norm()), rel=CLOSE, abs=0)
+    assert float(found.kappa) <= 1e-12 >= float(found.osc)
+
+
 def test_castin():
     """g = |A|R²: √3 w √(g² (4n + 1) + n), and w (1 + 3g) e^{2g} for measures."""
     plain, domain = attention(r.Bilinear(A)), Ball(0.9, tokens=TOKENS)
@@ -225,14 +245,14 @@ def test_rivals_with_positions_and_masks():
 @pytest.mark.parametrize("log_value", [-600.0, -30.0, -1.0, 0.0, 1.0, 12.0, 650.0, 5000.0])
 def test_lambert_against_sixty_digits(log_value):
     with mpmath.workdps(60):
-        found = mpmath.mpf(lambert_bound(log_value))
+        found = mpmath.mpf(float(lambert_bound(log_value)))
         excess = found + mpmath.log(found) - log_value  # grows with the root
         assert 0 <= excess / (1 + abs(log_value)) <= 3e-12
 
 
 def test_lambert_where_there_is_nothing_to_solve():
-    assert (lambert_bound(-math.inf), lambert_bound(math.inf)) == (0.0, math.inf)
-    assert 0 < lambert_bound(-1000.0) <= 1e-289
+    assert (float(lambert_bound(-math.inf)), float(lambert_bound(math.inf))) == (0.0, math.inf)
+    assert 0 < float(lambert_bound(-1000.0)) <= 1e-289
 
 
 def test_lipschitz_norm():
@@ -247,49 +267,81 @@ def test_lipschitz_norm():
         assert rungs(map, domain, Frobenius(), "dasoulas") == [pytest.approx(stated, rel=CLOSE, abs=0)]
 
 
-def at_a_point(potential=DOT, x=X):
+def at_a_point(bias=0.0, x=X):
     """P, the covariances C_i and the slopes v_i of a bilinear score at a sequence."""
     slope = x @ A + BETA
-    laws = (slope @ x.mT).softmax(-1)
+    laws = (slope @ x.mT + bias).softmax(-1)
     means = laws @ x
     covariances = torch.einsum("ij,ja,jb->iab", laws, x, x) - means.unsqueeze(-1) * means.unsqueeze(-2)
     return laws, covariances, slope
 
 
-def test_point_covariance():
+MARKS = torch.arange(TOKENS)
+SEEN = {
+    "full": (0.0, DOT, r.Full()),
+    "positions, causal": (
+        torch.where(MARKS[:, None] >= MARKS, -0.3 * (MARKS[:, None] - MARKS).abs().double(), -math.inf),
+        DOT + r.Alibi(0.3),
+        r.Causal(),
+    ),
+}
+
+
+@pytest.mark.parametrize("seen", SEEN)
+def test_point_covariance(seen):
     """√(max_j Σ_i P_ij (w² + η_i²)) + max_i σ_i ζ_i and max_i (√(w² + η_i²) + σ_i ζ_i)."""
-    laws, covariances, slope = at_a_point()
+    bias, potential, support = SEEN[seen]
+    laws, covariances, slope = at_a_point(bias)
     sigma = torch.tensor([two(W_V.mT @ c @ W_V) ** 0.5 for c in covariances], dtype=D)
     zeta = torch.tensor([two(A @ c @ A.mT) ** 0.5 for c in covariances], dtype=D)
     spread = two(W_V) ** 2 + (sigma * slope.norm(dim=-1)) ** 2
-    point = Neighborhood(X, 0.0, Frobenius())
+    point, map = Neighborhood(X, 0.0, Frobenius()), attention(potential, support=support)
+    # a row that sees one key has no variance, up to the root of a rounding
+    close = CLOSE if seen == "full" else 1e-7
     stated = float((laws * spread.unsqueeze(-1)).sum(0).max().sqrt() + (sigma * zeta).max())
-    assert rungs(attention(DOT), point, Frobenius(), "point_covariance") == [
-        pytest.approx(stated, rel=CLOSE, abs=0)
-    ]
+    assert rungs(map, point, Frobenius(), "point_covariance") == [pytest.approx(stated, rel=close, abs=0)]
     stated = float((spread.sqrt() + sigma * zeta).max())
-    assert rungs(attention(DOT), point, TokenMax(), "point_covariance") == [
-        pytest.approx(stated, rel=CLOSE, abs=0)
-    ]
+    assert rungs(map, point, TokenMax(), "point_covariance") == [pytest.approx(stated, rel=close, abs=0)]
 
 
-def test_point_covariance_of_gaussian_scores():
+@pytest.mark.parametrize("factor", [1.0, 0.4])
+def test_point_covariance_of_gaussian_scores(factor):
     """η_i is the smaller of σ_i max|v| and λ_max(Wᵀ E[|v|² y yᵀ] W)^½, v = (x_i - x_j)/b²;
     ζ_i = |C_i|^½/b².
     """
     bandwidth = 1.3
+    unit = factor / bandwidth**2
     apart = X.unsqueeze(1) - X
-    laws = (-apart.square().sum(-1) / (2 * bandwidth**2)).softmax(-1)
+    laws = (-0.5 * unit * apart.square().sum(-1)).softmax(-1)
     spread, own = [], []
     for law, offsets in zip(laws, apart, strict=True):
-        y, pull = X - law @ X, offsets.norm(dim=-1) / bandwidth**2
+        y, pull = X - law @ X, offsets.norm(dim=-1) * unit
         sigma = two(law.sqrt().unsqueeze(-1) * y @ W_V)
         eta = min(sigma * float(pull.max()), two((law.sqrt() * pull).unsqueeze(-1) * y @ W_V))
         spread.append(two(W_V) ** 2 + eta**2)
-        own.append(sigma * two(law.sqrt().unsqueeze(-1) * y) / bandwidth**2)
+        own.append(sigma * two(law.sqrt().unsqueeze(-1) * y) * unit)
     stated = max(math.sqrt(s) + o for s, o in zip(spread, own, strict=True))
-    map, point = attention(r.Gaussian(bandwidth=bandwidth)), Neighborhood(X, 0.0, Frobenius())
+    gaussian = r.potentials.base.Scaled(r.Gaussian(bandwidth=bandwidth), factor)
+    map, point = attention(gaussian), Neighborhood(X, 0.0, Frobenius())
     assert rungs(map, point, TokenMax(), "point_covariance") == [pytest.approx(stated, rel=CLOSE, abs=0)]
+    crowd = float((laws * torch.tensor(spread, dtype=D).unsqueeze(-1)).sum(0).max())
+    stated = math.sqrt(crowd) + max(own)
+    assert rungs(map, point, Frobenius(), "point_covariance") == [pytest.approx(stated, rel=CLOSE, abs=0)]
+
+
+def test_gaussian_scores_that_have_no_theorem_at_a_point():
+    point = Neighborhood(X, 0.0, Frobenius())
+    plain, square = "Gaussian() without projections", torch.eye(3, dtype=D)
+    for potential, sentence in (
+        (r.Gaussian(w_q=square), plain),
+        (r.Gaussian(w_k=square), plain),
+        (r.potentials.base.Scaled(r.Gaussian(), -1.0), plain),
+        (r.Laplace(), plain),
+        (r.Gaussian(b_q=CENTER), "Gaussian scores with biases"),
+        (r.Gaussian(b_k=CENTER), "Gaussian scores with biases"),
+    ):
+        refused = certify(attention(potential), point, Frobenius()).refused
+        assert any(sentence in why for why in refused), (potential, refused)
 
 
 def test_point_half_and_undecided_rows():
@@ -337,31 +389,51 @@ def sparse_laws(scores, order):
     return (scores - low).clamp(min=0).pow(1 / (order - 1))
 
 
-@pytest.mark.parametrize(("normalizer", "order"), SPARSE, ids=repr)
-def test_sparse_laws_at_a_point(normalizer, order):
-    """With t = p^{2-α} on the support: max_i (w + σ_i a_i √T_i + σ_i ζ_i), and the form in Frobenius norm."""
-    slope = X @ A + BETA
-    laws = sparse_laws(slope @ X.mT, order)
+def sparse_stated(laws, order, pull, own_factor):
+    """max_i (w + σ_i a_i √T_i + σ_i ζ_i),
+    and w √(max_j Σ_i P_ij) + √(max_j Σ_i t_ij σ_i² a_i²) + max_i σ_i ζ_i.
+    """
     slopes_of = (laws > 0).double() if order == 2 else laws ** (2 - order)
     keys, own = [], []
-    for t, v in zip(slopes_of, slope, strict=True):
+    for t, steepest in zip(slopes_of, pull, strict=True):
         centered = t.sqrt().unsqueeze(-1) * (X - t @ X / t.sum())
-        keys.append(two(centered @ W_V) * float(v.norm()))
-        own.append(two(centered @ W_V) * two(centered @ A.mT))
+        keys.append(two(centered @ W_V) * float(steepest))
+        own.append(two(centered @ W_V) * two(centered @ own_factor))
     keys, own = torch.tensor(keys, dtype=D), torch.tensor(own, dtype=D)
-    map, point = attention(DOT, normalizer=normalizer), Neighborhood(X, 0.0, Frobenius())
-    stated = float((two(W_V) + keys * slopes_of.sum(-1).sqrt() + own).max())
-    assert min(rungs(map, point, TokenMax(), "row_normalizers")) == pytest.approx(stated, rel=1e-6, abs=0)
-    stated = (
-        two(W_V) * float(laws.sum(0).max()) ** 0.5
-        + float((slopes_of * keys.square().unsqueeze(-1)).sum(0).max()) ** 0.5
-    )
-    assert min(rungs(map, point, Frobenius(), "row_normalizers")) == pytest.approx(
-        stated + float(own.max()), rel=1e-6, abs=0
+    largest = float((two(W_V) + keys * slopes_of.sum(-1).sqrt() + own).max())
+    crowd = two(W_V) * float(laws.sum(0).max()) ** 0.5
+    return largest, crowd + float((slopes_of * keys.square().unsqueeze(-1)).sum(0).max()) ** 0.5 + float(
+        own.max()
     )
 
 
-@pytest.mark.parametrize("bias", [None, -9.0, 2.0])
+@pytest.mark.parametrize("name", ["dot", "sharp", "gaussian"])
+@pytest.mark.parametrize(("normalizer", "order"), SPARSE, ids=repr)
+def test_sparse_laws_at_a_point(normalizer, order, name):
+    """With t = p^{2-α} on the support: max_i (w + σ_i a_i √T_i + σ_i ζ_i), and the form in Frobenius norm."""
+    factor = {"dot": 0.3, "sharp": 6.0, "gaussian": 0.4}[name]
+    if name == "gaussian":
+        apart = torch.cdist(X, X) * factor
+        scores, pull = -0.5 * factor * torch.cdist(X, X).square(), apart.amax(-1)
+        potential, own_factor = r.Gaussian(), factor * torch.eye(3, dtype=D)
+    else:
+        slope = factor * (X @ A + BETA)
+        scores, pull, potential, own_factor = slope @ X.mT, slope.norm(dim=-1), DOT, factor * A.mT
+    laws = sparse_laws(scores, order)
+    if name == "sharp":
+        assert float(laws.max()) == pytest.approx(1.0)  # a row that takes one key
+    else:
+        assert bool(((laws > 1e-3).sum(-1) > 1).all())
+    map = attention(r.potentials.base.Scaled(potential, factor), normalizer=normalizer)
+    point = Neighborhood(X, 0.0, Frobenius())
+    close = 1e-10 if order == 2 and name != "sharp" else 1e-6
+    for norm, stated in zip(
+        (TokenMax(), Frobenius()), sparse_stated(laws, order, pull, own_factor), strict=True
+    ):
+        assert min(rungs(map, point, norm, "row_normalizers")) == pytest.approx(stated, rel=close, abs=0)
+
+
+@pytest.mark.parametrize("bias", [None, -9.0, 2.0, "below"])
 def test_sigmoid(bias):
     """C (w σ(s* + b) + ρ σ'_max (α + ζ)), s* the largest score, ρ the longest value;
     -log n where no bias is given.
@@ -372,6 +444,7 @@ def test_sigmoid(bias):
     gamma = 0.4 * W_Q @ B_K
     top = float(CENTER @ A @ CENTER + (BETA + gamma) @ CENTER) + 0.4 * float(B_Q.norm() * B_K.norm())
     top += two(A) * 0.01 + 0.1 * float((CENTER @ A + BETA).norm() + (A @ CENTER + gamma).norm())
+    bias = -0.5 - top if bias == "below" else bias  # a weight between a quarter and a half
     level = top + (-math.log(TOKENS) if bias is None else bias)
     weight = 1 / (1 + math.exp(-level))
     steepest = 0.25 if level >= 0 else weight * (1 - weight)
@@ -379,6 +452,82 @@ def test_sigmoid(bias):
     stated = TOKENS * (two(W_V) * weight + value * steepest * (float(found.alpha) + float(found.reach)))
     map = attention(DOT, normalizer=r.Sigmoid(bias))
     assert rungs(map, domain, TokenMax(), "sigmoid") == [pytest.approx(stated, rel=CLOSE, abs=0)]
+
+
+def sigmoid_stated(w, value, level, found, keys=TOKENS):
+    """C (w σ(s* + b) + ρ σ'_max (α + ζ))."""
+    weight = 1 / (1 + math.exp(-level))
+    steepest = 0.25 if level >= 0 else weight * (1 - weight)
+    return keys * (w * weight + value * steepest * (float(found.alpha) + float(found.reach)))
+
+
+ONE_BIAS = torch.tensor([0.25], dtype=D)
+DOTS = {
+    "scaled": (r.potentials.base.Scaled(DOT, -2.0), 0.8 * float(B_Q.norm() * B_K.norm())),
+    "two": (DOT + DOT, 0.8 * float(B_Q.norm() * B_K.norm())),
+    "one bias": (DOT.replace(b_k=None), 0.0),
+    "other bias": (DOT.replace(b_q=None), 0.0),
+    "an entry for all": (DOT.replace(b_q=ONE_BIAS), 0.4 * 0.25 * math.sqrt(2) * float(B_K.norm())),
+    "no projections": (r.Dot(b_q=CENTER, b_k=2 * CENTER), 2 * float(CENTER.norm()) ** 2 / math.sqrt(3)),
+    "entries, no projections": (r.Dot(scale=2.0, b_q=ONE_BIAS, b_k=-ONE_BIAS), 2 * 3 * 0.25**2),
+}
+
+
+@pytest.mark.parametrize("name", DOTS)
+def test_the_largest_score_of_a_sigmoid_counts_biases(name):
+    """At the center of a ball of radius 0 the score is cᵀAc + (β + γ)·c, and |scale b_q·b_k| at most."""
+    potential, constant = DOTS[name]
+    domain, point = Ball(0.0, CENTER, tokens=TOKENS), CENTER.unsqueeze(0)
+    nothing = torch.zeros(1, 3, dtype=D)
+    marks = torch.zeros(1, dtype=torch.long)
+    exact = [float(potential.scores(at, at, marks, marks)) for at in (point, nothing)]
+    (ball,) = balls_of(domain, 3)
+    level = exact[0] - exact[1] + constant - 3.0
+    value = two(W_V) * float(CENTER.norm()) + float(B_V.norm())
+    stated = sigmoid_stated(two(W_V), value, level, slopes.one(potential, ball))
+    map = attention(potential, normalizer=r.Sigmoid(-3.0))
+    assert rungs(map, domain, TokenMax(), "sigmoid") == [pytest.approx(stated, rel=CLOSE, abs=0)]
+
+
+@pytest.mark.parametrize("bias", [-600.0, -40.0, 40.0, 1e4])
+def test_sigmoid_far_from_zero(bias):
+    """e^b, or weights of one; windows of two keys."""
+    domain, zero = Ball(0.1, torch.zeros(3, dtype=D), tokens=TOKENS), r.Dot(scale=0.0)
+    map = attention(zero, normalizer=r.Sigmoid(bias), support=r.Window(1, 0))
+    weight = math.exp(bias) if bias < 0 else 1.0
+    assert rungs(map, domain, TokenMax(), "sigmoid") == [
+        pytest.approx(2 * two(W_V) * weight, rel=CLOSE, abs=0)
+    ]
+
+
+def test_sigmoid_with_hardly_any_weight():
+    domain = Ball(0.1, torch.zeros(3, dtype=D), tokens=TOKENS)
+    (found,) = rungs(attention(DOT, normalizer=r.Sigmoid(-2e3)), domain, TokenMax(), "sigmoid")
+    assert 0 < found < 1e-280  # e^-2000 is no number: what stands for it is tiny and not zero
+
+
+def test_values_of_sigmoid_heads():
+    """ρ = |WU| reach + |b| of factored values, and |W_O||b| more where heads are mixed: the smaller of
+    |W_O| √Σ_h b_h² and Σ_h b'_h.
+    """
+    domain, g = BALLS[0.1], generator(8)
+    (ball,) = balls_of(domain, 3)
+    found, reach = slopes.one(POTENTIALS["additive"], ball), float(ball.reach)
+    u, b = normal(g, 4, 2), normal(g, 2)
+    map = r.Attention(POTENTIALS["additive"], r.Factored(W_V, u, b), r.Sigmoid(0.0))
+    value = two(W_V @ u) * reach + float(b.norm())
+    slope = 0.25 * (float(found.alpha) + float(found.reach))
+    stated = TOKENS * (two(W_V @ u) + value * slope)
+    assert rungs(map, domain, TokenMax(), "sigmoid") == [pytest.approx(stated, rel=CLOSE, abs=0)]
+    for w_o in (normal(g, 1, 4, 3), torch.eye(4, 3, dtype=D).unsqueeze(0)):
+        mixed = r.maps.Heads(attention(POTENTIALS["additive"], normalizer=r.Sigmoid(0.0)), w_o)
+        forms = []
+        for w, offset, after in (
+            (two(W_V @ w_o[0]), two(w_o[0]) * float(B_V.norm()), 1.0),
+            (two(W_V), float(B_V.norm()), two(w_o[0])),
+        ):
+            forms.append(after * TOKENS * (w + (w * reach + offset) * slope))
+        assert certify(mixed, domain, TokenMax()).value == pytest.approx(min(forms), rel=CLOSE, abs=0)
 
 
 def test_sigmoid_of_other_scores_has_weights_of_at_most_one():
@@ -415,6 +564,28 @@ def test_sinkhorn(name):
     assert rungs(map, domain, Frobenius(), "sinkhorn") == [pytest.approx(stated, rel=CLOSE, abs=0)]
 
 
+@pytest.mark.parametrize("name", ["dot", "additive", "dot, far", "dot, wide", "dot, positions"])
+def test_iterations_that_balance(name):
+    """By the oscillation of rows and the crossed differences: the smaller of 2 osc and 4|A|R², or 2 osc;
+    positions add their range once, and twice.
+    """
+    kind = name.split(",")[0]
+    center = 5 * CENTER if name == "dot, far" else CENTER
+    potential, fixed = POTENTIALS[kind], 0.0
+    domain = Ball(1.2 if name == "dot, wide" else 0.2, center, tokens=TOKENS)
+    ((R, _, _, _, osc),) = facts(potential, domain)
+    if name == "dot, positions":
+        potential, fixed = potential + r.Alibi(0.1), 0.1 * (TOKENS - 1)
+    crossed = min(2 * osc, 4 * two(A) * R * R) if kind == "dot" else 2 * osc
+    needed = iterations(exact(osc + fixed), exact(crossed + 2 * fixed), 1e-6)
+    map = attention(potential, normalizer=r.Sinkhorn(tolerance=1e-6, max_iterations=int(needed)))
+    found = certify(map, domain, Frobenius())
+    said = [str(known) for rung in (found, *found.others) for known in rung.hypotheses]
+    assert any(f"at most {needed:.0f} iterations reach the tolerance 1e-06" in one for one in said)
+    fewer = map.replace(normalizer=r.Sinkhorn(tolerance=1e-6, max_iterations=int(needed) - 1))
+    assert rungs(fewer, domain, Frobenius(), "sinkhorn") == []
+
+
 @pytest.mark.parametrize("norm", [Frobenius(), TokenMax()], ids=repr)
 def test_sinkhorn_near_a_sequence(norm):
     """|X - c| + the move takes the place of √n R where it is smaller."""
@@ -438,14 +609,14 @@ def test_iterations_of_sinkhorn(row, crossed):
     with mpmath.workdps(60):
         rate = -2 * mpmath.log(mpmath.tanh(mpmath.mpf(crossed) / 4))
         least = 2 + mpmath.log(mpmath.mpf(row) / mpmath.mpf(1e-6)) / rate
-        assert least <= iterations(row, crossed, 1e-6) <= (least + 1) * (1 + 2e-5)
+        assert least <= iterations(exact(row), exact(crossed), 1e-6) <= (least + 1) * (1 + 2e-5)
 
 
 def test_iterations_of_sinkhorn_at_the_ends():
     """One where scores of a row hardly differ; infinitely many where rounding hides the tolerance."""
-    assert iterations(1e-7, 1e-7, 1e-6) == iterations(1e-6, 1e-6, 1e-6) == 1
-    assert iterations(1e4, 1.0, 1e-9 * 0.9) == math.inf
-    assert iterations(1e3, 1.0, 1e-9) < math.inf
+    assert iterations(exact(1e-7), exact(1e-7), 1e-6) == iterations(exact(1e-6), exact(1e-6), 1e-6) == 1
+    assert iterations(exact(1e4), exact(1.0), 1e-9 * 0.9) == math.inf
+    assert iterations(exact(1e3), exact(1.0), 1e-9) < math.inf
 
 
 def test_queries_to_a_context():
@@ -472,6 +643,95 @@ def test_keys_that_move():
     assert rungs(map, domain, Frobenius(), "cross") == [
         pytest.approx(two(W_V) * math.sqrt(many) * root, rel=CLOSE, abs=0)
     ]
+
+
+STUDENT = r.StudentT(nu=3.0, bandwidth=20.0)
+
+
+def student(radius):
+    """The steepest slope and the range of Student's scores of tokens in a ball, before 20√3."""
+    u = 2 * radius
+    return 4 * u / (3 * 400 + u * u), min(u * 4 * u / (3 * 400 + u * u), 2 * math.log1p(u * u / (3 * 400)))
+
+
+def holding(points):
+    """Balls about zero, the mean and the middle of the box that hold points: centers and radii."""
+    centers = (0 * points[0], points.mean(0), 0.5 * (points.amax(0) + points.amin(0)))
+    return [(center, float((points - center).norm(dim=-1).max())) for center in centers]
+
+
+def test_queries_of_other_scores():
+    """κ on the ball about the keys that holds the queries too."""
+    keys, domain = normal(generator(7), 4, 3) + 2 * CENTER, BALLS[0.9]
+    stated = min(
+        two(W_V) * size * student(max(size, float((CENTER - center).norm()) + 0.9))[0]
+        for center, size in holding(keys)
+    )
+    found = rungs(ToContext(attention(STUDENT), keys), domain, TokenMax(), "cross")
+    assert found == [pytest.approx(stated, rel=CLOSE, abs=0)]
+    far = Ball(0.01, CENTER, tokens=TOKENS)  # queries inside of the balls of the keys
+    stated = min(
+        two(W_V) * size * student(max(size, float((CENTER - center).norm()) + 0.01))[0]
+        for center, size in holding(keys + 3 * CENTER)
+    )
+    found = rungs(ToContext(attention(STUDENT), keys + 3 * CENTER), far, TokenMax(), "cross")
+    assert found == [pytest.approx(stated, rel=CLOSE, abs=0)]
+
+
+def test_a_context_of_one_key_is_all_that_queries_see():
+    for norm in (Frobenius(), TokenMax()):
+        assert rungs(ToContext(attention(DOT), X[:1]), Whole(), norm, "cross") == [
+            pytest.approx(0.0, abs=1e-9)
+        ]
+
+
+def test_keys_of_other_scores():
+    """α and ν on the ball about the keys that holds the queries too, and N by the range on it."""
+    queries, R = X[:3] + 2.0, 0.9
+    center, size = min(holding(queries), key=lambda pair: pair[1])
+    slope, osc = student(float((center - CENTER).norm()) + size)
+    root = math.sqrt(1 + 2 * R * slope + (R * slope) ** 2)
+    map = FromQueries(attention(STUDENT), queries)
+    assert rungs(map, BALLS[R], TokenMax(), "cross") == [pytest.approx(two(W_V) * root, rel=CLOSE, abs=0)]
+    assert rungs(map, BALLS[R], Frobenius(), "cross") == [
+        pytest.approx(two(W_V) * math.sqrt(crowd(osc, 3, TOKENS)) * root, rel=CLOSE, abs=0)
+    ]
+
+
+@pytest.mark.parametrize("map", ["mask", "positions", "no number"])
+def test_queries_that_may_all_look_at_one_key(map):
+    """N = m where masks or positions decide, or where nobody says how many keys there are."""
+    queries, R = X[:3], 0.1
+    alpha = float((queries @ A + BETA).norm(dim=-1).max())
+    stated = two(W_V) * math.sqrt(3 * (1 + (R * alpha) ** 2))
+    made = {
+        "mask": attention(DOT, support=r.Causal()),
+        "positions": attention(DOT + r.Alibi(0.2)),
+        "no number": attention(DOT),
+    }[map]
+    domain = Ball(R, CENTER) if map == "no number" else BALLS[R]
+    assert rungs(FromQueries(made, queries), domain, Frobenius(), "cross") == [
+        pytest.approx(stated, rel=CLOSE, abs=0)
+    ]
+
+
+def test_queries_and_keys_near_a_sequence():
+    """Each in its own balls, with its own radii; the smallest over pairs of balls."""
+    radii = torch.tensor([0.1, 0.0, 0.3, 0.05, 0.2], dtype=D)
+    queries, keys = ((X[:2], radii[:2]), (X[2:], radii[2:]))
+    stated = {"frobenius": math.inf, "token max": math.inf}
+    for center in (c for c, _ in holding(queries[0])):
+        reach = float(((queries[0] - center).norm(dim=-1) + queries[1]).max())
+        alpha = float((center @ A + BETA).norm()) + two(A) * reach
+        for middle in (c for c, _ in holding(keys[0])):
+            R = float(((keys[0] - middle).norm(dim=-1) + keys[1]).max())
+            own, root = two(W_V) * two(A) * R * R, two(W_V) * math.sqrt(1 + (R * alpha) ** 2)
+            many = math.sqrt(crowd(2 * R * alpha, 2, 3))
+            stated["frobenius"] = min(stated["frobenius"], math.hypot(own, many * root))
+            stated["token max"] = min(stated["token max"], own + root)
+    map, domain = Joint(attention(DOT), 2), Radii(X, radii)
+    for norm, name in ((Frobenius(), "frobenius"), (TokenMax(), "token max")):
+        assert rungs(map, domain, norm, "cross") == [pytest.approx(stated[name], rel=CLOSE, abs=0)]
 
 
 def test_queries_and_keys_that_move_together():
@@ -508,6 +768,64 @@ def test_tilts_of_other_scores():
     ]
 
 
+def test_a_tilt_by_a_query_among_the_tokens():
+    """The range of the scores, where it is smaller than 2Rα."""
+    slope, osc = student(0.9)
+    assert osc < 2 * 0.9 * slope
+    stated = math.exp(osc) * (1 + 2 * 0.9 * slope)
+    assert rungs(r.tilt.Tilt(STUDENT, CENTER + 0.1), BALLS[0.9], Wasserstein(1.0), "gibbs") == [
+        pytest.approx(stated, rel=CLOSE, abs=0)
+    ]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Watched(r.Potential):
+    """Scores by a distance; its rule writes down where it was told that tokens are."""
+
+    seen: ClassVar[list] = []
+    positional: ClassVar[bool] = False
+
+    def features(self, x, y, x_marks, y_marks):
+        return x, y
+
+    def pair(self, queries, keys):
+        return -torch.cdist(queries, keys)
+
+
+@slopes.rule(Watched)
+def _watched(potential, ball):
+    Watched.seen.append(ball)
+    return slopes.one(r.Laplace(), ball)
+
+
+@pytest.mark.parametrize("kind", ["context", "queries", "tilt", "contraction", "ball", "slot"])
+def test_rules_of_slopes_are_told_how_long_tokens_are(kind):
+    """Every ball that a rule sees holds all tokens, and `reach` is the longest of them, or of the ball."""
+    Watched.seen.clear()
+    keys, domain, potential = X[:3] + 2 * CENTER, BALLS[0.9], Watched()
+    map = r.Attention(potential, r.Linear(W_V))
+    given = float(CENTER.norm()) + 0.9
+    longest = float(keys.norm(dim=-1).max())
+    if kind == "context":
+        certify(ToContext(map, keys), domain, TokenMax())
+    elif kind == "queries":
+        certify(FromQueries(map, keys), domain, TokenMax())
+    elif kind == "tilt":
+        certify(r.tilt.Tilt(potential, keys[0]), domain, Wasserstein(1.0))
+    elif kind == "contraction":
+        contraction(map.softmatch(keys), domain)
+    else:
+        made = map if kind == "ball" else map.replace(normalizer=r.SinkSoftmax(0.0))
+        certify(made, domain, TokenMax())
+    assert Watched.seen
+    for ball in Watched.seen:
+        about = float(ball.center.norm()) + float(ball.radius)
+        length = max(given, longest) if kind in ("context", "queries") else about
+        length = given if kind in ("ball", "slot") else length
+        assert float(ball.reach) == pytest.approx(length, rel=CLOSE, abs=0)
+        assert float((CENTER - ball.center).norm()) + 0.9 <= float(ball.radius) * (1 + CLOSE)
+
+
 @pytest.mark.parametrize(
     ("norm", "factor"), [(Frobenius(), math.sqrt(TOKENS)), (TokenSum(), TOKENS), (TokenMax(), 1)], ids=repr
 )
@@ -516,3 +834,65 @@ def test_diameter(norm, factor):
     layer = r.maps.Normalize(1e-5, torch.tensor([1.0, 2.0, 0.5], dtype=D))
     found = rungs(layer, Neighborhood(10 * X, 1e6, Frobenius()), norm, "diameter", deviation)
     assert found == [pytest.approx(2 * 2 * math.sqrt(3) * factor, rel=CLOSE, abs=0)]
+
+
+def test_the_smallest_of_three_balls_near_a_sequence():
+    """About zero, the mean and the middle of the box: the bounds of all three differ, the least is taken."""
+    domain = SETS[-1]
+    balls, w = balls_of(domain, 3), two(W_V)
+    many = TOKENS * w
+
+    cosine = r.Cosine(scale=1.5, eps=0.3, w_q=W_Q, w_k=W_K)
+    stated, crowded = [], []
+    for ball in balls:
+        found = cosine_slopes(cosine, 1.0, ball)
+        R, alpha, kappa = float(ball.radius), float(found.alpha), float(found.kappa)
+        stated.append(w * (1 + R * (alpha + kappa)))
+        crowded.append(w * (math.sqrt(crowd(float(found.osc))) * (1 + R * alpha) + R * kappa))
+    assert_least(attention(cosine), domain, TokenMax(), "cosine", stated)
+    assert_least(attention(cosine), domain, Frobenius(), "cosine", crowded)
+
+    sparse = attention(DOT, normalizer=r.Sparsemax())
+    held = list(facts(DOT, domain))
+    assert_least(
+        sparse,
+        domain,
+        TokenMax(),
+        "row_normalizers",
+        [w * (1 + TOKENS * R * (a + k)) for R, a, _, k, _ in held],
+    )
+    stated = [w * (math.sqrt(TOKENS) + R * a * TOKENS + TOKENS * R * k) for R, a, _, k, _ in held]
+    assert_least(sparse, domain, Frobenius(), "row_normalizers", stated)
+
+    potential = r.SoftCap(DOT, 3.0)
+    found = [slopes.one(potential, ball) for ball in balls]
+    value = w * float(balls[0].reach) + float(B_V.norm())
+    stated = [many + TOKENS * value * 0.25 * (float(one.alpha) + float(one.reach)) for one in found]
+    assert_least(attention(potential, normalizer=r.Sigmoid(0.0)), domain, TokenMax(), "sigmoid", stated)
+
+
+def assert_least(map, domain, norm, name, stated):
+    assert max(stated) > min(stated) * (1 + 1e-6)
+    assert rungs(map, domain, norm, name) == [pytest.approx(min(stated), rel=CLOSE, abs=0)]
+
+
+@pytest.mark.parametrize(("normalizer", "order"), SPARSE, ids=repr)
+def test_sparse_laws_of_tokens_with_weights(normalizer, order):
+    """T = (Σ_j c_j)^{α-1} and m' = max_j m_j c_j^{α-1}, c_j = n times the weight."""
+    masses = torch.tensor([0.1, 0.4, 0.1, 0.15, 0.25], dtype=D)
+    domain = Neighborhood(r.Measure(X, masses.log()), 0.2, TokenMax())
+    counts = TOKENS * masses
+    held, w = list(facts(DOT, domain)), two(W_V)
+    pairs = counts[1:] + counts[:-1]
+    for support, total, crowded, rows in (
+        (r.Full(), TOKENS ** (order - 1), TOKENS * float(counts.max()) ** (order - 1), TOKENS),
+        (r.Window(1, 0), float(pairs.max()) ** (order - 1), 2 * float(counts[:-1].max()) ** (order - 1), 2),
+    ):
+        map = attention(DOT, normalizer=normalizer, support=support)
+        stated = min(w * (1 + total * R * (a + k)) for R, a, _, k, _ in held)
+        assert rungs(map, domain, TokenMax(), "row_normalizers") == [pytest.approx(stated, rel=CLOSE, abs=0)]
+        stated = min(
+            w * (math.sqrt(rows) + R * a * math.sqrt(total * crowded) + total * R * k)
+            for R, a, _, k, _ in held
+        )
+        assert rungs(map, domain, Frobenius(), "row_normalizers") == [pytest.approx(stated, rel=CLOSE, abs=0)]

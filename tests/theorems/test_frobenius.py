@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import regard as r
+from regard._upper import exact
 from regard.domains import Ball, Neighborhood
 from regard.norms import Frobenius
 from regard.proofs import certify, falsify
@@ -37,9 +38,11 @@ def test_worked_example():
     assert rung(attention, domain) == pytest.approx(10.730192125113968, rel=1e-9)
     assert frobenius_norm(attention, x) == pytest.approx(2.8106266806294307, rel=1e-12)
     g = 1.7076532410810032
-    assert crowding(Head(attention), domain, 2 * g) == pytest.approx(3.6410009587074796, rel=1e-9)
+    assert float(crowding(Head(attention), domain, exact(2 * g))) == pytest.approx(
+        3.6410009587074796, rel=1e-9
+    )
     causal = r.Attention(r.Bilinear(a), r.Linear(w), support=r.Causal())
-    assert crowding(Head(causal), domain, 2 * g) == pytest.approx(3.8167513507161237, rel=1e-9)
+    assert float(crowding(Head(causal), domain, exact(2 * g))) == pytest.approx(3.8167513507161237, rel=1e-9)
 
 
 @pytest.mark.parametrize(("seed", "support"), list(enumerate(SUPPORTS)), ids=repr)
@@ -89,7 +92,7 @@ def test_crowding_is_at_least_every_column_sum(support):
     """Scores within `osc` of each other, beside a bias of positions: no column of weights is heavier."""
     g, osc = generator(3), 1.5
     head = Head(r.Attention(r.Alibi(0.4), support=support))
-    bound = crowding(head, Ball(1.0, tokens=5), osc)
+    bound = float(crowding(head, Ball(1.0, tokens=5), exact(osc)))
     marks = torch.arange(5)
     bias = (
         r.Alibi(0.4)
@@ -118,7 +121,7 @@ def test_weights_of_a_measure_count():
 
 def test_number_of_tokens_is_needed():
     found = certify(r.Attention(r.Bilinear(torch.eye(2, dtype=D))), Ball(1.0), Frobenius())
-    assert math.isinf(found.value)
+    assert not any(rung.theorem.startswith(THEOREM.title) for rung in (found, *found.others))
     assert any(
         "say how many there are, e.g. Ball(radius, tokens=n), or use TokenMax()" in why
         for why in found.refused

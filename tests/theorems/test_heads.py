@@ -6,10 +6,12 @@ import pytest
 import torch
 
 import regard as r
-from regard.domains import Ball, Neighborhood
+from regard.domains import Ball, Neighborhood, Whole
 from regard.maps import Heads
-from regard.norms import Frobenius, TokenMax, TokenSum
+from regard.norms import EntryMax, Frobenius, TokenMax, TokenSum
 from regard.proofs import certify, falsify
+from regard.proofs.subject import single_heads
+from regard.proofs.theorem import Refusal
 from regard.proofs.theorems.heads import THEOREM
 from tests.theorems.exact import D, frobenius_norm, generator, in_ball, normal, token_max_norm
 
@@ -118,3 +120,55 @@ def test_a_wrong_number_of_mixing_heads_is_a_sentence(given, needed):
     else:
         assert math.isinf(found.value)
         assert any("heads" in why for why in found.refused)
+
+
+def test_one_mixer_serves_all_heads():
+    """w_o (1, e, d) is the same mixer for every head: that of the attention with copies of it."""
+    attention = several(generator(7), 3, 3)
+    one = normal(generator(9), 1, 2, 3)
+    for norm in (Frobenius(), TokenMax()):
+        shared, copied = (
+            certify(Heads(attention, w_o), Ball(0.5, tokens=3), norm).value
+            for w_o in (one, one.expand(3, -1, -1).contiguous())
+        )
+        assert shared == pytest.approx(copied, rel=1e-12, abs=0)
+
+
+@pytest.mark.parametrize(
+    ("p", "apart", "uneven"), [(1.0, 2.0, 5.0), (1.5, 2.0, 5.0), (2.0, None, 5.0), (3.0, None, 5.0)]
+)
+def test_heads_of_laws(p, apart, uneven):
+    """From p = 2 on heads that write to different outputs add in squares; below they are summed."""
+    eye, still = torch.eye(3, dtype=D), torch.zeros(2, 3, 3, dtype=D)
+    attention = r.Attention(r.Bilinear(still), r.Linear(torch.stack([eye] * 2)))
+    outputs = torch.zeros(2, 3, 6, dtype=D)
+    outputs[0, :, :3], outputs[1, :, 3:] = eye, eye
+    stated = math.sqrt(2) if apart is None else apart
+    domain, norm = Ball(1.0), r.Wasserstein(p)
+    assert certify(Heads(attention, outputs), domain, norm).value == pytest.approx(stated, rel=1e-9)
+    assert certify(attention, domain, norm).value == pytest.approx(stated, rel=1e-9)  # side by side
+    mixed = Heads(attention, torch.stack([5 * eye, 0 * eye]))
+    assert certify(mixed, domain, norm).value == pytest.approx(uneven, rel=1e-9)
+
+
+def test_heads_side_by_side_entry_by_entry():
+    """An entry of the output belongs to one head: the largest."""
+    eye = torch.eye(3, dtype=D)
+    values = [1.0, 3.0, 2.0]
+    heads = r.Attention(r.Gaussian(), r.Linear(torch.stack([value * eye for value in values])))
+    alone = [
+        certify(r.Attention(r.Gaussian(), r.Linear(value * eye)), Whole(tokens=4), EntryMax()).value
+        for value in values
+    ]
+    assert certify(heads, Whole(tokens=4), EntryMax()).value == pytest.approx(max(alone), rel=1e-12)
+    assert alone[1] == pytest.approx(3 * alone[0], rel=1e-9)
+
+
+def test_which_dimensions_are_heads():
+    """One dimension that is larger than one; what is given once serves every head."""
+    g = generator(5)
+    for lead, count in (((), 1), ((1,), 1), ((3,), 3), ((1, 3), 3), ((3, 1), 3)):
+        assert len(single_heads(r.Attention(r.Dot(normal(g, *lead, 2, 2), normal(g, 2, 2))))) == count
+    assert len(single_heads(r.Attention(r.Dot()))) == 1
+    with pytest.raises(Refusal, match="bounds are for one sequence with heads"):
+        single_heads(r.Attention(r.Dot(normal(g, 2, 2, 2, 2), normal(g, 2, 2))))

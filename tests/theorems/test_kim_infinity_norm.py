@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import regard as r
+from regard._upper import relative_error
 from regard.domains import Ball, Whole
 from regard.norms import EntryMax
 from regard.proofs import certify
@@ -17,7 +18,7 @@ from tests.theorems.test_kim_two_norm import l2_attention
 
 def test_worked_example():
     attention = l2_attention(2 * torch.eye(4, dtype=D), torch.eye(4, dtype=D))
-    phi = lambert_bound(math.log(15) - 1)
+    phi = float(lambert_bound(math.log(15) - 1))
     assert certify(attention, Whole(tokens=16), EntryMax()).value == pytest.approx(
         0.5 * 4 * (1 + 8 * phi), rel=1e-9
     )
@@ -49,8 +50,8 @@ def test_column_sums_of_products():
     g = generator(5)
     a, b = normal(g, 4, 3), normal(g, 3, 5)
     exact = float((a @ b).abs().sum(0).max())
-    assert exact <= column_sum_bound(a, b) <= exact * (1 + 1e-11)
-    assert column_sum_bound() == 1
+    assert exact <= float(column_sum_bound(a, b)) <= exact * (1 + 1e-11)
+    assert float(column_sum_bound()) == 1
 
 
 def test_untied_projections_are_refused():
@@ -58,3 +59,15 @@ def test_untied_projections_are_refused():
     found = certify(r.Attention(r.Gaussian(normal(g, 2, 2), normal(g, 2, 2))), Whole(tokens=3), EntryMax())
     assert math.isinf(found.value)
     assert any("w_q and w_k tied" in why for why in found.refused)
+
+
+def test_columns_that_cancel_leave_their_rounding():
+    """γ(2k + 4) times the column sums of |A||B|, k the widths that are summed over."""
+    a, b = torch.tensor([[3.0, -3.0]], dtype=D), torch.ones(2, 1, dtype=D)
+    assert float(column_sum_bound(a, b)) == pytest.approx(
+        float(relative_error(2 * 2 + 4)) * 6, rel=1e-6, abs=0
+    )
+    wide = torch.ones(1, 4, dtype=D)
+    assert float(column_sum_bound(a, b, wide)) == pytest.approx(
+        float(relative_error(2 * 3 + 4)) * 6, rel=1e-6, abs=0
+    )

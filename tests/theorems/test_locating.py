@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import regard as r
-from regard._round import EPS, gamma
+from regard._upper import exact, relative_error
 from regard.maps import (
     Added,
     Affine,
@@ -24,6 +24,7 @@ from regard.maps import (
     ToContext,
 )
 from regard.measure import Measure
+from regard.nonexpansive import Reflected
 from regard.proofs.locating import locate, score_size, slip
 from regard.proofs.theorem import Refusal
 from tests.theorems.exact import D, generator, normal
@@ -36,7 +37,11 @@ LONGEST = float(X.norm(dim=-1).max())
 
 
 def margin(map, x=X):
-    return locate.one(map, Measure(x))[1]
+    return float(locate.one(map, Measure(x))[1])
+
+
+def gamma(roundings):
+    return float(relative_error(roundings))
 
 
 def size(tensor):
@@ -49,14 +54,14 @@ def test_affine_maps():
         gamma(14) * (size(W) * LONGEST + size(B)), rel=ALLOWED, abs=0
     )
     assert margin(Affine(W)) == pytest.approx(gamma(14) * size(W) * LONGEST, rel=ALLOWED, abs=0)
-    exact = mpmath.matrix(X.tolist()) * mpmath.matrix(W.tolist())
+    true = mpmath.matrix(X.tolist()) * mpmath.matrix(W.tolist())
     value, allowed = locate.one(Affine(W), Measure(X))
-    seen = max(abs(exact[i, j] - value.points[i, j].item()) for i in range(4) for j in range(3))
-    assert seen <= allowed
+    seen = max(abs(true[i, j] - value.points[i, j].item()) for i in range(4) for j in range(3))
+    assert seen <= float(allowed)
 
 
 def test_activations():
-    assert margin(Pointwise(Silu())) == pytest.approx(1e-13 * LONGEST, rel=ALLOWED, abs=0)
+    assert margin(Pointwise(Silu())) == pytest.approx(gamma(1024) * LONGEST, rel=ALLOWED, abs=0)
 
 
 @pytest.mark.parametrize("centered", [True, False])
@@ -81,21 +86,32 @@ def test_a_norm_layer_whose_rounding_is_all_there_is():
 
 
 def test_gated_layers():
-    """8 γ(2 (d + c) + 1000) |w_out|_F max_i (|w|_F |x_i| + |b|)(|w_gate|_F |x_i| + |b_gate|)."""
+    """8 γ(2 (d + c) + 1024) |w_out|_F max_i (|w|_F |x_i| + |b|)(|w_gate|_F |x_i| + |b_gate|)."""
     g = generator(1)
     w, gate, out, b = normal(g, 3, 5), normal(g, 3, 5), normal(g, 5, 2), normal(g, 5)
-    stated = 8 * gamma(2 * 8 + 1000) * size(out) * (size(w) * LONGEST + size(b)) * size(gate) * LONGEST
+    stated = 8 * gamma(2 * 8 + 1024) * size(out) * (size(w) * LONGEST + size(b)) * size(gate) * LONGEST
     assert margin(Gated(Silu(), w, gate, out, b)) == pytest.approx(stated, rel=ALLOWED, abs=0)
 
 
 def test_sums():
-    """Margins add, and so do roundings of the sum: γ(k) Σ_k |f_k|, and 2ε |x + f| of a residual."""
+    """Margins add, and so do roundings of the sum: γ(k) Σ_k |f_k|, and γ(4) |x + f| of a residual."""
     first, second = Affine(W, B), Affine(2 * W)
     lengths = [float(map(X).norm(dim=-1).max()) for map in (first, second)]
     stated = margin(first) + margin(second) + gamma(2) * sum(lengths)
     assert margin(Added((first, second))) == pytest.approx(stated, rel=ALLOWED, abs=0)
     total = float((X + first(X)).norm(dim=-1).max())
-    assert margin(Residual(first)) == pytest.approx(margin(first) + 2 * EPS * total, rel=ALLOWED, abs=0)
+    assert margin(Residual(first)) == pytest.approx(margin(first) + gamma(4) * total, rel=ALLOWED, abs=0)
+
+
+@pytest.mark.parametrize("step", [0.25, -3.0])
+def test_reflections(step):
+    """The margin of the attention times the step, and γ(8) max(|x| + |step||f|)."""
+    head = r.Attention(r.Dot(0.1 * W, W), r.Linear(W))
+    lengths = X.norm(dim=-1) + abs(step) * head(X).norm(dim=-1)
+    stated = abs(step) * margin(head) + gamma(8) * float(lengths.max())
+    assert margin(Reflected(head, step)) == pytest.approx(stated, rel=ALLOWED, abs=0)
+    value = locate.one(Reflected(head, step), Measure(X))[0].points
+    assert torch.allclose(value, X - step * head(X), rtol=1e-12, atol=1e-13)
 
 
 def test_compositions():
@@ -104,11 +120,11 @@ def test_compositions():
     norm = float(torch.linalg.matrix_norm(2 * W, 2))
     stated = margin(second, first(X)) + norm * margin(first)
     assert margin(Compose((first, second))) == pytest.approx(stated, rel=ALLOWED, abs=0)
-    assert slip(second, Measure(X), 0.0) == 0
-    assert slip(second, Measure(X), 0.25) == pytest.approx(0.25 * norm, rel=ALLOWED, abs=0)
+    assert float(slip(second, Measure(X), exact(0.0))) == 0
+    assert float(slip(second, Measure(X), exact(0.25))) == pytest.approx(0.25 * norm, rel=ALLOWED, abs=0)
     third = Compose((first, Pointwise(Relu()), second))
     inner = first(X)
-    before = margin(first) + 1e-13 * float(inner.norm(dim=-1).max())
+    before = margin(first) + gamma(1024) * float(inner.norm(dim=-1).max())
     stated = margin(second, inner.relu()) + norm * before
     assert margin(third) == pytest.approx(stated, rel=ALLOWED, abs=0)
 
@@ -178,4 +194,6 @@ def test_sizes_of_scores():
         (r.Dot(scale=1.0) + r.Bilinear(a) + r.Alibi(0.5), (1 + size(a)) * longest**2),
         (r.SoftCap(r.Dot(scale=1.0), 5.0), longest**2),
     ):
-        assert score_size(potential, longest, measure) == pytest.approx(stated, rel=ALLOWED, abs=0)
+        assert float(score_size(potential, exact(longest), measure)) == pytest.approx(
+            stated, rel=ALLOWED, abs=0
+        )

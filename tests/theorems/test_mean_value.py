@@ -30,11 +30,11 @@ def _rung(map, domain, norm):
 def test_radii_between_norms():
     x = _t(4, 3)
     radii = torch.tensor([0.0, 0.3, 0.4, 0.0], dtype=D)
-    assert radius_in(Radii(x, radii), Frobenius()) == pytest.approx(0.5)
-    assert radius_in(Radii(x, radii), TokenSum()) == pytest.approx(0.7)
-    assert radius_in(Radii(x, radii), TokenMax()) == pytest.approx(0.4)
-    assert radius_in(Neighborhood(x, 0.1), TokenSum()) == pytest.approx(0.2)
-    assert radius_in(Neighborhood(x, 0.1, TokenMax()), Frobenius()) == pytest.approx(0.2)
+    assert float(radius_in(Radii(x, radii), Frobenius())) == pytest.approx(0.5)
+    assert float(radius_in(Radii(x, radii), TokenSum())) == pytest.approx(0.7)
+    assert float(radius_in(Radii(x, radii), TokenMax())) == pytest.approx(0.4)
+    assert float(radius_in(Neighborhood(x, 0.1), TokenSum())) == pytest.approx(0.2)
+    assert float(radius_in(Neighborhood(x, 0.1, TokenMax()), Frobenius())) == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize("norm", [Frobenius(), TokenMax(), TokenSum()])
@@ -49,7 +49,7 @@ def test_never_exceeded(norm):
             bound = _rung(map, domain, norm)
             found = falsify_deviation(map, domain, norm, restarts=5, steps=6).value
             assert 0.05 * bound <= found <= bound * (1 + 1e-9)
-            assert bound >= certify(map, domain, norm).value * radius_in(domain, norm)
+            assert bound >= certify(map, domain, norm).value * float(radius_in(domain, norm))
 
 
 def test_no_constant_is_refused():

@@ -211,3 +211,26 @@ def test_widths_follow_the_layers():
     assert math.isfinite(found.value)
     narrow = collapse_after([wide, r.Attention(r.Dot())], Ball(0.3, torch.zeros(3)))
     assert narrow.value == pytest.approx(narrow.parts[0].value ** 3 / 2, rel=1e-9)  # 1/√4 of dot products
+
+
+def test_weights_are_repeated_tokens():
+    """A token of twice the weight is two tokens, for the point of consensus too."""
+    g = torch.Generator().manual_seed(8)
+    x, w = torch.randn(3, 2, generator=g, dtype=torch.float64), torch.randn(2, 2, generator=g).double()
+    weighted = r.Measure(x, torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64).log())
+    center = torch.tensor([0.5, -1.0], dtype=torch.float64)
+    map = r.Attention(r.Bilinear(w), r.Linear(w.mT.contiguous()))
+    found = consensus(map, weighted, center)
+    assert torch.allclose(found, consensus(map, torch.cat([x[:1], x]), center), rtol=1e-12, atol=0)
+    law = ((x @ (center @ w)).exp() * torch.tensor([2.0, 1.0, 1.0], dtype=torch.float64)).unsqueeze(0)
+    assert torch.allclose(found, (law / law.sum() @ x @ w.mT)[0], rtol=1e-12, atol=0)
+
+
+def test_consensus_counts_the_bias_of_queries():
+    """π = softmax(x · (Aᵀc + β)), with β = scale W_K b_q."""
+    g = torch.Generator().manual_seed(9)
+    x, w_q, w_k, b = (torch.randn(*shape, generator=g).double() for shape in ((4, 2), (2, 3), (2, 3), (3,)))
+    center = torch.tensor([0.5, -1.0], dtype=torch.float64)
+    found = consensus(r.Attention(r.Dot(w_q, w_k, scale=0.7, b_q=b)), x, center)
+    law = (x @ (0.7 * w_k @ (center @ w_q + b))).softmax(0)
+    assert torch.allclose(found, law @ x, rtol=1e-12, atol=0)

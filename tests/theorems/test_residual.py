@@ -8,7 +8,7 @@ import torch
 from regard.attention import Attention
 from regard.domains import Ball, Neighborhood, Whole, one_token
 from regard.lookups import Linear
-from regard.maps import Affine, Residual
+from regard.maps import Affine, Compose, Normalize, Residual
 from regard.norms import Frobenius, TokenMax, TokenSum, Wasserstein
 from regard.potentials import Dot
 from regard.proofs import Refusal, certify, deviation, falsify
@@ -69,15 +69,14 @@ def test_deviations_never_exceeded():
 @pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0, math.inf])
 def test_measures_need_a_coupling(p):
     """(id + T_μ)_# is not bounded by a constant of T_μ# alone,
-    but `wasserstein` bounds T_μ(X) - T_ν(Y) for every coupling.
+    but `wasserstein` and `energy` bound T_μ(X) - T_ν(Y) for every coupling.
     """
     inner, domain = _attention(), Ball(0.5, tokens=4)
     found = certify(Residual(inner), domain, Wasserstein(p))
-    assert found.parts[0].theorem.startswith("self-attention as a map of measures")
+    named = "self-attention as a map of measures", "softmax attention by the energy of its scores"
+    assert found.parts[0].theorem.startswith(named[math.isfinite(p)])
     rungs = (alone := certify(inner, domain, Wasserstein(p)), *alone.others)
-    (coupled,) = [
-        rung.value for rung in rungs if rung.theorem.startswith("self-attention as a map of measures")
-    ]
+    coupled = min(rung.value for rung in rungs if rung.theorem.startswith(named))
     assert found.value == pytest.approx(1 + coupled, rel=1e-12)
 
 
@@ -149,3 +148,17 @@ def test_reason_of_the_inside_is_kept():
     refused = certify(Residual(_attention()), Whole(), TokenMax())
     assert math.isinf(refused.value)
     assert "what it goes around has no finite bound" in str(refused)
+
+
+def test_the_smallest_constant_that_holds_for_couplings_is_taken():
+    """A composition has two, with its norm layer folded in and without: 1 and the smaller."""
+    layer = Normalize(1e-2, torch.tensor([1.0, 1.0, 5.0], dtype=D), None, centered=False)
+    blind = torch.eye(3, dtype=D)[:, :2].contiguous()
+    inner = Compose((layer, Attention(Dot(blind, blind), Linear(blind @ blind.mT))))
+    found = certify(inner, Whole(), Wasserstein(2.0))
+    values = [rung.value for rung in (found, *found.others)]
+    assert len(values) > 1
+    assert max(values) > 2 * min(values)
+    assert certify(Residual(inner), Whole(), Wasserstein(2.0)).value == pytest.approx(
+        1 + min(values), rel=1e-9
+    )

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import regard as r
+from regard._upper import Lower, Upper
 from regard.domains import Ball, Neighborhood, Radii
 from regard.errors import ArgumentError
 from regard.norms import Frobenius, TokenMax
 from regard.proofs import certify
-from regard.proofs.theorems.row_normalizers import entmax_constant
+from regard.proofs.theorems.row_normalizers import _above, entmax_constant
 from tests.theorems.exact import (
     SUPPORTS,
     D,
@@ -128,5 +129,15 @@ def test_the_constant_of_the_law_is_a_conjecture(alpha, n, value):
     assert float(found) == pytest.approx(value, abs=1e-9)
     assert found.value <= found.proved == 1
     assert not isinstance(found, r.Certificate)
-    with pytest.raises(ArgumentError, match="alpha and n"):
-        entmax_constant(2.5, 3)
+    for wrong in ((2.5, 3), (1.0, 3), (0.75, 3), (1.5, 1)):
+        with pytest.raises(ArgumentError, match="alpha and n"):
+            entmax_constant(*wrong)
+    assert float(entmax_constant(1.5, 2)) == pytest.approx(2**-0.5, abs=1e-12)
+
+
+def test_what_is_above_a_threshold_is_a_difference_that_is_rounded():
+    scores, threshold = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64), torch.tensor(0.25).double()
+    for side in (Upper, Lower):
+        found = _above(scores, threshold, side)
+        assert found.roundings == 1
+        assert found.value.tolist() == [0.25, 0.0, 1.75]

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import regard as r
-from regard._round import gamma
+from regard._enclosed import length
+from regard._upper import exact, relative_error
 from regard.potentials.base import Scaled, Sum
-from regard.proofs.scores import BallFacts, bilinear, slopes
+from regard.proofs.scores import FACTOR, BallFacts, bilinear, is_tied, same, slopes
 from tests.theorems.exact import D, generator, normal
 
 CENTER, RADIUS = 0.75, 1.25
@@ -21,7 +22,11 @@ def one(number):
 
 
 def ball(center, radius):
-    return BallFacts(center, radius, float(center.norm()) + radius)
+    return BallFacts(center, exact(radius), length(center) + exact(radius))
+
+
+def gamma(roundings):
+    return float(relative_error(roundings))
 
 
 def on_a_line(potential, center=CENTER, radius=RADIUS, steps=500):
@@ -126,7 +131,7 @@ def test_slopes_of_rotary_scores_are_attained(factor):
     """
     center, radius, eye = torch.tensor([0.6, 0.8], dtype=D), 1.5, torch.eye(2, dtype=D)
     bias = torch.tensor([0.3, 0.4], dtype=D)
-    dot = r.Dot(2 * eye, 3 * eye, scale=0.5, b_q=bias, b_k=-bias)
+    dot = r.Dot(2 * eye, 3 * eye, scale=0.7, b_q=bias, b_k=-bias)
     potential = r.Rotary(
         dot if factor is None else Scaled(dot, factor), frequencies=torch.tensor([math.pi], dtype=D)
     )
@@ -167,13 +172,13 @@ def test_forms_are_the_scores(seed):
     w_q, w_k, b_q, b_k = normal(g, 4, 3), normal(g, 4, 3), normal(g, 3), normal(g, 3)
     dot = r.Dot(w_q, w_k, scale=0.7, b_q=b_q, b_k=b_k)
     form = bilinear.one(dot, 4)
-    unit = gamma(3 + 4) * 0.7
+    unit = gamma(3 + 4 + FACTOR) * 0.7
     sizes = [float(part.norm()) for part in (w_q, w_k, b_q, b_k)]
-    assert form.error == pytest.approx(unit * sizes[0] * sizes[1], rel=1e-9, abs=0)
-    assert form.error_beta == pytest.approx(unit * sizes[1] * sizes[2], rel=1e-9, abs=0)
-    assert form.error_gamma == pytest.approx(unit * sizes[0] * sizes[3], rel=1e-9, abs=0)
-    exact = 0.7 * w_q @ w_k.mT
-    assert float(form.norm) == pytest.approx(float(torch.linalg.matrix_norm(exact, 2)), rel=1e-9, abs=0)
+    assert float(form.error) == pytest.approx(unit * sizes[0] * sizes[1], rel=1e-9, abs=0)
+    assert float(form.error_beta) == pytest.approx(unit * sizes[1] * sizes[2], rel=1e-9, abs=0)
+    assert float(form.error_gamma) == pytest.approx(unit * sizes[0] * sizes[3], rel=1e-9, abs=0)
+    matrix = 0.7 * w_q @ w_k.mT
+    assert float(form.norm) == pytest.approx(float(torch.linalg.matrix_norm(matrix, 2)), rel=1e-9, abs=0)
     other = r.Bilinear(normal(g, 4, 4))
     both = bilinear.one(Scaled(Sum((dot, other, r.Alibi(1.0))), -3.0), 4)
     x, y = normal(g, 5, 4), normal(g, 6, 4)
@@ -181,14 +186,19 @@ def test_forms_are_the_scores(seed):
     scores = -3 * (dot.scores(x, y, *marks) + other.scores(x, y, *marks))
     ours = x @ both.a @ y.mT + both.beta @ y.mT + (x @ both.gamma).unsqueeze(-1)
     assert float((scores - ours - (scores - ours)[0, 0]).abs().max()) < 1e-12
-    added = gamma(4) * 3 * (float((exact + other.a).norm()) + float(exact.norm()) + float(other.a.norm()))
-    again = gamma(4) * 3 * float((exact + other.a).norm())  # the sum with the positions, which are zero
-    assert both.error == pytest.approx(3 * form.error + added + again, rel=1e-6, abs=0)
+    whole = float((matrix + other.a).norm())
+    added = gamma(4) * 3 * (float(matrix.norm()) + float(other.a.norm()))
+    again = gamma(4) * 3 * whole  # the sum with the positions, which are zero
+    scaled = gamma(4 + FACTOR) * 3 * whole
+    stated = 3 * float(form.error) + added + again + scaled
+    assert float(both.error) == pytest.approx(stated, rel=1e-6, abs=0)
     for error, part, own in (
         (both.error_beta, both.beta, form.error_beta),
         (both.error_gamma, both.gamma, form.error_gamma),
     ):
-        assert error == pytest.approx(3 * own + gamma(4) * 3 * float(part.norm()), rel=1e-6, abs=0)
+        size = float(part.norm())  # of three times the sum, whose other terms are zero
+        stated = 3 * float(own) + (2 * gamma(4) + gamma(4 + FACTOR)) * size
+        assert float(error) == pytest.approx(stated, rel=1e-6, abs=0)
 
 
 def test_the_slope_at_a_center_is_that_of_the_form():
@@ -196,13 +206,13 @@ def test_the_slope_at_a_center_is_that_of_the_form():
     g = generator(9)
     form = bilinear.one(r.Dot(normal(g, 4, 3), normal(g, 4, 3), b_q=normal(g, 3), b_k=normal(g, 3)), 4)
     center = normal(g, 4)
-    a, length = float(form.a.norm()), float(center.norm())
-    for found, exact, part, error in (
+    a, long = float(form.a.norm()), float(center.norm())
+    for found, true, part, error in (
         (form.shift(center), center @ form.a + form.beta, form.beta, form.error_beta),
         (form.pull(center), form.a @ center + form.gamma, form.gamma, form.error_gamma),
     ):
-        counted = gamma(12) * (a * length + float(part.norm())) + form.error * length + error
-        assert float(exact.norm()) + 0.99 * counted <= float(found) <= float(exact.norm()) + 1.6 * counted
+        counted = gamma(12) * (a * long + float(part.norm())) + float(form.error) * long + float(error)
+        assert float(true.norm()) + 0.99 * counted <= float(found) <= float(true.norm()) + 1.6 * counted
 
 
 def test_what_cancels_at_a_center_leaves_its_rounding():
@@ -210,6 +220,126 @@ def test_what_cancels_at_a_center_leaves_its_rounding():
     bias = torch.tensor([3.0, -1.0], dtype=D)
     form = bilinear.one(r.Dot(torch.eye(2, dtype=D), torch.eye(2, dtype=D), scale=1.0, b_q=bias, b_k=bias), 2)
     counted = gamma(8) * (math.sqrt(2) + 1) * float(bias.norm())
-    errors = gamma(6) * 2 * float(bias.norm()) + gamma(6) * math.sqrt(2) * float(bias.norm())
+    errors = gamma(6 + FACTOR) * 2 * float(bias.norm()) + gamma(6 + FACTOR) * math.sqrt(2) * float(
+        bias.norm()
+    )
     for found in (form.shift(-bias), form.pull(-bias)):
         assert float(found) == pytest.approx(counted + errors, rel=1e-9, abs=0)
+
+
+def test_forms_with_biases_add_and_their_errors_with_them():
+    """A, β and γ of a sum are sums; each rounding of a sum counts once, relative to what is added."""
+    g = generator(21)
+    dots = [
+        r.Dot(normal(g, 4, 3), normal(g, 4, 3), scale=scale, b_q=normal(g, 3), b_k=normal(g, 3))
+        for scale in (0.7, -1.3)
+    ]
+    first, second = (bilinear.one(dot, 4) for dot in dots)
+    both = bilinear.one(Sum(tuple(dots)), 4)
+    for name in ("a", "beta", "gamma"):
+        one, other = getattr(first, name), getattr(second, name)
+        assert torch.allclose(getattr(both, name), one + other, rtol=1e-13, atol=0)
+        error = {"a": "error", "beta": "error_beta", "gamma": "error_gamma"}[name]
+        own = float(getattr(first, error)) + float(getattr(second, error))
+        counted = own + gamma(4) * (float(one.norm()) + float(other.norm()))
+        assert float(getattr(both, error)) == pytest.approx(counted, rel=1e-6, abs=0)
+    x, y = normal(g, 5, 4), normal(g, 6, 4)
+    marks = torch.zeros(5, dtype=torch.long), torch.zeros(6, dtype=torch.long)
+    rest = sum(dot.scores(x, y, *marks) for dot in dots)
+    rest = rest - x @ both.a @ y.mT - both.beta @ y.mT - (x @ both.gamma).unsqueeze(-1)
+    assert float((rest - rest[0, 0]).abs().max()) < 1e-12
+
+
+def test_what_is_tied():
+    """Equal tensors of one shape, or none on both sides; one entry is not a matrix of equal entries."""
+    w, b = torch.eye(2, dtype=D), torch.ones(2, dtype=D)
+    assert same(None, None)
+    assert same(w, w.clone())
+    assert not same(w, None)
+    assert not same(w, w + 1)
+    assert not same(one(1.0), torch.ones(2, 2, dtype=D))
+    assert is_tied(r.Gaussian(w_q=w, w_k=w.clone(), b_q=b, b_k=b.clone()))
+    assert not is_tied(r.Gaussian(w_q=w, w_k=2 * w, b_q=b, b_k=b))
+    assert not is_tied(r.Gaussian(w_q=w, w_k=w, b_q=b, b_k=2 * b))
+
+
+W_1, W_2 = (torch.diag(torch.tensor(entries, dtype=D)) for entries in ((3.0, 1.0), (0.5, 2.0)))
+V = torch.tensor([0.75, -1.0], dtype=D)  # |v| = 1.25, |v|₁ = 1.75
+MIDDLE = torch.tensor([0.6, -0.8], dtype=D)
+
+
+@pytest.mark.parametrize("radius", [0.01, 0.2, 3.0])
+@pytest.mark.parametrize(
+    ("potential", "slope_k", "slope_q", "widest"),
+    [
+        # |w_k| and |w_q| times the steepest slope, and how much scores can differ at all
+        (r.Cosine(scale=-3.0, eps=4.0, w_q=W_1, w_k=W_2), 2.0 * 1.5, 3.0 * 1.5, 6.0),
+        (r.Additive(W_1, W_2, V), 2.0 * 1.25, 3.0 * 1.25, 3.5),
+    ],
+    ids=["cosine", "additive"],
+)
+def test_scores_differ_by_their_slope_or_by_their_range(potential, slope_k, slope_q, widest, radius):
+    """osc is the smaller of 2Rα and the range of the scores."""
+    found = slopes.one(potential, ball(MIDDLE, radius))
+    assert float(found.alpha) == pytest.approx(slope_k, rel=1e-9, abs=0)
+    assert float(found.reach) == pytest.approx(slope_q, rel=1e-9, abs=0)
+    assert float(found.osc) == pytest.approx(min(2 * radius * slope_k, widest), rel=1e-9, abs=0)
+
+
+def test_queries_and_keys_are_no_farther_apart_than_both_are_long():
+    """|q - k| ≤ |q| + |k|, which is less than the distance of their centers and two radii where tokens are
+    on one side of zero: (1, 0) and (0, 1), keys on the other side.
+    """
+    eye, center = torch.eye(2, dtype=D), torch.tensor([0.5, 0.5], dtype=D)
+    for reach, apart in ((1.0, 2.0), (9.0, 2 * math.sqrt(2.0))):
+        ball = BallFacts(center, exact(math.sqrt(0.5)), exact(reach))
+        found = slopes.one(r.Gaussian(w_q=eye, w_k=-eye), ball)
+        assert float(found.alpha) == pytest.approx(apart, rel=1e-12, abs=0)
+
+
+def test_factors_of_scores_are_counted_as_eight_roundings():
+    """1/√c, a temperature, a product of factors: none is exact."""
+    found = float(bilinear.one(r.Dot(scale=0.3), 2).error)
+    assert found == pytest.approx(float(relative_error(2 + 4 + 8)) * 0.3 * 2, rel=1e-12, abs=0)
+
+
+def apart_of(w_q, w_k, b_q, b_k, radius):
+    """The smaller of |q| + |k| and |q(c) - k(c)| + (|w_q| + |w_k|) R, as norms of matrices."""
+    norms = [float(torch.linalg.matrix_norm(w, 2)) for w in (w_q, w_k)]
+    reach = 1.0 + radius  # |c| = 1
+    lengths = [n * reach + float(b.norm()) for n, b in zip(norms, (b_q, b_k), strict=True)]
+    offset = MIDDLE @ (w_q - w_k) + b_q - b_k
+    return norms, min(sum(lengths), float(offset.norm()) + sum(norms) * radius)
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0, 30.0])
+@pytest.mark.parametrize("radius", [0.01, 2.0, 40.0])
+def test_slopes_of_distances_between_projected_tokens(radius, shift):
+    """Gaussian |w||q - k|/b², Laplace |w|/b, Student's t |w| (ν + 1) u/(νb² + u²) at u = min(|q - k|, b√ν),
+    with all their oscillations.
+    """
+    b_q = torch.tensor([shift, -0.5], dtype=D)
+    b_k = torch.tensor([0.25, 1.0 - shift], dtype=D)
+    (n_q, n_k), apart = apart_of(W_1, W_2, b_q, b_k, radius)
+    projected = {"w_q": W_1, "w_k": W_2, "b_q": b_q, "b_k": b_k}
+    width, nu = 1.7, 3.0
+    u = min(apart, width * math.sqrt(nu))
+    steepest = (nu + 1) * u / (nu * width**2 + u * u)
+    tail = 0.5 * (nu + 1) * math.log1p(apart**2 / (nu * width**2))
+    for potential, slope, range_, nus in (
+        (r.Gaussian(bandwidth=width, **projected), apart / width**2, 0.5 * (apart / width) ** 2, None),
+        (r.Laplace(bandwidth=width, **projected), 1 / width, apart / width, n_k / width),
+        (r.StudentT(nu=nu, bandwidth=width, **projected), steepest, tail, n_k * steepest),
+    ):
+        found = slopes.one(potential, ball(MIDDLE, radius))
+        gaussian = nus is None
+        stated = {
+            "alpha": n_k * slope,
+            "reach": n_q * slope,
+            "osc": min(2 * radius * n_k * slope, range_),
+            "nu": n_k**2 * radius / width**2 if gaussian else nus,
+            "reversed_nu": n_k**2 * radius / width**2 if gaussian else nus,
+            "kappa": n_q * n_k * radius / width**2 if gaussian else n_q * slope,
+        }
+        for name, number in stated.items():
+            assert float(getattr(found, name)) == pytest.approx(number, rel=1e-9, abs=0), (potential, name)

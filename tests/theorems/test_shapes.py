@@ -189,3 +189,23 @@ def test_maps_that_keep_a_width_pass_it_on():
             Compose((Pointwise(Relu()), Affine(t(4, 3)))), Ball(1.0, tokens=2), TokenMax(), restarts=1
         ).value
     )
+
+
+def test_rotary_scores_turn_pairs_of_coordinates():
+    """Every even width, and no odd one; a rotation of its own number of pairs fits from there on."""
+    for size in (2, 4, 6):
+        assert math.isfinite(
+            certify(r.Attention(r.Rotary(r.Dot(t(3, size), t(3, size)))), Ball(1.0), TokenMax()).value
+        )
+    for size in (1, 3, 5):
+        with pytest.raises(ArgumentError):
+            certify(r.Attention(r.Rotary(r.Dot(t(3, size), t(3, size)))), Ball(1.0), TokenMax())
+
+
+def test_parts_of_a_sum_have_one_width():
+    square, other = Affine(t(3, 3)), Affine(t(3, 2))
+    assert math.isfinite(certify(Added((square, square)), Ball(1.0), TokenMax()).value)
+    with pytest.raises(ArgumentError):
+        certify(Added((square, other)), Ball(1.0), TokenMax())
+    with pytest.raises(ArgumentError):
+        certify(Added((square, Affine(t(4, 3)))), Ball(1.0), TokenMax())

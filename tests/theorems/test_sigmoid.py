@@ -9,6 +9,7 @@ import regard as r
 from regard.domains import Ball, Neighborhood, Whole
 from regard.norms import TokenMax
 from regard.proofs import certify
+from regard.proofs.theorems.sigmoid import _dot_constant
 from tests.theorems.exact import SUPPORTS, D, bilinear_attention, generator, in_ball, normal, token_max_norm
 
 
@@ -97,3 +98,11 @@ def test_refusals():
         found = certify(attention, domain, TokenMax())
         assert math.isinf(found.value)
         assert any("sigmoid" in why and sentence in why for why in found.refused), found.refused
+
+
+def test_what_scores_are_where_tokens_are_zero():
+    """Scores that are not written as products are asked, and thousands of their roundings are paid for."""
+    found = _dot_constant(r.Gaussian(b_q=torch.tensor([3.0, 4.0], dtype=D)), 2)
+    assert float(found) == pytest.approx(12.5, rel=1e-11, abs=0)
+    assert found.roundings >= 4096
+    assert float(_dot_constant(r.Alibi(0.5), 2)) == 0

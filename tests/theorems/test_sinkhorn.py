@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import regard as r
+from regard._upper import exact
 from regard.domains import Ball, Neighborhood, Radii
 from regard.norms import Frobenius, TokenMax
 from regard.proofs import certify
@@ -120,13 +121,13 @@ def test_the_count_of_iterations_is_enough(seed):
         + scores[None, :, None, :]
     )
     row = float((scores.amax(-1) - scores.amin(-1)).max())
-    count = int(iterations(row, float(crossed.abs().max()), 1e-8))
+    count = int(iterations(exact(row), exact(float(crossed.abs().max())), 1e-8))
     weights = r.Sinkhorn(1e-8, count).weights(scores, r.normalizers.Reference())
     torch.testing.assert_close(weights.sum(-2), torch.ones(5, dtype=D), rtol=2e-8, atol=0.0)
 
 
 def test_the_rounding_of_scores_hides_small_tolerances():
-    assert math.isinf(iterations(1.0, 2.0, 1e-14))
-    assert math.isinf(iterations(1.0, 1e4, 1e-6))
-    assert iterations(1e-9, 2e-9, 1e-6) == 1
-    assert iterations(1.0, 0.0, 1e-6) <= 3
+    assert math.isinf(iterations(exact(1.0), exact(2.0), 1e-14))
+    assert math.isinf(iterations(exact(1.0), exact(1e4), 1e-6))
+    assert iterations(exact(1e-9), exact(2e-9), 1e-6) == 1
+    assert iterations(exact(1.0), exact(0.0), 1e-6) <= 3

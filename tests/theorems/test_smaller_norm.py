@@ -70,3 +70,13 @@ def test_the_reason_of_the_larger_norm_is_kept():
     found = deviation(r.Attention(r.Dot(), moment=r.Mode()), Neighborhood(X, 0.1), EntryMax())
     assert math.isinf(found.value)
     assert any("Mode" in why for why in found.refused)
+
+
+@pytest.mark.parametrize(
+    ("p", "shared"), [(1.0, True), (1.5, True), (2.0, True), (2.5, False), (math.inf, False)]
+)
+def test_which_laws_share_a_frobenius_ball(p, shared):
+    """W_p ≤ W_2 up to p = 2, and no further: one token may take the whole radius."""
+    found = deviation(Affine(W), Neighborhood(X, 0.1), Wasserstein(p)).value
+    whole = deviation(Affine(W), Neighborhood(X, 0.1), Frobenius()).value
+    assert found == pytest.approx(whole / 2 if shared else whole, rel=1e-9)

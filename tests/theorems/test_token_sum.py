@@ -1,7 +1,5 @@
 """Self-attention in TokenSum norm."""
 
-import math
-
 import pytest
 import torch
 
@@ -65,5 +63,5 @@ def test_attained_by_rows_that_look_at_one_token():
 
 def test_number_of_tokens_is_needed():
     found = certify(r.Attention(r.Bilinear(torch.eye(2, dtype=D))), Ball(1.0), TokenSum())
-    assert math.isinf(found.value)
+    assert not any(rung.theorem.startswith(THEOREM.title) for rung in (found, *found.others))
     assert any(why.startswith(THEOREM.title) and "say how many there are" in why for why in found.refused)

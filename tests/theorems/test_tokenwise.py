@@ -9,14 +9,17 @@ import pytest
 import torch
 
 import regard as r
+from regard._upper import exact, relative_error
 from regard.domains import Ball, Neighborhood, Radii, Shell, Whole
 from regard.maps import (
     Added,
     Affine,
     Compose,
+    FromQueries,
     Gated,
     Gelu,
     Heads,
+    Joint,
     Normalize,
     Pointwise,
     Relu,
@@ -27,6 +30,9 @@ from regard.maps import (
 )
 from regard.norms import Frobenius, TokenMax, TokenSum
 from regard.proofs import certify, deviation, image
+from regard.proofs.locating import locate
+from regard.proofs.setting import balls_of
+from regard.proofs.theorem import Refusal
 from regard.proofs.tokenwise import growth, least_deviation, steepness, travel
 from tests.theorems.exact import D, generator, normal
 
@@ -65,13 +71,13 @@ def steepest(function, start):
 )
 def test_slopes_of_activations_are_attained_to_five_digits(activation, function, start):
     seen = steepest(function, start)
-    assert seen <= steepness.one(activation) <= seen + mpmath.mpf("1e-5")
+    assert seen <= float(steepness.one(activation)) <= seen + mpmath.mpf("1e-5")
 
 
 def test_slopes_of_one_are_attained():
-    assert steepness.one(Relu()) == steepness.one(Tanh()) == 1.0
+    assert float(steepness.one(Relu())) == float(steepness.one(Tanh())) == 1.0
     for activation in (Relu(), Tanh(), Gelu(), Silu()):
-        assert growth(activation) == (1.0, 0.0)
+        assert [float(part) for part in growth(activation)] == [1.0, 0.0]
         z = torch.linspace(-50, 50, 4001, dtype=D)
         assert bool((activation(z).abs() <= z.abs()).all())
 
@@ -79,9 +85,9 @@ def test_slopes_of_one_are_attained():
 def test_affine_maps_carry_by_their_norm():
     w = normal(G, 3, 5)
     found = travel.one(Affine(w), X, RADII)
-    assert torch.allclose(found.slopes, torch.full_like(RADII, two(w)), rtol=CLOSE)
-    assert torch.allclose(found.moves, two(w) * RADII, rtol=CLOSE)
-    assert bool((found.moves >= two(w) * RADII).all())
+    assert torch.allclose(found.slopes.bound, torch.full_like(RADII, two(w)), rtol=CLOSE)
+    assert torch.allclose(found.moves.bound, two(w) * RADII, rtol=CLOSE)
+    assert bool((found.moves.bound >= two(w) * RADII).all())
     assert float(found.moves[0]) == 0
 
 
@@ -100,8 +106,8 @@ def test_norm_layers_carry_as_far_as_their_slope_or_their_length(centered, weigh
 
     moves = torch.minimum(slopes * RADII, top * (length(s + reach) + length(s)))
     found = travel.one(layer, X, RADII)
-    assert torch.allclose(found.slopes, slopes, rtol=CLOSE)
-    assert torch.allclose(found.moves, moves, rtol=CLOSE)
+    assert torch.allclose(found.slopes.bound, slopes, rtol=CLOSE)
+    assert torch.allclose(found.moves.bound, moves, rtol=CLOSE)
     assert bool((moves[2:] < slopes[2:] * RADII[2:]).any())  # both forms are seen
     assert bool((moves[1] == slopes[1] * RADII[1]).any())
 
@@ -116,17 +122,19 @@ def test_the_slope_of_a_norm_layer_is_attained():
 
 def test_the_least_deviation_of_a_domain():
     layer = Normalize(0.02)
+
+    def least(domain):
+        return float(least_deviation(layer, domain))
+
     s = (X - X.mean(-1, keepdim=True)).norm(dim=-1) / math.sqrt(3)
-    assert least_deviation(layer, Neighborhood(X, 0.1, TokenMax())) == pytest.approx(
+    assert least(Neighborhood(X, 0.1, TokenMax())) == pytest.approx(
         float(s.min()) - 0.1 / math.sqrt(3), rel=CLOSE, abs=0
     )
-    assert least_deviation(layer, Radii(X, RADII)) == 0
+    assert least(Radii(X, RADII)) == 0
     about = float((CENTER - CENTER.mean()).norm()) / math.sqrt(3)
-    assert least_deviation(layer, Ball(0.1, CENTER)) == pytest.approx(
-        about - 0.1 / math.sqrt(3), rel=CLOSE, abs=0
-    )
-    assert least_deviation(layer, Ball(0.1)) == least_deviation(layer, Whole()) == 0
-    assert least_deviation(layer, Shell(0.25)) == 0.25
+    assert least(Ball(0.1, CENTER)) == pytest.approx(about - 0.1 / math.sqrt(3), rel=CLOSE, abs=0)
+    assert least(Ball(0.1)) == least(Whole()) == 0
+    assert least(Shell(0.25)) == 0.25
 
 
 def test_gated_layers():
@@ -137,8 +145,8 @@ def test_gated_layers():
     other = ((X @ gate + b_gate).abs() + RADII.unsqueeze(-1) * gate.norm(dim=0)).amax(-1)
     slopes = two(out) * (1.09984 * two(w) * other + inner * two(gate))
     found = travel.one(layer, X, RADII)
-    assert torch.allclose(found.slopes, slopes, rtol=CLOSE)
-    assert torch.allclose(found.moves, slopes * RADII, rtol=CLOSE)
+    assert torch.allclose(found.slopes.bound, slopes, rtol=CLOSE)
+    assert torch.allclose(found.moves.bound, slopes * RADII, rtol=CLOSE)
     ball = Ball(0.3, CENTER)
     held = image(layer, ball)
     first = (CENTER @ w + b).abs() + 0.3 * w.norm(dim=0)
@@ -155,9 +163,9 @@ class Shifted(r.maps.Activation):
 
 
 def test_activations_that_move_zero():
-    steepness.rule(Shifted)(lambda activation: 1.0)
+    steepness.rule(Shifted)(lambda activation: exact(1.0))
     factor, offset = growth(Shifted())
-    assert (factor, offset) == (1.0, pytest.approx(2.0, rel=CLOSE, abs=0))
+    assert (float(factor), float(offset)) == (1.0, pytest.approx(2.0, rel=CLOSE, abs=0))
     one = torch.ones(1, 1, dtype=D)
     layer, token = Gated(Shifted(), one, 3 * one, one), torch.tensor([[5.0]], dtype=D)
     assert float(travel.one(layer, token, torch.zeros(1, dtype=D)).slopes) == pytest.approx(
@@ -200,6 +208,7 @@ def test_images_of_balls_under_maps_of_one_token():
     assert image(Affine(w, b), ball).tokens == 4
     ball_is(image(Pointwise(Silu()), ball), Silu()(CENTER), 1.09984 * 0.7)
     ball_is(image(Pointwise(Tanh()), Ball(0.7)), None, 0.7)
+    ball_is(image(Pointwise(Silu()), Ball(0.7)), None, 1.09984 * 0.7)
     ball_is(image(Residual(Affine(2 * torch.eye(3, dtype=D))), ball), 3 * CENTER, 3 * 0.7)
     ball_is(
         image(Added((Affine(torch.eye(3, dtype=D)), Pointwise(Relu()))), ball), CENTER + Relu()(CENTER), 1.4
@@ -265,3 +274,149 @@ def test_queries_that_stay_give_what_they_gave():
     assert found.dtype == D
     assert float(found.max()) >= moved
     assert torch.allclose(found, torch.tensor([0.0, moved, 0.0, moved], dtype=D), rtol=1e-6, atol=1e-10)
+
+
+def test_as_many_tokens_come_out_as_there_are_queries():
+    ball, map = Ball(0.3, CENTER, tokens=5), r.Attention(r.Dot())
+    some, dense = FromQueries(map, normal(G, 2, 3)), Affine(torch.eye(3, dtype=D))
+    assert image(some, ball).tokens == 2
+    assert image(Compose((dense, some, dense)), ball).tokens == 2
+    assert image(Joint(map, 3), ball).tokens == 3
+    assert image(map, ball).tokens == image(dense, ball).tokens == 5
+
+
+def test_images_near_a_sequence_are_the_smaller_of_two_sets():
+    """A neighborhood of the value where tokens hardly move, and the ball of all values where they do."""
+    layer = Normalize(0.02)
+    assert isinstance(image(layer, Neighborhood(X, 1e-3, TokenMax())), Neighborhood)
+    held = image(layer, Neighborhood(X, 1e3, TokenMax()))
+    assert isinstance(held, Ball)
+    assert held.radius == pytest.approx(math.sqrt(3), rel=1e-6)
+
+
+def test_values_that_move_are_known_to_their_margin():
+    """The radius of the image is the deviation and the margin, √n times in Frobenius norm."""
+    w, far = 1e-9 * normal(G, 3, 3), 1e6 * X
+    margin = locate.one(Affine(w), r.Measure(far))[1]
+    for norm, factor in ((Frobenius(), 2.0), (TokenMax(), 1.0)):
+        domain = Neighborhood(far, 1e-12, norm)
+        moved = deviation(Affine(w), domain, norm).value
+        found = float(image(Affine(w), domain).radius)
+        assert found == pytest.approx(moved + factor * float(margin), rel=1e-6, abs=0)
+    found = image(Affine(w), Radii(far, torch.zeros(4, dtype=D))).radii
+    assert torch.allclose(found, torch.full((4,), float(margin), dtype=D), rtol=1e-6, atol=0)
+
+
+def test_attention_to_a_context_is_among_its_values():
+    """W of the smallest ball at hand that holds the context; and zero, where a query may see nothing."""
+    keys = torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, 0.5]], dtype=D) + 3.0
+    w_v = torch.tensor([[2.0, 0.0], [0.0, 1.0]], dtype=D)
+    map = r.Attention(r.Dot(), r.Linear(w_v))
+    middle, radius = 0.5 * (keys.amax(0) + keys.amin(0)), math.hypot(1.0, 0.25)
+    mean = keys.mean(0)
+    radius_of_mean = float((keys - mean).norm(dim=-1).max())
+    center, least = min((radius, middle), (radius_of_mean, mean), key=lambda pair: pair[0])[::-1]
+    ball_is(image(ToContext(map, keys), Ball(9.0, mean)), center @ w_v, 2 * least)
+    blind = image(ToContext(map.replace(support=r.Window(0, 0)), keys), Ball(9.0, mean))
+    ball_is(blind, center @ w_v, max(2 * least, float((center @ w_v).norm())))
+    weights = torch.tensor([0.0, 0.0, -math.inf], dtype=D)
+    ball_is(image(ToContext(map, r.Measure(keys, weights)), Ball(9.0, mean)), center @ w_v, 2 * least)
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [[0.1, -0.1, 0.0], [9.0, 0.0, -9.0], [80.0, 1.0, 0.0]],
+        [[0.1, -0.1, 0.0], [0.0, 0.1, -0.1], [0.1, 0.0, -0.1]],
+    ],
+    ids=["one is steep", "all are"],
+)
+@pytest.mark.parametrize("radius", [0.01, 1.0, 50.0])
+def test_moves_of_norm_layers_are_gathered_in_each_norm(radius, points):
+    """The smaller of the moves together and of the steepest slope times a shared radius; √n of that in
+    TokenSum.
+    """
+    layer, points = Normalize(0.02), torch.tensor(points, dtype=D)
+    found = travel.one(layer, points, torch.full((3,), radius, dtype=D))
+    slope, moves = float(found.slopes.amax()), found.moves.bound
+    shared = slope * radius
+    stated = {
+        Frobenius(): min(float(moves.norm()), shared),
+        TokenSum(): min(float(moves.sum()), math.sqrt(3) * shared),
+        TokenMax(): float(moves.max()),
+    }
+    for norm, number in stated.items():
+        rungs = deviation(layer, Neighborhood(points, radius, Frobenius()), norm)
+        seen = [rung.value for rung in (rungs, *rungs.others) if rung.theorem.startswith("norm layer")]
+        assert seen == [pytest.approx(number, rel=CLOSE, abs=0)], (norm, rungs)
+
+
+def test_a_norm_layer_without_eps_needs_every_token_away_from_its_mean():
+    layer = Normalize(0.0)
+    away = torch.tensor([[1.0, -1.0, 0.0], [0.0, 2.0, -2.0]], dtype=D)
+    near = torch.tensor([[1.0, -1.0, 0.0], [3.0, 3.0, 3.1]], dtype=D)
+    radii = torch.full((2,), 0.2, dtype=D)
+    slopes = 1 / (away.norm(dim=-1) / math.sqrt(3) - 0.2 / math.sqrt(3))
+    assert torch.allclose(travel.one(layer, away, radii).slopes.bound, slopes, rtol=CLOSE)
+    with pytest.raises(Refusal, match="LayerNorm jumps at constant tokens"):
+        travel.one(layer, near, radii)
+    with pytest.raises(Refusal, match="RMSNorm jumps at zero"):
+        travel.one(Normalize(0.0, centered=False), torch.zeros(1, 3, dtype=D), torch.zeros(1, dtype=D))
+
+
+def test_constants_of_gated_layers_near_a_sequence():
+    """Token by token in TokenMax norm; in Wasserstein norms tokens are paired anywhere: the least of
+    three balls.
+    """
+    w, gate, out = normal(G, 3, 4), normal(G, 3, 4), normal(G, 4, 2)
+    layer, radii = Gated(Silu(), w, gate, out), torch.tensor([0.0, 0.1, 0.7, 0.3], dtype=D)
+    domain = Radii(X, radii)
+    own = float(travel.one(layer, X, radii).slopes.amax())
+    for norm in (TokenMax(), Frobenius(), TokenSum()):
+        assert certify(layer, domain, norm).value == pytest.approx(own, rel=CLOSE, abs=0)
+    held = [
+        float(
+            travel.one(
+                layer, ball.center.unsqueeze(0), torch.tensor([float(ball.radius)], dtype=D)
+            ).slopes.amax()
+        )
+        for ball in balls_of(domain, 3)
+    ]
+    assert max(held) > min(held) * 1.01
+    found = certify(layer, domain, r.Wasserstein(2.0)).value
+    assert found == pytest.approx(min(held), rel=CLOSE, abs=0)
+
+
+def test_images_of_points_are_known_to_their_rounding():
+    """A ball of radius 0 goes to a ball of γ(4d + 64) (|c||W|_F + |b|), for every head and what mixes them;
+    affine maps have γ(2d + 8).
+    """
+    point, length = Ball(0.0, CENTER), float(CENTER.norm())
+
+    def size(*tensors):
+        return math.prod(float(tensor.norm()) for tensor in tensors)
+
+    w, b, u = normal(G, 3, 2), normal(G, 2), normal(G, 2, 3)
+    for lookup, stated in (
+        (r.Linear(w), length * size(w)),
+        (r.Linear(w, b), length * size(w) + size(b)),
+        (r.Factored(w, u), length * size(w, u)),
+    ):
+        found = float(image(r.Attention(r.Dot(), lookup), point).radius)
+        assert found == pytest.approx(float(relative_error(4 * 3 + 64)) * stated, rel=1e-6, abs=0)
+    values, biases, w_o, b_o = normal(G, 2, 3, 2), normal(G, 2, 2), normal(G, 2, 2, 3), normal(G, 3)
+    attention = r.Attention(r.Dot(normal(G, 2, 3, 2), normal(G, 2, 3, 2)), r.Linear(values, biases))
+    each = [size(w_o[h]) * (length * size(values[h]) + size(biases[h])) for h in range(2)]
+    for last, stated in ((None, sum(each)), (b_o, sum(each) + size(b_o))):
+        found = float(image(Heads(attention, w_o, last), point).radius)
+        assert found == pytest.approx(float(relative_error(4 * 3 + 4 * 2 + 64)) * stated, rel=1e-6, abs=0)
+    both = Added((Affine(w, b), Affine(2 * w)))
+    inner = [image(part, point) for part in both.maps]
+    counted = float(relative_error(2 * 2)) * (float(inner[0].center.norm()) + float(inner[1].center.norm()))
+    assert float(image(both, point).radius) == pytest.approx(
+        float(inner[0].radius) + float(inner[1].radius) + counted, rel=1e-6, abs=0
+    )
+    found = float(image(Affine(w, b), point).radius)
+    assert found == pytest.approx(
+        float(relative_error(2 * 3 + 8)) * (length * size(w) + size(b)), rel=1e-6, abs=0
+    )

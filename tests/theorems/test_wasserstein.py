@@ -78,7 +78,7 @@ def test_what_looks_at_positions_is_refused(attention):
 
 
 def test_large_scores_give_infinity_only_where_there_is_an_exponential():
-    attention, domain = r.Attention(r.Bilinear(1e3 * torch.eye(2, dtype=D))), Ball(1.0)
+    attention, domain = r.Attention(r.Bilinear(-1e3 * torch.eye(2, dtype=D))), Ball(1.0)
     first = certify(attention, domain, Wasserstein(1.0))
     assert first.value == math.inf
     assert first.theorem == "no theorem"

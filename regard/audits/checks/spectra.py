@@ -67,8 +67,11 @@ def _heads_of(own: Matrices, turned: bool) -> Attention:
 
 
 def _ball_of(norm: Normalize) -> Ball:
-    """A ball that holds every output of a norm layer."""
-    found = image(norm, Whole())
+    """A ball that holds every output of a norm layer.
+
+    It is the same for every eps; with none, a constant token has no output.
+    """
+    found = image(norm if norm.eps else norm.replace(eps=1.0), Whole())
     assert isinstance(found, Ball)
     assert norm.weight is not None
     return found if found.center is not None else Ball(found.radius, torch.zeros_like(norm.weight))

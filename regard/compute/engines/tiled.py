@@ -21,7 +21,7 @@ from regard.compute.precision import needed_dtype
 from regard.compute.problem import Problem
 from regard.compute.selection import select
 from regard.errors import ArgumentError
-from regard.normalizers import Normalizer, Reference, Sigmoid, Sinkhorn, Softmax
+from regard.normalizers import Exponential, Normalizer, Reference, Sigmoid, Sinkhorn, Softmax
 from regard.normalizers.base import without_empty_rows, zero_where
 from regard.normalizers.sinkhorn import key_shares, query_shares
 from regard.potentials.reductions import Reduction, reduce
@@ -196,10 +196,10 @@ def _make_parts(problem: Problem, reduction: Reduction | Refused) -> Parts:
 def _with_fixed_count(problem: Problem) -> Normalizer:
     """The normalizer, such that it does not matter how many keys a block holds."""
     normalizer = problem.normalizer
-    if not isinstance(normalizer, Sigmoid) or normalizer.bias is not None:
+    if not isinstance(normalizer, (Sigmoid, Exponential)) or normalizer.bias is not None:
         return normalizer
     shift = normalizer.shift(problem.values.mT, Reference(problem.log_counts))
-    return Sigmoid(shift[..., 0, 0] if isinstance(shift, Tensor) else shift)
+    return normalizer.replace(bias=shift[..., 0, 0] if isinstance(shift, Tensor) else shift)
 
 
 def _weigh(parts: Parts, allowed: Tensor | None) -> Tensor:

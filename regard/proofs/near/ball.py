@@ -17,7 +17,7 @@ from functools import cached_property
 import torch
 
 from regard._round import spectral_norm_bound
-from regard._upper import Upper, exact, relative_error, root, total
+from regard._upper import Upper, exact, relative_error, total
 from regard.proofs.near.exponential import tail_over_square
 from regard.proofs.near.frobenius import FrobeniusScores, symmetric_root
 from regard.proofs.near.head import LocalValues
@@ -128,7 +128,8 @@ class FrobeniusBall:
     def norm(self) -> Upper:
         """At least |J| at the center, of all heads together; with probability `probability`."""
         n, d = self.heads.n, self.heads.d
-        error = self.heads.jacobian_error(torch.ones(n, dtype=torch.float64)).norm() * root(n)
+        # tangents with |E|_F ≤ 1 have |e_j| ≤ 1 each, and the errors of rows are summed in ℓ²
+        error = self.heads.jacobian_error(torch.ones(n, dtype=torch.float64)).norm()
         if n * d > DENSE:
             return self._drawn_norm() + error
         jacobian = self.heads.jacobian

@@ -46,23 +46,22 @@ class ContextHead:
             )
         ball = min(
             balls_of(Neighborhood(given.points.detach(), 0.0, TokenMax()), width),
-            key=lambda ball: ball.radius,
+            key=lambda ball: float(ball.radius),
         )
         center = (
             torch.zeros(width, dtype=torch.float64) if ball.center is None else ball.center.detach().double()
         )
-        radius = Upper(ball.radius)
-        self.spread, self.kappa = Upper(self.head.w) * radius, Upper(form.norm) * radius
+        self.spread, self.kappa = self.head.w * ball.radius, form.norm * ball.radius
         keys, pull = given.points.detach().double() - center, x @ form.a + form.beta
         scores = self._biased(map, given, pull @ keys.mT)
         law = scores.softmax(-1).nan_to_num(0.0)  # zero for a query that sees nothing
-        steepest = computed_lengths(x).amax() * Upper(form.norm) + Upper(vector_norm_bound(form.beta))
+        steepest = computed_lengths(x).amax() * form.norm + Upper(vector_norm_bound(form.beta))
         longest = computed_lengths(keys).amax()
-        inexact = Upper(form.error) * computed_lengths(x).amax() + Upper(form.error_beta)
+        inexact = form.error * computed_lengths(x).amax() + form.error_beta
         biased = Upper(16 * UNIT) * sizes(torch.where(torch.isfinite(scores), scores, 0.0)).amax()
         matrix = value_matrix(self.head, width)
         self.error = self._rounding(steepest * longest, inexact * longest + biased, keys)
-        self.error = self.error + matrix.error / Lower(self.head.w)
+        self.error = self.error + matrix.error / Lower(float(self.head.w))
         away = keys - (law @ keys).unsqueeze(1)  # (n, keys, d)
         self.gains = ((law.unsqueeze(-1) * (away @ matrix.center)).mT @ (away @ form.a.mT)).unsqueeze(1)
         value = in_double(map)(x)

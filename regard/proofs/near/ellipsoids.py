@@ -206,7 +206,7 @@ class HeadShape:
         self.separate, self.folded, self.mixer, self.mixing = separate, folded, mixer, mixing
         self.thickness = computed_lengths(mixer.flatten())
         left, singular, basis = torch.linalg.svd(mixer, full_matrices=False)
-        kept = singular > 1e-14 * singular.amax().clamp_min(1e-300) if len(singular) else singular > 0
+        kept = singular > 1e-14 * singular.amax() if len(singular) else singular > 0
         self.frame = basis[kept]
         self._inside = singular[kept, None] * left[:, kept].mT
         self._thickness = computed_lengths(self._inside.flatten())
@@ -255,7 +255,7 @@ class HeadShape:
             share = size.value / scale
             scaled = z.center * part.law.value.sqrt().unsqueeze(-1)
             boxed = part.boxed & (part.spread.value > 1e-120)
-            factor = torch.where(boxed, share / part.spread.value.clamp_min(1e-120).square(), 0.0)
+            factor = torch.where(boxed, share / part.spread.value.square(), 0.0)
             inner += factor[:, None, None] * (scaled.mT @ scaled)
             mass = mass + Upper(factor) * (part.law * self.separate.size.square()).sum(-1)
             round_part = round_part + torch.where(boxed, 0.0, share)

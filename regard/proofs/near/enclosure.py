@@ -88,7 +88,7 @@ class Enclosure(ABC):  # noqa: B024 (its kinds differ in how they are made)
 
         The difference loses up to 32/ω* roundings, ω* ≥ 10⁻³.
         """
-        at = self.top.bound.clamp(1e-3, 1e6)
+        at = self.top.bound.clamp_min(1e-3)
         return Lower((torch.expm1(-at) + at) / at.square(), 40_000).minimum(exact_lower(0.4995))
 
     @cached_property

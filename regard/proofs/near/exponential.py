@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from regard._upper import ELEMENTARY, TINY, Lower, Upper, exact, exact_lower
+from regard._upper import ELEMENTARY, TINY, Upper, exact, exact_lower
 
 SMALL = 0.5
 """Below this a tail is summed as a series; above it, the difference has its digits."""
@@ -32,9 +32,8 @@ def tail(x: Upper, order: int) -> Upper:
 
 def tail_over_square(x: Upper, order: int) -> Upper:
     """φ₂(x)/x² or φ₃(x)/x², which grow with x; at zero they are 1/2 and 0."""
-    at = x.bound
-    found = tail(exact(at.clamp_min(1e-100)), order) / Lower(at.clamp_min(1e-100).square(), 1)
-    return found.map(lambda value: torch.where(at > 1e-100, value, 0.5 + TINY if order == 2 else 1e-100))
+    at = x.bound.clamp_min(1e-100)
+    return tail(exact(at), order) / exact_lower(at).square()
 
 
 def steepness(x: Upper) -> Upper:

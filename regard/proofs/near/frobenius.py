@@ -5,13 +5,12 @@ Sums over rows are taken in ℓ².
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 
 import torch
 
 from regard._enclosed import Vectors, largest_roots
-from regard._upper import Upper, exact
+from regard._upper import Upper, exact, root
 from regard.proofs.near.enclosure import Enclosure
 from regard.proofs.near.head import LocalHead, LocalValues
 from regard.proofs.near.laws import Laws
@@ -44,7 +43,7 @@ class FrobeniusScores(Enclosure):
         each = alpha.square()
         both = local.seen.unsqueeze(-1) & local.seen.unsqueeze(-2) & ~eye
         linear = (local.own_apart.square() + each.unsqueeze(-1) + each.unsqueeze(-2)).sqrt()
-        climb = (self.r * linear + bend * Upper((1 + math.sqrt(2)) / 2, 4)).where(both).amax(-1)
+        climb = (self.r * linear + bend * (1 + root(2)).halved()).where(both).amax(-1)
         # (N5)  sd ζ ≤ r (sd(own)² + max_{k≠i} P_k α_k²)^{1/2} + a r² max_k P_k^{1/2}
         most = (self.off * alpha.square()).amax(-1)
         deviation = self.r * (local.own_spread.square() + most).sqrt() + bend * law.amax(-1).sqrt()
@@ -55,7 +54,7 @@ class FrobeniusScores(Enclosure):
     @cached_property
     def apart(self) -> Upper:
         """At least √λ_max(diag P' - P'P'ᵀ): the deviation of vectors whose lengths are one together."""
-        return self.laws.high.amax(-1).sqrt().minimum(Upper(math.sqrt(0.5), 1))
+        return self.laws.high.amax(-1).sqrt().minimum(root(0.5))
 
     @cached_property
     def split(self) -> Upper:

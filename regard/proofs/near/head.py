@@ -11,34 +11,28 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from regard._enclosed import Matrix, Numbers, Vectors, computed_lengths, half_diameters, largest_roots
-from regard._round import EPS, vector_norm_bound
-from regard._upper import ELEMENTARY, UNIT, Lower, Upper, exact, relative_error, root, sizes
+from regard._enclosed import (
+    Matrix,
+    Numbers,
+    Vectors,
+    computed_lengths,
+    distances,
+    half_diameters,
+    largest_roots,
+)
+from regard._round import EPS
+from regard._upper import ELEMENTARY, UNIT, Lower, Upper, exact, relative_error
 from regard.domains import Near
-from regard.potentials import Potential
 from regard.proofs.near.curvature import curvature
-from regard.proofs.scores import bilinear
-from regard.proofs.setting import pair_bias, positions_of
+from regard.proofs.near.local_scores import local_scores, log_law, rounding_of_logs
+from regard.proofs.setting import pair_bias
 from regard.proofs.subject import Head
 from regard.proofs.theorem import Refusal
-
-
-@dataclass(frozen=True)
-class _Scores:
-    """Scores (n, n) up to a constant in each row, within `error`, and their slopes in query (1 or n, n,
-    d) and key (n, 1 or n, d).
-    """
-
-    center: Tensor
-    error: Upper
-    by_query: Vectors
-    by_key: Vectors
 
 
 class LocalHead:
@@ -56,15 +50,15 @@ class LocalHead:
                 f"scores of {type(head.potential).__name__} are not bilinear in pairs of tokens; bounds on "
                 "a ball that holds them apply"
             )
-        self.a = Upper(bend)  # at least |A_ij|, the bilinear form of any pair
+        self.a: Upper = bend  # at least |A_ij|, the bilinear form of any pair
         away = points - points.mean(0)  # laws and slopes do not see a translation by a vector that is exact
         self.x = Vectors(away, Upper(UNIT) * computed_lengths(away).amax())
         self.radius = self.x.lengths().amax()
-        scores = _scores(head, points, self.x, measure.positions(), self.a)
+        scores = local_scores(head, points, self.x, measure.positions(), self.a)
         bias = pair_bias(head, domain)
         biased = scores.center if bias is None else scores.center + bias
         self.by_query, self.by_key = scores.by_query, scores.by_key
-        self.log_law = _log_law(biased, bias, scores.error)
+        self.log_law = log_law(biased, bias, scores.error)
         self.seen = self.log_law.center > -math.inf  # a weight that is too small for float64 can still grow
         self.queries = torch.arange(self.n)
 
@@ -111,13 +105,13 @@ class LocalHead:
         top = logs.argmax(-1, keepdim=True)
         others = logs.scatter(-1, top, -math.inf).logsumexp(-1, keepdim=True)
         found = torch.log1p(-self.p.scatter(-1, top, 0.0)).scatter(-1, top, others)
-        return Numbers(found, self.log_law.error + _rounding_of_logs(found, self.n))
+        return Numbers(found, self.log_law.error + rounding_of_logs(found, self.n))
 
     @cached_property
     def odds(self) -> Numbers:
         """log P_ik/(1 - P_ik)."""
         found = self.log_law.center - self.log_rest.center
-        return Numbers(found, self.log_law.error + self.log_rest.error + _rounding_of_logs(found, 1))
+        return Numbers(found, self.log_law.error + self.log_rest.error + rounding_of_logs(found, 1))
 
     @cached_property
     def rest(self) -> Upper:
@@ -181,9 +175,7 @@ class LocalHead:
     @cached_property
     def own_apart(self) -> Upper:
         """At least |own_ik - own_il|, (rows, n, n)."""
-        own = self.own
-        apart = torch.cdist(own.center, own.center, compute_mode="donot_use_mm_for_euclid_dist")
-        return Upper(apart, self.d + 4) + 2 * own.error
+        return distances(self.own.center) + 2 * self.own.error
 
     @cached_property
     def query_half(self) -> Upper:
@@ -323,7 +315,7 @@ class SingularBasis:
         _, self.singular, basis = torch.linalg.svd(values.matrix.center, full_matrices=False)
         self.inside = (z @ basis.mT).square()
         outside = (z.square().sum(-1) - self.inside.sum(-1)).clamp_min(0.0)
-        self.outside = Upper(outside, 1) + relative_error(4 * z.shape[-1] + 8) * computed_lengths(z).square()
+        self.outside = Upper(outside) + relative_error(4 * z.shape[-1] + 8) * computed_lengths(z).square()
 
 
 def _along_query(c: Tensor, tangents: Tensor) -> Tensor:
@@ -344,91 +336,6 @@ def _along_key(v: Tensor, tangents: Tensor) -> Tensor:
     )
 
 
-def _log_law(biased: Tensor, bias: Tensor | None, error: Upper) -> Numbers:
-    """log P, and how far it may be from that of the true scores:
-    those of the row and their log-sum-exp move by `error` each.
-    """
-    finite = torch.where(torch.isfinite(biased), biased, 0.0)
-    if (
-        not bool(torch.isfinite(biased).any())
-        or bool(torch.isnan(biased).any())
-        or bool((biased == math.inf).any())
-    ):
-        raise Refusal("scores leave the range of float64; scale the tokens")
-    found = biased.log_softmax(-1)
-    size = sizes(finite).amax()
-    if bias is not None:
-        size = size + 2 * sizes(torch.where(torch.isfinite(bias), bias, 0.0)).amax()
-    return Numbers(found, 2 * error + Upper(8 * UNIT) * size + _rounding_of_logs(found, found.shape[-1]))
-
-
-def _rounding_of_logs(logs: Tensor, terms: int) -> Upper:
-    """What logarithms and log-sum-exps of so many terms lose: 16 roundings of their size,
-    and of one for each term.
-    """
-    largest = float(torch.where(torch.isfinite(logs), logs, 0.0).abs().amax())
-    return Upper(ELEMENTARY * UNIT * largest * (1 + 1e-15) + (2 * terms + 64) * UNIT, 1)
-
-
-def _scores(head: Head, points: Tensor, x: Vectors, marks: Tensor, a: Upper) -> _Scores:
-    form = bilinear.one(head.potential, points.shape[-1])
-    if form is None:
-        return _differentiated(head, points, marks, a)
-    width = points.shape[-1]
-    longest, length, near = (
-        computed_lengths(points).amax(),
-        computed_lengths(form.a.flatten()),
-        x.lengths().amax(),
-    )
-    # c_k = A x_k + γ, where γ and A times the center are the same for every key
-    lost = relative_error(width + 2) * length * near + Upper(form.error) * near + Upper(form.norm) * x.error
-    by_query = Vectors((x.center @ form.a.mT).unsqueeze(0), lost)
-    # v_i = Aᵀx_i + β
-    size = length * longest + Upper(vector_norm_bound(form.beta))
-    lost = relative_error(width + 3) * size + Upper(form.error) * longest + Upper(form.error_beta)
-    by_key = Vectors((points @ form.a + form.beta).unsqueeze(1), lost)
-    # s_ik = v_i·x_k + constant in a row
-    alpha = by_key.lengths().amax()
-    error = by_key.error * near + alpha * x.error + relative_error(width + 2) * alpha * near
-    return _Scores(by_key.center.squeeze(1) @ x.center.mT, error, by_query, by_key)
-
-
-def _differentiated(head: Head, points: Tensor, marks: Tensor, a: Upper) -> _Scores:
-    """Scores that are bilinear in pairs but not one form (rotary positions), by automatic differentiation.
-
-    Each is a product of at most four matrices of the width of a token, with rotations: assumed right to eight
-    times the rounding of that.
-    """
-    potential, width = head.potential, points.shape[-1]
-    queries, keys = (points.detach().clone().requires_grad_() for _ in range(2))
-    with torch.enable_grad():
-        scores = potential.scores(queries, keys, marks, marks)
-        c = torch.stack(
-            [
-                torch.autograd.grad(scores[:, j].sum(), queries, retain_graph=True)[0]
-                for j in range(len(points))
-            ],
-            1,
-        )
-        v = torch.stack(
-            [torch.autograd.grad(scores[i].sum(), keys, retain_graph=True)[0] for i in range(len(points))], 0
-        )
-    content = _content(potential, points, marks, scores.detach())
-    if not bool(torch.isfinite(content).any()):
-        raise Refusal("scores leave the range of float64; scale the tokens")
-    relative = 8 * relative_error(4 * width + 16) * root(width)
-    longest = computed_lengths(points).amax()
-    steep = computed_lengths(v).amax() + computed_lengths(c).amax() + a * longest
-    size = steep * longest + sizes(torch.where(torch.isfinite(content), content, 0.0)).amax()
-    return _Scores(content, relative * size, Vectors(c, relative * steep), Vectors(v, relative * steep))
-
-
-def _content(potential: Potential, points: Tensor, marks: Tensor, scores: Tensor) -> Tensor:
-    """The scores without the biases of positions, which `pair_bias` has."""
-    positional = positions_of(potential)
-    return scores if positional is None else scores - positional.scores(points, points, marks, marks)
-
-
 def value_matrix(head: Head, width: int) -> Matrix:
     """V (d, e), with the rounding of the product that it is."""
     matrix, factors = head.matrix(width), head.factors
@@ -438,7 +345,7 @@ def value_matrix(head: Head, width: int) -> Matrix:
         error = relative_error(inner + len(factors))
         for factor in factors:
             error = error * computed_lengths(factor.flatten())
-    return Matrix(matrix, error, Upper(head.w))
+    return Matrix(matrix, error, head.w)
 
 
 def narrow_value_matrix(head: Head, width: int) -> Matrix:
@@ -453,7 +360,7 @@ def narrow_value_matrix(head: Head, width: int) -> Matrix:
         made = first @ torch.linalg.qr(second.mT, mode="r")[1].mT
         rounding = Upper(16 * second.numel() * EPS) + relative_error(second.shape[0] + 2)
         error = rounding * computed_lengths(first.flatten()) * computed_lengths(second.flatten())
-        return Matrix(made, error, Upper(head.w))
+        return Matrix(made, error, head.w)
     whole = value_matrix(head, width)
     u, s, _ = torch.linalg.svd(whole.center, full_matrices=False)
     keep = max(int((s > 1e-14 * s[0]).sum()) if len(s) else 0, 1)

@@ -28,7 +28,7 @@ class LocalHeads:
     def __init__(self, subject: MultiHead, domain: Near) -> None:
         self.subject, self.domain = subject, domain
         self.residual = subject.residual
-        self.mixing = Upper(subject.mixing)
+        self.mixing = subject.mixing
         self.heads = [LocalHead(head, domain) for head in subject.separate]
         self.n, self.d = self.heads[0].n, self.heads[0].d
         pairs = zip(self.heads, subject.separate, strict=True)

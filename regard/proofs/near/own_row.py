@@ -78,7 +78,7 @@ class OwnRow:
         p, own, size, e = local.law[j], local.own_size[j], values.size[j], local.own.error
         thick = matrix.length + matrix.error
         wide = computed_lengths(local.y.center[j]) + local.y.error  # |y|, so that |z| ≤ thick |y| in sizes
-        known = local.a if form is None else Upper(form.error)
+        known = local.a if form is None else form.error
         off = (p * (size * (2 * own * e + e.square()) + values.z.error * own.square())).sum(-1)
         off = off + p[j] * (
             matrix.norm * e + matrix.error * own[j] + values.z.error * local.a + size[j] * known

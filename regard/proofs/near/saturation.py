@@ -39,9 +39,7 @@ def saturated(values: LocalValues, scores: TokenRadii) -> Upper:
     since E[z] = 0 (N19).
     """
     laws, size = scores.laws, values.size
-    tilted = (scores.value_spreads(values)[0] * scores.spreads).sum(0) * Upper(
-        1 / STATIONS, 4
-    )  # ∫ Cov_t(z, ζ) dt
+    tilted = (scores.value_spreads(values)[0] * scores.spreads).sum(0) / STATIONS  # ∫ Cov_t(z, ζ) dt
     turned = laws.most(size).minimum(laws.carried(size), values.spread * scores.relative, tilted)
     apart = values.w * laws.most(scores.moves) + turned
     return apart.minimum(laws.most(longest_move(values, scores.moves)))
@@ -79,7 +77,7 @@ def _tilted(heads: LocalHeads, scores: list[TokenRadii]) -> Upper:
     none = exact(torch.zeros_like(scores[0].half.value))
     for shape, score in zip(heads.shapes, scores, strict=True):
         spreads, boxed = score.value_spreads(shape.folded)
-        found = zip(score.highs, score.spreads * Upper(1 / STATIONS, 4), spreads, boxed, strict=True)
+        found = zip(score.highs, score.spreads / STATIONS, spreads, boxed, strict=True)
         covariances = [Covariances(*one) for one in found]
         parts += [shape.move(score.laws.most(moves)), shape.within(none, none, covariances)]
     if heads.residual:
@@ -147,7 +145,7 @@ def _quadratic_form(shapes: list[HeadShape], scores: list[TokenRadii], form: Ten
         left, z = shape.mixer @ form, shape.separate.z.center
         own = ((z @ (left @ shape.mixer.mT)) * z).sum(-1).clamp_min(0.0)
         terms = relative_error(4 * (z.shape[-1] + len(form)) + 16) * size
-        worth = Upper(own, 1) + terms * (shape.thickness * shape.separate.size).square()
+        worth = Upper(own) + terms * (shape.thickness * shape.separate.size).square()
         for g in range(h):
             other, seen = shapes[g], scores[g].local.seen
             pairs = (z @ (left @ other.mixer.mT)) @ other.separate.z.center.mT
@@ -158,6 +156,6 @@ def _quadratic_form(shapes: list[HeadShape], scores: list[TokenRadii], form: Ten
                 * shape.separate.size
                 * (other.thickness * other.separate.largest).unsqueeze(-1)
             )
-            worth = worth + 2 * (Upper(pairs.amax(-1).clamp_min(0.0), 1) + rounding)
+            worth = worth + 2 * (Upper(pairs.amax(-1).clamp_min(0.0)) + rounding)
         found = found + score.laws.most(worth)
     return found

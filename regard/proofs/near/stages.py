@@ -20,6 +20,7 @@ from regard._upper import Lower, Upper, exact, relative_error, root, sizes, tota
 from regard._verb import Verb
 from regard.attention import Attention
 from regard.domains import Neighborhood
+from regard.nonexpansive import Center
 from regard.norms import TokenMax
 from regard.proofs.locating import in_double, one_sequence
 from regard.proofs.near.context_head import ContextHead
@@ -138,6 +139,21 @@ def _affine(map: maps.Affine, value: Tensor, moves: Tensor) -> Stage:
     return Stage(map(value), push, _none(rho), cap, _none, _product_loss(gains), _affine_blur(map, value))
 
 
+@stage.rule(Center)
+def _center(map: Center, value: Tensor, moves: Tensor) -> Stage:
+    """Linear, with the constant one."""
+    rho, width = exact(moves), value.shape[-1]
+    matrix = torch.eye(width, dtype=torch.float64) - 1.0 / width
+    product = _product_loss(matrix.expand(len(value), 1, -1, -1))
+    off = relative_error(4) * root(width)  # of 1/d, in every entry
+
+    def lost(tangents: Upper) -> Upper:
+        return product(tangents) + off * tangents
+
+    blur = relative_error(width + 4) * 2 * computed_lengths(value)
+    return Stage(map(value), partial(torch.matmul, matrix), _none(rho), rho, _none, lost, blur)
+
+
 @stage.rule(maps.Normalize)
 def _normalize(map: maps.Normalize, value: Tensor, moves: Tensor) -> Stage:
     """|N(x + t) - N(x) - DN t| ≤ max|γ| |t|²/√d (1/(s m) + s/m³), |D²N[t, e]| ≤ 4 max|γ| |t||e|/(√d m²); s² =
@@ -153,11 +169,10 @@ def _normalize(map: maps.Normalize, value: Tensor, moves: Tensor) -> Stage:
         else None
     )
     tokens = Vectors(value, exact(0.0)) if centered is None else centered
-    length = computed_lengths(tokens.center)
-    shortest = Lower(length.value, length.roundings).map(_without_tiny) - tokens.error
-    low = (shortest.square() / wide + Lower(float(map.eps))).sqrt()
+    low = (tokens.lengths_low().square() / wide + Lower(float(map.eps))).sqrt()
     high = (tokens.lengths().square() / wide + Upper(float(map.eps))).sqrt()
-    least = low - rho / Lower(math.sqrt(wide), 1)
+    shared = rho * root(wide) / wide  # |t|/√d
+    least = low - shared
     top = exact(1.0) if weight is None else sizes(weight).amax()
     blur = (
         64 * relative_error(wide + 8) * (1 + computed_lengths(value) / low)
@@ -169,16 +184,27 @@ def _normalize(map: maps.Normalize, value: Tensor, moves: Tensor) -> Stage:
         )
     rounding = top * blur * (rho / least + root(wide))
     over = exact(1.0) / (low * least) + high / (least.square() * least)
-    remainder = top * rho.square() / Lower(math.sqrt(wide), 1) * over + rounding
-    bend = top * (4 * rho / (least.square() * Lower(math.sqrt(wide), 1)) + blur / least)
+    remainder = top * rho * shared * over + rounding
+    bend = top * (4 * shared / least.square() + blur / least)
     dead = least.value <= 0
     remainder, bend = (
         part.map(lambda found: torch.where(dead, math.inf, found)) for part in (remainder, bend)
     )
-    gains = torch.func.vmap(torch.func.jacrev(map))(value).unsqueeze(1)
-    cap = Upper(travel.one(map, value, moves).moves)
+    gains = _normalize_gains(map, value)
+    cap: Upper = travel.one(map, value, moves).moves
     change, push = partial(operator.mul, bend), partial(torch.matmul, gains)
     return Stage(map(value), push, remainder, cap, change, _product_loss(gains), _none(rho))
+
+
+def _normalize_gains(map: maps.Normalize, value: Tensor) -> Tensor:
+    """Γ(Π - x̂x̂ᵀ/d)/s for each token, (n, 1, d, d): x̂ = Πx/s, with Π the centering, or the identity."""
+    wide = value.shape[-1]
+    away = value - value.mean(-1, keepdim=True) if map.centered else value
+    inverse = (away.square().mean(-1, keepdim=True) + map.eps).rsqrt()
+    hat = away * inverse
+    whole = torch.eye(wide, dtype=torch.float64) - (1 / wide if map.centered else 0.0)
+    gains = (whole - hat.unsqueeze(-1) * hat.unsqueeze(-2) / wide) * inverse.unsqueeze(-1)
+    return (gains if map.weight is None else map.weight.unsqueeze(-1) * gains).unsqueeze(1)
 
 
 @stage.rule(maps.Pointwise)
@@ -188,7 +214,7 @@ def _pointwise(map: maps.Pointwise, value: Tensor, moves: Tensor) -> Stage:
     slope = _slopes(map.activation, value)[0][:, None, :, None]
     bend = Upper(curvature_of(map.activation)[0])
     turned = (bend * rho).minimum(2 * Upper(float(steepness.one(map.activation))))
-    cap = Upper(travel.one(map, value, moves).moves)
+    cap: Upper = travel.one(map, value, moves).moves
     beyond = bend.halved() * rho.square()
     loss = relative_error(64) * Upper(
         float(steepness.one(map.activation))
@@ -212,28 +238,12 @@ def _feed_forward(map: FeedForward, value: Tensor, moves: Tensor) -> Stage:
     hidden_blur = relative_error(2 * len(w_1) + 4) * (
         sizes(value) @ sizes(w_1) + (exact(0.0) if first.b is None else sizes(first.b))
     )
-    columns, rows = computed_lengths(w_1.mT), computed_lengths(w_2)
     norms = Upper(product_norm_bound(w_1)), Upper(product_norm_bound(w_2))
     most = norms[0] * Upper(float(steepness.one(map.activation))) * norms[1]
-    if isinstance(map.activation, maps.Relu):
-        reach = (
-            rho.unsqueeze(-1) * columns + 2 * hidden_blur
-        )  # where an entry can be: a sign may be a rounding
-        beyond = _crossed(hidden, reach, w_2, norms[1])
-        crossing = (
-            (columns * rows).map(lambda value: value.expand_as(hidden)).where(reach.bound >= hidden.abs())
-        )
-        turned = crossing.sum(-1).minimum(2 * most)  # the slope changes only where an entry can cross zero
-    else:
-        second_order, third_order = (Upper(found) for found in curvature_of(map.activation))
-        sharp = _sharpest(w_1, w_2, bend, columns, rows) + (
-            third_order * hidden_blur * columns.square() * rows
-        ).sum(-1)
-        steepest = columns.amax() * _weighted_norm(w_1, rows)
-        anywhere = second_order * norms[0].square() * norms[1]
-        bent = anywhere.minimum(sharp + rho * third_order * steepest)
-        beyond = rho.square().halved() * bent.minimum(sharp + rho / 3 * third_order * steepest)
-        turned = (bent * rho).minimum(2 * most)
+    bends = _relu_bends if isinstance(map.activation, maps.Relu) else _smooth_bends
+    layer = _Layer(w_1, w_2, hidden, bend, hidden_blur, norms)
+    beyond, turned = bends(map.activation, layer, rho)
+    turned = turned.minimum(2 * most)
     gains = ((w_1.unsqueeze(0) * slope.unsqueeze(1)) @ w_2).mT.unsqueeze(1)
     thick = computed_lengths(w_1.flatten()) * computed_lengths(w_2.flatten())
     steep = Upper(float(steepness.one(map.activation)))
@@ -250,6 +260,55 @@ def _feed_forward(map: FeedForward, value: Tensor, moves: Tensor) -> Stage:
         return product(tangents) + off * tangents
 
     return Stage(second(active), push, beyond, most * rho, change, lost, blur)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A feed-forward layer at a value: its weights with at least their norms, the hidden entries with at
+    least what they lost, and φ'' there.
+    """
+
+    w_1: Tensor
+    w_2: Tensor
+    hidden: Tensor
+    bend: Tensor
+    blur: Upper
+    norms: tuple[Upper, Upper]
+
+    @property
+    def columns(self) -> Upper:
+        """At least |w_1k|."""
+        return computed_lengths(self.w_1.mT)
+
+    @property
+    def rows(self) -> Upper:
+        """At least |w_2k|."""
+        return computed_lengths(self.w_2)
+
+
+def _relu_bends(activation: maps.Activation, layer: _Layer, rho: Upper) -> tuple[Upper, Upper]:
+    """What is beyond the linear part, and how much the derivative changes: only where an entry can cross
+    zero, and a sign may be a rounding.
+    """
+    reach = rho.unsqueeze(-1) * layer.columns + 2 * layer.blur
+    beyond = _crossed(layer.hidden, reach, layer.w_2, layer.norms[1])
+    both = (layer.columns * layer.rows).map(lambda value: value.expand_as(layer.hidden))
+    return beyond, both.where(reach.bound >= layer.hidden.abs()).sum(-1)
+
+
+def _smooth_bends(activation: maps.Activation, layer: _Layer, rho: Upper) -> tuple[Upper, Upper]:
+    """The same from the second derivative at the value and the third anywhere,
+    or from the second anywhere.
+    """
+    columns, rows = layer.columns, layer.rows
+    second_order, third_order = (Upper(found) for found in curvature_of(activation))
+    lost = (third_order * layer.blur * columns.square() * rows).sum(-1)
+    sharp = _sharpest(layer.w_1, layer.w_2, layer.bend, columns, rows) + lost
+    steepest = columns.amax() * _weighted_norm(layer.w_1, rows)
+    anywhere = second_order * layer.norms[0].square() * layer.norms[1]
+    bent = anywhere.minimum(sharp + rho * third_order * steepest)
+    beyond = rho.square().halved() * bent.minimum(sharp + rho / 3 * third_order * steepest)
+    return beyond, bent * rho
 
 
 def _product_loss(gains: Tensor) -> Callable[[Upper], Upper]:
@@ -290,13 +349,18 @@ def _crossed(hidden: Tensor, reach: Upper, w_2: Tensor, norm: Upper) -> Upper:
 
 def _slopes(activation: maps.Activation, x: Tensor) -> tuple[Tensor, Tensor]:
     """φ'(x) and φ''(x), entry by entry."""
-    one = torch.ones_like(x)
+    at = x.detach().requires_grad_()
+    with torch.enable_grad():
+        first = _derivative(activation(at), at)
+        second = _derivative(first, at)
+    return first.detach(), second.detach()
 
-    def slope(at: Tensor) -> Tensor:
-        return torch.func.jvp(activation, (at,), (one,))[1]
 
-    first, second = torch.func.jvp(slope, (x,), (one,))[:2]
-    return first, second
+def _derivative(value: Tensor, at: Tensor) -> Tensor:
+    """That of each entry of a value by its own entry; zero where the value does not depend on it."""
+    if not value.requires_grad:
+        return torch.zeros_like(at)
+    return torch.autograd.grad(value.sum(), at, create_graph=True)[0]
 
 
 def curvature_of(activation: maps.Activation) -> tuple[float, float]:
@@ -313,11 +377,6 @@ def curvature_of(activation: maps.Activation) -> tuple[float, float]:
 def _double(map: maps.Affine) -> maps.Affine:
     """An affine map in float64."""
     return maps.Affine(map.w.detach().double(), None if map.b is None else map.b.detach().double())
-
-
-def _without_tiny(lengths: Tensor) -> Tensor:
-    """Lengths without those that may be nothing but lifted squares that vanished."""
-    return torch.where(lengths > 1e-139, lengths, 0.0)
 
 
 def _none(moves: Upper) -> Upper:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -18,14 +19,19 @@ from torch import Tensor
 from regard import maps
 from regard._enclosed import computed_lengths, spectral_norms
 from regard._upper import Upper, exact, total
+from regard.nonexpansive import Reflected
 from regard.norms import Frobenius, SequenceNorm, TokenSum
 from regard.proofs.locating import summands
 from regard.proofs.near.linear import column_reach
 from regard.proofs.near.stages import Stage, group_feed_forward, stage
+from regard.proofs.question import once
+from regard.proofs.rewriting import as_residual
 from regard.proofs.theorem import Refusal
 
 NUMBERS = 60_000_000
 """How many numbers the derivatives of all columns may hold; beyond it, old remainders are merged into one."""
+SMALL = 64
+"""Up to how many entries of a sequence what became of it is kept for the rest of a question."""
 ROUNDING = Upper(1e-11)
 """What float64 may lose in values and products, relative to their sizes: assumed,
 and added to every remainder.
@@ -53,12 +59,23 @@ class Column:
 
     def size(self) -> Upper:
         """Σ_j |B_ij|_F ρ_j for each token i, no less than the reach."""
+        return self._size
+
+    @cached_property
+    def _size(self) -> Upper:
         if not self.bounded:
             return Upper(torch.full((len(self.blocks),), math.inf, dtype=torch.float64))
         return (computed_lengths(self.blocks.flatten(-2)) * self.radii).sum(-1)
 
     def reach(self, steps: int = 0) -> Upper:
         """At least |Σ_j B_ij d_j| for each token i, by (N18)."""
+        return self._reach(steps) if steps else self._plain_reach
+
+    @cached_property
+    def _plain_reach(self) -> Upper:
+        return self._reach(0)
+
+    def _reach(self, steps: int) -> Upper:
         moving = self.radii.value > 0
         if not bool(moving.any()):
             return exact(torch.zeros(len(self.blocks), dtype=torch.float64))
@@ -115,6 +132,11 @@ def fresh(n: int, width: int, radii: Upper) -> Column:
 
 def start(points: Tensor, radii: Tensor) -> State:
     """The input itself; only tokens that move have columns."""
+    key = ("start", points.shape, *points.flatten().tolist(), *radii.tolist())
+    return once(key, None, lambda: _start(points, radii)) if _is_small(points) else _start(points, radii)
+
+
+def _start(points: Tensor, radii: Tensor) -> State:
     n, d = points.shape
     moving, moves = radii > 0, exact(radii)
     column = fresh(n, d, moves)
@@ -128,18 +150,38 @@ def step(map: object, state: State) -> State:
 
 def slopes(map: object, state: State) -> tuple[Column, ...]:
     """The columns of a tangent |e_j| ≤ 1 after a map, anywhere within the moves of a state."""
-    n, d = state.value.shape
-    found = _run(map, state, (fresh(n, d, exact(torch.ones(n, dtype=torch.float64))),))[1]
+    found = _run(map, state, once(("tangents", id(state)), state, lambda: _tangents(state)))[1]
     assert found is not None
     return found
+
+
+def _tangents(state: State) -> tuple[Column, ...]:
+    n, d = state.value.shape
+    return (fresh(n, d, exact(torch.ones(n, dtype=torch.float64))),)
 
 
 Tangents = tuple[Column, ...] | None
 
 
 def _run(map: object, state: State, tangents: Tangents) -> tuple[State, Tangents]:
+    """A state and a tangent after a map. Maps inside others meet the same states, and are answered once."""
+    if not _is_small(state.value):
+        return _run_anew(map, state, tangents)
+    key, about = (id(map), id(state)), (map, state, tangents)
+    if tangents is None:
+        return once(("after", *key), about, lambda: _run_anew(map, state, None)[0]), None
+    after, turned = once(("turned", *key, id(tangents)), about, lambda: _run_anew(map, state, tangents))
+    return once(("after", *key), about, lambda: after), turned
+
+
+def _is_small(points: Tensor) -> bool:
+    return points.numel() <= SMALL
+
+
+def _run_anew(map: object, state: State, tangents: Tangents) -> tuple[State, Tangents]:
     if isinstance(map, maps.Compose):
-        for inner in group_feed_forward(map.maps):
+        inside = map.maps
+        for inner in once(("grouped", id(map)), map, lambda: group_feed_forward(inside)):
             state, tangents = _run(inner, state, tangents)
         return state, tangents
     if isinstance(map, maps.Residual):
@@ -147,14 +189,22 @@ def _run(map: object, state: State, tangents: Tangents) -> tuple[State, Tangents
         return _around(state, after), None if tangents is None or turned is None else _add_columns(
             [tangents, turned]
         )
+    if isinstance(map, Reflected):
+        return _run(as_residual(map, state.value.shape[-1]), state, tangents)
     if isinstance(map, maps.Added):
-        return _add([_run(part, state, tangents) for part in summands(map)])
+        added = map
+        parts = once(("summands", id(map)), map, lambda: summands(added))
+        return _add([_run(part, state, tangents) for part in parts])
+    found = once(("stage", id(map), id(state)), (map, state), lambda: _stage(map, state))
+    after = _after(found, state.columns)
+    return after, None if tangents is None else _turn(found, tangents)
+
+
+def _stage(map: object, state: State) -> Stage:
     moves = state.moves().bound
     if bool(torch.isinf(moves).any()):
         raise Refusal("its remainders leave the range of numbers on this domain; use a smaller radius")
-    found = stage.one(map, state.value, moves)
-    after = _after(found, state.columns)
-    return after, None if tangents is None else _turn(found, tangents)
+    return stage.one(map, state.value, moves)
 
 
 def _push(found: Stage, columns: tuple[Column, ...]) -> tuple[Column, ...]:

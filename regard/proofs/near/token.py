@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from regard._enclosed import Numbers, Vectors, largest_roots, spectral_norms
-from regard._upper import ELEMENTARY, Lower, Upper, exact, relative_error, root, stack, total
+from regard._upper import ELEMENTARY, UNIT, Lower, Upper, exact, relative_error, root, sizes, stack, total
 from regard.proofs.near.head import LocalValues
 from regard.proofs.near.heads import AT_ONCE, LocalHeads
 
 CELLS = 160
-CURVE = Upper(1 / (12 * math.sqrt(3)), 4)
-"""Half of the largest |σ''|, which is 1/(6√3)."""
+CURVE = root(3) / 36
+"""Half of the largest |σ''|, which is 1/(6√3) = √3/18."""
 QUARTER = exact(0.25)
 """The largest σ'."""
 
@@ -78,17 +78,25 @@ class TokenMove:
     def _opposite(self) -> Numbers:
         return Numbers(-self.theta.center, self.theta.error)
 
-    def _moved(self, times: Tensor, sign: int) -> Upper:
+    def _moved(self, times: Tensor, rising: bool) -> Upper:
         """At least |p(±t) - p(0)| for t ≥ 0, (rows, times); it grows with t."""
         part = Upper(-torch.expm1(-times), ELEMENTARY)
-        low, high = (self._opposite, self.theta) if sign > 0 else (self.theta, self._opposite)
+        low, high = (self._opposite, self.theta) if rising else (self.theta, self._opposite)
         return low.logistic() * high.logistic(exact(times)) * part
+
+    def _slowest(self, times: Tensor, rising: bool) -> Lower:
+        """At most |p(±t) - p(0)|/t for t > 0."""
+        low, high = (self._opposite, self.theta) if rising else (self.theta, self._opposite)
+        there = high.center + times
+        ahead = Numbers(there, high.error + Upper(UNIT) * sizes(there))
+        part = Lower(-torch.expm1(-times), ELEMENTARY)
+        return low.logistic_low() * ahead.logistic_low() * part / exact(times)
 
     def _whole(self, times: Tensor) -> Upper:
         """w p r + |p - p(0)| |VᵀΔ| for the worse of t and -t; it grows with t. p(-t) ≤ p(0)."""
         gap, w, r = self.gap.unsqueeze(-1), self.values.w, self.radius
-        rising = w * self.theta.logistic(exact(times)) * r + self._moved(times, 1) * gap
-        falling = w * self.start * r + self._moved(times, -1) * gap
+        rising = w * self.theta.logistic(exact(times)) * r + self._moved(times, True) * gap
+        falling = w * self.start * r + self._moved(times, False) * gap
         return rising.maximum(falling)
 
     def saturated(self) -> tuple[Upper, Upper]:
@@ -102,7 +110,7 @@ class TokenMove:
         squares = self._whole(self.times).square()
         levels = squares.firm().map(lambda value: value[:, :: CELLS // 8])
         above = squares[:, 1:].unsqueeze(1) - Lower(levels.value).unsqueeze(-1)  # (rows, levels, cells)
-        steep = above / Lower(left.square(), 1).unsqueeze(1)
+        steep = above / Lower(left).square().unsqueeze(1)
         slopes = steep.where(above.value > 0).amax(-1)  # nothing over nothing, at the start, asks for nothing
         value = torch.where(
             torch.isfinite(slopes.value) & torch.isfinite(levels.value + slopes.value * last),
@@ -127,17 +135,17 @@ class TokenMove:
         under, over = Lower(left), exact(right)
         steepest = QUARTER.minimum(self.slope + 2 * CURVE * over)
         best = exact(torch.zeros_like(self.theta.center[:, 0]))
-        step = Upper(right - left, 1) * QUARTER.minimum(2 * CURVE * over)
-        for sign in (1, -1):
-            moved = self._moved(self.times, sign)
-            bent = self._bent(moved, sign)
+        step = (over - under) * QUARTER.minimum(2 * CURVE * over)
+        for rising in (True, False):
+            moved = self._moved(self.times, rising)
+            bent = self._bent(moved)
             ends = bent[:, :-1].maximum(bent[:, 1:])
             bow = (CURVE * over).minimum((ends + step) / under)
             pace = steepest.minimum(moved[:, 1:] / under)
             best = best.maximum((self.values.w * pace * self.radius + bow * self.gap.unsqueeze(-1)).amax(-1))
         return best.square()
 
-    def _bent(self, moved: Upper, sign: int) -> Upper:
+    def _bent(self, moved: Upper) -> Upper:
         """At least |p(±t) - p(0) ∓ p'(0) t| at the times.
 
         Both numbers are right to a factor, from rounding and from θ; the difference of the computed ones is
@@ -145,14 +153,19 @@ class TokenMove:
         """
         straight = self.slope * exact(self.times)
         relative = relative_error(moved.roundings + straight.roundings) + self._factor
-        return Upper((moved.value - straight.value).abs(), 1) + 2 * relative * (moved + straight)
+        return Upper((moved.value - straight.value).abs()) + 2 * relative * (moved + straight)
 
     @cached_property
     def _factor(self) -> Upper:
-        """σ(θ + t) - σ(θ) and σ'(θ) change at most by e^{2e} - 1 when θ, known to e, is taken at its worst:
-        σ''/σ' is at most one.
+        """σ(θ + t) - σ(θ) and σ'(θ) change at most by e^{2e + 2f} - 1 when θ, known to e, is taken at its
+        worst and θ + t is rounded, by f: σ''/σ' is at most one.
+
+        The rounding is γ (|θ| + t + e). From t = 2|θ| + 2 on, σ'/σ ≤ e^{-t/2 - 1} makes less of it than γ, so
+        f = γ (3|θ| + 3 + e) will do.
         """
-        return (2 * self.theta.error).expm1()
+        rounding = relative_error(self.theta.error.roundings + ELEMENTARY)
+        size = 3 * (sizes(self.theta.center) + 1) + self.theta.error
+        return (2 * (self.theta.error + rounding * size)).expm1()
 
     def ranges(self) -> tuple[tuple[Tensor, Upper], tuple[Tensor, Upper]]:
         """Middles and half widths of p(t) and of (p(t) - p(0))/t over |t| ≤ reach.
@@ -166,15 +179,11 @@ class TokenMove:
             self.theta.logistic(exact(reach.unsqueeze(-1))),
         )
         steps = torch.linspace(0, 1, CELLS + 1, dtype=torch.float64) * reach.unsqueeze(-1).clamp_min(1e-250)
-        tops, ends = [self.slope.amax(-1)], []
-        for sign in (1, -1):
-            quotient = self._moved(steps[:, 1:], sign) / Lower(steps[:, 1:])
-            tops.append(quotient.amax(-1))
-            end = quotient[:, -1]
-            ends.append(
-                Lower(torch.where(end.value > 1e-200, end.value, 0.0), end.roundings) / (1 + self._factor)
-            )
-        top = tops[0].maximum(*tops[1:]) + CURVE * self.reach * Upper(1 / CELLS, 2)
+        tops, ends = [self.slope[:, 0]], []
+        for rising in (True, False):
+            tops.append((self._moved(steps[:, 1:], rising) / Lower(steps[:, 1:])).amax(-1))
+            ends.append(self._slowest(steps[:, -1:], rising)[:, 0])
+        top = tops[0].maximum(*tops[1:]) + CURVE * self.reach / CELLS
         return _middle(low[:, 0], high[:, 0]), _middle(ends[0].minimum(ends[1]), top)
 
     def row_bounds(self, linear: Upper) -> Upper:
@@ -233,10 +242,7 @@ def interval_bound(heads: LocalHeads, moves: list[TokenMove], radius: Upper) -> 
         (p_mid, p_half), (s_mid, s_half) = move.ranges()
         weight[move.rows, h], slope[move.rows, h] = p_mid, move.v.center
         turn[move.rows, h] = s_mid.unsqueeze(-1) * (move.away.center @ outputs[h])
-        turned = s_half * move.gap
-        norms = spectral_norms(turned.value.unsqueeze(-1) * move.v.center)
-        wide = Upper(norms.value, norms.roundings + turned.roundings + 1) + turned.norm() * move.v.error
-        halves.append(move.values.w * p_half.norm() + wide)
+        halves.append(move.values.w * p_half.norm() + move.v.scaled_norm(s_half * move.gap))
         lost.append(_middle_errors(move, Upper(p_mid), Upper(s_mid), heads))
     flat, gram = outputs.mT.flatten(1), torch.zeros(heads.d, heads.d, dtype=torch.float64)
     some = max(1, AT_ONCE // max(1, flat.shape[-1]))

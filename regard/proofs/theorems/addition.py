@@ -10,7 +10,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from regard._round import gamma, outward
+from regard._upper import Upper, exact, relative_error, sizes, total
 from regard.attention import Attention
 from regard.certificate import Certificate, Hypothesis
 from regard.domains import Domain, Near, TokenSet
@@ -117,18 +117,18 @@ def _constants(parts: Sequence[Mapping], domain: Domain, norm: Norm, note: str) 
     if isinstance(norm, Wasserstein):
         found = [smallest_for_couplings(part, bound, norm) for part, bound in zip(parts, found, strict=True)]
         hypotheses += (checked("the constants hold coupling by coupling"),)
-    return Bound(outward(_total(found) + rounding), hypotheses, tuple(found), note)
+    return Bound(_total(found) + rounding, hypotheses, tuple(found), note)
 
 
 def _deviations(parts: Sequence[Mapping], domain: Near, norm: Norm, note: str) -> Bound:
     parts, rounding = _unite(parts)
     found = [deviation(part, domain, norm) for part in parts]
-    value = outward(_total(found) + rounding * radius_in(domain, norm))
+    value = _total(found) + rounding * radius_in(domain, norm)
     return Bound(value, (checked("every part gives as many tokens as it takes"),), tuple(found), note)
 
 
-def _total(found: Sequence[Certificate]) -> float:
-    return sum(finite(part, "a part").value for part in found)
+def _total(found: Sequence[Certificate]) -> Upper:
+    return total([Upper(finite(part, "a part").value) for part in found])
 
 
 def _adopt(other: Mapping, domain: Domain, norm: Norm, note: str) -> Bound:
@@ -298,17 +298,17 @@ def _stack(tensors: Sequence[Tensor | None]) -> Tensor:
 # Affine parts
 
 
-def _unite(parts: Sequence[Mapping]) -> tuple[list[Mapping], float]:
+def _unite(parts: Sequence[Mapping]) -> tuple[list[Mapping], Upper]:
     """The parts with all affine ones as one, up to a constant,
     and at least the norm of the rounding of its matrix.
     """
     affine = [part.w.detach().double() for part in parts if isinstance(part, Affine)]
     if len(affine) < 2:
-        return list(parts), 0.0
+        return list(parts), exact(0.0)
     if len({w.shape for w in affine}) > 1:
         raise Refusal("the affine parts of the sum have different shapes; give them one")
     matrices = torch.stack(affine)
     if not bool(torch.isfinite(matrices.sum(0)).all()):
         raise Refusal(OUT_OF_RANGE)
-    rounding = outward(gamma(len(affine)) * float(matrices.abs().sum()), matrices.numel() + 8)
+    rounding = relative_error(len(affine)) * sizes(matrices.flatten()).sum()
     return [*(part for part in parts if not isinstance(part, Affine)), Affine(matrices.sum(0))], rounding

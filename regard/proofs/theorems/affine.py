@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from regard._round import outward, product_norm_bound, vector_norm_bound
+from regard._enclosed import lengths, product_norm
+from regard._upper import exact, sizes
 from regard.domains import Domain, Near
 from regard.maps import Affine
 from regard.norms import EntryMax, Norm
@@ -30,14 +31,13 @@ for every coupling of tokens. One token that moves along the first singular vect
 def affine(map: Affine, domain: Domain, norm: Norm) -> Bound:
     """|W|₂, or the largest column sum of |W| entry by entry."""
     if isinstance(norm, EntryMax):
-        return Bound(outward(float(map.w.detach().double().abs().sum(0).max())))
-    return Bound(product_norm_bound(map.w))
+        return Bound(sizes(map.w.detach().double()).sum(0).amax())
+    return Bound(product_norm(map.w))
 
 
 @THEOREM.deviation(Affine, Near, Norm)
 def move_bound(map: Affine, domain: Near, norm: Norm) -> Bound:
     """|W|₂ r_i for each token, and entry by entry the longest column of W times r_i."""
     if isinstance(norm, EntryMax):
-        columns = max(vector_norm_bound(column) for column in map.w.detach().double().mT)
-        return Bound(outward(columns * float(moves_of(domain).max())))
+        return Bound(lengths(map.w.mT).amax() * exact(moves_of(domain)).amax())
     return Bound(length_of_moves(domain, travel.one(map, domain.measure.points, moves_of(domain)), norm))

@@ -4,9 +4,9 @@ from the gap of the variational principle alone.
 
 from __future__ import annotations
 
-import math
+import torch
 
-from regard._round import outward, up
+from regard._upper import Upper, exact
 from regard.proofs.theorem import Theorem
 
 THEOREM = Theorem(
@@ -31,10 +31,8 @@ large ones. Scores wrong by at most $\delta$ change the gap by at most $2\delta$
 )
 
 
-def total_variation_bound(gap: float) -> float:
+def total_variation_bound(gap: Upper) -> Upper:
     """At least |ν - P|₁, from a bound of KL(ν | P)."""
-    if gap == 0:
-        return 0.0
-    pinsker = outward(math.sqrt(2 * gap))
-    large = outward(2 * math.sqrt(up(-math.expm1(-gap)))) if gap < math.inf else 2.0
-    return min(pinsker, large, 2.0)
+    pinsker = (2 * gap).sqrt()
+    large = 2 * gap.grow(lambda x: -torch.expm1(-x)).sqrt()
+    return pinsker.minimum(large, exact(2.0))

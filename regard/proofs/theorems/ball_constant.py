@@ -58,7 +58,7 @@ def frobenius(subject: Any, domain: Near, norm: Frobenius) -> Bound:
             assumed("the random start of the norm at the center is drawn once, independently of the data")
         )
     return Bound(
-        float(facts.ball.constant(radius)),
+        facts.ball.constant(radius),
         tuple(hypotheses),
         note=f"|J| at the center ≤ {round_up(float(facts.ball.norm))}",
         probability=facts.ball.probability,
@@ -71,7 +71,7 @@ def token_max(subject: Any, domain: Near, norm: TokenMax) -> Bound:
     facts = local_facts(subject, domain)
     rows = row_constants(facts.heads, facts.linear, facts.rows(moves_of(domain)).scores)
     hypotheses = (checked("softmax rows"), checked("scores bilinear in pairs of tokens"), _arithmetic())
-    return Bound(float(rows.amax()), hypotheses)
+    return Bound(rows.amax(), hypotheses)
 
 
 def _radius(domain: Near) -> float:

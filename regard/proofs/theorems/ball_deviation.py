@@ -44,6 +44,5 @@ def ball_deviation(subject: Any, domain: Near, norm: Frobenius) -> Bound:
         hypotheses.append(
             assumed("the random start of the norm at the center is drawn once, independently of the data")
         )
-    return Bound(
-        float(facts.ball.deviation(_radius(domain))), tuple(hypotheses), probability=facts.ball.probability
-    )
+    moved = facts.ball.deviation(_radius(domain))
+    return Bound(moved, tuple(hypotheses), probability=facts.ball.probability)

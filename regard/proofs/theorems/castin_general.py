@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
+import torch
 
-from regard._round import outward, vector_norm_bound
+from regard._enclosed import length
+from regard._upper import Upper, exact, exact_lower, root
 from regard.domains import Domain
 from regard.normalizers import Softmax
 from regard.norms import Frobenius
@@ -48,7 +49,7 @@ def castin_general(head: Head, domain: Domain, norm: Frobenius) -> Bound:
             "the bound grows with the number of tokens; say how many there are, e.g. Ball(radius, tokens=n)"
         )
     pair_bias(head, domain)  # rows that see nothing are refused
-    value = outward(math.sqrt(3) * head.w * math.sqrt(g * g * (4 * tokens + 1) + tokens))
+    value = root(3) * head.w * (g.square() * (4 * tokens + 1) + tokens).sqrt()
     hypotheses = (
         checked("softmax rows"),
         checked("scores are one bilinear form"),
@@ -57,18 +58,18 @@ def castin_general(head: Head, domain: Domain, norm: Frobenius) -> Bound:
     return Bound(value, (*hypotheses, checked("the number of tokens")))
 
 
-def pull_on_ball(head: Head, domain: Domain) -> float:
+def pull_on_ball(head: Head, domain: Domain) -> Upper:
     """g = |A| R² on the smallest ball about 0 that holds the tokens;
     a query bias is one more coordinate of the tokens.
     """
     form = head.form(head.width(width_of(domain)))
     if form is None:
         raise Refusal("it was published for scores that are one bilinear form xᵀAy")
-    reach = min(ball.reach for ball, _ in gibbs_balls(head, domain))
-    bias = outward(vector_norm_bound(form.beta) + form.error_beta)
-    if bias == 0 or reach == 0:
-        return outward(form.norm * reach**2)
-    return min(
-        outward(math.hypot(form.norm, bias / c) * (reach**2 + c**2))
-        for c in (reach * 1.2**k for k in range(-40, 21))
-    )
+    reach = gibbs_balls(head, domain)[0][0].reach  # all balls hold the same tokens
+    bias = length(form.beta) + form.error_beta
+    if float(bias) == 0 or float(reach) == 0:
+        return form.norm * reach.square()
+    # The best c² solves 2|A|²c⁴ + |β|²c² = |β|²R², so it is at most R².
+    c = float(reach) * 1.2 ** torch.arange(-40, 1, dtype=torch.float64)
+    norms = (form.norm.square() + (bias / exact_lower(c)).square()).sqrt()
+    return (norms * (reach.square() + exact(c).square())).amin()

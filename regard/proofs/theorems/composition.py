@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from regard._round import gamma, outward, product_norm_bound, vector_norm_bound
+from regard._enclosed import length, product_norm
+from regard._upper import Upper, product, relative_error, root
 from regard.attention import Attention
 from regard.certificate import Certificate
 from regard.domains import Ball, Domain, Near, TokenSet
 from regard.errors import ArgumentError
 from regard.lookups import Factored, Identity, Linear, Lookup
 from regard.maps import Compose, Heads, Mapping, Normalize
-from regard.norms import Norm
+from regard.norms import Norm, OwnToken
 from regard.potentials import Dot, Potential
 from regard.potentials.base import simple_parts, with_simple_parts
 from regard.potentials.positions import PositionPotential
+from regard.proofs.causality import follow_own_tokens
 from regard.proofs.certification import certify, deviation
-from regard.proofs.imaging import along, image, norm_factor, outputs
+from regard.proofs.imaging import along, image, norm_factor, outputs, with_center
 from regard.proofs.locating import enclosing, in_double, one_sequence, slip
+from regard.proofs.question import once
 from regard.proofs.setting import balls_of, width_of
+from regard.proofs.shapes import widths
 from regard.proofs.subject import Head, single_heads, subject_of
 from regard.proofs.theorem import OUT_OF_RANGE, Bound, Refusal, Theorem, checked, finite
-from regard.proofs.tokenwise import SLACK, hat_radius
+from regard.proofs.tokenwise import hat_radius
 
 THEOREM = Theorem(
     name="composition",
@@ -48,15 +50,24 @@ $10^{-6}$ of the bound covers them.
 )
 
 
+FOLDING = Upper(1e-6)
+"""What the rounding of folded matrices may change in a bound, relative to it."""
+
+
 @THEOREM.constant(Compose, Domain, Norm)
 def composition(map: Compose, domain: Domain, norm: Norm) -> Bound:
     """The product along the images."""
+    if isinstance(norm, OwnToken):
+        follow_own_tokens(map.maps, domain)
     parts: list[Certificate] = []
-    for step in _steps(map.maps):
-        domain = image(_steps(map.maps)[len(parts) - 1], domain) if parts else domain
+    steps = once(("steps", id(map)), map, lambda: _steps(map.maps))
+    width = widths.one(map, width_of(domain)).takes
+    for k, step in enumerate(steps):
+        domain = image(steps[k - 1], domain) if k else domain
+        domain, width = with_center(domain, width), widths.one(step, width).gives
         one_sequence(step)
         parts.append(finite(certify(step, domain, norm), type(step).__name__))
-    return Bound(outward(math.prod(part.value for part in parts)), parts=tuple(parts))
+    return Bound(product([Upper(part.value) for part in parts]), parts=tuple(parts))
 
 
 @THEOREM.constant(Compose, Near, Norm)
@@ -65,7 +76,7 @@ def over_balls(map: Compose, domain: Near, norm: Norm) -> Bound:
     better where the neighborhood grows past what norm layers allow.
     """
     part = finite(certify(map, enclosing(domain), norm), "the composition")
-    return Bound(part.value, parts=(part,), note="on a ball that holds the neighborhood")
+    return Bound(Upper(part.value), parts=(part,), note="on a ball that holds the neighborhood")
 
 
 def _norm_first(map: Compose, domain: Domain, norm: Norm) -> bool:
@@ -79,11 +90,11 @@ def folded_bound(map: Compose, domain: Domain, norm: Norm) -> Bound:
     assert isinstance(layer, Normalize)
     assert isinstance(attention, (Attention, Heads))
     one_sequence(attention)
-    inner = fold(layer, attention)
+    inner = once(("fold", id(map)), map, lambda: fold(layer, attention))
     plain = Normalize(layer.eps, centered=layer.centered)
     first = finite(certify(plain, domain, norm), "Normalize")
     second = finite(certify(inner, _hats(plain, inner, domain), norm), type(inner).__name__)
-    value = outward(first.value * second.value * (1 + 1e-6))
+    value = Upper(first.value) * Upper(second.value) * (1 + FOLDING)
     return Bound(
         value,
         (checked("roundings of folded matrices are below 1e-9 of their norms"),),
@@ -104,9 +115,8 @@ def move_bound(map: Compose, domain: Near, norm: Norm) -> Bound:
     part = finite(deviation(last, held, norm), type(last).__name__)
     tokens = outputs(last, held.measure.size)
     assert tokens is not None
-    return Bound(
-        outward(part.value + norm_factor(norm, tokens) * slip(last, held.measure, margin)), parts=(part,)
-    )
+    slipped = norm_factor(norm, tokens) * slip(last, held.measure, margin)
+    return Bound(Upper(part.value) + slipped, parts=(part,))
 
 
 def _pair(maps: tuple[Mapping, ...]) -> bool:
@@ -196,22 +206,20 @@ def _projection(layer: Normalize, w: Tensor | None, b: Tensor | None) -> tuple[T
     return w, b
 
 
-def _size(layer: Normalize, w: Tensor | None, b: Tensor | None, width: int) -> float:
+def _size(layer: Normalize, w: Tensor | None, b: Tensor | None, width: int) -> Upper:
     """√d |Γw|_F + |β||w|_F + |b|: what roundings of a folded projection of x̂ are relative to."""
     w = torch.eye(width, dtype=torch.float64) if w is None else w
-    scaled = w if layer.weight is None else layer.weight.unsqueeze(-1) * w
-    moved = 0.0 if layer.bias is None else vector_norm_bound(layer.bias) * vector_norm_bound(w)
-    return math.sqrt(width) * vector_norm_bound(scaled) + moved + (0.0 if b is None else vector_norm_bound(b))
+    size = root(width) * length(w if layer.weight is None else layer.weight.unsqueeze(-1) * w)
+    size = size if layer.bias is None else size + length(layer.bias) * length(w)
+    return size if b is None else size + length(b)
 
 
 def _check_values(layer: Normalize, before: Attention, after: Head) -> None:
     """The rounding of ΠΓW is far below |ΠΓW|."""
     width, lookup = after.width(None), before.lookup
     first = lookup.w_v if isinstance(lookup, Linear) else lookup.w if isinstance(lookup, Factored) else None
-    size = _size(layer, first, None, width) * math.prod(
-        vector_norm_bound(factor) for factor in after.factors[1:]
-    )
-    _check_rounding(math.sqrt(width) * after.w, size, width, "values")
+    size = _size(layer, first, None, width) * product([length(factor) for factor in after.factors[1:]])
+    _check_rounding(root(width) * after.w, size, width, "values")
 
 
 def _check_scores(layer: Normalize, before: Attention, after: Head) -> None:
@@ -220,11 +228,11 @@ def _check_scores(layer: Normalize, before: Attention, after: Head) -> None:
     for old, new in zip(_dots(before.potential), _dots(after.potential), strict=True):
         size = _size(layer, old.w_q, old.b_q, width) * _size(layer, old.w_k, old.b_k, width)
         keys = None if new.w_k is None else new.w_k.mT
-        _check_rounding(width * product_norm_bound(new.w_q, keys), size, width, "scores")
+        _check_rounding(width * product_norm(new.w_q, keys), size, width, "scores")
 
 
-def _check_rounding(norm: float, size: float, width: int, what: str) -> None:
-    if not 1e-9 * norm >= 4 * gamma(2 * width + 16) * size:
+def _check_rounding(norm: Upper, size: Upper, width: int, what: str) -> None:
+    if not float(4 * relative_error(2 * width + 16) * size) <= 1e-9 * float(norm):
         raise Refusal(f"folding the norm layer into these {what} leaves little but rounding")
 
 
@@ -240,12 +248,10 @@ def _hats(plain: Normalize, inner: Attention | Heads, domain: Domain) -> Ball:
         tokens = enclosing(domain).tokens
         near = image(plain, domain)
         balls = balls_of(near, width) if isinstance(near, Near) else []
-        best = min(balls, key=lambda ball: ball.radius, default=None)
-        full = math.sqrt(width) * SLACK
-        return (
-            Ball(full, origin, tokens)
-            if best is None or best.radius >= full
-            else Ball(best.radius, best.center, tokens)
-        )
+        best = min(balls, key=lambda ball: float(ball.radius), default=None)
+        full = float(root(width))
+        if best is None or float(best.radius) >= full:
+            return Ball(full, origin, tokens)
+        return Ball(float(best.radius), best.center, tokens)
     assert isinstance(domain, TokenSet)
-    return Ball(hat_radius(plain, domain, width), origin, domain.tokens)
+    return Ball(float(hat_radius(plain, domain, width)), origin, domain.tokens)

@@ -5,12 +5,12 @@ it multiplies along compositions.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard._round import gamma, outward, product_norm_bound, vector_norm_bound
+from regard._enclosed import length, lengths, product_norm
+from regard._upper import Upper, exact, least, product, relative_error
 from regard._verb import Verb
 from regard.attention import Attention, Softmatch
 from regard.certificate import Certificate
@@ -24,7 +24,7 @@ from regard.norms import Wasserstein
 from regard.potentials import Dot, Gaussian, Potential
 from regard.potentials.base import linear_terms, of_terms
 from regard.proofs.scores import BallFacts, bilinear, slopes
-from regard.proofs.setting import equivariant, finite_ball
+from regard.proofs.setting import equivariant, finite_ball, radius_of
 from regard.proofs.subject import Head, single_heads
 from regard.proofs.theorem import Bound, Refusal, Theorem, checked
 
@@ -93,40 +93,34 @@ def _composed(kernel: Composed, domain: Domain) -> tuple[Bound, Domain]:
     """Coefficients multiply; the second kernel acts where the laws of the first live."""
     first, middle = contract.one(kernel.first, domain)
     second, last = contract.one(kernel.second, middle)
-    return Bound(
-        outward(first.value * second.value), parts=(_certificate(first, domain), _certificate(second, middle))
-    ), last
+    parts = (_certificate(first, domain), _certificate(second, middle))
+    return Bound(first.value * second.value, parts=parts), last
 
 
 @contract.rule(Mean)
 @contract.rule(Law)
 def _moment(kernel: Moment, domain: Domain) -> tuple[Bound, Domain]:
     """A mean stays in the ball, and means are at most as far apart as laws."""
-    return Bound(1.0, (checked(f"the moment {type(kernel).__name__} does not expand W₁"),)), domain
+    return Bound(exact(1.0), (checked(f"the moment {type(kernel).__name__} does not expand W₁"),)), domain
 
 
 @contract.rule(Lookup)
 def _lookup(kernel: Lookup, domain: Domain) -> tuple[Bound, Domain]:
     """The norm of the matrix; a ball goes to a ball."""
     factors = _one_head(Attention(Dot(), kernel)).factors
-    value = product_norm_bound(*factors)
+    value = product_norm(*factors)
     return Bound(value, (checked("values are affine in the keys"),)), _image(kernel, domain, factors, value)
 
 
-def _image(kernel: Lookup, domain: Domain, factors: tuple[Tensor, ...], value: float) -> Domain:
+def _image(kernel: Lookup, domain: Domain, factors: tuple[Tensor, ...], value: Upper) -> Domain:
     if not factors or not isinstance(domain, Ball) or domain.center is None:
         # Without a center the width is not known either: nothing below a bounded set is claimed of the image.
         return domain if not factors else Whole()
     center = domain.center.detach().double()
     moved = kernel.values(center.unsqueeze(0).to(factors[0].dtype), None).double().reshape(-1)
-    size = vector_norm_bound(center) * math.prod(
-        vector_norm_bound(factor) for factor in factors
-    ) + vector_norm_bound(moved)
-    return finite_ball(
-        outward(value * domain.radius + gamma(8 * sum(factor.shape[0] for factor in factors) + 64) * size),
-        moved,
-        None,
-    )
+    size = length(center) * product([length(factor) for factor in factors]) + length(moved)
+    rounding = relative_error(8 * sum(factor.shape[0] for factor in factors) + 64) * size
+    return finite_ball(value * radius_of(domain) + rounding, moved, None)
 
 
 @contract.rule(Softmatch)
@@ -141,16 +135,14 @@ def _softmatch(kernel: Softmatch, domain: Domain) -> tuple[Bound, Domain]:
         raise Refusal(f"the context has shape {list(keys.shape)}; give one set of keys (n, d)")
     centers = (keys.mean(0), 0.5 * (keys.amax(0) + keys.amin(0)))
     found = [(_around(keys, center), center) for center in centers]
-    values = [
-        outward(radius * _slope_radius(head.potential, keys, center, domain)) for radius, center in found
-    ]
-    radius, center = min(found, key=lambda pair: pair[0])
+    values = [radius * _slope_radius(head.potential, keys, center, domain) for radius, center in found]
+    radius, center = min(found, key=lambda pair: float(pair[0]))
     hypotheses = (
         checked("softmax rows"),
         checked("no masks and no positions"),
         checked("the keys are given and do not move"),
     )
-    return Bound(min(values), hypotheses), Ball(radius, center)
+    return Bound(least(values), hypotheses), Ball(float(radius), center)
 
 
 def _one_head(attention: Attention) -> Head:
@@ -160,29 +152,25 @@ def _one_head(attention: Attention) -> Head:
     return Head(heads[0])
 
 
-def _around(keys: Tensor, center: Tensor) -> float:
-    return max(outward(vector_norm_bound(key - center)) for key in keys)
+def _around(keys: Tensor, center: Tensor) -> Upper:
+    return lengths(keys - center, 1).amax()
 
 
-def _slope_radius(potential: Potential, keys: Tensor, center: Tensor, domain: Domain) -> float:
+def _slope_radius(potential: Potential, keys: Tensor, center: Tensor, domain: Domain) -> Upper:
     """κ: for forms that are bilinear up to terms of one point alone, exactly where the keys are;
     else from slopes on a ball.
     """
     form = bilinear.one(_joint_scores(potential), keys.shape[-1])
     if form is not None:
         offsets = (keys - center) @ form.a.mT
-        rounding = form.error + gamma(keys.shape[-1] + 4) * vector_norm_bound(form.a)
-        lengths = [
-            (vector_norm_bound(offset), vector_norm_bound(key - center))
-            for offset, key in zip(offsets, keys, strict=True)
-        ]
-        return max(outward(offset + rounding * length) for offset, length in lengths)
+        rounding = form.error + relative_error(keys.shape[-1] + 4) * length(form.a)
+        return (lengths(offsets) + rounding * lengths(keys - center, 1)).amax()
     if not isinstance(domain, Ball):
         raise Refusal(f"slopes of {type(potential).__name__} depend on where queries are; use Ball(radius)")
     query = torch.zeros_like(center) if domain.center is None else domain.center.detach().double()
-    radius = max(_around(keys, center), outward(vector_norm_bound(query - center) + domain.radius))
-    found: Any = slopes.one(potential, BallFacts(center, radius, outward(vector_norm_bound(center) + radius)))
-    return float(found.kappa)
+    radius = _around(keys, center).maximum(lengths(query - center, 1) + radius_of(domain))
+    kappa: Upper = slopes.one(potential, BallFacts(center, radius, length(center) + radius)).kappa
+    return kappa
 
 
 def _joint_scores(potential: Potential) -> Potential:
@@ -194,8 +182,8 @@ def _joint_scores(potential: Potential) -> Potential:
 
 
 def _mixed_term(potential: Potential) -> Potential:
-    if isinstance(potential, Gaussian):  # the factor covers the rounding of 1/b²
-        return _mixed_term(Dot(potential.w_q, potential.w_k, (1 + 1e-14) / float(potential.bandwidth) ** 2))
+    if isinstance(potential, Gaussian):  # the form of a Dot counts the rounding of its scale
+        return _mixed_term(Dot(potential.w_q, potential.w_k, 1 / float(potential.bandwidth) ** 2))
     if (
         isinstance(potential, Dot) and potential.w_q is None and potential.w_k is not None
     ):  # queries are as wide as projected keys

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
-
 from torch import Tensor
 
-from regard._round import gamma, outward, product_norm_bound, vector_norm_bound
+from regard._enclosed import length, lengths_below, product_norm
+from regard._upper import Upper, exact, exact_lower, least, relative_error
 from regard.domains import Domain, Whole
 from regard.normalizers import Softmax
 from regard.norms import Frobenius, TokenMax
 from regard.potentials import Cosine
 from regard.proofs.about import all_of, rows_by, scores_by
 from regard.proofs.rows import gibbs_balls
-from regard.proofs.scores import BallFacts, Slopes
+from regard.proofs.scores import FACTOR, BallFacts, Slopes
 from regard.proofs.setting import crowding
 from regard.proofs.subject import Head
 from regard.proofs.terms import moving_term
@@ -53,11 +52,11 @@ COSINE = all_of(rows_by(Softmax), scores_by(Cosine))
 def cosine_token_max(head: Head, domain: Domain, norm: TokenMax) -> Bound:
     """w (1 + Rα + Rκ), the smallest over balls that hold the tokens."""
     found = [
-        outward(head.w * (1 + ball.radius * (steep.alpha + steep.kappa)))
+        head.w * (1 + ball.radius * (steep.alpha + steep.kappa))
         for ball, steep in _cosine_balls(head, domain)
     ]
     return Bound(
-        min(found),
+        least(found),
         (checked("softmax rows of a cosine score"), checked("every token is in a ball of finite radius")),
     )
 
@@ -67,14 +66,14 @@ def cosine_frobenius(head: Head, domain: Domain, norm: Frobenius) -> Bound:
     """w (√N (1 + Rα) + Rκ), the smallest over balls that hold the tokens."""
     found = []
     for ball, steep in _cosine_balls(head, domain):
-        crowd = math.sqrt(crowding(head, domain, steep.osc))
-        found.append(outward(head.w * (crowd * (1 + ball.radius * steep.alpha) + ball.radius * steep.kappa)))
+        crowd = crowding(head, domain, steep.osc).sqrt()
+        found.append(head.w * (crowd * (1 + ball.radius * steep.alpha) + ball.radius * steep.kappa))
     hypotheses = (
         checked("softmax rows of a cosine score"),
         checked("every token is in a ball of finite radius"),
         checked("the number of tokens"),
     )
-    return Bound(min(found), hypotheses)
+    return Bound(least(found), hypotheses)
 
 
 def _cosine_balls(head: Head, domain: Domain) -> list[tuple[BallFacts, Slopes]]:
@@ -90,31 +89,26 @@ def _cosine_balls(head: Head, domain: Domain) -> list[tuple[BallFacts, Slopes]]:
 
 def cosine_slopes(potential: Cosine, factor: float, ball: BallFacts) -> Slopes:
     """α, κ and the oscillation of a cosine score on a ball."""
-    tau = outward(abs(float(potential.scale) * factor))
+    tau = Upper(abs(float(potential.scale) * factor), FACTOR)
     slope_q, size_q = normalized_bounds(potential.w_q, potential.b_q, ball, potential.eps)
     slope_k, size_k = normalized_bounds(potential.w_k, potential.b_k, ball, potential.eps)
-    around = min(size_k, outward(slope_k * ball.radius))
-    alpha, kappa = outward(tau * size_q * slope_k), outward(tau * slope_q * around)
-    return Slopes(
-        alpha, alpha, kappa, outward(tau * slope_q * size_k), outward(2 * tau * size_q * around), alpha
-    )
+    around = size_k.minimum(slope_k * ball.radius)
+    alpha, kappa = tau * size_q * slope_k, tau * slope_q * around
+    return Slopes(alpha, alpha, kappa, tau * slope_q * size_k, 2 * tau * size_q * around, alpha)
 
 
 def normalized_bounds(
     weight: Tensor | None, bias: Tensor | None, ball: BallFacts, eps: float
-) -> tuple[float, float]:
-    """Bounds of the slope of x ↦ ẑ and of |ẑ| on the ball, z = wᵀx + b."""
-    size = product_norm_bound(weight)
+) -> tuple[Upper, Upper]:
+    """Bounds of the slope of x ↦ ẑ and of |ẑ| on the ball, z = wᵀx + b: ẑ is steepest where z is nearest to
+    zero, and |ẑ| grows with |z|.
+    """
+    norm = product_norm(weight)
     center = ball.center if weight is None else ball.center @ weight.double()
     center = center if bias is None else center + bias.double()
-    width = 0.0 if weight is None else vector_norm_bound(weight)
-    length = vector_norm_bound(ball.center)
-    rounding = gamma(4 * len(ball.center) + 8) * (
-        (1 + width) * length + (0.0 if bias is None else vector_norm_bound(bias.expand(len(center))))
-    )
-    middle, spread = vector_norm_bound(center), outward(size * ball.radius + rounding)
-    nearest = max(0.0, middle * (1 - 1e-12) - spread)
-    farthest = outward(middle + spread)
-    return outward(size / math.sqrt(nearest**2 + eps)), min(
-        1.0, outward(farthest / math.sqrt(farthest**2 + eps))
-    )
+    size = length(ball.center) if weight is None else (1 + length(weight)) * length(ball.center)
+    size = size if bias is None else size + length(bias.expand(len(center)))
+    spread = norm * ball.radius + relative_error(4 * len(ball.center) + 8) * size
+    nearest, farthest = lengths_below(center) - spread, float(length(center) + spread)
+    most = exact(farthest) / (exact_lower(farthest).square() + exact_lower(eps)).sqrt()
+    return norm / (nearest.square() + exact_lower(eps)).sqrt(), most.minimum(exact(1.0))

@@ -6,7 +6,8 @@ import math
 
 from torch import Tensor
 
-from regard._round import outward, vector_norm_bound
+from regard._enclosed import lengths, root_of_squares
+from regard._upper import Upper, exact, largest, least
 from regard.attention import Attention
 from regard.domains import Ball, Domain, Near, Neighborhood, Radii
 from regard.maps import FromQueries, Joint, ToContext
@@ -50,7 +51,7 @@ def queries(map: ToContext, domain: Domain, norm: Norm) -> Bound:
     held = Neighborhood(context, 0.0, TokenMax())
     balls = balls_of(domain, head.width(context.shape[-1]))
     values = [
-        outward(head.w * key.radius * _slopes(head, query, key).kappa)
+        head.w * key.radius * _slopes(head, query, key).kappa
         for query in balls
         for key in balls_of(held, context.shape[-1])
     ]
@@ -87,8 +88,8 @@ def both(map: Joint, domain: Domain, norm: Norm) -> Bound:
         for key in balls_of(second, width):
             found = _slopes(head, query, key)
             moved = _keys(head, key, found, _crowd(head, second, norm, found.osc, map.queries, count))
-            own = outward(head.w * key.radius * found.kappa)
-            values.append(outward(math.hypot(own, moved) if isinstance(norm, Frobenius) else own + moved))
+            own = head.w * key.radius * found.kappa
+            values.append(root_of_squares([own, moved]) if isinstance(norm, Frobenius) else own + moved)
     return Bound(
         _least(values, "the tokens are not bounded; use Ball(radius)"),
         (checked("softmax rows"), checked("every token is in a ball of finite radius")),
@@ -117,11 +118,11 @@ def _points(given: Measure | Tensor) -> Tensor:
     return points
 
 
-def _least(values: list[float], why: str) -> float:
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
+def _least(values: list[Upper], why: str) -> Upper:
+    found = least(values)
+    if not math.isfinite(found):
         raise Refusal(why)
-    return min(finite)
+    return found
 
 
 def _slopes(head: Head, query: BallFacts, key: BallFacts) -> Slopes:
@@ -129,52 +130,39 @@ def _slopes(head: Head, query: BallFacts, key: BallFacts) -> Slopes:
     form = head.form(len(key.center))
     if form is None:
         return slopes.one(head.potential, _union(query, key))
-    alpha = (
-        outward(form.shift(query.center) + form.norm * query.radius)
-        if math.isfinite(query.radius)
-        else math.inf
-    )
-    return _bilinear(alpha, outward(form.norm * key.radius), key)
+    return _bilinear(form.shift(query.center) + form.norm * query.radius, form.norm * key.radius, key)
 
 
 def _slopes_of_queries(head: Head, given: Tensor, key: BallFacts) -> Slopes:
     """Slopes for queries that are known."""
     form = head.form(len(key.center))
     if form is not None:
-        return _bilinear(max(form.shift(x) for x in given), 0.0, key)
+        return _bilinear(largest([form.shift(x) for x in given]), exact(0.0), key)
     held = balls_of(Neighborhood(given, 0.0, TokenMax()), given.shape[-1])
-    return _slopes(head, min(held, key=lambda ball: ball.radius), key)
+    return _slopes(head, min(held, key=lambda ball: float(ball.radius)), key)
 
 
-def _bilinear(alpha: float, kappa: float, key: BallFacts) -> Slopes:
-    return Slopes(alpha, 0.0, kappa, math.inf, outward(2 * key.radius * alpha) if key.radius else 0.0, 0.0)
+def _bilinear(alpha: Upper, kappa: Upper, key: BallFacts) -> Slopes:
+    return Slopes(alpha, exact(0.0), kappa, Upper(math.inf), 2 * key.radius * alpha, exact(0.0))
 
 
 def _union(query: BallFacts, key: BallFacts) -> BallFacts:
     """A ball about the keys' center that holds the queries too."""
-    if math.isinf(query.radius) or math.isinf(key.radius):
-        return BallFacts(key.center, math.inf, math.inf)
-    apart = vector_norm_bound(query.center - key.center) + 1e-15 * (
-        vector_norm_bound(query.center) + vector_norm_bound(key.center)
-    )
-    return BallFacts(key.center, max(key.radius, outward(apart + query.radius)), max(query.reach, key.reach))
+    apart = lengths(query.center - key.center, 1) + query.radius
+    return BallFacts(key.center, key.radius.maximum(apart), query.reach.maximum(key.reach))
 
 
-def _keys(head: Head, key: BallFacts, found: Slopes, crowd: float) -> float:
-    if not (math.isfinite(key.radius) and math.isfinite(found.alpha)):
-        return math.inf
-    return outward(
-        head.w * math.sqrt(crowd * (1 + 2 * key.radius * found.nu + (key.radius * found.alpha) ** 2))
-    )
+def _keys(head: Head, key: BallFacts, found: Slopes, crowd: Upper) -> Upper:
+    return head.w * (crowd * (1 + 2 * key.radius * found.nu + (key.radius * found.alpha).square())).sqrt()
 
 
-def _crowd(head: Head, keys: Domain, norm: Norm, osc: float, rows: int, count: int | None) -> float:
+def _crowd(head: Head, keys: Domain, norm: Norm, osc: Upper, rows: int, count: int | None) -> Upper:
     """N: one in TokenMax norm; the number of queries where biases or masks decide who sees whom."""
     if isinstance(norm, TokenMax):
-        return 1.0
-    if count is None or not math.isfinite(osc) or not _has_no_bias(head, keys):
-        return float(rows)
-    return min(float(rows), crowding(head, Ball(0.0, tokens=count), osc, rows))
+        return exact(1.0)
+    if count is None or not _has_no_bias(head, keys):
+        return exact(rows)
+    return crowding(head, Ball(0.0, tokens=count), osc, rows)
 
 
 def _has_no_bias(head: Head, keys: Domain) -> bool:

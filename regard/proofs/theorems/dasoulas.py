@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
-from regard._round import outward
+from regard._upper import exact, root
 from regard.domains import Domain
 from regard.lipschitz_norm import LipschitzNorm
 from regard.norms import Frobenius
@@ -28,7 +26,5 @@ It is $\sqrt3$ times the second form of `lipschitz_norm`.
 @THEOREM.constant(LipschitzNorm, Domain, Frobenius)
 def dasoulas(map: LipschitzNorm, domain: Domain, norm: Frobenius) -> Bound:
     """(e√3 + 2√6) |[W_Q W_K W_V]|."""
-    return Bound(
-        outward((math.e * math.sqrt(3) + 2 * math.sqrt(6)) * projection_norm(map)),
-        (checked("the map is LipschitzNorm"),),
-    )
+    value = (exact(1.0).exp() * root(3) + 2 * root(6)) * projection_norm(map)
+    return Bound(value, (checked("the map is LipschitzNorm"),))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from regard._round import outward
 from regard.domains import Ball, Near
 from regard.maps import Map
 from regard.norms import Norm
 from regard.proofs.imaging import image, norm_factor, outputs
 from regard.proofs.locating import enclosing
+from regard.proofs.setting import radius_of
 from regard.proofs.theorem import Bound, Refusal, Theorem, checked
 
 THEOREM = Theorem(
@@ -32,6 +32,6 @@ def diameter(map: Map, domain: Near, norm: Norm) -> Bound:
     tokens = outputs(map, domain.measure.size)
     assert tokens is not None
     return Bound(
-        outward(2 * held.radius * norm_factor(norm, tokens)),
+        2 * radius_of(held) * norm_factor(norm, tokens),
         (checked(f"every value is in a ball of radius {held.radius:.6g}"),),
     )

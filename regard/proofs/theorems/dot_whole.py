@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from regard._upper import Upper
 from regard.attention import Attention
 from regard.domains import Whole
 from regard.norms import Norm
@@ -60,7 +61,8 @@ def dot_whole(head: Head, domain: Whole, norm: Norm) -> Bound:
         "some row sees two keys",
     )
     note = "growing_witness(attention, radius) shows it"
-    return Bound(math.inf, tuple(checked(statement) for statement in statements), note=note, unbounded=True)
+    hypotheses = tuple(checked(statement) for statement in statements)
+    return Bound(Upper(math.inf), hypotheses, note=note, unbounded=True)
 
 
 def growing_witness(subject: Head | Attention, radius: float) -> Tensor:
@@ -101,7 +103,8 @@ def _direction(head: Head, form: Form) -> tuple[Tensor, Tensor]:
     candidates = torch.cat([right, left, right[:1] + left, right[:1] - left])
     if float(rest.norm()) > 1e-9 * float(form.beta.norm()):
         candidates = candidates - (candidates @ rest / rest.dot(rest)).unsqueeze(-1) * rest
-    candidates = candidates / candidates.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+    kept = candidates.norm(dim=-1, keepdim=True)  # what is left of a direction along the rest is rounding
+    candidates = torch.where(kept > 1e-9, candidates / kept, 0.0)
     growth = (candidates @ form.a.mT).norm(dim=-1) * (candidates @ w).norm(dim=-1)
     best = int(growth.argmax())
     if not float(growth[best]) > 1e-12 * float(form.a.norm() * w.norm()):

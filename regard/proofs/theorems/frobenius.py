@@ -4,9 +4,7 @@ receive from all queries together.
 
 from __future__ import annotations
 
-import math
-
-from regard._round import outward
+from regard._upper import least
 from regard.domains import Domain
 from regard.norms import Frobenius
 from regard.proofs.rows import gibbs_balls
@@ -45,10 +43,10 @@ def frobenius(head: Head, domain: Domain, norm: Frobenius) -> Bound:
     values = []
     for ball, slopes in gibbs_balls(head, domain, slot=True):
         crowd = crowding(head, domain, slopes.osc)
-        spread = math.sqrt(crowd * (1 + 2 * ball.radius * slopes.nu + (ball.radius * slopes.alpha) ** 2))
-        values.append(outward(head.w * (spread + ball.radius * slopes.kappa)))
+        spread = (crowd * (1 + 2 * ball.radius * slopes.nu + (ball.radius * slopes.alpha).square())).sqrt()
+        values.append(head.w * (spread + ball.radius * slopes.kappa))
     return Bound(
-        min(values),
+        least(values),
         (
             checked("softmax rows"),
             checked("every token is in a ball of finite radius"),

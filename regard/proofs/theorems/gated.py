@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from regard._upper import least
 from regard.domains import Domain, Near
 from regard.maps import Gated
 from regard.norms import Norm, Wasserstein
@@ -41,8 +42,8 @@ def product_bound(map: Gated, domain: Domain, norm: Norm) -> Bound:
         checked("the slope of the activation"),
     )
     if isinstance(domain, Near) and not isinstance(norm, Wasserstein):
-        return Bound(float(_near(map, domain).slopes.max()), hypotheses)
-    return Bound(min(float(travel.one(map, *ball).slopes) for ball in _balls(map, domain)), hypotheses)
+        return Bound(_near(map, domain).slopes.amax(), hypotheses)
+    return Bound(least([travel.one(map, *ball).slopes[0] for ball in _balls(map, domain)]), hypotheses)
 
 
 @THEOREM.deviation(Gated, Near, Norm)

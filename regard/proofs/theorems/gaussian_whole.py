@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
-from regard._round import outward
+from regard._upper import root
 from regard.domains import Domain
 from regard.norms import Frobenius, TokenMax
 from regard.proofs.gaussian_rows import GAUSSIAN, gaussian_rows
@@ -47,14 +45,13 @@ the authors'; the constants are proved here.
 def gaussian_token_max(head: Head, domain: Domain, norm: TokenMax) -> Bound:
     """|W| + 4 ω |U| |M|."""
     rows = gaussian_rows(head, domain)
-    return Bound(outward(head.w + 4 * rows.far * rows.size), rows.hypotheses)
+    return Bound(head.w + 4 * rows.far * rows.size, rows.hypotheses)
 
 
 @THEOREM.constant(Head, Domain, Frobenius, about=GAUSSIAN)
 def gaussian_frobenius(head: Head, domain: Domain, norm: Frobenius) -> Bound:
     """The smaller of √n (|W| + 2ω|U||M|) + 2ω|U||M| and √n (|W| + 2√2 ω|U||M|)."""
     rows = gaussian_rows(head, domain)
-    many, look = math.sqrt(rows.tokens), 2 * rows.far * rows.size
-    return Bound(
-        outward(min(many * (head.w + look) + look, many * (head.w + math.sqrt(2) * look))), rows.hypotheses
-    )
+    many, look = root(rows.tokens), 2 * rows.far * rows.size
+    value = (many * (head.w + look) + look).minimum(many * (head.w + root(2) * look))
+    return Bound(value, rows.hypotheses)

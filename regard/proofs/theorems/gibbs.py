@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from regard._round import exp_bound, outward, vector_norm_bound
+from regard._enclosed import length, lengths
+from regard._upper import Upper
 from regard.attention import Attention
 from regard.domains import Ball, Domain
 from regard.norms import Wasserstein
@@ -60,7 +61,7 @@ def gibbs(tilt: Tilt, domain: Domain, norm: Wasserstein) -> Bound:
         )
     (ball,) = balls_of(domain, len(query))
     alpha, osc = _slope(_potential(tilt, domain), ball, query)
-    value = outward(exp_bound(osc) * (1 + 2 * ball.radius * alpha))
+    value = osc.exp() * (1 + 2 * ball.radius * alpha)
     return Bound(
         value,
         (checked("every token is in a ball of finite radius"), checked("scores do not look at positions")),
@@ -79,15 +80,13 @@ def _potential(tilt: Tilt, domain: Domain) -> Potential:
     return heads[0].potential
 
 
-def _slope(potential: Potential, ball: BallFacts, query: Tensor) -> tuple[float, float]:
+def _slope(potential: Potential, ball: BallFacts, query: Tensor) -> tuple[Upper, Upper]:
     """How steep the scores of one query are on the ball, and how far apart."""
     form = bilinear.one(potential, len(query))
     if form is not None:
         alpha = form.shift(query)
-        return alpha, outward(2 * ball.radius * alpha)
+        return alpha, 2 * ball.radius * alpha
     # The query need not be in the ball: a larger ball with the same center holds both.
-    radius = max(ball.radius, outward(vector_norm_bound(query - ball.center)))
-    found = slopes.one(
-        potential, BallFacts(ball.center, radius, outward(vector_norm_bound(ball.center) + radius))
-    )
-    return found.alpha, min(found.osc, outward(2 * ball.radius * found.alpha))
+    radius = ball.radius.maximum(lengths(query - ball.center, 1))
+    found = slopes.one(potential, BallFacts(ball.center, radius, length(ball.center) + radius))
+    return found.alpha, found.osc.minimum(2 * ball.radius * found.alpha)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import Any
 
-from regard._round import outward
+from regard._enclosed import root_of_squares
+from regard._upper import Upper, largest, total
 from regard.certificate import Certificate
 from regard.domains import Domain
-from regard.norms import EntryMax, Frobenius, Norm, TokenMax, Wasserstein
+from regard.norms import EntryMax, Frobenius, Norm, OwnToken, TokenMax, Wasserstein
 from regard.proofs.certification import smallest
 from regard.proofs.subject import Head, MultiHead
 from regard.proofs.theorem import Bound, Theorem, constants, finite
@@ -19,8 +20,8 @@ THEOREM = Theorem(
     statement=r"""
 $F(X) = \sum_h f_h(X)W_{O,h}$ with $L_h$ a bound of $f_h$ and $L'_h$ one of $f_hW_{O,h}$:
 $$ L \le \min\Big\{\sum_h L'_h,\; \|W_O\|_2\sqrt{\textstyle\sum_h L_h^2}\Big\}. $$
-The sum is valid in every norm. The root is valid in Frobenius and TokenMax norm and for $W_p$ with $p \ge 2$,
-and **not** in TokenSum norm or $W_1$: two heads that copy token 0 into two
+The sum is valid in every norm. The root is valid in Frobenius and TokenMax norm, for $W_p$ with $p \ge 2$ and
+for the own token, and **not** in TokenSum norm or $W_1$: two heads that copy token 0 into two
 different rows move the token sum by $2 > \sqrt{1 + 1}$. $\sqrt{\sum_h(\|W_{O,h}\|L_h)^2}$ is valid in no
 norm.
 """,
@@ -48,7 +49,7 @@ def heads(subject: MultiHead, domain: Domain, norm: Norm) -> list[Bound]:
     for theorem in _common_theorems([*separate, *(folded or ())]):
         picked = None if folded is None else [_rung(part, theorem) for part in folded]
         bound = _together(subject, [_rung(part, theorem) for part in separate], picked, norm)
-        if bound.value > best.value:
+        if float(bound.value) > float(best.value):
             found.append(replace(bound, note=theorem))
     return found
 
@@ -61,14 +62,19 @@ def _together(
     subject: MultiHead, separate: list[Certificate], folded: list[Certificate] | None, norm: Norm
 ) -> Bound:
     """The smaller of the two forms."""
-    root = isinstance(norm, (Frobenius, TokenMax)) or (isinstance(norm, Wasserstein) and norm.p >= 2)
-    joined = (
-        outward(subject.mixing * sum(part.value**2 for part in separate) ** 0.5) if root else float("inf")
+    root = isinstance(norm, (Frobenius, TokenMax, OwnToken)) or (
+        isinstance(norm, Wasserstein) and norm.p >= 2
     )
+    joined = subject.mixing * root_of_squares(_values(separate)) if root else Upper(math.inf)
     if folded is None:
         return Bound(joined if root else _combine_side_by_side(separate, norm), parts=tuple(separate))
-    total = outward(sum(part.value for part in folded))
-    return Bound(min(joined, total), parts=tuple(separate if joined <= total else folded))
+    added = total(_values(folded))
+    parts = separate if float(joined) <= float(added) else folded
+    return Bound(joined.minimum(added), parts=tuple(parts))
+
+
+def _values(parts: list[Certificate]) -> list[Upper]:
+    return [Upper(part.value) for part in parts]
 
 
 def _common_theorems(parts: list[Certificate]) -> list[str]:
@@ -81,8 +87,6 @@ def _rung(part: Certificate, theorem: str) -> Certificate:
     return next(rung for rung in (part, *part.others) if rung.theorem == theorem)
 
 
-def _combine_side_by_side(parts: list[Any], norm: Norm) -> float:
+def _combine_side_by_side(parts: list[Certificate], norm: Norm) -> Upper:
     """Heads side by side, not mixed: the largest in EntryMax norm, at most the sum in others."""
-    if isinstance(norm, EntryMax):
-        return max(part.value for part in parts)
-    return outward(sum(part.value for part in parts))
+    return largest(_values(parts)) if isinstance(norm, EntryMax) else total(_values(parts))

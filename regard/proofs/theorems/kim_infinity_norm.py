@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
-import torch
 from torch import Tensor
 
-from regard._round import gamma, outward
+from regard._upper import Upper, exact, relative_error, root, sizes
 from regard.domains import Domain
 from regard.norms import EntryMax
 from regard.proofs.gaussian_rows import GAUSSIAN, gaussian_rows
@@ -41,21 +38,20 @@ def kim_infinity_norm(head: Head, domain: Domain, norm: EntryMax) -> Bound:
     """|Uᵀ|_∞ |Mᵀ|_∞ (1 + 4 √c φ)."""
     rows = gaussian_rows(head, domain)
     columns = head.width(width_of(domain)) if rows.projection is None else rows.projection.shape[-1]
-    projected = 1.0 if rows.projection is None else column_sum_bound(rows.projection)
-    value = column_sum_bound(*rows.after) * projected * (1 + 4 * math.sqrt(columns) * rows.far)
-    return Bound(outward(value), rows.hypotheses)
+    projected = column_sum_bound(*(() if rows.projection is None else (rows.projection,)))
+    value = column_sum_bound(*rows.after) * projected * (1 + 4 * root(columns) * rows.far)
+    return Bound(value, rows.hypotheses)
 
 
-def column_sum_bound(*factors: Tensor) -> float:
+def column_sum_bound(*factors: Tensor) -> Upper:
     """At least the largest column sum of absolute values of a product; none is the identity.
 
     The rounding of the product is added.
     """
     if not factors:
-        return 1.0
-    product, sizes, inner = factors[0], factors[0].abs(), 0
+        return exact(1.0)
+    product, most, inner = factors[0], sizes(factors[0]), 0
     for factor in factors[1:]:
         inner += factor.shape[0]
-        product, sizes = product @ factor, sizes @ factor.abs()
-    sums = product.abs().sum(0) + gamma(2 * inner + 4) * sizes.sum(0)
-    return outward(float(torch.max(sums)))
+        product, most = product @ factor, most @ sizes(factor)
+    return (sizes(product).sum(0) + relative_error(2 * inner + 4) * most.sum(0)).amax()

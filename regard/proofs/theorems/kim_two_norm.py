@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
-from regard._round import outward
+from regard._upper import root
 from regard.domains import Domain
 from regard.norms import Frobenius
 from regard.proofs.gaussian_rows import GAUSSIAN, gaussian_rows
@@ -34,4 +32,4 @@ With masks, biases and weights $n - 1$ is $\Omega$ there.
 def kim_two_norm(head: Head, domain: Domain, norm: Frobenius) -> Bound:
     """√n (4φ + 1) |M| |U|."""
     rows = gaussian_rows(head, domain)
-    return Bound(outward(math.sqrt(rows.tokens) * (4 * rows.far + 1) * rows.size), rows.hypotheses)
+    return Bound(root(rows.tokens) * (4 * rows.far + 1) * rows.size, rows.hypotheses)

@@ -4,11 +4,10 @@ in any number of tokens.
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-from regard._round import outward, product_norm_bound
+from regard._enclosed import product_norm
+from regard._upper import Upper, exact, root
 from regard.domains import Domain
 from regard.lipschitz_norm import LipschitzNorm
 from regard.norms import Frobenius
@@ -42,13 +41,11 @@ constant; this one is proved here.
 def lipschitz_norm(map: LipschitzNorm, domain: Domain, norm: Frobenius) -> Bound:
     """(√(n/(1 + (n-1)e⁻²)) + 2√2) |[W_Q W_K W_V]|."""
     tokens = tokens_of(domain)
-    crowd = math.e**2 if tokens is None else tokens / (1 + (tokens - 1) * math.exp(-2))
-    return Bound(
-        outward((math.sqrt(crowd) + 2 * math.sqrt(2)) * projection_norm(map)),
-        (checked("the map is LipschitzNorm"),),
-    )
+    two = exact(2.0)
+    crowd = two.exp() if tokens is None else exact(tokens) / (1 + (tokens - 1) * two.exp_minus())
+    return Bound((crowd.sqrt() + 2 * root(2)) * projection_norm(map), (checked("the map is LipschitzNorm"),))
 
 
-def projection_norm(map: LipschitzNorm) -> float:
+def projection_norm(map: LipschitzNorm) -> Upper:
     """At least |[W_Q W_K W_V]|."""
-    return product_norm_bound(torch.cat([map.w_q, map.w_k, map.w_v], -1))
+    return product_norm(torch.cat([map.w_q, map.w_k, map.w_v], -1))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from regard._round import outward, vector_norm_bound
+from regard._enclosed import lengths
+from regard._upper import Upper, exact, root
 from regard.domains import Near, Neighborhood
 from regard.maps import Map
 from regard.norms import Frobenius, Norm, TokenMax, TokenSum
@@ -41,7 +41,7 @@ def _without_theorems(subject: MultiHead, domain: Near, norm: Norm) -> bool:
 def mean_value(subject: Any, domain: Near, norm: Norm) -> Bound:
     """L r."""
     part = finite(smallest(constants, subject, domain, norm), "the constant")
-    return Bound(outward(part.value * radius_in(domain, norm)), parts=(part,))
+    return Bound(Upper(part.value) * radius_in(domain, norm), parts=(part,))
 
 
 def near_theorems(subject: MultiHead, domain: Near) -> bool:
@@ -53,12 +53,13 @@ def near_theorems(subject: MultiHead, domain: Near) -> bool:
     return True
 
 
-def radius_in(domain: Near, norm: Norm) -> float:
+def radius_in(domain: Near, norm: Norm) -> Upper:
     """At least the norm of x' - x over the neighborhood."""
     moves = moves_of(domain)
+    longest = exact(moves).amax()
     shared = isinstance(domain, Neighborhood) and isinstance(domain.norm, Frobenius)
     if isinstance(norm, Frobenius):
-        return float(moves.max()) if shared else vector_norm_bound(moves)
+        return longest if shared else lengths(moves)
     if isinstance(norm, TokenSum):
-        return outward(math.sqrt(len(moves)) * float(moves.max())) if shared else outward(float(moves.sum()))
-    return float(moves.max())
+        return root(len(moves)) * longest if shared else exact(moves).sum()
+    return longest

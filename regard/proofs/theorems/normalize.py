@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
-from regard._round import outward
 from regard.domains import Domain, Near
 from regard.maps import Normalize
 from regard.norms import Norm
@@ -17,6 +14,7 @@ from regard.proofs.tokenwise import (
     refuse_entries,
     refuse_jump,
     travel,
+    with_eps,
 )
 
 THEOREM = Theorem(
@@ -48,11 +46,9 @@ def normalize(map: Normalize, domain: Domain, norm: Norm) -> Bound:
     """max|γ| / √(s₀² + eps), s₀ the least deviation over the domain."""
     refuse_entries(norm, "a norm layer")
     least = least_deviation(map, domain)
-    refuse_jump(map, least)
-    value = outward(
-        largest_weight(map) / math.hypot(least, math.sqrt(map.eps))
-    )  # squares of small numbers vanish
-    return Bound(value, (checked(f"every token has deviation at least {least:.6g}"),))
+    refuse_jump(map, float(least))
+    value = largest_weight(map) / with_eps(map, least)
+    return Bound(value, (checked(f"every token has deviation at least {float(least):.6g}"),))
 
 
 @THEOREM.deviation(Normalize, Near, Norm)

@@ -69,7 +69,7 @@ def one_token(subject: Any, domain: Radii, norm: Frobenius) -> Bound:
     if float(others) > nearly:  # else no bound is much smaller than what is nearly attained
         others = others.minimum(rest.whole)
     return Bound(
-        float(beyond.minimum(stack([own_whole, others]).norm())),
+        beyond.minimum(stack([own_whole, others]).norm()),
         (
             checked("one token moves"),
             checked("softmax rows"),

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from regard._round import outward
+from regard._upper import Upper, stack
 from regard.domains import Near
 from regard.normalizers import Softmax
 from regard.norms import Frobenius, TokenMax
@@ -48,9 +44,9 @@ grow with masses.
 
 @dataclass(frozen=True)
 class _Rows:
-    laws: Tensor
-    spread: Tensor  # w² + η_i²
-    own: Tensor  # σ_i ζ_i
+    laws: Upper
+    spread: Upper  # w² + η_i²
+    own: Upper  # σ_i ζ_i
 
 
 HYPOTHESES = (
@@ -64,15 +60,15 @@ HYPOTHESES = (
 def covariance_frobenius(head: Head, domain: Near, norm: Frobenius) -> Bound:
     """√(max_j Σ_i P_ij (w² + η_i²)) + max_i σ_i ζ_i."""
     rows = _rows(head, domain)
-    crowd = float((rows.laws * rows.spread.unsqueeze(-1)).sum(0).max())
-    return Bound(outward(math.sqrt(crowd) + float(rows.own.max()), 4000 + 4 * len(rows.laws)), HYPOTHESES)
+    crowd = (rows.laws * rows.spread.unsqueeze(-1)).sum(0).amax()
+    return Bound(crowd.sqrt() + rows.own.amax(), HYPOTHESES)
 
 
 @THEOREM.constant(Head, Near, TokenMax, about=all_of(rows_by(Softmax), one_sequence_only))
 def covariance_token_max(head: Head, domain: Near, norm: TokenMax) -> Bound:
     """max_i (√(w² + η_i²) + σ_i ζ_i)."""
     rows = _rows(head, domain)
-    return Bound(outward(float((rows.spread.sqrt() + rows.own).max())), HYPOTHESES)
+    return Bound((rows.spread.sqrt() + rows.own).amax(), HYPOTHESES)
 
 
 def _rows(head: Head, domain: Near) -> _Rows:
@@ -81,10 +77,10 @@ def _rows(head: Head, domain: Near) -> _Rows:
     spread, own = [], []
     for row, law in enumerate(laws):
         sigma = point.deviation(law, head.factors)
-        eta = outward(sigma * float(point.pull[row][law > 0].max()))
+        eta = sigma * point.pull[row].where(law.value > 0).amax()
         eta = (
-            eta if point.factor is not None else min(eta, point.weighed(row, law, head.factors))
+            eta if point.factor is not None else eta.minimum(point.weighed(row, law, head.factors))
         )  # slopes that differ from key to key
-        spread.append(outward(head.w**2 + eta**2))
-        own.append(outward(sigma * point.own(law)))
-    return _Rows(laws, torch.tensor(spread, dtype=torch.float64), torch.tensor(own, dtype=torch.float64))
+        spread.append(head.w.square() + eta.square())
+        own.append(sigma * point.own(law))
+    return _Rows(laws, stack(spread), stack(own))

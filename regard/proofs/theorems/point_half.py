@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from regard._round import outward
 from regard.domains import Near
 from regard.normalizers import Softmax
 from regard.norms import Frobenius
@@ -38,4 +37,4 @@ def point_half(head: Head, domain: Near, norm: Frobenius) -> Bound:
         checked("scores are one bilinear form"),
         checked("one sequence, rounding of its scores included"),
     )
-    return Bound(outward(head.w * (operator_norm(laws) + 0.5 * change * size)), hypotheses)
+    return Bound(head.w * (operator_norm(laws) + (change * size).halved()), hypotheses)

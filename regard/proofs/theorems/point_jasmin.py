@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
-from torch import Tensor
 
-from regard._round import outward, product_norm_bound
+from regard._enclosed import product_norm
+from regard._upper import Upper, exact, root
 from regard.domains import Near
 from regard.normalizers import Softmax
 from regard.norms import Frobenius
@@ -41,7 +39,7 @@ from the other weights, since a subtraction from one loses it.
 def point_jasmin(head: Head, domain: Near, norm: Frobenius) -> Bound:
     """w (|P|₂ + max_i g₁(P_i) (2|A||X|₂ + √n|β|) |X|₂)."""
     laws, size, change = laws_and_change(head, domain)
-    value = outward(head.w * (operator_norm(laws) + indecision(laws) * change * size))
+    value = head.w * (operator_norm(laws) + indecision(laws) * change * size)
     return Bound(
         value,
         (
@@ -52,23 +50,24 @@ def point_jasmin(head: Head, domain: Near, norm: Frobenius) -> Bound:
     )
 
 
-def laws_and_change(head: Head, domain: Near) -> tuple[Tensor, float, float]:
+def laws_and_change(head: Head, domain: Near) -> tuple[Upper, Upper, Upper]:
     """P̄ ≥ P, a bound of |X|₂, and a bound of |dS|_F / |D|_F, at one sequence."""
     point, points = point_of(head, domain), domain.measure.points
     form = head.form(points.shape[-1])
     if form is None:
         raise Refusal("it is for scores that are one bilinear form xᵀAy")
-    size = product_norm_bound(points)
+    size = product_norm(points)
     bias = form.shift(torch.zeros_like(form.beta))
-    return point.laws(), size, outward(2 * form.norm * size + math.sqrt(len(points)) * bias)
+    return point.laws(), size, 2 * form.norm * size + root(len(points)) * bias
 
 
-def indecision(laws: Tensor) -> float:
+def indecision(laws: Upper) -> Upper:
     """max_i p₍₁₎ (1 - p₍₁₎ + p₍₂₎) of laws that may be raised, with 1 - p₍₁₎ the sum of the others:
     at most 1 each.
     """
-    if laws.shape[-1] == 1:
-        return 0.0
-    top = laws.topk(2, -1)
-    others = laws.scatter(-1, top.indices[..., :1], 0.0).sum(-1).clamp(max=1.0)
-    return outward(float((top.values[..., 0] * (others + top.values[..., 1])).max()), 4000 + laws.shape[-1])
+    if laws.value.shape[-1] == 1:
+        return exact(0.0)
+    first, second = laws.map(lambda value: value.topk(2, -1).values.movedim(-1, 0))
+    top = laws.value.argmax(-1, keepdim=True)
+    others = laws.map(lambda value: value.scatter(-1, top, 0.0)).sum(-1).minimum(exact(1.0))
+    return (first * (others + second)).amax()

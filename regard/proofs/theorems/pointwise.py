@@ -30,7 +30,7 @@ $\phi(x)(2 - x^2) = 0$. $\frac{d}{dx}\,x\sigma(x) =
 @THEOREM.constant(Pointwise, Domain, Norm)
 def pointwise(map: Pointwise, domain: Domain, norm: Norm) -> Bound:
     """sup|φ'|."""
-    return Bound(float(steepness.one(map.activation)), (checked("the slope of the activation"),))
+    return Bound(steepness.one(map.activation), (checked("the slope of the activation"),))
 
 
 @THEOREM.deviation(Pointwise, Near, Norm)

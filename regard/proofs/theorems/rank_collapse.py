@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard._round import outward, vector_norm_bound
+from regard._enclosed import lengths
+from regard._upper import Upper
 from regard.attention import Attention, as_measure, log_counts
 from regard.certificate import Certificate
 from regard.domains import Ball, Domain, Neighborhood
@@ -18,7 +19,7 @@ from regard.maps import Heads
 from regard.measure import Measure
 from regard.norms import Frobenius, Norm, TokenMax
 from regard.proofs.scores import Form
-from regard.proofs.setting import equivariant, finite_ball, width_of
+from regard.proofs.setting import equivariant, finite_ball, radius_of, width_of
 from regard.proofs.subject import Head, MultiHead, subject_of
 from regard.proofs.theorem import Bound, Refusal, Theorem, assumed, checked
 
@@ -62,15 +63,15 @@ def rank_collapse(
     """
     measure = _sequence(x)
     domain, middle = Neighborhood(measure, 0.0), _center(measure, center)
-    offsets = [outward(vector_norm_bound(token - middle)) for token in measure.points]
-    radius = max(offsets)
+    offsets = lengths(measure.points - middle, 1)
+    radius = offsets.amax()
     try:
         spread = _spread(offsets, norm)
         factor = _factor(_subject(map), measure.dimension, domain)
     except Refusal as refusal:
         return _infinity(refusal, domain, norm)
     return THEOREM.certificate(
-        Bound(outward(factor * radius**2 * spread), _HYPOTHESES), domain, norm, "radius of the outputs"
+        Bound(factor * radius.square() * spread, _HYPOTHESES), domain, norm, "radius of the outputs"
     )
 
 
@@ -82,13 +83,13 @@ def collapse_after(layers: Sequence[Attention | Heads], domain: Ball) -> Certifi
         raise ArgumentError(
             "domain", f"is {domain!r}", "give Ball(radius): how far tokens are from one point"
         )
-    radius, parts, ball, width = float(domain.radius), [], domain, width_of(domain)
+    radius, parts, ball, width = radius_of(domain), [], domain, width_of(domain)
     for layer in layers:
         try:
             subject = _subject(layer)
             width = subject.separate[0].width(width)
             factor, width = _factor(subject, width, ball), _output_width(subject, width)
-            radius = outward(factor * radius**3)
+            radius = factor * radius.square() * radius
             after = finite_ball(radius, None, None)  # about a center that only the tokens know
         except Refusal as refusal:
             return _infinity(refusal, domain, TokenMax())
@@ -131,12 +132,12 @@ def _infinity(refusal: Refusal, domain: Domain, norm: Norm) -> Certificate:
     return Certificate(math.inf, domain, norm, "no theorem", refused=why, quantity="radius of the outputs")
 
 
-def _spread(offsets: list[float], norm: Norm) -> float:
+def _spread(offsets: Upper, norm: Norm) -> Upper:
     """The norm of X - 1cᵀ, from above."""
     if isinstance(norm, TokenMax):
-        return max(offsets)
+        return offsets.amax()
     if isinstance(norm, Frobenius):
-        return outward(math.hypot(*offsets))
+        return lengths(offsets.bound)
     raise Refusal(f"the bound is for TokenMax() and Frobenius(), not for {norm!r}")
 
 
@@ -149,15 +150,12 @@ def _subject(map: Any) -> MultiHead:
     return subject_of(map)
 
 
-def _factor(subject: MultiHead, width: int, domain: Domain) -> float:
+def _factor(subject: MultiHead, width: int, domain: Domain) -> Upper:
     """Σ_h |W_h||A_h|, or |W_O| √Σ_h (|W_h||A_h|)², the smaller."""
-    separate = [outward(head.w * _form(head, width, domain).norm) for head in subject.separate]
-    folded = (
-        None
-        if subject.folded is None
-        else [outward(head.w * _form(head, width, domain).norm) for head in subject.folded]
-    )
-    return subject.combined(separate, folded)
+    separate = [head.w * _form(head, width, domain).norm for head in subject.separate]
+    if subject.folded is None:
+        return subject.combined(separate, None)
+    return subject.combined(separate, [head.w * _form(head, width, domain).norm for head in subject.folded])
 
 
 def _form(head: Head, width: int, domain: Domain) -> Form:

@@ -59,7 +59,7 @@ def remainder(subject: Any, domain: Near, norm: SequenceNorm) -> Bound:
         raise Refusal("where tokens are wide and one moves, the theorem for one moving token stands in")
     rows = row_deviations(subject, domain)
     return Bound(
-        float(norm_of_rows(norm, rows)),
+        norm_of_rows(norm, rows),
         (checked("softmax rows"), checked("scores bilinear in pairs of tokens"), _arithmetic()),
     )
 

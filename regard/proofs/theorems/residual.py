@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from regard._round import outward
+from regard._upper import Upper
 from regard._verb import Verb
 from regard.attention import Attention
 from regard.certificate import Certificate, Hypothesis
 from regard.domains import Domain, Near
-from regard.maps import FromQueries, Heads, Joint, Residual
+from regard.maps import Heads, Residual
 from regard.norms import Norm, SequenceNorm, Wasserstein
 from regard.proofs.certification import certify, deviation, smallest
-from regard.proofs.locating import one_sequence, tokenwise
+from regard.proofs.locating import keeps_tokens, one_sequence, tokenwise
 from regard.proofs.subject import subject_of
 from regard.proofs.theorem import THEOREMS, Bound, Refusal, Theorem, checked, constants, deviations, finite
 from regard.proofs.theorems.mean_value import radius_in
@@ -38,11 +38,17 @@ at most $L\,\|X - Y\|_{L^p}$ for this coupling.
 
 COUPLED = (
     "wasserstein",
+    "energy",
     "heads",
     "affine",
     "pointwise",
     "normalize",
     "gated",
+    "projection",
+    "group_sort",
+    "memory_step",
+    "slices",
+    "reflection",
     "composition",
     "residual",
     "addition",
@@ -58,7 +64,7 @@ TOGETHER = "attention with its residual connection"
 def residual(map: Residual, domain: Domain, norm: Norm) -> Bound:
     """1 + L."""
     one_sequence(map.map)
-    if isinstance(map.map, (FromQueries, Joint)):
+    if not keeps_tokens(map.map):
         raise Refusal("what it goes around gives another number of tokens than it takes")
     part = finite(certify(map.map, domain, norm), INNER)
     hypotheses: tuple[Hypothesis, ...] = ()
@@ -67,7 +73,7 @@ def residual(map: Residual, domain: Domain, norm: Norm) -> Bound:
             smallest_for_couplings(map.map, part, norm),
             (checked("the constant holds coupling by coupling"),),
         )
-    return Bound(outward(1 + part.value), hypotheses, (part,))
+    return Bound(1 + Upper(part.value), hypotheses, (part,))
 
 
 def _around_attention(map: Residual, domain: Domain, norm: Norm) -> bool:
@@ -85,7 +91,7 @@ def move_bound(map: Residual, domain: Near, norm: SequenceNorm) -> Bound:
     """r plus the deviation of f, where the map is x + f(x)."""
     one_sequence(map.map)
     part = finite(deviation(map.map, domain, norm), INNER)
-    return Bound(outward(radius_in(domain, norm) + part.value), parts=(part,))
+    return Bound(radius_in(domain, norm) + Upper(part.value), parts=(part,))
 
 
 @THEOREM.deviation(Residual, Near, Norm, about=_around_attention)
@@ -98,7 +104,7 @@ def _together(quantity: Verb, map: Residual, domain: Domain, norm: Norm) -> Boun
     assert isinstance(map.map, (Attention, Heads))
     one_sequence(map.map)
     part = finite(smallest(quantity, subject_of(map.map, residual=True), domain, norm), TOGETHER)
-    return Bound(part.value, part.hypotheses, part.parts, part.theorem)
+    return Bound(Upper(part.value), part.hypotheses, part.parts, part.theorem)
 
 
 def smallest_for_couplings(map: Any, part: Certificate, norm: Wasserstein) -> Certificate:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from regard._round import outward
+from regard._enclosed import Numbers
+from regard._upper import UNIT, Lower, Upper, exact, least, root, sizes, stack
 from regard.domains import Domain, Near
 from regard.errors import ArgumentError
 from regard.normalizers import Entmax, Normalizer, Sparsemax
@@ -59,6 +61,7 @@ the authors'; the constants are proved here.
 
 HYPOTHESES = (checked("entmax rows with 1 < alpha ≤ 2, or sparsemax"), checked("the number of tokens"))
 SPARSE = rows_by(Entmax, Sparsemax)
+Side = TypeVar("Side", Upper, Lower)
 BALL = (*HYPOTHESES, checked("every token is in a ball of finite radius"))
 POINT = (*HYPOTHESES, checked("one sequence, rounding of its scores included"))
 
@@ -69,10 +72,10 @@ def sparse_token_max(head: Head, domain: Domain, norm: TokenMax) -> Bound:
     alpha = order_of(head.normalizer)
     total = _total(seen_counts(head, domain), alpha)
     values = [
-        outward(head.w * (1 + total * ball.radius * (steep.alpha + steep.kappa)))
+        head.w * (1 + total * ball.radius * (steep.alpha + steep.kappa))
         for ball, steep in bounded_balls(head, domain)
     ]
-    return Bound(min(values), BALL)
+    return Bound(least(values), BALL)
 
 
 @THEOREM.constant(Head, Domain, Frobenius, about=SPARSE)
@@ -80,13 +83,14 @@ def sparse_frobenius(head: Head, domain: Domain, norm: Frobenius) -> Bound:
     """w (√m + R a √(T m') + T R κ), the smallest over balls that hold the tokens."""
     alpha = order_of(head.normalizer)
     counts = seen_counts(head, domain)
-    total, rows = _total(counts, alpha), float((counts > 0).sum(0).max())
-    crowd = outward(float((counts ** (alpha - 1) * (counts > 0)).sum(0).max()), 4000 + len(counts))
+    seen = counts.value > 0
+    total, rows = _total(counts, alpha), root(int(seen.sum(0).max()))
+    crowd = counts.power(alpha - 1).where(seen).sum(0).amax()
     values = []
     for ball, steep in bounded_balls(head, domain):
-        keys = ball.radius * steep.alpha * math.sqrt(total * crowd)
-        values.append(outward(head.w * (math.sqrt(rows) + keys + total * ball.radius * steep.kappa)))
-    return Bound(min(values), BALL)
+        keys = ball.radius * steep.alpha * (total * crowd).sqrt()
+        values.append(head.w * (rows + keys + total * ball.radius * steep.kappa))
+    return Bound(least(values), BALL)
 
 
 @THEOREM.constant(Head, Near, TokenMax, about=all_of(SPARSE, one_sequence_only))
@@ -94,24 +98,24 @@ def sparse_token_max_at_point(head: Head, domain: Near, norm: TokenMax) -> Bound
     """max_i (w + σ_i a_i √T_i + σ_i ζ_i)."""
     rows = _rows(head, domain)
     totals = rows.slopes.sum(-1).sqrt()
-    return Bound(outward(float((head.w + rows.keys * totals + rows.own).max()), 4000 + len(totals)), POINT)
+    return Bound((head.w + rows.keys * totals + rows.own).amax(), POINT)
 
 
 @THEOREM.constant(Head, Near, Frobenius, about=all_of(SPARSE, one_sequence_only))
 def sparse_frobenius_at_point(head: Head, domain: Near, norm: Frobenius) -> Bound:
     """w √(max_j Σ_i P_ij) + √(max_j Σ_i t_ij σ_i² a_i²) + max_i σ_i ζ_i."""
     rows = _rows(head, domain)
-    crowd = math.sqrt(float(rows.laws.sum(0).max()))
-    keys = math.sqrt(float((rows.slopes * rows.keys.square().unsqueeze(-1)).sum(0).max()))
-    return Bound(outward(head.w * crowd + keys + float(rows.own.max()), 4000 + 4 * len(rows.laws)), POINT)
+    crowd = rows.laws.sum(0).amax().sqrt()
+    keys = (rows.slopes * rows.keys.square().unsqueeze(-1)).sum(0).amax().sqrt()
+    return Bound(head.w * crowd + keys + rows.own.amax(), POINT)
 
 
 @dataclass(frozen=True)
 class _Rows:
-    laws: Tensor
-    slopes: Tensor
-    keys: Tensor  # σ_i a_i
-    own: Tensor  # σ_i ζ_i
+    laws: Upper
+    slopes: Upper
+    keys: Upper  # σ_i a_i
+    own: Upper  # σ_i ζ_i
 
 
 def _rows(head: Head, domain: Near) -> _Rows:
@@ -123,31 +127,36 @@ def _rows(head: Head, domain: Near) -> _Rows:
         )
     point = point_of(head, domain)
     laws, slopes = sparse_bounds(alpha, point)
-    sigma = torch.tensor([point.deviation(row, head.factors) for row in slopes], dtype=torch.float64)
-    own = torch.tensor([point.own(row) for row in slopes], dtype=torch.float64)
-    return _Rows(laws, slopes, sigma * point.pull.amax(-1) * (1 + 1e-14), sigma * own * (1 + 1e-14))
+    sigma = stack([point.deviation(row, head.factors) for row in slopes])
+    own = stack([point.own(row) for row in slopes])
+    return _Rows(laws, slopes, sigma * point.pull.amax(-1), sigma * own)
 
 
-def sparse_bounds(alpha: float, point: Point) -> tuple[Tensor, Tensor]:
+def sparse_bounds(alpha: float, point: Point) -> tuple[Upper, Upper]:
     """p̄ ≥ p and t̄ ≥ t for all scores within the error of those at a point, from a threshold that is
     certainly not above the true one.
     """
-    scores, error = (alpha - 1) * point.scores, ((alpha - 1) * point.error).unsqueeze(-1) * (1 + 1e-12)
-    power, top = 1 / (alpha - 1), scores.amax(-1, keepdim=True)
-    low, high = top - 1 - error, top + error
-    margin = 1e-12 + 1e-15 * scores.shape[-1]
-    for _ in range(
-        60
-    ):  # the largest threshold at which the law of the lowest scores has certainly a mass of one
+    scaled, seen = (alpha - 1) * point.scores, point.scores > -math.inf
+    rounded = Upper(UNIT) * sizes(torch.where(seen, scaled, 0.0))
+    scores = Numbers(scaled, (exact(alpha - 1) * point.error).unsqueeze(-1) + rounded)
+    least_scores, most_scores = scores.smallest(), scores.largest()
+    top = least_scores.amax(-1, keepdim=True)
+    low, high = torch.nextafter(top - 1, top - 2), most_scores.amax(-1, keepdim=True)
+    for _ in range(60):  # the largest threshold at which the law of the lowest scores has a mass of one
         middle = 0.5 * (low + high)
-        enough = (scores - error - middle).clamp(min=0).pow(power).sum(-1, keepdim=True) >= 1 + margin
+        mass = _above(least_scores, middle, Lower).inverse_power(alpha - 1).sum(-1).unsqueeze(-1)
+        enough = mass.bound >= 1
         low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
-    excess = (
-        scores + error - low + 1e-13 * (1 + low.abs() + error)
-    )  # past the rounding of every difference here
-    laws = (excess.clamp(min=0).pow(power) * (1 + 1e-12)).clamp(max=1.0)
-    slopes = (excess > 0).double() if alpha == 2 else laws ** (2 - alpha) * (1 + 1e-12)
-    return laws, slopes.masked_fill(scores == -math.inf, 0.0)
+    excess = _above(most_scores, low, Upper)
+    positive = (excess.value > 0) & seen
+    laws = excess.minimum(exact(1.0)).inverse_power(alpha - 1).where(positive)
+    slopes = exact(torch.ones_like(scaled)) if alpha == 2 else laws.power(2 - alpha)
+    return laws, slopes.where(positive)
+
+
+def _above(scores: Tensor, threshold: Tensor, side: type[Side]) -> Side:
+    """(s - θ)₊ of numbers: a difference is rounded once."""
+    return side((scores - threshold).clamp_min(0.0), 1)
 
 
 def order_of(normalizer: Normalizer) -> float:
@@ -167,9 +176,9 @@ def order_of(normalizer: Normalizer) -> float:
     return float(normalizer.alpha)
 
 
-def _total(counts: Tensor, alpha: float) -> float:
+def _total(counts: Upper, alpha: float) -> Upper:
     """C^{α-1}, the largest over rows."""
-    return outward(float(counts.sum(-1).max()) ** (alpha - 1), 4000 + len(counts))
+    return counts.sum(-1).amax().power(alpha - 1)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
-from regard._round import outward
+from regard._upper import Upper, exact
 from regard.certificate import Certificate
 from regard.domains import Whole
 from regard.errors import ArgumentError
@@ -42,10 +40,10 @@ def score_perturbation(oscillation: float, diameter: float = 1.0) -> Certificate
         assumed(f"errors of the scores of one query differ by at most {oscillation!r}"),
         assumed(f"points are at most {diameter!r} apart"),
     )
-    value = 0.0 if oscillation == 0 or diameter == 0 else outward(diameter * perturbation(oscillation))
-    return THEOREM.certificate(Bound(value, hypotheses), Whole(), Wasserstein(1.0), "distance of the laws")
+    moved = exact(diameter) * perturbation(exact(oscillation))
+    return THEOREM.certificate(Bound(moved, hypotheses), Whole(), Wasserstein(1.0), "distance of the laws")
 
 
-def perturbation(oscillation: float) -> float:
+def perturbation(oscillation: Upper) -> Upper:
     """At least tanh(o/4), the total variation."""
-    return min(1.0, outward(math.tanh(oscillation / 4)))
+    return oscillation.halved().halved().tanh().minimum(exact(1.0))

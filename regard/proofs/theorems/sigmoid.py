@@ -6,7 +6,8 @@ import math
 
 import torch
 
-from regard._round import gamma, outward, product_norm_bound, vector_norm_bound
+from regard._enclosed import Numbers, length, product_norm
+from regard._upper import ELEMENTARY, Upper, exact, exact_lower, least, relative_error, total
 from regard.domains import Domain, Near
 from regard.lookups import Factored, Linear
 from regard.normalizers import Sigmoid
@@ -17,8 +18,8 @@ from regard.potentials.positions import PositionPotential
 from regard.proofs.about import rows_by
 from regard.proofs.counts import seen_counts
 from regard.proofs.rows import bounded_balls
-from regard.proofs.scores import BallFacts, Form
-from regard.proofs.setting import positions_of
+from regard.proofs.scores import FACTOR, BallFacts, Form
+from regard.proofs.setting import BIAS, positions_of
 from regard.proofs.subject import Head
 from regard.proofs.theorem import Bound, Theorem, checked
 
@@ -53,14 +54,14 @@ def sigmoid(head: Head, domain: Domain, norm: TokenMax) -> Bound:
     """C (w σ(s* + b) + ρ σ'_max (α + ζ)), the smallest over balls that hold the tokens."""
     assert isinstance(head.normalizer, Sigmoid)
     counts = seen_counts(head, domain)
-    fixed = _shift(head, domain, len(counts))
+    fixed = _shift(head, domain, len(counts.value))
     values = []
     for ball, steep in bounded_balls(head, domain):
-        highest, steepest = _sigmoid_bounds(_largest_score(head, ball) + fixed)
+        highest, steepest = _sigmoid_bounds(head, ball, fixed)
         row = head.w * highest + _value_size(head, ball) * steepest * (steep.alpha + steep.reach)
-        values.append(outward(float(counts.sum(-1).max()) * row, 4000 + len(counts)))
+        values.append(counts.sum(-1).amax() * row)
     return Bound(
-        min(values),
+        least(values),
         (
             checked("sigmoid weights"),
             checked("every token is in a ball of finite radius"),
@@ -69,77 +70,80 @@ def sigmoid(head: Head, domain: Domain, norm: TokenMax) -> Bound:
     )
 
 
-def _shift(head: Head, domain: Domain, tokens: int) -> float:
-    """At least the bias plus the largest position bias of a pair."""
+def _shift(head: Head, domain: Domain, tokens: int) -> Numbers:
+    """The bias plus the largest position bias of a pair."""
     assert isinstance(head.normalizer, Sigmoid)
     bias = -math.log(tokens) if head.normalizer.bias is None else float(head.normalizer.bias)
-    positional = positions_of(head.potential)
-    if positional is None:
-        return bias + 1e-13 * (1 + abs(bias))
-    marks = domain.measure.positions() if isinstance(domain, Near) else torch.arange(tokens)
-    points = torch.zeros(tokens, 1, dtype=torch.float64)
-    largest = float(positional.scores(points, points, marks, marks).max())
-    return bias + largest + 1e-13 * (1 + abs(bias) + abs(largest))
+    positional, largest = positions_of(head.potential), 0.0
+    if positional is not None:
+        marks = domain.measure.positions() if isinstance(domain, Near) else torch.arange(tokens)
+        points = torch.zeros(tokens, 1, dtype=torch.float64)
+        largest = float(positional.scores(points, points, marks, marks).max())
+    error = relative_error(ELEMENTARY) * exact(abs(bias)) + relative_error(BIAS) * exact(abs(largest))
+    return _sum(bias, largest, error)
 
 
-def _largest_score(head: Head, ball: BallFacts) -> float:
-    """At least every score without positions, or ∞ where nothing better than a weight of one is known."""
+def _sum(first: float, second: float, error: Upper) -> Numbers:
+    """A sum of two numbers that are within `error` together."""
+    rounding = relative_error(2) * (exact(abs(first)) + exact(abs(second)))
+    return Numbers(torch.tensor(first + second, dtype=torch.float64), error + rounding)
+
+
+def _sigmoid_bounds(head: Head, ball: BallFacts, fixed: Numbers) -> tuple[Upper, Upper]:
+    """At least σ(s + b) and at least σ'(s + b) for all scores of the ball; one and a quarter where nothing
+    is known of them.
+    """
     form = head.form(len(ball.center))
     if form is None:
-        return math.inf
-    a, beta, pull = form.norm, form.shift(ball.center), form.pull(ball.center)
-    away = outward(a * ball.radius**2 + (beta + pull) * ball.radius)
-    return _at_center(form, ball) + away + _constant(head.potential, len(ball.center))
+        return exact(1.0), exact(0.25)
+    center, beta, pull = _at_center(form, ball), form.shift(ball.center), form.pull(ball.center)
+    away = form.norm * ball.radius.square() + (beta + pull) * ball.radius
+    level = _sum(float(center.center), float(fixed.center), center.error + fixed.error)
+    value = level.logistic(away + _constant(head.potential, len(ball.center)))
+    v = float(value)  # σ' = σ(1 - σ) grows with σ up to 1/2
+    return value, exact(v) * (1 - exact_lower(v)) if v < 0.5 else exact(0.25)
 
 
-def _at_center(form: Form, ball: BallFacts) -> float:
-    """At least cᵀAc + β·c + γ·c."""
+def _at_center(form: Form, ball: BallFacts) -> Numbers:
+    """cᵀAc + β·c + γ·c."""
     center = ball.center
-    length, sizes = (
-        vector_norm_bound(center),
-        [vector_norm_bound(part) for part in (form.a, form.beta, form.gamma)],
-    )
-    rounding = gamma(4 * len(center) + 8) * (sizes[0] * length + sizes[1] + sizes[2]) * length
-    errors = (form.error * length + form.error_beta + form.error_gamma) * length
-    return float(center @ form.a @ center + (form.beta + form.gamma) @ center) + outward(rounding + errors)
+    far, a, beta, gamma = (length(part) for part in (center, form.a, form.beta, form.gamma))
+    rounding = relative_error(4 * len(center) + 8) * (a * far + beta + gamma) * far
+    errors = (form.error * far + form.error_beta + form.error_gamma) * far
+    return Numbers(center @ form.a @ center + (form.beta + form.gamma) @ center, rounding + errors)
 
 
-def _constant(potential: Potential, width: int) -> float:
+def _constant(potential: Potential, width: int) -> Upper:
     """At least the part of bilinear scores that depends on no token: scale b_q·b_k."""
     terms = linear_terms(potential)
-    return outward(sum(outward(abs(float(factor)) * _dot_constant(term, width)) for term, factor in terms))
+    return total([Upper(abs(float(factor)), FACTOR) * _dot_constant(term, width) for term, factor in terms])
 
 
-def _dot_constant(potential: Potential, width: int) -> float:
+def _dot_constant(potential: Potential, width: int) -> Upper:
     if isinstance(potential, PositionPotential):  # a bias, which is counted as such
-        return 0.0
+        return exact(0.0)
     if not isinstance(potential, Dot):  # all of a bilinear score that is left where tokens are zero
         nothing = torch.zeros(1, width, dtype=torch.float64)
-        return outward(abs(float(potential.scores(nothing, nothing))) * (1 + 1e-12))
+        return Upper(abs(float(potential.scores(nothing, nothing))), REST)
     if potential.b_q is None or potential.b_k is None:
-        return 0.0
+        return exact(0.0)
     columns = max(
         len(potential.b_q), len(potential.b_k), width if potential.w_q is None else potential.w_q.shape[-1]
     )
     b_q, b_k = (b.expand(columns) for b in (potential.b_q, potential.b_k))  # one entry stands for all
     scale = abs(float(potential.factor(width if potential.w_q is None else potential.w_q.shape[-1])))
-    return outward(scale * vector_norm_bound(b_q) * vector_norm_bound(b_k))
+    return Upper(scale, FACTOR) * length(b_q) * length(b_k)
 
 
-def _sigmoid_bounds(level: float) -> tuple[float, float]:
-    """At least σ(t) and at least σ'(t) for all t ≤ level."""
-    level = level + 1e-12 * (1 + abs(level))
-    value = 1.0 if level > 700 else outward(1 / (1 + math.exp(-max(level, -700.0))))
-    return min(1.0, value), 0.25 if level >= 0 else min(
-        0.25, outward(value * (1 - value) if value < 0.5 else 0.25)
-    )
+REST = 4096
+"""Roundings that a score of zero tokens may have."""
 
 
-def _value_size(head: Head, ball: BallFacts) -> float:
+def _value_size(head: Head, ball: BallFacts) -> Upper:
     """At least the length of every value."""
     if head.value_bias is None:
-        return outward(head.w * ball.reach)
+        return head.w * ball.reach
     assert isinstance(head.lookup, (Linear, Factored))
     columns = head.lookup.w_v.shape[-1] if isinstance(head.lookup, Linear) else head.lookup.u.shape[-1]
-    bias = vector_norm_bound(head.value_bias.expand(columns))  # one entry stands for all
-    return outward(head.w * ball.reach + product_norm_bound(head._output) * bias)
+    bias = length(head.value_bias.expand(columns))  # one entry stands for all
+    return head.w * ball.reach + product_norm(head._output) * bias

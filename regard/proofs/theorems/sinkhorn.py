@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 
-from regard._round import gamma, outward, product_norm_bound
+import torch
+
+from regard._enclosed import lengths, product_norm
+from regard._upper import Upper, exact, exact_lower, least, relative_error, root
 from regard.certificate import Hypothesis
 from regard.domains import Domain, Near, Neighborhood
 from regard.normalizers import Sinkhorn
@@ -12,7 +15,7 @@ from regard.norms import Frobenius
 from regard.proofs.about import rows_by
 from regard.proofs.rows import bounded_balls
 from regard.proofs.scores import BallFacts, Slopes
-from regard.proofs.setting import moves_of, pair_bias, tokens_of
+from regard.proofs.setting import bias_error, moves_of, pair_bias, tokens_of
 from regard.proofs.subject import Head
 from regard.proofs.theorem import Bound, Refusal, Theorem, assumed, checked
 
@@ -60,7 +63,7 @@ def sinkhorn(head: Head, domain: Domain, norm: Frobenius) -> Bound:
         checked("equal weights and no mask"),
         checked("every token is in a ball of finite radius"),
     )
-    return Bound(min(values), (*hypotheses, checked("the number of tokens")))
+    return Bound(least(values), (*hypotheses, checked("the number of tokens")))
 
 
 def _require_balance(
@@ -75,7 +78,7 @@ def _require_balance(
         )
         raise Refusal(f"{why}; give a tolerance, e.g. Sinkhorn(tolerance=1e-6)")
     bias = pair_bias(head, domain)
-    fixed = 0.0 if bias is None else float(bias.max() - bias.min())
+    fixed = exact(0.0) if bias is None else Upper(bias.max() - bias.min(), 1) + 2 * bias_error(bias)
     needed = min(iterations(*_spread(head, ball, steep, fixed), tolerance) for ball, steep in balls)
     if needed > allowed:
         why = (
@@ -87,46 +90,48 @@ def _require_balance(
     return checked(reached), assumed(f"columns balanced to {tolerance:g} count as balanced")
 
 
-def _spread(head: Head, ball: BallFacts, steep: Slopes, fixed: float) -> tuple[float, float]:
+def _spread(head: Head, ball: BallFacts, steep: Slopes, fixed: Upper) -> tuple[Upper, Upper]:
     """At least how much scores of a row differ, and |s_ij - s_il - s_kj + s_kl|."""
     form = head.form(len(ball.center))
-    crossed = 2 * steep.osc if form is None else min(2 * steep.osc, 4 * form.norm * ball.radius**2)
-    return outward(steep.osc + fixed), outward(crossed + 2 * fixed)
+    crossed = 2 * steep.osc
+    crossed = crossed if form is None else crossed.minimum(4 * form.norm * ball.radius.square())
+    return steep.osc + fixed, crossed + 2 * fixed
 
 
-def iterations(row: float, crossed: float, tolerance: float) -> float:
-    """How many iterations are enough; infinite where rounding hides the tolerance."""
-    if row <= tolerance:
+SEEN = 1024
+"""Roundings of a gap of columns, relative to one and to the scores: a smaller gap is not seen."""
+
+
+def iterations(row: Upper, crossed: Upper, tolerance: float) -> float:
+    """How many iterations are enough, 1 + log(osc/τ)/(-2 log tanh(Δ/4)); infinite where rounding hides the
+    tolerance.
+    """
+    if float(row) <= tolerance:
         return 1.0
-    if not tolerance > 1e-13 * (1 + row):
-        return math.inf
-    rate = 4 * math.exp(
-        -crossed / 2
-    )  # -log tanh z ≥ 2 exp(-2z), and from z = 2.5 on float64 sees no more than that
-    rate = -2 * math.log(math.tanh(max(crossed, 1e-300) / 4)) if crossed < 10 else rate
-    return (
-        2 + math.ceil(math.log(row / (tolerance - 1e-13 * (1 + row))) / rate * (1 + 1e-9))
-        if rate > 0
-        else math.inf
-    )
+    visible = exact_lower(tolerance) - relative_error(SEEN) * (1 + row)
+    quarter = crossed.halved().halved()
+    rate = 2 * quarter.tanh().fall(lambda t: -torch.log(t))
+    rate = rate.maximum(4 * (2 * quarter).exp_minus())  # -log tanh z ≥ 2 exp(-2z)
+    needed = float((row / visible).grow(torch.log) / rate)
+    return 2 + math.ceil(needed) if math.isfinite(needed) else math.inf
 
 
-def _constant(head: Head, domain: Domain, tokens: int, ball: BallFacts, steep: Slopes) -> float:
+def _constant(head: Head, domain: Domain, tokens: int, ball: BallFacts, steep: Slopes) -> Upper:
     size, form = _size(domain, tokens, ball), head.form(len(ball.center))
-    change = 0.5 * math.sqrt(tokens) * (steep.alpha + steep.kappa) if form is None else form.norm * size
-    return outward(head.w * (1 + change * size))
+    change = (root(tokens) * (steep.alpha + steep.kappa)).halved() if form is None else form.norm * size
+    return head.w * (1 + change * size)
 
 
-def _size(domain: Domain, tokens: int, ball: BallFacts) -> float:
+def _size(domain: Domain, tokens: int, ball: BallFacts) -> Upper:
     """At least |X_c|₂ for all sequences of the domain."""
-    largest = outward(math.sqrt(tokens) * ball.radius)
+    largest = root(tokens) * ball.radius
     if not isinstance(domain, Near):
         return largest
-    points = domain.measure.points - ball.center
-    rounding = gamma(4) * largest
-    frobenius = isinstance(domain, Neighborhood) and isinstance(domain.norm, Frobenius)
-    moved = float(moves_of(domain).max()) if frobenius else float(moves_of(domain).norm())
-    return min(largest, outward(product_norm_bound(points) + rounding + moved))
+    rounding = relative_error(4) * largest
+    moves = moves_of(domain)
+    shared = isinstance(domain, Neighborhood) and isinstance(domain.norm, Frobenius)
+    moved = exact(moves).amax() if shared else lengths(moves)
+    return largest.minimum(product_norm(domain.measure.points - ball.center) + rounding + moved)
 
 
 def _doubly_stochastic(head: Head, domain: Domain) -> int:

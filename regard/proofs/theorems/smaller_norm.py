@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from regard._round import outward
+from regard._upper import Lower, Upper
 from regard.certificate import Certificate
 from regard.domains import Near
 from regard.maps import Map
@@ -59,7 +59,7 @@ def equal_laws(subject: Any, domain: Near, norm: Wasserstein) -> Bound:
     tokens = outputs(subject, domain.measure.size)
     assert tokens is not None
     return Bound(
-        outward(part.value / math.sqrt(tokens)),
+        Upper(part.value) / Lower(math.sqrt(tokens), 1),
         parts=(part,),
         note="of matched tokens, in Frobenius norm over √n",
     )
@@ -67,7 +67,7 @@ def equal_laws(subject: Any, domain: Near, norm: Wasserstein) -> Bound:
 
 def _by_longest(subject: Any, domain: Near) -> Bound:
     part = _larger(subject, domain, TokenMax())
-    return Bound(part.value, parts=(part,), note="of matched tokens, in TokenMax norm")
+    return Bound(Upper(part.value), parts=(part,), note="of matched tokens, in TokenMax norm")
 
 
 def _larger(subject: Any, domain: Near, norm: Norm) -> Certificate:

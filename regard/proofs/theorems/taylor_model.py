@@ -16,6 +16,7 @@ from regard.maps import Compose, Map, Residual
 from regard.norms import Frobenius, SequenceNorm, TokenMax
 from regard.proofs.locating import in_double, one_sequence
 from regard.proofs.near.taylor import ROUNDING, norm_of_rows, slopes, start, step
+from regard.proofs.question import once
 from regard.proofs.setting import moves_of
 from regard.proofs.theorem import Bound, Refusal, Theorem, assumed
 
@@ -86,11 +87,11 @@ def taylor_model(map: Map, domain: Near, norm: SequenceNorm) -> Bound:
     return Bound(_in_range(state.deviation(norm)), (_arithmetic(),), note=note)
 
 
-def _in_range(value: Upper) -> float:
+def _in_range(value: Upper) -> Upper:
     """A number, or a refusal: a model that leaves the range of numbers proves no infinity."""
     if not math.isfinite(float(value)):
         raise Refusal("its remainders leave the range of numbers on this domain; use a smaller radius")
-    return float(value)
+    return value
 
 
 def _points(map: Map, domain: Near) -> Tensor:
@@ -98,7 +99,7 @@ def _points(map: Map, domain: Near) -> Tensor:
     measure = domain.measure
     if measure.log_weights is not None or measure.marks is not None:
         raise Refusal("weights and marks of the points have no Taylor model; give the points without them")
-    if not _has_value(map, measure.points):
+    if not once(("has value", id(map), domain), map, lambda: _has_value(map, measure.points)):
         raise Refusal(
             "the value at the given sequence is no number; use eps > 0 in norm layers, or smaller weights"
         )

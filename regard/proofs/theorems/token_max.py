@@ -4,9 +4,7 @@ exponentially on the radius.
 
 from __future__ import annotations
 
-import math
-
-from regard._round import outward
+from regard._upper import least
 from regard.domains import Domain
 from regard.norms import TokenMax
 from regard.proofs.rows import gibbs_balls
@@ -40,6 +38,7 @@ def token_max(head: Head, domain: Domain, norm: TokenMax) -> Bound:
     """w (√(1 + 2Rν + R²α²) + Rκ), the smallest over balls that hold the tokens."""
     values = []
     for ball, slopes in gibbs_balls(head, domain, slot=True):
-        spread = math.sqrt(1 + 2 * ball.radius * slopes.nu + (ball.radius * slopes.alpha) ** 2)
-        values.append(outward(head.w * (spread + ball.radius * slopes.kappa)))
-    return Bound(min(values), (checked("softmax rows"), checked("every token is in a ball of finite radius")))
+        spread = (1 + 2 * ball.radius * slopes.nu + (ball.radius * slopes.alpha).square()).sqrt()
+        values.append(head.w * (spread + ball.radius * slopes.kappa))
+    hypotheses = (checked("softmax rows"), checked("every token is in a ball of finite radius"))
+    return Bound(least(values), hypotheses)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regard._round import outward
+from regard._upper import least
 from regard.domains import Domain
 from regard.norms import TokenSum
 from regard.proofs.rows import gibbs_balls
@@ -36,11 +36,9 @@ def token_sum(head: Head, domain: Domain, norm: TokenSum) -> Bound:
     values = []
     for ball, slopes in gibbs_balls(head, domain, slot=True):
         crowd = crowding(head, domain, slopes.osc)
-        values.append(
-            outward(head.w * (crowd * (1 + 2 * ball.radius * slopes.alpha) + ball.radius * slopes.kappa))
-        )
+        values.append(head.w * (crowd * (1 + 2 * ball.radius * slopes.alpha) + ball.radius * slopes.kappa))
     return Bound(
-        min(values),
+        least(values),
         (
             checked("softmax rows"),
             checked("every token is in a ball of finite radius"),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 
-from regard._round import exp_bound, outward
 from regard.domains import Domain, Near, TokenSet
 from regard.norms import Wasserstein
 from regard.proofs.locating import enclosing
 from regard.proofs.rows import gibbs_balls
 from regard.proofs.setting import equivariant
 from regard.proofs.subject import Head
-from regard.proofs.theorem import Bound, Refusal, Theorem, checked
+from regard.proofs.theorem import Bound, Theorem, checked
 
 THEOREM = Theorem(
     name="wasserstein",
@@ -52,18 +51,14 @@ def near(head: Head, domain: Near, norm: Wasserstein) -> Bound:
 def wasserstein(head: Head, domain: Domain, norm: Wasserstein) -> Bound:
     """The bound of the order p: without exponential for ∞, with half of it for 2."""
     equivariant(head, domain)
-    values = []
-    for ball, slopes in gibbs_balls(head, domain):
-        own = ball.radius * slopes.kappa
-        spread = math.sqrt(1 + 2 * ball.radius * slopes.nu + (ball.radius * slopes.alpha) ** 2)
-        any_order = exp_bound(slopes.osc) * (1 + 2 * ball.radius * slopes.alpha)
-        crowd = spread if math.isinf(norm.p) else any_order
-        crowd = min(crowd, exp_bound(slopes.osc / 2) * spread) if norm.p == 2 else crowd
-        values.append(outward(head.w * (crowd + own)))
-    if not values:
-        raise Refusal("no ball holds the tokens")
+    ((ball, slopes),) = gibbs_balls(head, domain)
+    own = ball.radius * slopes.kappa
+    spread = (1 + 2 * ball.radius * slopes.nu + (ball.radius * slopes.alpha).square()).sqrt()
+    any_order = slopes.osc.exp() * (1 + 2 * ball.radius * slopes.alpha)
+    crowd = spread if math.isinf(norm.p) else any_order
+    crowd = crowd.minimum(slopes.osc.halved().exp() * spread) if norm.p == 2 else crowd
     return Bound(
-        min(values),
+        head.w * (crowd + own),
         (
             checked("softmax rows"),
             checked("every token is in a ball of finite radius"),

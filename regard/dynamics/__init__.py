@@ -1,0 +1,59 @@
+"""Attention as motion: particles that flow, laws that stay Gaussian, and what can be observed of them."""
+
+from regard.dynamics.blow_up import BlowUpError
+from regard.dynamics.closures import Closure, closure
+from regard.dynamics.displacement import Displacement
+from regard.dynamics.drifts import drift
+from regard.dynamics.equal_angles import Equiangular, equiangular
+from regard.dynamics.flowing import flow, iterate
+from regard.dynamics.hull import HullWarning
+from regard.dynamics.observables import (
+    Clusters,
+    EffectiveRank,
+    Energy,
+    Entropy,
+    Hull,
+    Moved,
+    Observable,
+    Radius,
+)
+from regard.dynamics.observations import Observations
+from regard.dynamics.saving import resume
+from regard.dynamics.schemes import DormandPrince, Euler, Heun, RungeKutta, Scheme
+from regard.dynamics.spaces import Euclidean, Rescaled, Space, Sphere
+from regard.dynamics.trajectory import Trajectory
+from regard.measure import GaussianMeasure
+
+__all__ = [
+    "BlowUpError",
+    "Closure",
+    "Clusters",
+    "Displacement",
+    "DormandPrince",
+    "EffectiveRank",
+    "Energy",
+    "Entropy",
+    "Equiangular",
+    "Euclidean",
+    "Euler",
+    "GaussianMeasure",
+    "Heun",
+    "Hull",
+    "HullWarning",
+    "Moved",
+    "Observable",
+    "Observations",
+    "Radius",
+    "Rescaled",
+    "RungeKutta",
+    "Scheme",
+    "Space",
+    "Sphere",
+    "Trajectory",
+    "closure",
+    "drift",
+    "equiangular",
+    "flow",
+    "iterate",
+    "resume",
+]

@@ -1,0 +1,16 @@
+"""BlowUpError: where a flow leaves the numbers."""
+
+from __future__ import annotations
+
+from regard.errors import RegardError
+
+
+class BlowUpError(RegardError, ArithmeticError):
+    """A flow that leaves the numbers between two times: it is known until the first of them."""
+
+    def __init__(self, last: float, beyond: float) -> None:
+        self.last, self.beyond = last, beyond
+        super().__init__(
+            f"the flow leaves the numbers between t = {last:.6g} and {beyond:.6g}; it is known until "
+            f"t = {last:.6g}: shorten until=, take smaller steps, or another space (Rescaled(v), Sphere())"
+        )

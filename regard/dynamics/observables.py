@@ -1,0 +1,189 @@
+"""Observables: numbers of a measure, asked along a trajectory."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard import _check
+from regard._object import Object
+from regard.errors import ArgumentError
+from regard.measure import Measure
+from regard.norms import Wasserstein
+from regard.transport import wasserstein
+
+PAIRS = 1 << 22
+"""How many pairs of particles are compared at once."""
+
+
+class Observable(Object):
+    """A number of a measure, and of the one that the flow began with. Abstract."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The head of its column."""
+
+    @abstractmethod
+    def number(self, now: Measure, begin: Measure) -> float:
+        """The number."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Energy(Observable):
+    """E_β(μ) = (1/2β) ∬ e^{β⟨x,y⟩} μ(dx) μ(dy), which never falls along SA and USA on the sphere
+    (geshkovski2023).
+    """
+
+    beta: float
+
+    def __post_init__(self) -> None:
+        _check.number("beta", self.beta)
+        if self.beta == 0:
+            raise ArgumentError("beta", "is 0", "give another number: the energy is divided by it")
+
+    @property
+    def name(self) -> str:
+        return f"energy({self.beta:g})"
+
+    def number(self, now: Measure, begin: Measure) -> float:
+        masses = now.masses()
+        total = sum(
+            float(masses[rows] @ (self.beta * now.points[rows] @ now.points.mT).exp() @ masses)
+            for rows in _blocks(now.size)
+        )
+        return total / (2 * self.beta)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Clusters(Observable):
+    """How many groups there are, where two particles belong together if a chain of particles leads from one
+    to the other whose neighbors have a cosine of at least `cosine`.
+    """
+
+    cosine: float = 0.99
+
+    def __post_init__(self) -> None:
+        _check.between("cosine", self.cosine, -1.0, 1.0)
+
+    @property
+    def name(self) -> str:
+        return "clusters"
+
+    def number(self, now: Measure, begin: Measure) -> float:
+        return float(len(self.labels(now).unique()))
+
+    def labels(self, measure: Measure) -> Tensor:
+        """For each particle the first one of its group, (n,)."""
+        unit = torch.nn.functional.normalize(measure.points.detach(), dim=-1)
+        labels = torch.arange(measure.size, device=unit.device)
+        while True:
+            least = torch.cat(
+                [
+                    torch.where(unit[rows] @ unit.mT >= self.cosine, labels, labels[rows, None]).amin(-1)
+                    for rows in _blocks(measure.size)
+                ]
+            )
+            least = least[least]  # chains halve
+            if torch.equal(least, labels):
+                return labels
+            labels = least
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Entropy(Observable):
+    """-Σ_c m_c log m_c over the masses m_c of clusters: its exponential is how many there are, counted by
+    their mass.
+    """
+
+    cosine: float = 0.99
+
+    def __post_init__(self) -> None:
+        _check.between("cosine", self.cosine, -1.0, 1.0)
+
+    @property
+    def name(self) -> str:
+        return "entropy"
+
+    def number(self, now: Measure, begin: Measure) -> float:
+        masses = now.masses()
+        shares = torch.zeros_like(masses).index_add(0, Clusters(self.cosine).labels(now), masses)
+        return float(torch.special.entr(shares).sum())
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Radius(Observable):
+    """max_i |x_i - mean|."""
+
+    @property
+    def name(self) -> str:
+        return "radius"
+
+    def number(self, now: Measure, begin: Measure) -> float:
+        return float(torch.linalg.vector_norm(now.points - now.mean(), dim=-1).max())
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class EffectiveRank(Observable):
+    """exp of the entropy of the squares of the singular values, normalized (roy2007): one where all
+    particles are parallel. Weighted particles count by their mass.
+    """
+
+    @property
+    def name(self) -> str:
+        return "effective rank"
+
+    def number(self, now: Measure, begin: Measure) -> float:
+        squares = torch.linalg.svdvals(now.masses().sqrt().unsqueeze(-1) * now.points).square()
+        total = float(squares.sum())
+        return float(torch.special.entr(squares / total).sum().exp()) if total > 0 else math.nan
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Hull(Observable):
+    """The mean over directions u of the support function max_i ⟨u, x_i⟩ of the convex hull;
+    directions (k, d).
+    """
+
+    directions: Tensor
+
+    def __post_init__(self) -> None:
+        _check.parameter("directions", self.directions, 2, "(k, d)")
+
+    @property
+    def name(self) -> str:
+        return "hull"
+
+    def support(self, measure: Measure) -> Tensor:
+        """max_i ⟨u, x_i⟩ for each direction, (k,)."""
+        return (self.directions.to(measure.points) @ measure.points.mT).amax(-1)
+
+    def number(self, now: Measure, begin: Measure) -> float:
+        return float(self.support(now).mean())
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Moved(Observable):
+    """How far the measure is from where it began, e.g. in Wasserstein(2)."""
+
+    norm: Wasserstein = Wasserstein()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.norm, Wasserstein):
+            raise ArgumentError("norm", f"is a {type(self.norm).__name__}", "give Wasserstein(p)")
+
+    @property
+    def name(self) -> str:
+        return f"W{self.norm.p:g} moved"
+
+    def number(self, now: Measure, begin: Measure) -> float:
+        return float(wasserstein(now, begin, self.norm.p))
+
+
+def _blocks(count: int) -> list[slice]:
+    rows = max(PAIRS // max(count, 1), 1)
+    return [slice(begin, begin + rows) for begin in range(0, count, rows)]

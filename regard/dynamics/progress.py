@@ -1,0 +1,53 @@
+"""A bar on standard error with the simulated time, for what takes longer than two seconds."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+PATIENCE = 2.0
+"""Seconds before anything is shown."""
+
+
+class Bar:
+    """Says how far the simulated time is. Shows nothing before PATIENCE, where standard error is no
+    terminal, or without rich.
+    """
+
+    def __init__(self, start: float, until: float) -> None:
+        self._start, self._until, self._began = start, until, time.monotonic()
+        self._shown: Any = None
+        self._quiet = not sys.stderr.isatty()
+
+    def reached(self, t: float) -> None:
+        """The simulated time is t."""
+        if self._quiet:
+            return
+        if self._shown is None and time.monotonic() - self._began >= PATIENCE:
+            self._show()
+        if self._shown is not None:
+            self._shown.update(
+                self._task, completed=t - self._start, description=f"t = {t:.4g} of {self._until:.4g}"
+            )
+
+    def _show(self) -> None:
+        try:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        except ImportError:
+            self._quiet = True
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        self._shown = Progress(
+            *columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True), transient=True
+        )
+        self._task = self._shown.add_task("flow", total=self._until - self._start)
+        self._shown.start()
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._shown is not None:
+            self._shown.stop()

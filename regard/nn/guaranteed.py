@@ -1,0 +1,89 @@
+"""Networks with a promise: layers one after the other, whose constants multiply."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError
+from regard.maps import Compose, Map
+from regard.nn.attention import check_count
+from regard.nn.promises import Promise, Promised
+from regard.norms import Frobenius
+
+
+class Fixed(Promised):
+    """A map that learns nothing as a layer: GroupSort(), IntoBall(1.0), Center(), Pool(), Flatten(), ..."""
+
+    def __init__(self, map: Map, promise: Promise = Promise(Frobenius(), 1.0)) -> None:
+        super().__init__()
+        if not isinstance(map, Map):
+            raise ArgumentError("map", f"is a {type(map).__name__}", "give a map of regard.nonexpansive")
+        self.map, self.promise = map, promise
+        self._made()
+
+    def run(self, x: Tensor) -> Tensor:
+        """The map."""
+        return self.map(x)
+
+    def declare(self) -> Map:
+        """The map."""
+        return self.map
+
+    def extra_repr(self) -> str:
+        return repr(self.map)
+
+
+class Guaranteed(Promised):
+    """Layers one after the other, with a promise for all of them: f_k(… f_1(x)).
+
+    stack: layers with a promise, or maps that learn nothing. The constant of the composition is proved when
+    it is made, and again whenever `certificate` is called; it is never rescaled. Where it is above the
+    promise, the error has the ladder of parts.
+    """
+
+    def __init__(
+        self,
+        stack: Sequence[Promised | Map],
+        promise: Promise = Promise(Frobenius(), 1.0),
+        *,
+        tokens: int | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(promise, Promise):
+            raise ArgumentError("promise", f"is {promise!r}", "give Promise(norm, value)")
+        if tokens is not None:
+            check_count("tokens", tokens)
+        self.promise, self.tokens = promise, tokens
+        self.stack = nn.ModuleList(layer_of(layer) for layer in _checked(stack))
+        self._made()
+
+    def run(self, x: Tensor) -> Tensor:
+        """Layer after layer."""
+        for layer in self.stack:
+            x = layer(x)
+        return x
+
+    def declare(self) -> Compose:
+        """The composition of all layers."""
+        return Compose(tuple(layer.declare() for layer in self.stack))  # type: ignore[operator]
+
+
+def layer_of(layer: Promised | Map) -> Promised:
+    """A layer as it is, a map as a layer."""
+    if isinstance(layer, Promised):
+        return layer
+    if isinstance(layer, Map):
+        return Fixed(layer)
+    name = type(layer).__name__
+    raise ArgumentError(
+        "stack", f"has a {name}", "give layers with a promise, or maps of regard.nonexpansive"
+    )
+
+
+def _checked(stack: Sequence[Promised | Map]) -> Sequence[Promised | Map]:
+    if not isinstance(stack, (list, tuple, nn.ModuleList, nn.Sequential)) or not len(stack):
+        found = f"is an empty {type(stack).__name__}" if not stack else f"is a {type(stack).__name__}"
+        raise ArgumentError("stack", found, "give a list of one or more layers")
+    return list(stack)

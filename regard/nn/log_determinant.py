@@ -1,0 +1,250 @@
+"""log|det(I + J)| of a residual layer: exact, exact for causal maps, or a series that is right on average."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard._object import Object
+from regard.errors import ArgumentError
+from regard.nn.contraction import Contraction
+from regard.nn.declared import Declaring
+from regard.nn.diagonal_blocks import check_causal, diagonal_blocks, opaque_blocks
+from regard.nn.kronecker import kronecker
+from regard.parameters import width
+from regard.proofs.certification import declare
+
+
+def _whole(name: str, value: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ArgumentError(name, f"is {value!r}", "give a whole number of at least 1")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """value: f(x). log_det: log|det(I + J)|, one for each sequence. standard_error: of log_det, None where it
+    is exact or where one probe alone says nothing of it.
+    """
+
+    value: Tensor
+    log_det: Tensor
+    standard_error: Tensor | None = None
+
+
+class LogDeterminant(Object):
+    """A way to compute log|det(I + J)|, J the Jacobian of f at x. Abstract."""
+
+    @abstractmethod
+    def check(self, f: nn.Module) -> None:
+        """Raise where this is not for f."""
+
+    @abstractmethod
+    def of(self, f: Contraction, x: Tensor, constant: float) -> Measured:
+        """f(x) and log|det(I + J)| at x (..., n, d), with gradients."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Dense(LogDeterminant):
+    """The determinant of the whole matrix: exact, for sequences that are not long, O((n d)³)."""
+
+    def check(self, f: nn.Module) -> None:
+        return None
+
+    def of(self, f: Contraction, x: Tensor, constant: float) -> Measured:
+        flat = x.flatten(0, -3) if x.ndim > 2 else x.unsqueeze(0)
+        size = x.shape[-2] * x.shape[-1]
+
+        def at(one: Tensor) -> Tensor:
+            return f(one.unflatten(0, x.shape[-2:])).flatten()
+
+        jacobian = torch.func.vmap(torch.func.jacrev(at))(flat.flatten(-2))
+        identity = torch.eye(size, dtype=x.dtype, device=x.device)
+        return Measured(f(x), torch.linalg.slogdet(identity + jacobian)[1].reshape(x.shape[:-2]))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BlockTriangular(LogDeterminant):
+    """Σ_i log|det(I + J_ii)|, for maps whose tokens see no later ones: exact in O(n d³), without series and
+    variance.
+    """
+
+    def check(self, f: nn.Module) -> None:
+        check_causal(declare.one(f))
+
+    def of(self, f: Contraction, x: Tensor, constant: float) -> Measured:
+        if isinstance(f.f, Declaring):
+            value, blocks = diagonal_blocks.one(f.f.value(), x)
+        else:
+            value, blocks = f(x), opaque_blocks(f, x)
+        identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+        return Measured(value, torch.linalg.slogdet(identity + blocks)[1].sum(-1))
+
+
+class Length(Object):
+    """How many terms of a series are taken. Abstract."""
+
+    @abstractmethod
+    def draw(self, count: int, constant: float, generator: torch.Generator | None) -> list[int]:
+        """The number of terms for each of `count` probes."""
+
+    @abstractmethod
+    def chance(self, term: int, constant: float) -> float:
+        """The probability that this term is taken, 1, 2, …"""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Truncated(Length):
+    """The first `terms`: the rest is at most n d L^{K+1}/((K + 1)(1 - L)), L in any norm."""
+
+    terms: int = 10
+
+    def __post_init__(self) -> None:
+        _whole("terms", self.terms)
+
+    def draw(self, count: int, constant: float, generator: torch.Generator | None) -> list[int]:
+        return [self.terms] * count
+
+    def chance(self, term: int, constant: float) -> float:
+        return 1.0 if term <= self.terms else 0.0
+
+    def remainder(self, constant: float, size: int) -> float:
+        """At most how far the terms that are left out add up; size = n d."""
+        k = self.terms + 1
+        return size * constant**k / (k * (1 - constant))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Roulette(Length):
+    """The first `certain` terms, and each further one with this probability, over which it is divided: no
+    bias (chen2019).
+
+    probability=None is (1 + L²)/2, which keeps the variance finite whatever J is.
+    """
+
+    certain: int = 4
+    probability: float | None = None
+
+    def __post_init__(self) -> None:
+        _whole("certain", self.certain)
+        if self.probability is not None and not 0 < self.probability < 1:
+            raise ArgumentError("probability", f"is {self.probability!r}", "give a number between 0 and 1")
+
+    def draw(self, count: int, constant: float, generator: torch.Generator | None) -> list[int]:
+        uniform = torch.rand(count, generator=generator, dtype=torch.float64).clamp_min(1e-300)
+        more = (uniform.log() / math.log(self._continue(constant))).floor()
+        return [self.certain + int(extra) for extra in more.tolist()]
+
+    def chance(self, term: int, constant: float) -> float:
+        return self._continue(constant) ** max(0, term - self.certain)
+
+    def _continue(self, constant: float) -> float:
+        return (1 + constant**2) / 2 if self.probability is None else self.probability
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Series(LogDeterminant):
+    """Σ_k (-1)^{k+1} tr J^k / k with traces from random signs v, E vᵀJ^k v = tr J^k (behrmann2019; chen2019).
+
+    control=True takes the series of J - J₀ and adds log det(I + J₀), J₀ = P ⊗ Mᵀ: what attention does while
+    its weights stay as they are. Same mean, less variance; for a single head between affine maps.
+    neumann=True takes gradients from E vᵀ(I + J)⁻¹ ∂J v, in the memory of one evaluation.
+    seed: the same signs each time, None: those of torch.
+    """
+
+    probes: int = 1
+    length: Length = Roulette()
+    control: bool = False
+    neumann: bool = True
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _whole("probes", self.probes)
+        if not isinstance(self.length, Length):
+            raise ArgumentError("length", f"is {self.length!r}", "give Roulette() or Truncated(terms)")
+
+    def check(self, f: nn.Module) -> None:
+        if self.control:
+            declared = declare.one(f)
+            kronecker.one(declared, torch.zeros(1, _width(declared), dtype=torch.float64))
+
+    def of(self, f: Contraction, x: Tensor, constant: float) -> Measured:
+        generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
+        signs = torch.randint(0, 2, (self.probes, *x.shape), generator=generator) * 2 - 1
+        drawn = self.length.draw(self.probes, constant, generator)
+        tensors = (x, *f.parameters(), *f.buffers())
+        wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        with torch.enable_grad():
+            at = x if x.requires_grad else x.detach().requires_grad_()
+            many = at.expand(self.probes, *x.shape)
+            value = f(many)
+            terms = self._terms(drawn, constant, x)
+            total = _series(
+                value, many, signs.to(x), terms, wanted and not self.neumann, wanted and self.neumann
+            )
+        if self.control:
+            with torch.set_grad_enabled(wanted and not self.neumann):
+                total = total + self._controlled(f, x, signs, terms)
+        error = None if self.probes == 1 else total.detach().std(0) / math.sqrt(self.probes)
+        log_det, value = total.mean(0), value[0]
+        return (
+            Measured(value, log_det, error) if wanted else Measured(value.detach(), log_det.detach(), error)
+        )
+
+    def _terms(self, drawn: list[int], constant: float, x: Tensor) -> Tensor:
+        """1/chance of each term, zero where it is not taken, (terms, probes)."""
+        numbers = [
+            [0.0 if k > last else 1 / self.length.chance(k, constant) for last in drawn]
+            for k in range(1, max(drawn) + 1)
+        ]
+        return torch.tensor(numbers, dtype=x.dtype, device=x.device)
+
+    def _controlled(self, f: Contraction, x: Tensor, signs: Tensor, terms: Tensor) -> Tensor:
+        """log det(I + J₀) - Σ_k (-1)^{k+1} c_k vᵀJ₀^k v / k, which is zero on average."""
+        mapping = f.f.value() if isinstance(f.f, Declaring) else declare.one(f.f)
+        inner = torch.float64 if not isinstance(f.f, Declaring) else x.dtype
+        rows, matrix = kronecker.one(mapping, x.to(inner))
+        v = signs.to(rows)
+        total = _kronecker_log_det(rows, matrix).expand(v.shape[:-2])
+        u = v
+        for k, weight in enumerate(terms.to(inner), 1):
+            u = rows @ u @ matrix
+            weight = weight.reshape(-1, *[1] * (total.ndim - 1))
+            total = total - (-1) ** (k + 1) / k * weight * (v * u).sum((-2, -1))
+        return total.to(x.dtype)
+
+
+def _series(value: Tensor, at: Tensor, v: Tensor, terms: Tensor, through: bool, neumann: bool) -> Tensor:
+    """Σ_k (-1)^{k+1} c_k vᵀJ^k v / k for each probe; gradients through every term, or by Neumann's series."""
+    if not value.requires_grad:
+        return torch.zeros(v.shape[:-2], dtype=v.dtype, device=v.device)
+    u, total, resolvent = v, torch.zeros(v.shape[:-2], dtype=v.dtype, device=v.device), torch.zeros_like(v)
+    for k, weight in enumerate(terms, 1):
+        weight = weight.reshape(-1, *[1] * (total.ndim - 1))
+        resolvent = resolvent + (-1) ** (k - 1) * weight[..., None, None] * u.detach()
+        (u,) = torch.autograd.grad(value, at, u, retain_graph=True, create_graph=through)
+        total = total + (-1) ** (k + 1) / k * weight * (u * v).sum((-2, -1))
+    if neumann:
+        (pulled,) = torch.autograd.grad(value, at, resolvent, create_graph=True)
+        slope = (pulled * v).sum((-2, -1))
+        total = total.detach() + slope - slope.detach()
+    return total
+
+
+def _kronecker_log_det(rows: Tensor, matrix: Tensor) -> Tensor:
+    """log|det(I + P ⊗ Mᵀ)| = Σ_ij log|1 + λ_i(P) λ_j(M)|, O(n³ + d³)."""
+    first, second = torch.linalg.eigvals(rows), torch.linalg.eigvals(matrix)
+    return (1 + first.unsqueeze(-1) * second).abs().log().sum((-2, -1))
+
+
+def _width(map: Any) -> int:
+    found = width(map)
+    if found is None:
+        raise ArgumentError(
+            "control", "needs the width of a token", "give the map a projection, or control=False"
+        )
+    return found

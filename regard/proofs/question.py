@@ -1,0 +1,40 @@
+"""One question of a user: theorems ask the same of its parts again and again, and are answered once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+Answer = TypeVar("Answer")
+
+_ANSWERS: ContextVar[dict[Any, tuple[Any, Any]] | None] = ContextVar("answers", default=None)
+
+
+@contextmanager
+def question() -> Iterator[None]:
+    """While it is open, answers are kept; one inside another is part of it."""
+    if _ANSWERS.get() is not None:
+        yield
+        return
+    token = _ANSWERS.set({})
+    try:
+        yield
+    finally:
+        _ANSWERS.reset(token)
+
+
+def once(key: tuple[Any, ...], about: Any, answer: Callable[[], Answer]) -> Answer:
+    """An answer, from before where the same question has one; outside of any question it is made anew.
+
+    about: what the key names by its id, so that it stays alive.
+    """
+    known = _ANSWERS.get()
+    if known is None:
+        return answer()
+    found = known.get(key)
+    if found is None:
+        found = known[key] = about, answer()
+    made: Answer = found[1]
+    return made

@@ -1,0 +1,146 @@
+"""Certified radii: the formula on linear classifiers, where it is the truth; attacks stay above;
+what cannot be decided is said.
+"""
+
+import math
+
+import pytest
+import torch
+
+import regard as r
+from regard.maps import Affine, Compose
+from regard.nonexpansive import Flatten, GroupSort, IntoBall, Pool
+
+D = torch.float64
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=D)
+
+
+def orthogonal(inputs, outputs, seed=0):
+    return torch.linalg.qr(drawn(max(inputs, outputs), min(inputs, outputs), seed=seed))[0]
+
+
+def test_two_logits_of_a_linear_map_meet_exactly_there():
+    """e_1·x against -e_1·x has the constant √2, margin 2x_1 and the radius x_1."""
+    w = torch.tensor([[1.0, -1.0], [0.0, 0.0]], dtype=D)
+    found = r.certified_radius(Affine(w), torch.tensor([[0.7, 0.2]], dtype=D))
+    assert float(found.value) == pytest.approx(0.7, rel=1e-7)
+    assert float(found.value) <= 0.7
+    assert float(found.attack) == pytest.approx(0.7, rel=1e-3)
+    assert float(found.attack) >= 0.7
+    assert int(found.label) == 0
+    assert float(found.margin) == pytest.approx(1.4)
+
+
+@pytest.mark.parametrize("norm", [r.Frobenius(), r.TokenMax(), r.TokenSum()], ids=repr)
+def test_the_radius_is_margin_over_root_two_constants(norm):
+    x, w = drawn(1, 4), orthogonal(4, 4)
+    model = Compose((Affine(2.5 * w), GroupSort()))
+    found = r.certified_radius(model, x, norm=norm)
+    top = model(x).flatten().topk(2).values
+    assert found.certificate.value == pytest.approx(2.5)
+    assert found.certificate.norm == norm
+    assert float(found.value) == pytest.approx(float(top[0] - top[1]) / (math.sqrt(2) * 2.5), rel=1e-6)
+    assert float(found.value) <= float(top[0] - top[1]) / (math.sqrt(2) * 2.5)
+
+
+def test_in_the_largest_entry_two_logits_meet_at_half():
+    """The identity: both coordinates move toward each other."""
+    found = r.certified_radius(
+        Affine(torch.eye(2, dtype=D)), torch.tensor([[1.0, 0.4]], dtype=D), norm=r.EntryMax()
+    )
+    assert float(found.value) == pytest.approx(0.3, rel=1e-6)
+    assert 0.3 <= float(found.attack) <= 0.301
+
+
+@pytest.mark.parametrize("token", [None, 0, -1])
+@pytest.mark.parametrize("norm", [r.Frobenius(), r.TokenMax(), r.TokenSum()], ids=repr)
+def test_attacks_change_the_decision_and_stay_above(norm, token):
+    model = Compose((Affine(orthogonal(6, 4).mT), GroupSort(), Flatten()))
+    model = Compose((*model.maps, Affine(orthogonal(18, 3, seed=2))))
+    x = drawn(5, 3, 4, seed=3)
+    found = r.certified_radius(model, x, token, norm)
+    assert bool((found.value <= found.attack).all())
+    assert bool(found.attack.isfinite().all())
+    changed = model(found.moved).squeeze(-2).argmax(-1)
+    assert bool((changed != found.label).all())
+    assert torch.equal(norm.of(found.moved - x), found.attack)
+    if token is not None:
+        still = [k for k in range(3) if k != token % 3]
+        assert torch.equal(found.moved[:, still], x[:, still])
+
+
+def test_where_one_token_moves_three_norms_are_the_same():
+    """A sum of n tokens over √n has the constants 1, √n and 1/√n: the last one is for one token."""
+    w = torch.eye(2, dtype=D)
+    x = drawn(4, 2)
+    whole, one = (r.certified_radius(Compose((Pool(), Affine(w))), x, token) for token in (None, 1))
+    assert float(one.value) == pytest.approx(2 * float(whole.value), rel=1e-6)
+    assert float(one.attack) >= float(one.value)
+
+
+def test_a_batch_is_its_sequences():
+    model = Compose((Affine(orthogonal(3, 3)), GroupSort(3), Flatten(), Affine(orthogonal(6, 4, seed=5))))
+    x = drawn(2, 3, 2, 3, seed=6)
+    found = r.certified_radius(model, x)
+    assert found.value.shape == found.attack.shape == (2, 3)
+    alone = r.certified_radius(model, x[1, 2])
+    assert float(alone.value) == pytest.approx(float(found.value[1, 2]))
+    assert "6 radii" in str(found)
+    assert f"decision {int(alone.label)} holds within" in str(alone)
+
+
+def test_without_a_constant_nothing_is_certified():
+    attention = r.Attention(r.Dot())
+    found = r.certified_radius(
+        attention, drawn(3, 2), readout=Compose((Pool(), Affine(torch.eye(2, dtype=D))))
+    )
+    assert math.isinf(found.certificate.value)
+    assert float(found.value) == 0
+
+
+def test_a_readout_is_one_more_map():
+    inner, readout, x = Affine(orthogonal(3, 3)), Compose((Pool(), Affine(orthogonal(3, 2)))), drawn(4, 3)
+    found = r.certified_radius(inner, x, readout=readout)
+    assert float(found.value) == float(r.certified_radius(Compose((inner, readout)), x).value)
+
+
+def test_a_constant_classifier_is_never_changed():
+    model = Affine(torch.zeros(2, 2, dtype=D), torch.tensor([1.0, 0.0], dtype=D))
+    found = r.certified_radius(model, drawn(1, 2))
+    assert math.isinf(float(found.attack))
+    assert float(found.value) > 0
+
+
+def test_a_tie_has_radius_zero():
+    found = r.certified_radius(Affine(torch.eye(2, dtype=D)), torch.ones(1, 2, dtype=D))
+    assert float(found.value) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"x": drawn(2)}, "x: has shape"),
+        ({"x": torch.full((1, 2), math.nan)}, "x: "),
+        ({"x": torch.ones(1, 2, dtype=torch.int64)}, "x: "),
+        ({"token": 3}, "token: is 3; there are 1 tokens"),
+        ({"norm": r.Wasserstein(2.0)}, "norm: is Wasserstein"),
+        ({"steps": 0}, "steps: is 0"),
+        ({"x": drawn(2, 2)}, "model: takes"),
+    ],
+)
+def test_what_cannot_be_decided_is_said(arguments, match):
+    full = {"x": drawn(1, 2), "token": None, "norm": r.Frobenius(), "steps": 3, **arguments}
+    with pytest.raises(r.errors.ArgumentError, match=match):
+        r.certified_radius(
+            Affine(torch.eye(2, dtype=D)), full["x"], full["token"], full["norm"], steps=full["steps"]
+        )
+
+
+def test_tokens_that_are_cut_off_at_a_ball():
+    """Moves outside of the ball that change nothing inside do not confuse the attack."""
+    model = Compose((IntoBall(1.0), Affine(orthogonal(3, 2))))
+    found = r.certified_radius(model, 5 * drawn(4, 1, 3, seed=9))
+    assert bool((found.value <= found.attack).all())
