@@ -163,7 +163,7 @@ def test_bounds_stay_above_attacks(large, monkeypatch, kind, support, seed):
     monkeypatch.setattr(LocalFacts, "rows", refuse)
     for radius in RADII:
         domain, subject = one_token(x, seed + 1, radius), subject_of(map, residual)
-        bound = theorem(subject, domain, Frobenius()).value
+        bound = float(theorem(subject, domain, Frobenius()).value)
         attack = falsify_deviation(
             whole(map, residual), domain, Frobenius(), steps=10, restarts=1, generator=generator(seed)
         ).value
