@@ -43,7 +43,7 @@ from regard.certificate import Certificate
 from regard.compute import apply, attend, explain
 from regard.costs import cost
 from regard.derive import linearize
-from regard.domains import Ball, Neighborhood, Radii, Shell, Whole, one_token
+from regard.domains import Ball, Box, Hull, Neighborhood, Radii, Shell, Whole, one_token
 from regard.dynamics import flow, iterate
 from regard.kernel import Kernel
 from regard.lookups import Factored, FunctionLookup, Identity, Linear, Table
@@ -66,11 +66,13 @@ from regard.potentials import (
     StudentT,
 )
 from regard.proofs import (
+    Decision,
     Radius,
     Witness,
     certified_radius,
     certify,
     cite,
+    decide,
     declare,
     deviation,
     falsify,
@@ -136,9 +138,11 @@ __all__ = [
     "Attention",
     "Ball",
     "Bilinear",
+    "Box",
     "Causal",
     "Certificate",
     "Cosine",
+    "Decision",
     "Document",
     "Dot",
     "Entmax",
@@ -148,6 +152,7 @@ __all__ = [
     "Full",
     "FunctionLookup",
     "Gaussian",
+    "Hull",
     "Identity",
     "Kernel",
     "Laplace",
@@ -190,6 +195,7 @@ __all__ = [
     "certify",
     "cite",
     "cost",
+    "decide",
     "declare",
     "deviation",
     "explain",

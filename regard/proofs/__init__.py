@@ -4,6 +4,7 @@ from regard.proofs import modules, theorems  # noqa: F401 (registers the rules o
 from regard.proofs.approximation import approximation_error, kernel_error, row_errors
 from regard.proofs.certification import certify, declare, deviation
 from regard.proofs.citation import cite
+from regard.proofs.decision import Decision, decide
 from regard.proofs.falsification import Witness, falsify, falsify_deviation
 from regard.proofs.imaging import image
 from regard.proofs.misspecifications import Misspecification, apriori, dropped, misspecification, replaced
@@ -17,6 +18,7 @@ from regard.proofs.theorems.score_perturbation import score_perturbation
 __all__ = [
     "THEOREMS",
     "Bound",
+    "Decision",
     "Misspecification",
     "Radius",
     "Refusal",
@@ -30,6 +32,7 @@ __all__ = [
     "collapse_after",
     "consensus",
     "contraction",
+    "decide",
     "declare",
     "deviation",
     "dropped",
