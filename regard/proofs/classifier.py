@@ -22,7 +22,7 @@ READOUT = "a decision is between logits of one token (1, classes): give a readou
 
 @dataclass(frozen=True)
 class Classifier:
-    """whole: from tokens (n, d) to logits (1, classes), as one map. parts: what was given, to be run as it is."""
+    """whole: from tokens (n, d) to logits (1, classes), as one map. parts: what was given, run as it is."""
 
     whole: Any
     parts: tuple[Any, ...]

@@ -34,8 +34,8 @@ class Decision:
 
     holds: True, proved; False, an input of the domain changes it, was run as the model runs, and is
     `attack.other`; None, open. margin: at most by how much another class leads anywhere, negative where none
-    does; the proof is about the model in real arithmetic with its weights as they are. attack: the input with the
-    least lead of the label that was found. runner_up: the class that comes nearest.
+    does; the proof is about the model in real arithmetic with its weights as they are. attack: the input
+    with the least lead of the label that was found. runner_up: the class that comes nearest.
     """
 
     holds: bool | None
@@ -55,7 +55,9 @@ class Decision:
         said = f"the answer {names}" if len(self.label) == 1 else f"the leading set {{{names}}}"
         lines = [f"{said} {WORDS[self.holds]} on {self.margin.domain}"]
         if self.holds is not False:
-            lines.append(f"  proved: it leads by at least {_down(self.least_margin)}; nearest is {self.runner_up}")
+            lines.append(
+                f"  proved: it leads by at least {_down(self.least_margin)}; nearest is {self.runner_up}"
+            )
         lines.append(f"  attack: the smallest lead found is {self.attack.value:.6g}")
         lines += [f"  {self.reason}"] if self.reason else []
         return "\n".join(lines + [f"  {hypothesis}" for hypothesis in self.margin.hypotheses])
@@ -77,10 +79,10 @@ def decide(
 ) -> Decision:
     """Whether the label leads all other classes for every input of the domain, which is around x (n, d).
 
-    model: what `certify` takes, from tokens to logits (1, classes); readout: a map that makes them of its value.
-    label: None means the class that leads at x; several mean that each of them leads all others (the k most
-    probable next tokens). steps: of the attack, which runs first; what it finds is run by the model itself, in
-    its own dtype.
+    model: what `certify` takes, from tokens to logits (1, classes); readout: a map that makes them of its
+    value. label: None means the class that leads at x; several mean that each of them leads all others (the k
+    most probable next tokens). steps: of the attack, which runs first; what it finds is run by the model
+    itself, in its own dtype.
     """
     check_sequence("x", x)
     _check_domain(domain, x)
@@ -108,9 +110,13 @@ def _labels(label: int | Sequence[int] | None, logits: Tensor) -> tuple[int, ...
     if label is None:
         return (int(logits.argmax(-1)),)
     labels = (label,) if isinstance(label, int) else tuple(label)
-    wrong = [one for one in labels if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < classes]
+    wrong = [
+        one for one in labels if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < classes
+    ]
     if wrong or not 0 < len(set(labels)) < classes or len(set(labels)) != len(labels):
-        raise ArgumentError("label", f"is {label!r}", f"give different classes of 0 … {classes - 1}, not all of them")
+        raise ArgumentError(
+            "label", f"is {label!r}", f"give different classes of 0 … {classes - 1}, not all of them"
+        )
     return labels
 
 
@@ -144,9 +150,13 @@ def margin_certificate(
         state = start(domain)
         best, rival = _least(found, state, labels)
         if best <= 0 and is_small(state):
-            best, rival = max((best, rival), _least(found, second_order(state), labels), key=lambda pair: pair[0])
+            best, rival = max(
+                (best, rival), _least(found, second_order(state), labels), key=lambda pair: pair[0]
+            )
     except Refusal as refusal:
-        none = Certificate(math.inf, domain, Frobenius(), NO_THEOREM, refused=(str(refusal),), quantity=QUANTITY)
+        none = Certificate(
+            math.inf, domain, Frobenius(), NO_THEOREM, refused=(str(refusal),), quantity=QUANTITY
+        )
         return none, None, f"the bounds do not speak of it: {refusal}"
     hypotheses = (checked("every class has its own functional of one state"), *_arithmetic(found))
     made = Certificate(-best, domain, _norm(domain), THEOREM.cited, hypotheses, quantity=QUANTITY)

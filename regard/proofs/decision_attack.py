@@ -1,5 +1,5 @@
-"""Attacks on decisions: moves of an input, as short as can be found, after which another logit leads; and inputs of a
-domain where the label leads least.
+"""Attacks on decisions: moves of an input, as short as can be found, after which another logit leads; and
+inputs of a domain where the label leads least.
 """
 
 from __future__ import annotations

@@ -121,5 +121,6 @@ def _relu(activation: maps.Relu, h: Tensor, reach: Upper) -> Bend:
     value = torch.where(crossing, slope * h, h.clamp_min(0.0))
     error = Upper(8 * UNIT) * (sizes(h) + reach)
     zero = torch.zeros_like(h)
-    return Bend(value, slope, zero, exact(zero), middle, Upper(middle), Upper(torch.full_like(h, math.inf)), error)
-
+    return Bend(
+        value, slope, zero, exact(zero), middle, Upper(middle), Upper(torch.full_like(h, math.inf)), error
+    )

@@ -1,4 +1,4 @@
-"""Attention: heads one by one, each row by (M7), all in the coordinates of their values until they are mixed."""
+"""Attention: heads one by one, each row by (M7), in the coordinates of their values until they are mixed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from regard._enclosed import computed_lengths
-from regard._upper import ELEMENTARY, UNIT, Lower, Upper, exact, relative_error, sizes
+from regard._upper import ELEMENTARY, UNIT, Lower, Upper, exact, relative_error, sizes, total
 from regard.domains import Neighborhood
 from regard.proofs.ball_model.attention_gram import attention_gram
-from regard.proofs.ball_model.ellipsoids import Sum, longest, pushed, widths
+from regard.proofs.ball_model.ellipsoids import Sum, longest, no_shape, pushed, widths
 from regard.proofs.ball_model.quadratic import Grams, Quadratic, form_norms, reach_of_forms, split, symmetric
 from regard.proofs.ball_model.rows import Row
 from regard.proofs.ball_model.scores import Projection, products
@@ -32,39 +32,52 @@ STEEPEST = 30.0
 
 def attend(state: State, subject: MultiHead) -> State:
     """The state after attention."""
-    heads = [HeadMoves(state, subject, h) for h in range(len(subject.separate))]
-    n, wide = state.tokens, heads[0].mixer.shape[-1]
+    heads = head_moves(state, subject)
+    mixer = torch.cat([head.mixer for head in heads])
     explicit = state.curved is not None or _is_small(state, heads)
-    first = state.linear.shape[-1]
-    center = torch.zeros(n, wide, dtype=torch.float64)
-    moves = center.new_zeros(n, wide, state.moves.shape[-1])
-    rest, curved, forms = Sum(n, wide), [], []
+    rest, lost, center, derivatives, curved, forms = [], [], [], [], [], []
     for head in heads:
-        center = center + head.value @ head.mixer
-        moves += head.mixer.mT @ head.derivative
-        head.rest_into(rest)
+        lost.append(head.mixing * (head.lost if explicit else head.lost + head.quadratic_lost))
+        center.append(head.value if explicit else head.value + head.quadratic_center)
+        derivatives.append(head.derivative)
+        rest.append(head.rest(quadratic=not explicit).parts)
         if explicit:
             forms.append(head.forms)
-        else:
-            center = center + head.quadratic_into(rest)
         if state.curved is not None:
             curved.append(head.curved)
         head.forget()
-    bias = subject.b_o
-    center = center if bias is None else center + bias
-    rounding = relative_error(len(heads) + 4) * (computed_lengths(center) + _sizes_of(heads, bias))
+    value = torch.cat(center, -1) @ mixer
+    value = value if subject.b_o is None else value + subject.b_o
+    moves = mixer.mT @ torch.cat(derivatives, 1)
+    first = state.linear.shape[-1]
     after = replace(
         state,
-        center=center,
+        center=value,
         linear=moves[..., :first],
         groups=state.groups.replaced(moves[..., first:]),
-        shape=torch.zeros(n, wide, wide, dtype=torch.float64),
-        curved=None if state.curved is None else _mixed_forms(heads, curved),
+        shape=no_shape(*value.shape),
+        curved=None if state.curved is None else Quadratic(torch.cat(curved, 1)).through(mixer.mT),
     )
-    rest.ball(rounding)
-    if not explicit:
-        return after.with_rest(rest)
-    return _with_forms(state, after, heads, forms, rest)
+    rounding = relative_error(len(heads) + 8) * (computed_lengths(value) + _sizes_of(heads, subject.b_o))
+    found = _mixed(rest, heads, mixer).ball(total(lost) + rounding)
+    return _with_forms(state, after, heads, forms, found) if explicit else after.with_rest(found)
+
+
+def _mixed(parts: list[tuple[Tensor, Tensor, Upper]], heads: list[HeadMoves], mixer: Tensor) -> Sum:
+    """The moves of values, mixed: Σ_h M_hᵀ Q_h M_h, each head's weights times the size of its mixer."""
+    weights, matrices, errors = zip(*parts, strict=True)
+    sizes_of = [float(head.mixing.value.max().clamp_min(1e-100)) for head in heads]
+    n, wide = len(weights[0]), mixer.shape[-1]
+    turned = [
+        matrix @ head.mixer / size for matrix, head, size in zip(matrices, heads, sizes_of, strict=True)
+    ]
+    matrix = mixer.mT @ torch.cat(turned, 1)
+    error = exact(torch.zeros(n, dtype=torch.float64))
+    for head, size, part, off in zip(heads, sizes_of, matrices, errors, strict=True):
+        unit = relative_error(len(mixer) + 2 * len(head.mixer) + 8)
+        error = error + head.mixing.square() * (unit * computed_lengths(part.flatten(1)) + off) / Lower(size)
+    weight = total([Upper(one * size, 1) for one, size in zip(weights, sizes_of, strict=True)])
+    return Sum(n, wide).add(weight.bound, matrix, error)
 
 
 def _is_small(state: State, heads: list[HeadMoves]) -> bool:
@@ -78,11 +91,6 @@ def _sizes_of(heads: list[HeadMoves], bias: Tensor | None) -> Upper:
     for head in heads:
         found = found + head.mixing * head.value_sizes.amax()
     return found
-
-
-def _mixed_forms(heads: list[HeadMoves], curved: list[Tensor]) -> Quadratic:
-    mixer = torch.cat([head.mixer for head in heads])
-    return Quadratic(torch.cat(curved, 1)).through(mixer.mT)
 
 
 def _with_forms(state: State, after: State, heads: list[HeadMoves], forms: list[Tensor], rest: Sum) -> State:
@@ -123,17 +131,34 @@ class _Side:
     whole: Upper
 
 
-def _side(state: State, projection: Projection, shape: Tensor) -> _Side:
+def _side(state: State, projection: Projection, moves: Tensor) -> _Side:
+    """moves: wᵀ times A and B."""
     w, b = projection.w, projection.b
     value = (state.center.unsqueeze(-2) @ w).squeeze(-2) + b
-    moves = w.mT @ state.moves
     thick = computed_lengths(w.flatten(1))
     first = form_norms(moves[..., : state.linear.shape[-1]])
     unit = relative_error(state.width + 4)
     size = thick * state.size
     whole = thick * (computed_lengths(state.center) + state.reach) + computed_lengths(b)
-    rest = longest(pushed(w.mT, shape)) + unit * size
+    rest = longest(pushed(w.mT, state.rest_shape)) + unit * size
     return _Side(w, value, moves, first + unit * size, rest, size, whole)
+
+
+def _sides(state: State, projections: list[Projection]) -> list[_Side]:
+    """Those of all heads: one product with the derivatives."""
+    count = max(len(projection.w) for projection in projections)
+    joined = torch.cat([projection.w.expand(count, -1, -1) for projection in projections], -1)
+    moves = (joined.mT @ state.moves).split([projection.w.shape[-1] for projection in projections], 1)
+    return [_side(state, projection, move) for projection, move in zip(projections, moves, strict=True)]
+
+
+def head_moves(state: State, subject: MultiHead) -> list[HeadMoves]:
+    """All heads near a sequence."""
+    heads = [HeadMoves(state, subject, number) for number in range(len(subject.separate))]
+    for side in range(3):
+        for head, made in zip(heads, _sides(state, [head.projections[side] for head in heads]), strict=True):
+            head.sides.append(made)
+    return heads
 
 
 class HeadMoves:
@@ -142,39 +167,45 @@ class HeadMoves:
     def __init__(self, state: State, subject: MultiHead, number: int) -> None:
         head: Head = subject.separate[number]
         if not head.softmax:
-            raise Refusal(f"rows of {type(head.normalizer).__name__} are not Gibbs laws; the ball model is for Softmax")
+            raise Refusal(
+                f"rows of {type(head.normalizer).__name__} are not Gibbs laws; the ball model is for Softmax"
+            )
         self.state, self.first_width = state, state.linear.shape[-1]
         matrix = value_matrix(head, state.width)
         width = matrix.center.shape[-1]
         self.mixer = torch.eye(width, dtype=torch.float64) if subject.w_o is None else subject.w_o[number]
         self.mixing = computed_lengths(self.mixer.flatten()) if subject.w_o is not None else exact(1.0)
         pair = products.one(head.potential, state.width, torch.arange(state.tokens))
-        self.pair = pair if pair is not None else _no_scores(state.width)
         self.head, self.matrix = head, matrix
-        bias = head.value_bias
-        self.value_bias = torch.zeros(width, dtype=torch.float64) if bias is None else bias.double()
+        bias = (
+            torch.zeros(width, dtype=torch.float64) if head.value_bias is None else head.value_bias.double()
+        )
+        values = Projection(matrix.center.unsqueeze(0), bias.unsqueeze(0), 0)
+        self.projections = (*(pair if pair is not None else _no_scores(state.width)), values)
+        self.sides: list[_Side] = []
 
     def forget(self) -> None:
         """Drop what is large."""
-        kept = {"value", "value_sizes", "form_sizes"}
+        kept = {"value_sizes", "form_sizes"}
+        _ = self.value_sizes, self.form_sizes
+        self.sides.clear()
         for name, found in HeadMoves.__dict__.items():
             if isinstance(found, cached_property) and name not in kept:
                 self.__dict__.pop(name, None)
 
     # At the center
 
-    @cached_property
+    @property
     def query(self) -> _Side:
-        return _side(self.state, self.pair[0], self.state.rest_shape)
+        return self.sides[0]
 
-    @cached_property
+    @property
     def key(self) -> _Side:
-        return _side(self.state, self.pair[1], self.state.rest_shape)
+        return self.sides[1]
 
-    @cached_property
+    @property
     def values(self) -> _Side:
-        factored = Projection(self.matrix.center.unsqueeze(0), self.value_bias.unsqueeze(0), 0)
-        return _side(self.state, factored, self.state.rest_shape)
+        return self.sides[2]
 
     @cached_property
     def scores(self) -> tuple[Tensor, Tensor]:
@@ -197,14 +228,18 @@ class HeadMoves:
 
     @cached_property
     def score_error(self) -> Upper:
-        """At least how far scores, and logarithms of the law, may be off anywhere in the neighborhood, for each
-        row: rounding of projections, products, biases and exponentials.
+        """At least how far scores, and logarithms of the law, may be off anywhere in the neighborhood, for
+        each row: rounding of projections, products, biases and exponentials.
         """
-        count = self.pair[0].roundings + self.pair[1].roundings
+        count = self.projections[0].roundings + self.projections[1].roundings
         unit = relative_error(2 * self.state.width + self.query.value.shape[-1] + count + 64)
         products_of = unit * self.query.whole * self.key.whole.amax()
         largest = sizes(torch.where(self.seen, self.scores[0], 0.0)).amax(-1)
-        return products_of + relative_error(96) * (largest + 1) + Upper((ELEMENTARY + self.state.tokens) * 2 * UNIT, 1)
+        return (
+            products_of
+            + relative_error(96) * (largest + 1)
+            + Upper((ELEMENTARY + self.state.tokens) * 2 * UNIT, 1)
+        )
 
     @cached_property
     def apart(self) -> Tensor:
@@ -220,7 +255,9 @@ class HeadMoves:
     @cached_property
     def value_sizes(self) -> Upper:
         """At least |v_j|, anywhere."""
-        return self.values.whole + self.matrix.error * (computed_lengths(self.state.center) + self.state.reach)
+        return self.values.whole + self.matrix.error * (
+            computed_lengths(self.state.center) + self.state.reach
+        )
 
     # Moves of scores
 
@@ -228,7 +265,9 @@ class HeadMoves:
     def slopes(self) -> Tensor:
         """How centered scores move with u and the groups, (n, n, k)."""
         query, key = self.query, self.key
-        along = torch.einsum("jc,ick->ijk", key.value, query.moves) + torch.einsum("ic,jck->ijk", query.value, key.moves)
+        along = torch.einsum("jc,ick->ijk", key.value, query.moves) + torch.einsum(
+            "ic,jck->ijk", query.value, key.moves
+        )
         return along - torch.einsum("ij,ijk->ik", self.law, along).unsqueeze(1)
 
     @cached_property
@@ -244,7 +283,7 @@ class HeadMoves:
         return (Upper(self.law, self.state.tokens + 4) * pairs).sum(-1).unsqueeze(-1)
 
     def _centered(self, pairs: Upper) -> Upper:
-        """At least |p_j - Σ P p| for numbers of at most these sizes: (1 - P_j) p_j and those of the others."""
+        """At least |p_j - Σ P p| for numbers of at most these sizes: (1 - P_j) p_j and all others."""
         law = Upper(self.law, self.state.tokens + 4)
         others = (law * pairs).map(lambda value: torch.where(self.seen, value, 0.0))
         less = Upper((1 - self.law).clamp_min(0.0) + 8 * UNIT * self.state.tokens, 2)
@@ -304,7 +343,9 @@ class HeadMoves:
         d = self.first_width
         q, k = self.query.moves[..., :d], self.key.moves[..., :d]
         if self._written_out:
-            centered = self.products_of - torch.einsum("ij,ijkl->ikl", self.law, self.products_of).unsqueeze(1)
+            centered = self.products_of - torch.einsum("ij,ijkl->ikl", self.law, self.products_of).unsqueeze(
+                1
+            )
             whole = computed_lengths(q.flatten(1)).unsqueeze(-1) * computed_lengths(k.flatten(1))
             unit = relative_error(q.shape[1] + 2 * self.state.tokens + 32)
             return reach_of_forms(centered, self.state.own) + unit * (whole + self._mean(whole))
@@ -336,14 +377,13 @@ class HeadMoves:
         direct = torch.einsum("ij,jdk->idk", self.law, self.values.moves)
         return direct + (self.law.unsqueeze(-1) * self.apart).mT @ self.slopes
 
-    def rest_into(self, found: Sum) -> None:
-        """Everything beyond the first two orders, and rounding."""
-        row, n = self.row, self.state.tokens
+    def rest(self, quadratic: bool) -> Sum:
+        """Everything beyond the first two orders as moves of values, and with `quadratic` the second one."""
+        row, n, d = self.row, self.state.tokens, self.first_width
         law = Upper(self.law, n + 4)
         inner = Sum(n, len(self.mixer))
         half = (law * (row.up + row.down)).halved()
         inner.segments((self.apart * half.bound.unsqueeze(-1)).mT)
-        d = self.first_width
         first = self.values.moves[..., :d]
         _mixture(inner, law * row.factor, first @ first.mT, computed_lengths(first.flatten(1)), d)
         # the rest of a value's move is multiplied by e^a/Z - 1; of single tokens' ellipsoids by e^a/Z
@@ -353,12 +393,10 @@ class HeadMoves:
         if bool((self.state.shape != 0).any()):
             own = pushed(self.values.w.mT, self.state.shape)
             _mixture(inner, law, own, _trace_roots(own), 1)
-        weight, matrix, error = inner.parts
-        stretch = float(self.mixing.value.max().clamp_min(1e-100))
-        size = relative_error(2 * len(self.mixer) + 8) * computed_lengths(matrix.flatten(1)) + error
-        mixed = self.mixer.mT @ matrix @ self.mixer / stretch
-        found.add(weight * stretch, mixed, self.mixing.square() * size / Lower(stretch))
-        found.ball(self.lost)
+        if quadratic:
+            offset, around = self.second
+            inner.segments(0.5 * offset.unsqueeze(-1)).shape(around)
+        return inner
 
     @cached_property
     def lost(self) -> Upper:
@@ -372,7 +410,7 @@ class HeadMoves:
         middle = (law * (row.up + row.down) * self.apart_sizes).sum(-1)
         reach = row.reach
         off = (law * (row.up + row.down + 2 * reach + reach.square())).sum(-1) * self.apart_error
-        return self.mixing * (changed + values + unit * (moved + middle) + off)
+        return changed + values + unit * (moved + middle) + off
 
     @property
     def value_sizes_error(self) -> Upper:
@@ -389,7 +427,9 @@ class HeadMoves:
     def form_sizes(self) -> Upper:
         """At least what quadratic forms are made of, for each row."""
         d, law = self.first_width, Upper(self.law, self.state.tokens + 4)
-        q, k, v = (computed_lengths(side.moves[..., :d].flatten(1)) for side in (self.query, self.key, self.values))
+        q, k, v = (
+            computed_lengths(side.moves[..., :d].flatten(1)) for side in (self.query, self.key, self.values)
+        )
         slopes = computed_lengths(self.slopes[..., :d])
         scores = q.unsqueeze(-1) * k + slopes.square()
         return (law * (self.apart_sizes * scores + slopes * v)).sum(-1)
@@ -404,20 +444,31 @@ class HeadMoves:
         moved = torch.einsum("ijk,jcl->ickl", self.law.unsqueeze(-1) * slopes, self.values.moves[..., :d])
         return found + symmetric(moved)
 
-    def quadratic_into(self, found: Sum) -> Tensor:
-        """The same without writing the forms out (M8): a move of the center, and an ellipsoid."""
+    @cached_property
+    def second(self) -> tuple[Tensor, Tensor]:
+        """The same without writing the forms out (M8): a one-sided move, and the shape of the rest."""
         d, state = self.first_width, self.state
         q, k, v = (side.moves[..., :d] for side in (self.query, self.key, self.values))
         gram, inner = attention_gram(self.law, self.apart, self.slopes[..., :d], (q, k, v), state.own.square)
-        unit = relative_error(4 * state.tokens + 4 * d + 2 * q.shape[1] + 128)
-        size = self.form_sizes
+        unit, size = self._form_unit, self.form_sizes
         whole = computed_lengths(state.own.square.flatten(1))
-        offset, around = split(Grams(gram, 16 * unit * size.square(), inner, 16 * unit * size * whole), state.own)
-        moved = 0.5 * offset @ self.mixer
-        found.segments(moved.unsqueeze(-1)).shape(pushed(self.mixer.mT, around))
-        lost = relative_error(len(self.mixer) + 4) * computed_lengths(offset) + unit * size
-        found.ball(self.mixing * lost)
-        return moved
+        return split(Grams(gram, 16 * unit * size.square(), inner, 16 * unit * size * whole), state.own)
+
+    @property
+    def quadratic_center(self) -> Tensor:
+        """The middle of the one-sided part."""
+        return 0.5 * self.second[0]
+
+    @property
+    def quadratic_lost(self) -> Upper:
+        """What rounding hides of the second order."""
+        return relative_error(4) * computed_lengths(self.second[0]) + self._form_unit * self.form_sizes
+
+    @property
+    def _form_unit(self) -> Upper:
+        return relative_error(
+            4 * self.state.tokens + 4 * self.first_width + 2 * self.query.value.shape[-1] + 128
+        )
 
     @cached_property
     def curved_scores(self) -> Tensor:
@@ -425,7 +476,9 @@ class HeadMoves:
         assert self.state.curved is not None
         forms = self.state.curved
         q, k = (forms.through(side.w.mT).forms for side in (self.query, self.key))
-        along = torch.einsum("jc,ickl->ijkl", self.key.value, q) + torch.einsum("ic,jckl->ijkl", self.query.value, k)
+        along = torch.einsum("jc,ickl->ijkl", self.key.value, q) + torch.einsum(
+            "ic,jckl->ijkl", self.query.value, k
+        )
         return along - torch.einsum("ij,ijkl->ikl", self.law, along).unsqueeze(1)
 
     @property
@@ -439,7 +492,9 @@ class HeadMoves:
         values = self.state.curved.through(self.values.w.mT).forms
         direct = torch.einsum("ij,jckl->ickl", self.law, values)
         weighted = self.law.unsqueeze(-1) * self.apart
-        return direct + (weighted.mT @ self.curved_scores.flatten(2)).unflatten(-1, self.curved_scores.shape[2:])
+        return direct + (weighted.mT @ self.curved_scores.flatten(2)).unflatten(
+            -1, self.curved_scores.shape[2:]
+        )
 
 
 def _trace_roots(shapes: Tensor) -> Upper:
@@ -447,8 +502,8 @@ def _trace_roots(shapes: Tensor) -> Upper:
 
 
 def _mixture(found: Sum, factors: Upper, shapes: Tensor, lengths: Upper, terms: int) -> None:
-    """Σ_j f_ij e_j for each row i, with |f_ij| ≤ factors (n, n) and e_j in ellipsoids of shapes (n, e, e), whose
-    lengths are tr^{1/2}; each shape is off by at most `terms` roundings of the square of its length.
+    """Σ_j f_ij e_j for each row i, with |f_ij| ≤ factors (n, n) and e_j in ellipsoids of shapes (n, e, e),
+    whose lengths are tr^{1/2}; each shape is off by at most `terms` roundings of the square of its length.
     """
     size = lengths.value.clamp_min(1e-140)
     times = factors.bound
@@ -469,6 +524,7 @@ def product_norms(q: Tensor, k: Tensor, q_norm: Upper, k_norm: Upper) -> Upper:
 
 
 def _no_scores(width: int) -> tuple[Projection, Projection]:
-    none = Projection(torch.zeros(1, width, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64), 0)
+    none = Projection(
+        torch.zeros(1, width, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64), 0
+    )
     return none, none
-

@@ -99,7 +99,8 @@ def _tokens(points: Tensor, radii: Tensor, kind: type[BallPart] | type[BoxPart])
 def _check_size(numbers: int, moving: int) -> None:
     if numbers * moving > LARGEST:
         raise Refusal(
-            f"its derivative has {numbers * moving} numbers, more than {LARGEST}; let fewer tokens move, or a Hull"
+            f"its derivative has {numbers * moving} numbers, more than {LARGEST}; "
+            "let fewer tokens move, or give a Hull"
         )
 
 

@@ -79,4 +79,3 @@ def _dual(slope: Tensor, form: Tensor, mu: float, sigma: float) -> float:
     above = above + residual.square() / Lower(sigma)
     found = Upper(float(above / 4)) + Upper(mu)
     return -float(found)
-

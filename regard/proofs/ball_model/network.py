@@ -16,7 +16,7 @@ from regard.attention import Attention
 from regard.nonexpansive import Center, MixTokens, Pool, Reflected
 from regard.proofs.ball_model.attention import attend
 from regard.proofs.ball_model.ellipsoids import Sum, no_shape
-from regard.proofs.ball_model.groups import closed, opened
+from regard.proofs.ball_model.groups import closed, joined, opened
 from regard.proofs.ball_model.neurons import feed_forward, gated, mixed
 from regard.proofs.ball_model.norms import normalize
 from regard.proofs.ball_model.quadratic import Quadratic
@@ -27,9 +27,13 @@ from regard.proofs.rewriting import as_residual
 from regard.proofs.subject import subject_of
 from regard.proofs.theorem import Refusal
 
-OPEN, KEPT = 24_000_000, 4_000_000
-"""How many numbers the columns of all groups may hold in attention and after it; the shortest go on as
-ellipsoids of single tokens.
+APART, TOGETHER = 6_000_000, 2560
+"""Up to how many numbers remainders keep groups of their own; up to how many entries of a sequence they then
+become one group.
+"""
+OPEN, KEPT = 24_000_000, 9_000_000
+"""How many numbers groups of longer sequences may hold in attention and after it; the shortest columns go on
+as ellipsoids of single tokens.
 """
 
 through = Verb("through")
@@ -40,8 +44,11 @@ def shared(state: State) -> State:
     """The state with its ellipsoids opened, so that remainders know each other in all that follows."""
     if not state.linear.shape[-1] or not bool((state.shape != 0).any()):
         return state
-    most = OPEN // (state.tokens * state.width)
-    groups, left = opened(state.groups, state.shape, most)
+    size = state.tokens * state.width
+    if size <= TOGETHER and size * (len(state.groups.labels) + size) > APART and len(state.groups.labels):
+        groups, left = joined(state.groups, state.shape)
+    else:
+        groups, left = opened(state.groups, state.shape, OPEN // size)
     return replace(state, groups=groups, shape=left)
 
 
@@ -120,7 +127,10 @@ def _residual(map: maps.Residual, state: State) -> State:
 
 def _narrowed(state: State) -> State:
     """The state with fewer columns."""
-    groups, shape = closed(state.groups, state.shape, KEPT // (state.tokens * state.width))
+    size = state.tokens * state.width
+    if size <= TOGETHER:
+        return state
+    groups, shape = closed(state.groups, state.shape, KEPT // size)
     return replace(state, groups=groups, shape=shape)
 
 
@@ -192,4 +202,3 @@ def mix_tokens(state: State, w: Tensor, error: Upper | None = None) -> State:
 
 def _over_tokens(w: Tensor, tensors: Tensor) -> Tensor:
     return (w @ tensors.flatten(1)).unflatten(-1, tensors.shape[1:])
-

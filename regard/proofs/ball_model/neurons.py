@@ -1,8 +1,8 @@
 """Feed-forward layers, plain and gated: neurons that move together over |u| ≤ 1 (M4).
 
-A neuron's argument moves by s = b·u + r, |r| ≤ ρ. Beyond φ's + φ''(b·u)²/2 there remain φ''(b·u)r + φ''r²/2 and
-the third order. Neurons one by one are segments; together, Σ_k (b_k·u)² ≤ |b|² and Σ_k (b_k·u)⁴ ≤ λ_max[(b_k·b_l)²]
-bound sums with unknown coefficients, by Cauchy and Schwarz.
+A neuron's argument moves by s = b·u + r, |r| ≤ ρ. Beyond φ's + φ''(b·u)²/2 there remain φ''(b·u)r + φ''r²/2
+and the third order. Neurons one by one are segments; together, Σ_k (b_k·u)² ≤ |b|² and Σ_k (b_k·u)⁴ ≤
+λ_max[(b_k·b_l)²] bound sums with unknown coefficients, by Cauchy and Schwarz.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def arguments(state: State, w: Tensor, b: Tensor | None) -> Arguments:
     error = unit * (computed_lengths(state.center).unsqueeze(-1) * columns + bias)
     slip = unit * computed_lengths(state.linear.flatten(1)).unsqueeze(-1) * columns
     along = w.mT @ state.linear
-    return Arguments(value, error, along, state.inputs.reach(along), state.rest(w.unsqueeze(0)) + error + slip)
+    return Arguments(
+        value, error, along, state.inputs.reach(along), state.rest(w.unsqueeze(0)) + error + slip
+    )
 
 
 def feed_forward(
@@ -116,7 +118,7 @@ def _times(mixing: Tensor, halves: Upper) -> Tensor:
 def gated(state: State, map: maps.Gated, residual: bool) -> State:
     """w_outᵀ(φ(h) g): with s and t the moves of h and g,
 
-    φ(h + s)(g + t) = φg + φ'g s + φ t + [φ''g s²/2 + φ' s t] + φ'' s² t/2 + R(g + t), |R| the third order of φ;
+    φ(h + s)(g + t) = φg + φ'g s + φ t + [φ''g s²/2 + φ' s t] + φ'' s² t/2 + R(g + t), R the third order;
     (b·u)(c·u) = ((b+c)·u)²/4 - ((b-c)·u)²/4.
     """
     w_out = map.w_out

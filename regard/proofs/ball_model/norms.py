@@ -55,67 +55,53 @@ class Token:
         return Upper(self.eps / self.w, self.g.shape[-1] + 8)
 
 
-def centered(state: State, centering: bool) -> tuple[State, Upper]:
-    """The state about the means of its tokens, and how far its center is off."""
-    if not centering:
-        return state, exact(torch.zeros(state.tokens, dtype=torch.float64))
-    wide = state.width
-    matrix = torch.eye(wide, dtype=torch.float64) - 1 / wide
-    center = state.center - state.center.mean(-1, keepdim=True)
-    after = state.through(matrix.unsqueeze(0), center)
-    off = relative_error(8) * exact(1.0)
-    lost = state.lost(matrix.unsqueeze(0), off) + relative_error(wide + 8) * computed_lengths(state.center)
-    return after.with_rest(Sum(state.tokens, wide).ball(lost)), lost
-
-
 def normalize(state: State, map: maps.Normalize) -> State:
     """γ (x - mean)/√(variance + ε) + β."""
-    state, _ = centered(state, map.centered)
-    g, wide = state.center, state.width
+    wide = state.width
+    whole = torch.eye(wide, dtype=torch.float64) - (1 / wide if map.centered else 0.0)
+    g = state.center - state.center.mean(-1, keepdim=True) if map.centered else state.center
     square = g.square().sum(-1)
     if not bool((square > 1e-200).all()):
         raise Refusal("a norm layer gets a token that is constant, which it does not know how to scale")
     token = Token(g, square, square / wide + float(map.eps), float(map.eps))
-    moves = _Moves(state, token)
+    moves = _Moves(state, token, whole)
     gamma = torch.ones(wide, dtype=torch.float64) if map.weight is None else map.weight
-    matrix = gamma.unsqueeze(-1) * token.scale[:, None, None] * (
-        torch.eye(wide, dtype=torch.float64) - g.unsqueeze(-1) * g.unsqueeze(-2) / (wide * token.w)[:, None, None]
-    )
+    inner = whole - g.unsqueeze(-1) * g.unsqueeze(-2) / (wide * token.w)[:, None, None]
+    matrix = gamma.unsqueeze(-1) * token.scale[:, None, None] * inner
     value = g * token.scale.unsqueeze(-1) * gamma
     value = value if map.bias is None else value + map.bias
-    after = state.through(matrix, value)
-    top = sizes(gamma).amax()
-    unit = relative_error(2 * wide + 32)
+    top, unit = sizes(gamma).amax(), relative_error(2 * wide + 32)
     bias = exact(0.0) if map.bias is None else computed_lengths(map.bias)
-    off = unit * (2 * token.scale_up) * computed_lengths(gamma)
-    lost = state.lost(matrix, off) + unit * (token.scale_up * top * computed_lengths(g) + bias)
-    rest = moves.beyond(gamma).ball(lost)
-    return moves.with_second(after, gamma, rest)
+    missed = unit * computed_lengths(state.center)  # of the centered token
+    off = unit * (4 * token.scale_up) * computed_lengths(gamma)
+    blur = token.scale_up * top * (unit * computed_lengths(g) + 2 * missed) + unit * bias
+    rest = moves.beyond(gamma).ball(state.lost(matrix, off) + blur)
+    return moves.with_second(state.through(matrix, value), gamma, rest)
 
 
 class _Moves:
     """Moves t of centered tokens, along them and across."""
 
-    def __init__(self, state: State, token: Token) -> None:
+    def __init__(self, state: State, token: Token, whole: Tensor) -> None:
         self.state, self.token = state, token
-        g, square = token.g, token.square
+        g, square, wide = token.g, token.square, state.width
         self.unit = g / square.sqrt().unsqueeze(-1)
-        across = torch.eye(state.width, dtype=torch.float64) - self.unit.unsqueeze(-1) * self.unit.unsqueeze(-2)
+        across = whole - self.unit.unsqueeze(-1) * self.unit.unsqueeze(-2)
         self.across = across @ state.linear
         self.rest_shape = pushed(across, state.rest_shape)
         self.along = (state.linear.mT @ g.unsqueeze(-1)).squeeze(-1) / square.unsqueeze(-1)
-        wide = state.width
-        size = computed_lengths(state.linear.flatten(1)) / lengths_below(g)
-        unit = relative_error(4 * wide + 16)
-        self.slip_along = unit * size  # how far `along` is off, and what t_r of the rest loses
-        spread = root(wide) * computed_lengths(state.linear.flatten(1)) + longest(state.rest_shape)
-        self.slip_across = 3 * unit * spread
         direction = (g / square.unsqueeze(-1)).unsqueeze(-1)
+        # a centered token is off by a rounding of the token itself, and so is its direction
+        length = lengths_below(g)
+        unit = relative_error(4 * wide + 16) * (1 + computed_lengths(state.center) / length)
+        size = computed_lengths(state.linear.flatten(1))
+        self.slip_along = 3 * unit * (size + longest(state.rest_shape)) / length
+        self.slip_across = 3 * unit * (root(wide) * size + longest(state.rest_shape))
         self.along_first = state.inputs.reach(self.along)
         rest = state.rest(direction).map(lambda value: value.squeeze(-1))
         self.along_rest = rest * (1 + unit) + self.slip_along
         self.reach_along = self.along_first + self.along_rest
-        if float(self.reach_along.amax()) >= FARTHEST:
+        if not float(self.reach_along.amax()) < FARTHEST:
             raise Refusal("a token may lose nine tenths of itself before a norm layer; use a smaller radius")
         self.first = form_norms(self.across)
         self.rest = longest(self.rest_shape) + self.slip_across
@@ -157,7 +143,9 @@ class _Moves:
         over = 1 / (2 * self.state.width * token.w)
         top, scale = sizes(gamma).amax(), token.scale_up
         whole = computed_lengths(across.flatten(1))
-        size = computed_lengths(along) * whole + token.over.halved() * whole.square() * computed_lengths(token.g)
+        size = computed_lengths(along) * whole + token.over.halved() * whole.square() * computed_lengths(
+            token.g
+        )
         unit = relative_error(4 * self.state.width + 64)
         size = size * scale * top
         if after.curved is not None:

@@ -79,7 +79,9 @@ def split(grams: Grams, own: Own) -> tuple[Tensor, Tensor]:
     trace = grams.gram.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0.0)
     forms = (Upper(trace, grams.gram.shape[-1]) + grams.gram_error * grams.gram.shape[-1]).sqrt()
     missed = relative_error(8) * size * Upper(m) + grams.inner_error + forms * own.error
-    around = own.error * (2 * whole + own.error) + relative_error(own.square.shape[-1] ** 2 + 4) * whole.square()
+    around = (
+        own.error * (2 * whole + own.error) + relative_error(own.square.shape[-1] ** 2 + 4) * whole.square()
+    )
     rounded = relative_error(8) * (computed_lengths(grams.gram.flatten(-2)) + size.square() * Upper(m, 1))
     error = grams.gram_error + size.square() * around + 2 * size * missed + rounded
     return kappa * own.norm.bound.unsqueeze(-1), lifted(rest, error)
@@ -92,7 +94,10 @@ def symmetric(forms: Tensor) -> Tensor:
 def quartic_norms(forms: Tensor) -> Upper:
     """At least the spectral norm of symmetric matrices (..., k, k): |XXᵀ|_F^{1/2}, or |X|_F."""
     whole = computed_lengths(forms.flatten(-2))
-    fourth = computed_lengths((forms @ forms.mT).flatten(-2)) + relative_error(forms.shape[-1] + 2) * whole.square()
+    fourth = (
+        computed_lengths((forms @ forms.mT).flatten(-2))
+        + relative_error(forms.shape[-1] + 2) * whole.square()
+    )
     return fourth.sqrt().minimum(whole)
 
 
@@ -130,7 +135,11 @@ class Quadratic:
 
     def reach(self, directions: Tensor, own: Own) -> Upper:
         """At least |uᵀ(Σ a_c H_c)u|, (n, m)."""
-        rounding = relative_error(self.forms.shape[1] + 4) * self.size.unsqueeze(-1) * computed_lengths(directions.mT)
+        rounding = (
+            relative_error(self.forms.shape[1] + 4)
+            * self.size.unsqueeze(-1)
+            * computed_lengths(directions.mT)
+        )
         return reach_of_forms(self.along(directions), own) + rounding
 
     def grams(self, own: Own) -> Grams:

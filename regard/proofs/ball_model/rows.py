@@ -1,7 +1,8 @@
 """A row of softmax weights whose scores move (M7).
 
-With P the row at the center and a_j the moves of its scores about their mean under P, Z = Σ P e^a is in [1, Z̄],
-and Σ_j P_j (e^{a_j}/Z - 1) y_j with Σ P y = 0 is, beyond a_j and a_j°²/2, Σ_j P_j y_j E_j with -down ≤ E_j ≤ up.
+With P the row at the center and a_j the moves of its scores about their mean under P, Z = Σ P e^a is at
+least 1, and Σ_j P_j (e^{a_j}/Z - 1) y_j with Σ P y = 0 is, beyond a_j and a_j°²/2, Σ_j P_j y_j E_j with
+-down ≤ E_j ≤ up.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from regard._upper import Lower, Upper, exact, exact_lower
 class Row:
     """Rows of laws P (n, n) as numbers, and of moves a = a° + r of centered scores.
 
-    first: at least |a°|, the part that is linear in u. rest: at least |r|. mixed: at least what of r is neither
-    linear nor a known quadratic. spread: at least (Σ P a°²)^{1/2}, (n,). All are zero for keys that a row does
-    not see.
+    first: at least |a°|, the part that is linear in u. rest: at least |r|. mixed: at least what of r is
+    neither linear nor a known quadratic. spread: at least (Σ P a°²)^{1/2}, (n,). All are zero for keys that
+    a row does not see.
     """
 
     law: Tensor

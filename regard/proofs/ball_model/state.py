@@ -128,7 +128,10 @@ class State:
     def with_rest(self, found: Sum) -> State:
         """The same with more in the ellipsoids."""
         shape = found.shape(self.shape).done()
-        if not bool(torch.isfinite(shape).all()) or float(shape.diagonal(dim1=-2, dim2=-1).sum(-1).max()) > FARTHEST:
+        if (
+            not bool(torch.isfinite(shape).all())
+            or float(shape.diagonal(dim1=-2, dim2=-1).sum(-1).max()) > FARTHEST
+        ):
             raise Refusal("its remainders leave the range of numbers on this domain; use a smaller radius")
         return replace(self, shape=shape)
 

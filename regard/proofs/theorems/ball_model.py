@@ -23,24 +23,26 @@ THEOREM = Theorem(
     title="the ball model of a network",
     statement=r"""
 For every input of a neighborhood, parametrized by $|u| \le 1$, the tokens after each map are
-$$ x_i = c_i + A_iu + u^\top H_iu + \sum_g B_{ig}w_g + e_i,\qquad |w_g| \le 1,\quad |a\cdot e_i| \le (a^\top Q_ia)^{1/2}\ \forall a, $$
-where a map acts on $A$, $H$, $B$ by its exact derivatives at the center and adds its remainder to $Q$: sets of
-moves are added by $Q = (\sum s_k)(\sum Q_k/s_k)$; a quadratic move $u^\top H_cu$ by the Gram matrix
+$$ x_i = c_i + A_iu + u^\top H_iu + \sum_g B_{ig}w_g + e_i,\qquad |w_g| \le 1,\quad |a\cdot e_i| \le
+(a^\top Q_ia)^{1/2}\ \forall a, $$
+where a map acts on $A$, $H$, $B$ by its exact derivatives at the center and adds its remainder to $Q$: sets
+of moves are added by $Q = (\sum s_k)(\sum Q_k/s_k)$; a quadratic move $u^\top H_cu$ by the Gram matrix
 $\langle H_c, H_d\rangle$ after its part along $A_i^\top A_i$ is taken out; neurons together by
 $\lambda_{\max}[(b_k\cdot b_l)^2]$; norm layers by homogeneity; softmax rows by $-\mathrm{down} \le E_j \le
 \mathrm{up}$. Before attention the ellipsoids become groups, which tokens share. A functional is at least
-$$ a\cdot c + \min_{|u|\le1}\bigl(A^\top a\cdot u + u^\top(a\cdot H)u\bigr) - \sum_g|B_g^\top a| - (a^\top Qa)^{1/2}. $$
+$$ a\cdot c + \min_{|u|\le1}\bigl(A^\top a\cdot u + u^\top(a\cdot H)u\bigr) - \sum_g|B_g^\top a| -
+(a^\top Qa)^{1/2}. $$
 """,
     hypotheses=(
         "a neighborhood of one sequence: tokens in balls or boxes, all in one ball, one token in the hull of "
         "embeddings",
-        "attention with softmax rows of Dot, Bilinear or Rotary scores, norm layers, feed-forward layers plain "
-        "and gated, affine maps, sums",
+        "attention with softmax rows of Dot, Bilinear or Rotary scores, norm layers, feed-forward layers "
+        "plain and gated, affine maps, sums",
     ),
     proof=r"""
-By induction over maps: the identities of docs/ball-model.md for each of them, Taylor's formula with what the state
-before it reaches, and the triangle inequality for sums of sets. What rounding changes in $c$, $A$, $H$, $B$ is a
-remainder of its own.
+By induction over maps: the identities of docs/ball-model.md for each of them, Taylor's formula with what
+the state before it reaches, and the triangle inequality for sums of sets. What rounding changes in $c$, $A$,
+$H$, $B$ is a remainder of its own.
 """,
 )
 
