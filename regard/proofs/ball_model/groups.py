@@ -13,7 +13,6 @@ from torch import Tensor
 from regard._enclosed import computed_lengths
 from regard._upper import Upper, relative_error
 from regard.proofs.ball_model.ellipsoids import SMALLEST, Sum, pushed
-from regard.proofs.theorem import Refusal
 
 _NUMBERS = itertools.count()
 
@@ -133,41 +132,6 @@ def opened(groups: Groups, shape: Tensor, most: int) -> tuple[Groups, Tensor]:
     left.ball(rounding + relative_error(4) * computed_lengths(lengths))
     groups.of(~old).merged_into(left)
     return _side_by_side(groups.of(old), fresh), left.done()
-
-
-def joined(groups: Groups, shape: Tensor) -> tuple[Groups, Tensor]:
-    """All groups, and the ellipsoids (n, d, d), as one group with n d columns: the ellipsoid of all tokens
-    together, which knows how they move with each other (M1).
-
-    A Cholesky factor L of Q̃ + shift has LLᵀ ≥ Q where the shift pays for the rounding of Q̃ and its own
-    (Higham 2002, 10.3).
-    """
-    n, width = shape.shape[:2]
-    size = n * width
-    _, index = groups._index
-    old = torch.stack([piece.norm() for piece in groups.pieces()]).clamp_min(SMALLEST)
-    new = shape.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0.0).sqrt().clamp_min(SMALLEST)
-    flat = groups.columns.flatten(0, 1)
-    whole = (flat / old[index]) @ flat.mT
-    blocks = whole.unflatten(0, (n, width)).unflatten(-1, (n, width))
-    blocks[range(n), :, range(n), :] += shape / new[:, None, None]
-    weight = Upper(torch.cat([old, new])).sum(-1)
-    trace = float(whole.diagonal().sum())
-    error = relative_error(flat.shape[-1] + 2 * size + 16) * Upper(4 * (float(weight) + trace))
-    root = _factor(whole, float(error)) * float(weight.sqrt() * (1 + relative_error(4)))
-    columns = root.unflatten(0, (n, width))
-    labels = torch.tensor([next(_NUMBERS) for _ in range(size)], dtype=torch.long)
-    left = Sum(n, width).ball(relative_error(4) * computed_lengths(columns.flatten(1)))
-    return Groups(columns, labels, torch.full((size,), next(_NUMBERS))), left.done()
-
-
-def _factor(whole: Tensor, shift: float) -> Tensor:
-    eye = torch.eye(len(whole), dtype=torch.float64)
-    for more in (1.0, 1e2, 1e4, 1e6):
-        root, failed = torch.linalg.cholesky_ex(0.5 * (whole + whole.mT) + more * shift * eye)
-        if int(failed) == 0:
-            return root
-    raise Refusal("its remainders have no factor in float64; use a smaller radius")
 
 
 def closed(groups: Groups, shape: Tensor, most: int) -> tuple[Groups, Tensor]:

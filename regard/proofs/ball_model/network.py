@@ -16,7 +16,7 @@ from regard.attention import Attention
 from regard.nonexpansive import Center, MixTokens, Pool, Reflected
 from regard.proofs.ball_model.attention import attend
 from regard.proofs.ball_model.ellipsoids import Sum, no_shape
-from regard.proofs.ball_model.groups import closed, joined, opened
+from regard.proofs.ball_model.groups import closed, opened
 from regard.proofs.ball_model.neurons import feed_forward, gated, mixed
 from regard.proofs.ball_model.norms import normalize
 from regard.proofs.ball_model.quadratic import Quadratic
@@ -27,14 +27,12 @@ from regard.proofs.rewriting import as_residual
 from regard.proofs.subject import subject_of
 from regard.proofs.theorem import Refusal
 
-APART, TOGETHER = 6_000_000, 2560
-"""Up to how many numbers remainders keep groups of their own; up to how many entries of a sequence they then
-become one group.
+OPEN, KEPT = 36_000_000, 18_000_000
+"""How many numbers groups may hold in attention and after it; the shortest columns go on as ellipsoids of
+single tokens.
 """
-OPEN, KEPT = 24_000_000, 9_000_000
-"""How many numbers groups of longer sequences may hold in attention and after it; the shortest columns go on
-as ellipsoids of single tokens.
-"""
+NEGLIGIBLE = 1e-18
+"""What is left of ellipsoids in comparison with groups, in squares, that is not opened again."""
 
 through = Verb("through")
 """through.one(map, state) -> State: what a map makes of a state."""
@@ -42,13 +40,10 @@ through = Verb("through")
 
 def shared(state: State) -> State:
     """The state with its ellipsoids opened, so that remainders know each other in all that follows."""
-    if not state.linear.shape[-1] or not bool((state.shape != 0).any()):
+    trace = float(state.shape.diagonal(dim1=-2, dim2=-1).sum())
+    if not state.linear.shape[-1] or trace <= NEGLIGIBLE * float(state.groups.columns.square().sum()):
         return state
-    size = state.tokens * state.width
-    if size <= TOGETHER and size * (len(state.groups.labels) + size) > APART and len(state.groups.labels):
-        groups, left = joined(state.groups, state.shape)
-    else:
-        groups, left = opened(state.groups, state.shape, OPEN // size)
+    groups, left = opened(state.groups, state.shape, OPEN // (state.tokens * state.width))
     return replace(state, groups=groups, shape=left)
 
 
@@ -127,10 +122,7 @@ def _residual(map: maps.Residual, state: State) -> State:
 
 def _narrowed(state: State) -> State:
     """The state with fewer columns."""
-    size = state.tokens * state.width
-    if size <= TOGETHER:
-        return state
-    groups, shape = closed(state.groups, state.shape, KEPT // size)
+    groups, shape = closed(state.groups, state.shape, KEPT // (state.tokens * state.width))
     return replace(state, groups=groups, shape=shape)
 
 
