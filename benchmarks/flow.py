@@ -1,9 +1,9 @@
-"""python -m benchmarks.flow [--quick]: particles on the circle under self-attention (SA, beta = 4), step by step.
+"""python -m benchmarks.flow [--quick]: particles on the circle under self-attention (beta = 4).
 
 A million particles make a hundred Euler steps with Fourier(1e-6), and their energy is taken at every step: it
 may never fall. Then peers on the same problem with fewer particles and steps, where each of them can run it:
-pairs by regard's own engines, KeOps (pairs, compiled), and torchdiffeq with attention in plain torch (pairs, held at
-once). One thread, processor time; KeOps compiles before it is timed.
+pairs by regard's own engine, KeOps (pairs, compiled before it is timed), and torchdiffeq with attention in
+plain torch (pairs, held at once). One thread, processor time.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ def million(count: int) -> bool:
         seconds, longest = seconds + spent, max(longest, spent)
     rises = torch.tensor(energies, dtype=torch.float64).diff()
     apart = float((torch.linalg.vector_norm(now, dim=-1) - 1).abs().max())
-    late, falls = seconds > SECONDS * count / 10**6, int((rises <= 0).sum())
+    target, falls = SECONDS * count / 1e6, int((rises <= 0).sum())
+    late = seconds > target
     console.print(
-        f"{count:.0e} particles, {STEPS} steps of {STEP}: {seconds:.1f} s (target {SECONDS * count / 1e6:g} s, "
+        f"{count:.0e} particles, {STEPS} steps of {STEP}: {seconds:.1f} s (target {target:g} s, "
         f"{'[red]missed[/]' if late else '[green]met[/]'}), longest step {longest:.2f} s, "
         f"energy {energies[0]:.6f} to {energies[-1]:.6f}, "
         f"falls at {falls} steps ({'[red]missed[/]' if falls else '[green]met[/]'}), "
