@@ -92,7 +92,7 @@ def look(problem: Problem, form: Form) -> Facts | Refused:
     slack = 0.0
     if logs is not None:
         largest = _number(torch.nan_to_num(logs.detach(), neginf=0.0).abs().amax())
-        slack = UNIT * (ELEMENTARY + 4 + 3 * largest + (keys.shape[-1] + 8) * form.size)
+        slack = (ELEMENTARY + 4 + 3 * largest + (keys.shape[-1] + 8) * form.size) * UNIT
     with torch.no_grad():
         share = _least_share(form, center, reach)
     length = _number((radius / scale).amin()) * (1 - 1e-12)
