@@ -12,9 +12,9 @@ from torch import Tensor
 from regard import _check
 from regard._object import Object
 from regard.attention import Attention
-from regard.compute import Engine
+from regard.compute import Fourier
 from regard.compute.application import problem_of
-from regard.compute.selection import select
+from regard.compute.selection import select_within
 from regard.errors import ArgumentError
 from regard.measure import Measure
 from regard.norms import Wasserstein
@@ -42,20 +42,14 @@ class Observable(Object):
 class Energy(Observable):
     """E_β(μ) = (1/2β) ∬ e^{β⟨x,y⟩} μ(dx) μ(dy), which never falls along SA and USA on the sphere
     (geshkovski2023).
-
-    engine: how the inner integral is taken, a sum over all pairs unless another is asked for; with
-    Fourier(tolerance) a million points of a plane are as easy as a thousand.
     """
 
     beta: float
-    engine: Engine | None = None
 
     def __post_init__(self) -> None:
         _check.number("beta", self.beta)
         if self.beta == 0:
             raise ArgumentError("beta", "is 0", "give another number: the energy is divided by it")
-        if self.engine is not None and not isinstance(self.engine, Engine):
-            raise ArgumentError("engine", f"is {self.engine!r}", "give an engine of regard.engines, or None")
 
     @property
     def name(self) -> str:
@@ -63,15 +57,19 @@ class Energy(Observable):
 
     def number(self, now: Measure, begin: Measure) -> float:
         masses = now.masses()
-        if self.engine is not None:
-            problem = problem_of(Attention(Dot(scale=self.beta)), now, None)
-            sums = (select(problem, self.engine).free_energy() - math.log(now.size)).exp()
-            return float(masses @ sums.to(masses)) / (2 * self.beta)
-        total = sum(
-            float(masses[rows] @ (self.beta * now.points[rows] @ now.points.mT).exp() @ masses)
-            for rows in _blocks(now.size)
-        )
-        return total / (2 * self.beta)
+        if now.size**2 > PAIRS:
+            return float(masses @ self._means(now)) / (2 * self.beta)
+        kernel = (self.beta * now.points @ now.points.mT).exp()
+        return float(masses @ kernel @ masses) / (2 * self.beta)
+
+    def _means(self, now: Measure) -> Tensor:
+        """∫ e^{β⟨x,y⟩} μ(dy) at every particle, (n,): log-sum-exps of attention, by a series where that pays
+        (relative error at most 1e-9), else from all pairs.
+        """
+        problem = problem_of(Attention(Dot(scale=self.beta)), now.replace(points=now.points.double()), None)
+        with torch.no_grad():
+            energy = select_within(problem, Fourier(1e-9)).free_energy()
+        return (energy - math.log(now.size)).exp().to(now.points)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -46,4 +46,3 @@ MEANINGS: dict[type[Observable], str] = {
     MeanCosine: "The mean cosine of two particles. One: all point the same way.",
     EffectiveRank: "In how many directions they spread: exp of the entropy of the squared singular values.",
 }
-MERGED = Column("atoms", "How many weighted particles are left after merging.", True)

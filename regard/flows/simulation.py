@@ -14,7 +14,7 @@ from torch import Tensor
 from regard._refused import Refused
 from regard.audits.store import Store
 from regard.compute.application import problem_of
-from regard.compute.engines.fourier import PAIR, FourierPlan
+from regard.compute.fourier.plan import PAIR, FourierPlan
 from regard.dynamics import (
     Clusters,
     EffectiveRank,
@@ -148,7 +148,7 @@ class Simulation:
         recipe = self.recipe
         found: list[Observable] = []
         if recipe.beta != 0 and (recipe.particles <= PAIRED or self.engine is not None):
-            found.append(Energy(recipe.beta, self.engine))
+            found.append(Energy(recipe.beta))
         found += [MeanCosine(), EffectiveRank()]
         if recipe.particles <= DRAWN:
             found.append(Clusters(_closeness(recipe)))
