@@ -100,7 +100,7 @@ class Recipe:
         wanted = [self.until * k / self.frames for k in range(self.frames + 1)]
         if self.noise == 0:
             return wanted
-        return sorted({min(round(t / self.step) * self.step, self.until) for t in wanted})
+        return sorted({min(round(t / self.step) * self.step, self.until) for t in wanted} | {self.until})
 
     def subject(self) -> dict[str, str]:
         """What results are of, option by option."""

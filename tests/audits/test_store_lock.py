@@ -52,7 +52,7 @@ def test_a_living_owner_is_not_disturbed(units, other, resume):
         Store(units, SUBJECT, resume=resume)
     assert caught.value.argument == "--out"
     assert caught.value.found == f"{units.parent} is in use by another run (process {other})"
-    assert caught.value.remedy.startswith("wait for it, or give another directory; if no audit runs")
+    assert caught.value.remedy.startswith("wait for it, or give another directory; if none is running")
     assert caught.value.remedy.endswith(f"delete {units}")
     assert contents(units) == before
 
