@@ -64,6 +64,7 @@ def apart_after(
     if apart == 0:
         return 0.0
     inner = map.map if isinstance(map, Displacement) else map
+    assert isinstance(inner, Attention)
     change = _change(inner, atoms, apart)
     if isinstance(map, Displacement):
         value = value + atoms.points
