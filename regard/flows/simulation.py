@@ -38,6 +38,8 @@ MANY = 5000
 """Up to so many particles all pairs are summed; beyond, a Fourier series takes over where it can."""
 PAIRED = 20000
 """Up to so many particles a number of all pairs is worth waiting for."""
+CALL = 5e-4
+"""Seconds of an evaluation, whatever the particles."""
 FEWER = 0.9
 """Particles are united where at most this share of them is left."""
 STATE = "trajectory-"
@@ -74,7 +76,7 @@ class Simulation:
             return None
         if self.engine is not None and isinstance(self.plan, FourierPlan):
             return count * self.plan.seconds()
-        return count * self._pairs()
+        return count * (CALL + self._pairs())
 
     def announcement(self) -> list[str]:
         """How sums are taken, to what tolerance, and how long that is predicted to take."""

@@ -159,3 +159,19 @@ def test_two_causal_tokens():
     y = r.flow(map, x, RungeKutta(0.02), 2.0, space=Sphere()).at(2.0)
     time = simpson(lambda c: (1 + (beta * (1 - c)).exp()) / (1 - c * c), -0.3, float(y[0] @ y[1]))
     assert time == pytest.approx(2.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(("beta", "k"), [(1.0, 1), (4.0, 2), (4.0, 3), (4.0, 4), (9.0, 4)])
+def test_waves_of_an_even_density_grow_at_their_rate(beta, k):
+    """Particles spread evenly on the circle: a wave of k periods grows at k² I_k(β)/(β I_0(β)); with USA the
+    rate is k² I_k(β)/β.
+    """
+    turns = 2 * math.pi * torch.arange(120, dtype=D) / 120
+    i_0, i_k = ((beta * turns.cos()).exp() @ (j * turns).cos() / 120 for j in (0, k))
+    start = turns + 1e-5 * (k * turns).sin()
+    x = torch.stack([start.cos(), start.sin()], -1)
+    for map, rate in ((sa(beta), k * k * i_k / (beta * i_0)), (usa(beta), k * k * i_k / beta)):
+        until = 0.2 / float(rate)
+        end = r.flow(map, x, RungeKutta(until / 8), until, space=Sphere()).at(until)
+        waves = [torch.atan2(y[:, 1], y[:, 0]).mul(1j * k).exp().mean().abs() for y in (x, end)]
+        assert float((waves[1] / waves[0]).log()) == pytest.approx(0.2, abs=1e-5)
