@@ -9,8 +9,11 @@ import torch
 
 import regard as r
 from regard._upper import UNIT
-from regard.compute.engines.fourier import Facts, FourierPlan, _form, _least_share, _look
-from regard.compute.kernel.fourier import Series, Transform
+from regard.compute.fourier.facts import Facts, _least_share, look
+from regard.compute.fourier.form import form_of
+from regard.compute.fourier.plan import FourierPlan
+from regard.compute.fourier.series import Series
+from regard.compute.fourier.transforms import Transform
 from regard.compute.tensors import pose_tensors
 from regard.engines import Fourier, Separable
 
@@ -28,7 +31,7 @@ def posed(queries, keys, values, bandwidth=1.0, log_weights=None):
 
 def looked(*given, **more):
     problem = posed(*given, **more)
-    return _look(problem, _form(problem))
+    return look(problem, form_of(problem))
 
 
 def test_what_is_read_from_points():
@@ -93,8 +96,8 @@ def share(queries, keys, weights):
     queries, keys = numbers(*queries), numbers(*keys)
     given = numbers(*weights).log()
     problem = posed(queries, keys, keys.clone(), log_weights=given)
-    form = _form(problem)
-    facts = _look(problem, form)
+    form = form_of(problem)
+    facts = look(problem, form)
     apart = torch.cdist(queries, keys, compute_mode="donot_use_mm_for_euclid_dist")
     seen = ((-0.5 * apart.square()).exp() @ numbers(*weights)) / sum(weights)
     assert facts.share <= float(seen.min())
@@ -290,7 +293,10 @@ def test_rows_attain_their_bounds():
     values = numbers([2.0, 1.0], [6.0, 4.0], [4.0, 2.5])
     kappa, total, radius = 1e-6, 3.0, 2.5
     toward = numbers(-0.8, -0.6)  # from the center to the first value
-    added = (-kappa * total, *(kappa * total * radius * toward).tolist())
+    added = (
+        -kappa * total,
+        *(kappa * total * toward).tolist(),
+    )  # sums of values are in units of their radius
     plan, _ = plan_of(keys[:1], keys, values, Claimed(kappa, added=added))
     exact, _ = plan_of(keys[:1], keys, values, Separable())
     error, bounds = errors_of(plan, exact.run())
@@ -330,7 +336,7 @@ def test_weights_and_dtypes_are_paid_for():
     with torch.no_grad():
         outputs = single._outputs()[0][0]
     size, moved = outputs.norm(dim=-1), (outputs - numbers(3.0, 6.0)).norm(dim=-1)
-    stated = torch.finfo(torch.float32).eps * (size + moved + math.sqrt(45))
+    stated = torch.finfo(torch.float32).eps * size + 8 * UNIT * (size + moved + math.sqrt(45))
     assert single.certify().bounds == pytest.approx(stated, rel=1e-6, abs=0)
 
 
@@ -341,7 +347,7 @@ def test_rounding_of_outputs_far_from_the_origin():
     plan, _ = plan_of(keys, keys, values, Claimed(kappa))
     mass = 1.0 - 2 * kappa  # of the key that a query is, less what the transform may miss
     spread = 32 + 2 * UNIT * 2.0**50
-    rounded = (torch.finfo(D).eps + 8 * UNIT) * (2 * 2.0**50 + spread)
+    rounded = torch.finfo(D).eps * 2.0**50 + 8 * UNIT * (2 * 2.0**50 + spread)
     stated = 2 * kappa * (32 + spread) / mass + rounded
     assert plan.certify().bounds == pytest.approx(stated, rel=1e-4, abs=0)
 
@@ -357,7 +363,7 @@ def test_one_row_that_errs_is_found():
         with pytest.raises(r.errors.RefusalError, match="times its bound"):
             plan.certify(sample=2)
     kappa = 1e-6
-    added = (-kappa * 4, kappa * 4 * 1.5)
+    added = (-kappa * 4, kappa * 4)  # in units of the radius of values
     honest, _ = plan_of(keys[3:], keys, values, Claimed(kappa, added=added))
     assert "1 rows" in honest.certify().hypotheses[-1].statement
     with pytest.raises(r.errors.RefusalError, match="errs by 2 times"):

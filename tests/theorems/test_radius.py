@@ -34,6 +34,15 @@ def test_two_logits_of_a_linear_map_meet_exactly_there():
     assert float(found.margin) == pytest.approx(1.4)
 
 
+def test_rounding_of_logits_is_taken_from_the_margin():
+    """1e-9 of one and of the larger logit, for both of them."""
+    w, b = torch.eye(2, dtype=D), torch.tensor([4.0, 4.0], dtype=D)
+    for x in ([1.0, 0.5], [-9.0, -8.5]):
+        found = r.certified_radius(Affine(w, b), torch.tensor([x], dtype=D))
+        paid = 0.5 - float(found.value) * math.sqrt(2) * found.certificate.value
+        assert paid == pytest.approx(2e-9 * (1 + 5.0), rel=1e-2)
+
+
 @pytest.mark.parametrize("norm", [r.Frobenius(), r.TokenMax(), r.TokenSum()], ids=repr)
 def test_the_radius_is_margin_over_root_two_constants(norm):
     x, w = drawn(1, 4), orthogonal(4, 4)
