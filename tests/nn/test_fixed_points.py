@@ -188,6 +188,13 @@ def test_iterations_are_counted_before_they_are_run():
         assert layer.iterations(tokens([4.0, 0.0]), 2.1 * unit) > 40
 
 
+def test_inverses_are_to_a_millionth_unless_another_tolerance_is_asked():
+    flow, y = Invertible(identity(0.5)), tokens([4.0, 0.0])
+    assert flow.iterations(y) == flow.iterations(y, 1e-6)
+    assert flow.solve(y).evaluations == flow.solve(y, 1e-6).evaluations
+    assert flow.solve(y, 2e-6).evaluations < flow.solve(y).evaluations < flow.solve(y, 0.5e-6).evaluations
+
+
 def test_tokens_outside_of_the_ball_are_refused_beyond_rounding():
     flow = Invertible(identity(0.5), domain=r.Ball(1.0))
     flow(tokens([1 + 10 * EPS, 0.0]))
