@@ -89,7 +89,7 @@ def load(directory: str | Path) -> Any:
         )
     model.load_state_dict(state, assign=True)
     _freeze(model, described)
-    if isinstance(model, Promised):
+    if isinstance(model, Promised) or (isinstance(model, LanguageModel) and model.design.promise is not None):
         model.keep()
     return model.eval()
 

@@ -450,3 +450,11 @@ def test_hooks_are_refused():
     layer.register_forward_hook(lambda module, inputs, output: 2 * output)
     with pytest.raises(r.errors.ArgumentError, match="has hooks"):
         layer.keep()
+
+
+def test_replaced_methods_are_refused():
+    """Anywhere inside: what is proved is what the class computes."""
+    layer = Guaranteed([Orthogonal(WIDTH, WIDTH), Reflective(WIDTH, 2)])
+    layer.stack[1].before.run = lambda x: 5 * x
+    with pytest.raises(r.errors.ArgumentError, match="computes something else"):
+        layer.keep()
