@@ -112,8 +112,8 @@ class MultiHeadAttention(nn.Module):
             )
         if self.shaped:
             mixed = center(mixed, values, allowed, past)
-        found: Tensor = self.output(mixed.transpose(-3, -2).flatten(-2))
-        return found.to(kind) if isinstance(self.output, Frames) else found
+        value: Tensor = self.output(mixed.transpose(-3, -2).flatten(-2))
+        return value.to(kind) if isinstance(self.output, Frames) else value
 
     def declare(self, context: Tensor | None = None) -> Map:
         """The layer as a map of its tokens, to a given context (m, width) where there is one; in float64,

@@ -73,7 +73,9 @@ class LanguageModel(nn.Module):
             why = f" ({found.refused[0]})" if found.refused else ""
             stated = f"is {promise.value:g} in {promise.norm!r} and the model has the certificate "
             raise ArgumentError(
-                "promise", stated + round_up(found.value) + why, "restore the model from before it was changed"
+                "promise",
+                stated + round_up(found.value) + why,
+                "restore it from before it was changed",
             )
         return found
 
