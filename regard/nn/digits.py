@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 ROOM = 128
 """Layers stay below their promise by so many units in the last place of their numbers, for rounding in their
@@ -19,3 +19,9 @@ def working(x: Tensor) -> torch.dtype:
 def below_one(dtype: torch.dtype) -> float:
     """One, less the room for rounding."""
     return 1 - ROOM * torch.finfo(dtype).eps
+
+
+def blank(module: nn.Module) -> bool:
+    """Whether a module holds no numbers yet, so that nothing can be proved of it."""
+    tensors = (*module.parameters(), *module.buffers())
+    return torch.get_default_device().type == "meta" or any(tensor.is_meta for tensor in tensors)

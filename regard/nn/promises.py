@@ -16,7 +16,7 @@ from regard.domains import Whole
 from regard.errors import ArgumentError
 from regard.maps import Map
 from regard.nn.attention import check_kind
-from regard.nn.digits import working
+from regard.nn.digits import blank, working
 from regard.norms import Frobenius, Norm
 from regard.proofs.certification import certify
 
@@ -96,8 +96,7 @@ class Promised(nn.Module, ABC):
 
     def _made(self) -> None:
         """The end of a construction: the promise is proved, unless the layer holds no numbers yet."""
-        blank = torch.get_default_device().type == "meta"
-        if not blank and not any(parameter.is_meta for parameter in self.parameters()):
+        if not blank(self):
             self.keep()
 
 
