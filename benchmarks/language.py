@@ -102,7 +102,13 @@ def curve(rows: dict[float | None, Row]) -> str:
         Line("under a promise", [(promise, rows[promise].bits) for promise in promises], "seen"),
         Line("free", [(promise, rows[None].bits) for promise in ends], "other"),
     ]
-    return chart("What a promise costs", "promised constant", lines, above="bits a character")
+    return chart(
+        "What a promise costs",
+        "promised constant",
+        lines,
+        above="bits a character",
+        logarithmic=(True, False),
+    )
 
 
 def _row(promise: float | None, steps: int) -> Row:
