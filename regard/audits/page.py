@@ -73,12 +73,14 @@ def _page(report: Report, data: dict[str, Any]) -> str:
     )
 
 
-def save(report: Report, directory: Path) -> list[Path]:
-    """Write report.json, report.html and card.md, each whole or not at all, and give their paths."""
+def save(report: Report, directory: Path, argument: str = "--out") -> list[Path]:
+    """Write report.json, report.html and card.md, each whole or not at all, and give their paths; errors
+    blame the argument.
+    """
     data = report.to_dict()
     written = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)
     texts = {"report.json": written, "report.html": _page(report, data), "card.md": markdown(report)}
-    with writing(directory):
+    with writing(directory, argument):
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             write_text(directory / name, text)
@@ -97,11 +99,14 @@ def embed(data: dict[str, Any]) -> str:
 
 def verdict(report: Report) -> Verdict:
     """One line for the reader who reads one line."""
-    if not report.covered:
-        return Verdict(NOTABLE, "◆", "Nothing was measured")
+    if not report.measured:
+        return Verdict(ALARMING, "▲", "Nothing was measured")
     count = sum(finding.level == ALARMING for finding in findings(report))
     if count:
         return Verdict(ALARMING, "▲", f"{count} finding{'s are' if count != 1 else ' is'} alarming")
+    missing, total = len(report.missing), len(report.coverage)
+    if missing:
+        return Verdict(NOTABLE, "◆", f"{missing} of {total} attention layers were not measured")
     return Verdict(NOTE, "○", "Nothing is alarming in what was measured")
 
 
