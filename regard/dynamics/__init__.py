@@ -7,6 +7,7 @@ from regard.dynamics.displacement import Displacement
 from regard.dynamics.drifts import drift
 from regard.dynamics.equal_angles import Equiangular, equiangular
 from regard.dynamics.flowing import flow, iterate
+from regard.dynamics.heat import Heat, heat, score, score_slope
 from regard.dynamics.hull import HullWarning
 from regard.dynamics.merging import Merged, merge_within
 from regard.dynamics.observables import (
@@ -41,6 +42,7 @@ __all__ = [
     "Euclidean",
     "Euler",
     "GaussianMeasure",
+    "Heat",
     "Heun",
     "Hull",
     "HullWarning",
@@ -62,7 +64,10 @@ __all__ = [
     "drift",
     "equiangular",
     "flow",
+    "heat",
     "iterate",
     "merge_within",
     "resume",
+    "score",
+    "score_slope",
 ]
