@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from make_screenshots import PICTURES, ROOT, browser
 
 COMMANDS = {
-    "circle": ("regard flow --beta 4 --particles 300", 32),
+    "circle": ("regard flow --beta 4 --particles 300", 19),
     "sphere": ("regard flow --beta 9 --dimension 3 --particles 400", 22),
     "metastable": ("regard flow --beta 6 --particles 32 --until 300 --step 0.25 --frames 100", 30),
     "million": ("regard flow --beta 4 --dimension 2 --particles 1000000 --step 0.4 --frames 50", 29),
