@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.certificate import Certificate, Hypothesis
+from regard.certificate import Certificate, Hypothesis, round_down
 from regard.domains import Near
 from regard.errors import ArgumentError
 from regard.maps import Compose
@@ -56,7 +56,7 @@ class Decision:
         lines = [f"{said} {WORDS[self.holds]} on {self.margin.domain}"]
         if self.holds is not False:
             lines.append(
-                f"  proved: it leads by at least {_down(self.least_margin)}; nearest is {self.runner_up}"
+                f"  proved: it leads by at least {round_down(self.least_margin)}; nearest is {self.runner_up}"
             )
         lines.append(f"  attack: the smallest lead found is {self.attack.value:.6g}")
         lines += [f"  {self.reason}"] if self.reason else []
@@ -194,13 +194,3 @@ def _least(found: Classifier, state: State, labels: tuple[int, ...]) -> tuple[fl
         found_least = min(found_least, (float(values[k]), others[k]), key=lambda pair: pair[0])
     low = found_least[0]
     return (low if not math.isnan(low) else -math.inf), found_least[1]
-
-
-def _down(value: float) -> str:
-    """Rounded down."""
-    if not math.isfinite(value):
-        return "nothing"
-    digits = f"{value:.5g}"
-    if float(digits) > value:
-        digits = f"{value - 10.0 ** (math.floor(math.log10(abs(value))) - 4):.5g}"
-    return digits

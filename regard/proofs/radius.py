@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard import _check
 from regard._upper import Lower, Upper, exact, root
-from regard.certificate import Certificate, Hypothesis
+from regard.certificate import Certificate, Hypothesis, round_down
 from regard.domains import Box, Near, Neighborhood, Radii, Whole
 from regard.errors import ArgumentError
 from regard.norms import EntryMax, Frobenius, SequenceNorm, TokenMax, TokenSum
@@ -52,8 +52,8 @@ class Radius:
         if self.value.ndim:
             lead = f"{self.value.numel()} radii, median {float(self.value.median()):.5g} proved"
             return f"{lead}, {float(self.attack.median()):.5g} attacked, in {self.norm!r}"
-        below = math.floor(float(self.value) * 1e6) / 1e6
-        lines = [f"decision {int(self.label)} holds within {below:g} in {self.norm!r}"]
+        below = round_down(float(self.value))
+        lines = [f"decision {int(self.label)} holds within {below} in {self.norm!r}"]
         lines.append(f"  changed by an attack at {float(self.attack):.6g}")
         return "\n".join(lines + [f"  {hypothesis}" for hypothesis in self.hypotheses])
 
@@ -135,10 +135,11 @@ class _Near:
         a guess, then between the last two.
         """
         best: tuple[float, Certificate] | None = None
-        low, high = 0.0, attack
+        low, high = known, attack
         radius = (attack if math.isfinite(attack) else float(self.points.norm())) / 16
+        radius = radius if radius > known else _next(low, high, known)
         for _ in range(TRIES):
-            if not known < radius < high or (low > 0 and high / low < RESOLUTION):
+            if not low < radius < high or (low > 0 and high / low < RESOLUTION):
                 break
             certificate = self.proved(radius)
             if certificate is None:
