@@ -78,6 +78,7 @@ from regard.proofs import (
     falsify,
     falsify_deviation,
     image,
+    substitutions,
 )
 from regard.supports import Causal, Document, Full, Padding, Where, Window
 from regard.transport import wasserstein
@@ -206,5 +207,6 @@ __all__ = [
     "iterate",
     "linearize",
     "one_token",
+    "substitutions",
     "wasserstein",
 ]

@@ -9,6 +9,7 @@ from regard.proofs.falsification import Witness, falsify, falsify_deviation
 from regard.proofs.imaging import image
 from regard.proofs.misspecifications import Misspecification, apriori, dropped, misspecification, replaced
 from regard.proofs.radius import Radius, certified_radius
+from regard.proofs.substitutions import Substitutions, substitutions
 from regard.proofs.theorem import THEOREMS, Bound, Refusal, Theorem
 from regard.proofs.theorems.contraction import contraction
 from regard.proofs.theorems.dot_whole import growing_witness
@@ -23,6 +24,7 @@ __all__ = [
     "Misspecification",
     "Radius",
     "Refusal",
+    "Substitutions",
     "Theorem",
     "Witness",
     "approximation_error",
@@ -48,4 +50,5 @@ __all__ = [
     "row_errors",
     "score_perturbation",
     "series_remainder",
+    "substitutions",
 ]
