@@ -9,7 +9,7 @@ from regard._upper import Upper
 from regard.certificate import Hypothesis
 from regard.domains import Near
 from regard.errors import ArgumentError
-from regard.maps import Compose, Map, Residual
+from regard.maps import Compose, Map
 from regard.norms import EntryMax, Frobenius, SequenceNorm, TokenMax, TokenSum
 from regard.proofs.ball_model.beginning import at_rest, begin, is_small, second_order
 from regard.proofs.ball_model.ellipsoids import longest
@@ -48,7 +48,6 @@ $H$, $B$ is a remainder of its own.
 
 
 @THEOREM.deviation(Compose, Near, SequenceNorm)
-@THEOREM.deviation(Residual, Near, SequenceNorm)
 def ball_model(map: Map, domain: Near, norm: SequenceNorm) -> list[Bound]:
     """The norm of the moves of all tokens, to the first order and, where that is small, to the second."""
     network = in_double(map)
