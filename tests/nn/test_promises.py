@@ -394,7 +394,8 @@ def test_a_stack_certifies_decisions():
         (lambda: Promise("frobenius", 1.0), "norm: is 'frobenius'"),
         (lambda: Orthogonal(0, 3), "inputs: is 0"),
         (lambda: Orthogonal(3, 3, bias="no"), "bias: is 'no'"),
-        (lambda: NormBounded(3, 3, -1.0), "value: is -1"),
+        (lambda: NormBounded(3, 3, -1.0), "bound: is -1"),
+        (lambda: NormBounded(3, 3, math.nan), "bound: is nan"),
         (lambda: OrthogonalMixing(0), "tokens: is 0"),
         (lambda: Offset(2, 0), "width: is 0"),
         (lambda: Memory(4, 1), "slots: is 1"),
@@ -461,6 +462,8 @@ def test_hooks_are_refused():
     layer.register_forward_hook(lambda module, inputs, output: 2 * output)
     with pytest.raises(r.errors.ArgumentError, match="has hooks"):
         layer.keep()
+    with pytest.raises(r.errors.RefusalError, match="certified_radius refuses: Orthogonal has hooks"):
+        r.certified_radius(layer, drawn(1, WIDTH))
 
 
 def test_replaced_methods_are_refused():
