@@ -23,8 +23,10 @@ from regard.nn import (
     Promise,
     Promised,
     Reflective,
+    from_torch,
     load,
     save,
+    to_torch,
 )
 from regard.nn.promises import SLACK
 from regard.nn.reflective import reflective_constant
@@ -472,3 +474,23 @@ def test_replaced_methods_are_refused():
     layer.stack[1].before.run = lambda x: 5 * x
     with pytest.raises(r.errors.ArgumentError, match="computes something else"):
         layer.keep()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear_layers_of_torch_and_back(bias):
+    """The same map, promised to stay within its own norm; and the matrix of a layer for torch."""
+    linear, x = nn.Linear(WIDTH, 3, bias), drawn(TOKENS, WIDTH, dtype=torch.float32)
+    layer = from_torch(linear)
+    torch.testing.assert_close(layer(x), linear(x), rtol=1e-6, atol=1e-6)
+    norm = float(torch.linalg.matrix_norm(linear.weight.detach().double(), 2))
+    assert norm * (1 - 1e-6) <= layer.keep().value <= layer.promise.value == pytest.approx(norm, rel=1e-4)
+    shaken(layer, 9.0)
+    assert layer.keep().value <= layer.promise.value * (1 + SLACK)
+    for made in (layer, Orthogonal(WIDTH, 7, bias=bias)):
+        torch.testing.assert_close(to_torch(made)(x), made(x), rtol=1e-6, atol=1e-6)
+    made.register_forward_hook(lambda module, inputs, output: 2 * output)
+    with pytest.raises(r.errors.ArgumentError, match="has hooks"):
+        to_torch(made)
+    nn.init.zeros_(linear.weight)
+    with pytest.raises(r.errors.ArgumentError, match="has the weight zero"):
+        from_torch(linear)
