@@ -121,13 +121,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--seed", type=int, default=0, help="of the weights")
     parser.add_argument("--out", type=Path, default=Path("infinite_depth.svg"))
     asked = parser.parse_args()
     torch.set_default_dtype(torch.float64)
     print(f"{'depth':>6} {f'length {SHORT}':>10} {f'length {LONG}':>10} {'16 or more back':>16}")
     lines = []
     for depth in (2, 4, 8, math.inf):
-        torch.manual_seed(0)
+        torch.manual_seed(asked.seed)
         model = Reader(depth)
         train(model, asked.steps)
         lines.append(tried(model, "∞" if math.isinf(depth) else str(depth)))
