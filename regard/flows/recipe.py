@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ class Recipe:
 
     unnormalized: weights e^{β⟨x,y⟩}/n (USA) in place of softmax (SA). step: of a scheme, or the tolerance of
     dormand-prince. tolerance: of sums over many particles, relative to the radius. frames: how often it is
-    looked at.
+    looked at. merge: particles within this distance become one with the sum of their weights; 0 for never.
     """
 
     beta: float = 4.0
@@ -45,6 +46,7 @@ class Recipe:
     seed: int = 0
     tolerance: float = 1e-6
     frames: int = 60
+    merge: float = 0.0
 
     def __post_init__(self) -> None:
         for name, least in (("particles", 1), ("dimension", 2), ("frames", 1)):
@@ -54,8 +56,9 @@ class Recipe:
         for name in ("until", "step", "tolerance"):
             if not 0 < (value := getattr(self, name)) < math.inf:
                 raise ArgumentError(option(name), f"is {value}", "give a positive number")
-        if not 0 <= self.noise < math.inf:
-            raise ArgumentError("--noise", f"is {self.noise}", "give a number that is not negative")
+        for name in ("noise", "merge"):
+            if not 0 <= (value := getattr(self, name)) < math.inf:
+                raise ArgumentError(option(name), f"is {value}", "give a number that is not negative")
         if not -STEEPEST <= self.beta <= STEEPEST:
             raise ArgumentError("--beta", f"is {self.beta}", f"give a number of at most {STEEPEST:g} in size")
         if not self.step <= self.until:
@@ -110,6 +113,21 @@ class Recipe:
     def model(self) -> str:
         """The name of the equation (geshkovski2023)."""
         return "USA" if self.unnormalized else "SA"
+
+
+def recipe_of(given: dict[str, Any]) -> Recipe:
+    """A recipe of what is given. What is not is chosen to fit: dormand-prince has the tolerance 1e-6, and the
+    times of USA are shorter by ∫ e^{β⟨x,y⟩}, at the start I_0(β), and e^β where particles have met.
+    """
+    found: dict[str, Any] = {}
+    if given.get("unnormalized"):
+        beta = float(min(max(given.get("beta", Recipe.beta), -STEEPEST), STEEPEST))
+        spread = float(torch.special.i0(torch.tensor(beta, dtype=torch.float64)))
+        found["until"] = Recipe.until / spread
+        found["step"] = min(Recipe.step / spread, 0.5 * math.exp(-abs(beta)), given.get("until", math.inf))
+    if given.get("scheme") == ADAPTIVE:
+        found["step"] = 1e-6
+    return Recipe(**{**found, **given})
 
 
 def option(name: str) -> str:

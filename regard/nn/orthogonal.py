@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError
 from regard.maps import Affine
 from regard.nn.attention import check_count, check_flags, check_tokens
-from regard.nn.promises import Promise, Promised, below_one, exact, working
+from regard.nn.digits import below_one, working
+from regard.nn.promises import Promise, Promised, exact
 from regard.nonexpansive import MixTokens
 from regard.norms import Frobenius
 
@@ -66,6 +67,8 @@ class NormBounded(Promised):
         check_count("inputs", inputs)
         check_count("outputs", outputs)
         check_flags(bias=bias)
+        if not isinstance(bound, (int, float)) or isinstance(bound, bool) or not 0 < bound < math.inf:
+            raise ArgumentError("bound", f"is {bound!r}", "give a finite number above zero")
         self.inputs, self.outputs, self.bound = inputs, outputs, bound
         self.promise = Promise(Frobenius(), bound)
         self.raw = nn.Parameter(torch.empty(outputs, inputs))

@@ -6,11 +6,18 @@ from regard.proofs.certification import certify, declare, deviation
 from regard.proofs.citation import cite
 from regard.proofs.falsification import Witness, falsify, falsify_deviation
 from regard.proofs.imaging import image
-from regard.proofs.misspecifications import Misspecification, apriori, dropped, misspecification, replaced
+from regard.proofs.misspecifications import (
+    Misspecification,
+    apriori,
+    dropped_distance,
+    misspecification,
+    replaced_distance,
+)
 from regard.proofs.radius import Radius, certified_radius
 from regard.proofs.theorem import THEOREMS, Bound, Refusal, Theorem
 from regard.proofs.theorems.contraction import contraction
 from regard.proofs.theorems.dot_whole import growing_witness
+from regard.proofs.theorems.log_determinant import series_remainder
 from regard.proofs.theorems.rank_collapse import collapse_after, consensus, rank_collapse
 from regard.proofs.theorems.score_perturbation import score_perturbation
 
@@ -32,7 +39,7 @@ __all__ = [
     "contraction",
     "declare",
     "deviation",
-    "dropped",
+    "dropped_distance",
     "falsify",
     "falsify_deviation",
     "growing_witness",
@@ -40,7 +47,8 @@ __all__ = [
     "kernel_error",
     "misspecification",
     "rank_collapse",
-    "replaced",
+    "replaced_distance",
     "row_errors",
     "score_perturbation",
+    "series_remainder",
 ]

@@ -52,6 +52,8 @@ def run(monkeypatch, capsys):
         (("--layer", "1", "--beta", "2"), "--layer: is given with --beta, which is of a simulation"),
         (("./model", "--phase", "beta"), "MODEL: is given with --phase"),
         (("--steps", "0", "--layer", "1"), "--steps: is 0; give one or more"),
+        (("--resume", "--layer", "1"), "--resume: is given, and only a simulation is kept"),
+        (("--resume", "--phase", "beta"), "--resume: is given, and only a simulation is kept"),
         (("/no/such/path",), "MODEL: there is nothing at /no/such/path"),
     ],
 )
@@ -128,7 +130,9 @@ def test_a_killed_simulation_goes_on_bit_for_bit(run, tmp_path):
     process = started(tmp_path / "killed")
     frames = tmp_path / "killed" / ".frames"
     try:
-        while len(list(frames.glob("frame-*.json"))) < 5 or not (frames / "trajectory.safetensors").exists():
+        while (
+            len(list(frames.glob("frame-*.json"))) < 5 or not (frames / "trajectory-0.safetensors").exists()
+        ):
             assert process.poll() is None, "it ended before it could be killed"
             time.sleep(0.01)
         os.kill(process.pid, signal.SIGKILL)
