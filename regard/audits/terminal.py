@@ -31,6 +31,7 @@ from regard.audits.compare import Comparison
 from regard.audits.findings import ALARMING, NOTABLE, NOTE, findings
 from regard.audits.report import Report, Row
 from regard.audits.series import Series
+from regard.audits.series_page import verdict
 from regard.audits.summary import summary
 
 SHOWN = (
@@ -217,6 +218,7 @@ def _cell(column: Column, rows: list[Row]) -> str:
 def show_series(found: Series, paths: Sequence[Path], console: Console, shown: int = 10) -> None:
     """The heads that grow fastest, for each column."""
     say(console, f"{found.kind}: {' → '.join(found.names)}")
+    say(console, verdict(found).text)
     for entry in found.missing:
         say(console, f"Not covered: {entry.site} ({entry.kind}): {entry.reason}.")
     for column in found.columns:
@@ -224,13 +226,10 @@ def show_series(found: Series, paths: Sequence[Path], console: Console, shown: i
         if not ranked:
             say(console, f"{column.title}: known of no head in all checkpoints.")
             continue
-        say(
-            console,
-            f"{column.title}: {sum(track.fast for track in ranked)} of "
-            f"{len(ranked)} heads doubled in one step.",
-        )
+        ahead = sum(track.fast for track in ranked)
+        say(console, f"{column.title}: {ahead} of {len(ranked)} heads run ahead of the median head.")
         table = Table(title=f"{column.title}: the heads that grow fastest", title_justify="left")
-        for title in ("(layer, head)", "first", "last", "log(last/first)", "steepest step", "into"):
+        for title in ("head", "first", "last", "log(last/first)", "steepest step", "into"):
             table.add_column(title, justify="right")
         for track in ranked[:shown]:
             step = track.steepest
@@ -241,7 +240,7 @@ def show_series(found: Series, paths: Sequence[Path], console: Console, shown: i
                 f"{track.steps[step]:+.3f}",
             )
             table.add_row(
-                track.label, *cells, Text(found.names[step + 1]), style="bold" if track.fast else ""
+                Text(track.label), *cells, Text(found.names[step + 1]), style="bold" if track.fast else ""
             )
         console.print(table)
     show_paths(paths, console)
