@@ -7,7 +7,13 @@ from regard.proofs.citation import cite
 from regard.proofs.decision import Decision, decide
 from regard.proofs.falsification import Witness, falsify, falsify_deviation
 from regard.proofs.imaging import image
-from regard.proofs.misspecifications import Misspecification, apriori, dropped, misspecification, replaced
+from regard.proofs.misspecifications import (
+    Misspecification,
+    apriori,
+    dropped_distance,
+    misspecification,
+    replaced_distance,
+)
 from regard.proofs.radius import Radius, certified_radius
 from regard.proofs.substitutions import Substitutions, substitutions
 from regard.proofs.theorem import THEOREMS, Bound, Refusal, Theorem
@@ -38,7 +44,7 @@ __all__ = [
     "decide",
     "declare",
     "deviation",
-    "dropped",
+    "dropped_distance",
     "falsify",
     "falsify_deviation",
     "growing_witness",
@@ -46,7 +52,7 @@ __all__ = [
     "kernel_error",
     "misspecification",
     "rank_collapse",
-    "replaced",
+    "replaced_distance",
     "row_errors",
     "score_perturbation",
     "series_remainder",

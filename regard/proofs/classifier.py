@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from regard import maps
 from regard._check import finite, floating
 from regard.attention import Attention
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, RefusalError
 from regard.maps import Compose, Map
 from regard.proofs.certification import declare
 from regard.proofs.locating import in_double
+from regard.proofs.theorem import Refusal
 
 READOUT = "a decision is between logits of one token (1, classes): give a readout that makes them"
 
@@ -67,10 +68,13 @@ class Classifier:
         return chain, None, None
 
 
-def classifier(model: Any, readout: Any = None) -> Classifier:
+def classifier(model: Any, readout: Any = None, verb: str = "decide") -> Classifier:
     """A model and its readout as one classifier."""
     parts = (model,) if readout is None else (model, readout)
-    declared = [part if isinstance(part, (Attention, Map)) else declare.one(part) for part in parts]
+    try:
+        declared = [part if isinstance(part, (Attention, Map)) else declare.one(part) for part in parts]
+    except Refusal as refusal:
+        raise RefusalError(verb, [str(refusal)]) from None
     return Classifier(declared[0] if len(declared) == 1 else Compose(tuple(declared)), parts)
 
 

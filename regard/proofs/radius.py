@@ -78,7 +78,7 @@ def certified_radius(
     steps: of the attack.
     """
     _check_arguments(x, token, norm, steps)
-    found = classifier(model, readout)
+    found = classifier(model, readout, "certified_radius")
     whole = found.exact
     points = x.detach().double()
     logits = found.logits(points).detach()
