@@ -121,11 +121,17 @@ def _labels(label: int | Sequence[int] | None, logits: Tensor) -> tuple[int, ...
 
 
 def _refuted(found: Classifier, domain: Near, labels: tuple[int, ...], witness: Witness) -> Decision:
-    rival = _rival(found.run(witness.other), labels)
+    rival = _rival(found.run(_moved(witness)), labels)
     margin = Certificate(math.inf, domain, Frobenius(), NO_THEOREM, quantity=QUANTITY)
     kind = str(found.dtype).rpartition(".")[-1]
     reason = f"class {rival} leads by {-witness.value:.6g} there, as the model runs in {kind}"
     return Decision(False, labels, rival, margin, witness, reason)
+
+
+def _moved(witness: Witness) -> Tensor:
+    """The input that was found."""
+    assert isinstance(witness.other, Tensor)
+    return witness.other
 
 
 def _rival(logits: Tensor, labels: tuple[int, ...]) -> int:
@@ -136,7 +142,7 @@ def _rival(logits: Tensor, labels: tuple[int, ...]) -> int:
 def _proved(found: Classifier, domain: Near, labels: tuple[int, ...], witness: Witness) -> Decision:
     certificate, rival, reason = margin_certificate(found, domain, labels)
     holds = True if certificate.value < 0 else None
-    rival = _rival(found.run(witness.other), labels) if rival is None else rival
+    rival = _rival(found.run(_moved(witness)), labels) if rival is None else rival
     return Decision(holds, labels, rival, certificate, witness, reason)
 
 
