@@ -300,7 +300,7 @@ def test_what_rounding_may_take_from_a_gap():
 
 
 def test_rounding_of_scores_that_are_not_known():
-    """Ten digits of the largest are assumed, beside the roundings that are counted; zeros have these alone."""
+    """Ten digits of the largest are assumed beside the roundings that are counted; zeros have these only."""
     x = torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]], dtype=torch.float64)
     counted = float(relative_error(16 * (3 + 2 + 2) + 1024))
     for scale, largest in ((0.0, 0.0), (3.0, 12.0)):
