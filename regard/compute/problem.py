@@ -16,7 +16,7 @@ from regard._transforms import moves
 from regard._types import Features
 from regard.errors import ArgumentError
 from regard.normalizers import Normalizer, Reference
-from regard.potentials import Potential
+from regard.potentials import Bilinear, Dot, Potential
 from regard.supports import Causal, Full, Padding, Support
 from regard.supports.base import conjuncts
 
@@ -137,7 +137,7 @@ def pose(
         torch.arange(points.shape[-2], device=points.device) if given is None else given
         for points, given in ((x, query_marks), (y, key_marks))
     ]
-    queries, keys = _features(potential, x, y, *marks)
+    potential, queries, keys = _compare_with_enough_digits(potential, x, y, *marks)
     heads = max(head_count(queries), x.shape[-3] if x.ndim >= 3 else 1)
     groups = max(head_count(keys), values.shape[-3] if values.ndim >= 3 else 1)
     if log_counts is not None and log_counts.ndim >= 2 and log_counts.shape[-2] == groups:
@@ -147,6 +147,27 @@ def pose(
     given = (log_counts, log_queries, query_marks, key_marks)
     shapeless = Problem(*nouns, *tensors, x.shape[-2], *given)
     return Problem(*nouns, *tensors, x.shape[-2], *given, _batch_shape(shapeless))
+
+
+def _compare_with_enough_digits(
+    potential: Potential, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor
+) -> tuple[Potential, Features, Features]:
+    """The potential with the features of the tokens; half precision is for storage, not for scores.
+
+    A bare product is exact in the kernel, which sums in float32. Whatever else is done to half-precision
+    points before they meet (rotation, scaling, a norm) would be rounded to three digits, so it is done in
+    float32.
+    """
+    if x.dtype.itemsize < 4 and not isinstance(potential, (Dot, Bilinear)):
+        potential = pytree.tree_map(_widen, potential)
+        x, y = _widen(x), _widen(y)
+    return potential, *_features(potential, x, y, x_marks, y_marks)
+
+
+def _widen(value: Any) -> Any:
+    """Half-precision tensors in float32, everything else as it is."""
+    half = isinstance(value, Tensor) and value.dtype.is_floating_point and value.dtype.itemsize < 4
+    return value.float() if half else value
 
 
 def _check_digits(dtype: torch.dtype, **nouns: Any) -> None:

@@ -52,13 +52,24 @@ class Alibi(PositionPotential):
 
     @staticmethod
     def heads(count: int) -> Alibi:
-        """The published slopes 2^(-8 i / count), i = 1..count, one for each head."""
-        if count < 1:
-            raise ArgumentError("count", f"is {count}", "give the number of heads, one or more")
-        return Alibi(2.0 ** (-8.0 * torch.arange(1, count + 1) / count))
+        """The published slopes, one for each head: 2^(-8 i / count), i = 1..count, for a power of two.
+
+        For other counts they are those of the released code (press2022), which models were trained with: all
+        of the next lower power of two, then every other one of the next higher.
+        """
+        if not isinstance(count, int) or count < 1:
+            raise ArgumentError("count", f"is {count!r}", "give the number of heads, one or more")
+        lower = 1 << (count.bit_length() - 1)
+        own, between = _slopes(lower), _slopes(2 * lower)[::2]
+        return Alibi(torch.cat([own, between[: count - lower]]))
 
     def pair(self, queries: Features, keys: Features) -> Tensor:
         return -over_scores(self.slope) * (queries - keys.mT).abs()
+
+
+def _slopes(count: int) -> Tensor:
+    """2^(-8 i / count), i = 1..count."""
+    return 2.0 ** (-8.0 * torch.arange(1, count + 1) / count)
 
 
 class Buckets(Object):

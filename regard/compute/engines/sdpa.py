@@ -176,10 +176,13 @@ def _with_enough_digits(
 ) -> tuple[Reduction, Problem]:
     """The reduction in the dtype of the run; the problem, in float64 where terms of a score cancel.
 
-    Half precisions stay as they are unless there are biases, which need float32.
+    Half precisions stay as they are unless there are biases, or a scale or temperature that the queries take;
+    those need float32.
     """
     kind = reduction.queries.dtype
-    if reduction.key_bias is not None or reduction.residues or problem.log_counts is not None:
+    taken = (reduction.scale, problem.normalizer.temperature)  # type: ignore[attr-defined]
+    biased = reduction.key_bias is not None or reduction.residues or problem.log_counts is not None
+    if biased or any(isinstance(t, Tensor) for t in taken):
         kind = working_dtype(kind)
     if kind == torch.float32 and loses_digits(reduction):
         problem = problem.to(torch.float64)
