@@ -44,3 +44,63 @@ def test_free_energy_of_learned_temperatures(count):
     for head, each in zip(heads, temperature, strict=True):
         alone = r.Attention(r.Dot(), normalizer=r.Softmax(float(each))).free_energy(x)
         torch.testing.assert_close(head, alone, atol=1e-14, rtol=0)
+
+
+def test_an_entmax_for_each_head_is_learned():
+    """One alpha a head is that alpha, and its gradient is that of finite differences (correia2019)."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(2, 3, 5, 4, dtype=torch.float64, generator=generator, requires_grad=True)
+        for _ in range(3)
+    )
+    alpha = torch.tensor([1.2, 1.5, 2.3], dtype=torch.float64, requires_grad=True)
+    counts = torch.randn(5, dtype=torch.float64, generator=generator)
+
+    def heads(q, k, v, alpha):
+        return r.attend(q, k, v, normalizer=r.Entmax(alpha), log_weights=counts)
+
+    for head, each in enumerate(alpha.tolist()):
+        some = (t[:, head : head + 1] for t in (q, k, v))
+        alone = r.attend(*some, normalizer=r.Entmax(each), log_weights=counts)
+        torch.testing.assert_close(heads(q, k, v, alpha)[:, head : head + 1], alone)
+    assert torch.autograd.gradcheck(heads, (q, k, v, alpha), check_forward_ad=True)
+    few = tuple(t[:1, :, :3].detach().requires_grad_() for t in (q, k, v))
+    plain = lambda *given: r.attend(*given[:3], normalizer=r.Entmax(given[3]))  # noqa: E731
+    assert torch.autograd.gradgradcheck(plain, (*few, alpha))
+
+
+def test_an_entmax_that_is_no_law_is_refused():
+    with pytest.raises(r.errors.ArgumentError, match="alpha: has entries that are not above 1"):
+        r.Entmax(torch.tensor([1.5, 1.0]))
+
+
+DOCUMENTS = {
+    "sorted": torch.arange(40) // 10,
+    "unsorted": torch.tensor([2, 0, 1, 0] * 10),
+    "of a batch": torch.stack([torch.arange(40) // 10, torch.arange(40) // 7]).unsqueeze(1),
+}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_documents_leave_out_what_nobody_sees(name):
+    """The span of a document holds all that its tokens see, and where documents are sorted nothing else."""
+    document = r.Document(DOCUMENTS[name])
+    marks = torch.arange(40)
+    allowed = document.allows(marks, marks).reshape(-1, 40, 40).any(0)
+    for low, high in ((0, 5), (8, 21), (39, 39)):
+        first, last = document.span(low, high)
+        seen = allowed[low : high + 1].any(0).nonzero()
+        assert first <= int(seen[0])
+        assert last >= int(seen[-1])
+        if name == "sorted":
+            assert (first, last) == (int(seen[0]), int(seen[-1]))
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+@pytest.mark.parametrize("causal", [True, False])
+def test_blocks_of_documents_are_the_definition(name, causal):
+    q, k, v = (torch.randn(2, 2, 40, 16, dtype=torch.float64) for _ in range(3))
+    support = r.Document(DOCUMENTS[name]) & (r.Causal() if causal else r.Full())
+    exact = r.attend(q, k, v, support=support, engine=r.engines.ReferenceEngine())
+    for engine in (r.engines.Sdpa(), r.engines.Tiled(pairs=160)):
+        torch.testing.assert_close(r.attend(q, k, v, support=support, engine=engine), exact)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard import _check
 from regard._object import Object
 from regard.potentials.reductions import Residue
 from regard.supports import Full, Support
@@ -129,7 +130,7 @@ class Tiling(Object):
             part = residue.tile(tile.rows, tile.columns)
             total = part if total is None else total + part
         allowed = self.allowed(tile)
-        if allowed is not None:
+        if allowed is not None and not _check.holds(allowed.all()):
             total = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device) if total is None else total
             total = total.masked_fill(~allowed, -math.inf)
         if total is None:
@@ -146,6 +147,8 @@ def as_four_dimensions(t: Tensor, batch: torch.Size, expand: bool) -> Tensor:
 
     Not expanded, dimensions of size one stay: the kernel broadcasts a bias without a copy.
     """
+    if t.ndim == 4 and len(batch) == 2 and (not expand or t.shape[:2] == batch):
+        return t if t.stride(-1) == 1 else t.contiguous()
     if len(batch) > 2:
         t = t.expand(*batch, *t.shape[-2:]).reshape(math.prod(batch[:-1]), batch[-1], *t.shape[-2:])
     else:
