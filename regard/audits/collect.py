@@ -109,6 +109,7 @@ class _Gathering:
             next(iter(reasons), ""),
             worst,
             "" if block is None else block.path,
+            max((unit["rounding"] for unit in measured), default=0.0),
         )
 
     def rows(self) -> list[Row]:

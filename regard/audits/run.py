@@ -5,7 +5,8 @@ and measure it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -25,7 +26,8 @@ from regard.audits.collect import collect
 from regard.audits.inputs import Input, inputs_of
 from regard.audits.memory import give_back
 from regard.audits.report import Report
-from regard.audits.site import TOLERANCE, Site
+from regard.audits.rounding import agreeing
+from regard.audits.site import Site
 from regard.audits.store import Store
 from regard.errors import ArgumentError, MissingExtraError
 
@@ -56,22 +58,27 @@ class OnDisk(Protocol):
 
 def audit(
     model: nn.Module,
-    inputs: Sequence[str] | Sequence[dict[str, Tensor]],
+    inputs: str | dict[str, Tensor] | Sequence[str] | Sequence[dict[str, Tensor]],
     *,
     tokenizer: Any = None,
-    checks: Sequence[Check] | None = None,
+    checks: Sequence[Check | str] | None = None,
     name: str = "model",
     progress: Progress | None = None,
 ) -> Report:
     """Measure the attention of a loaded model on these inputs: texts (with a tokenizer) or keyword arguments
-    of the model.
+    of the model, one or several.
 
-    checks: which questions to ask, all by default (`regard.audits.checks()` lists them). The model is not
-    changed.
+    checks: which questions to ask, by name or as values; all by default (`regard checks` lists them). The
+    model is not changed.
     """
-    run = Audit(model, inputs, tokenizer=tokenizer, checks=checks, name=name)
+    several: Any = [inputs] if isinstance(inputs, (str, Mapping)) else inputs
+    run = Audit(model, several, tokenizer=tokenizer, checks=checks, name=name)
     run.measure(progress)
-    return run.report()
+    report = run.report()
+    if not report.coverage:
+        found = f"{type(model).__name__} has no attention that regard finds: nothing was measured"
+        warnings.warn(found, stacklevel=2)
+    return report
 
 
 class Audit:
@@ -83,7 +90,7 @@ class Audit:
         inputs: Sequence[Any],
         *,
         tokenizer: Any = None,
-        checks: Sequence[Check] | None = None,
+        checks: Sequence[Check | str] | None = None,
         name: str = "model",
         store: Store | None = None,
     ) -> None:
@@ -177,19 +184,14 @@ class Audit:
 
     def _measure_one(self, item: Input, place: Place, scene: Scene) -> None:
         try:
-            site = place.site(self.model, scene.trace.get(place.path))
-            gap = site.disagreement()
-            if not gap <= TOLERANCE:
-                raise NotCovered(
-                    f"the declaration differs from the module's own output by {gap:.1e} (relative) on "
-                    f"input {item.index + 1}"
-                )
+            site, gap, rounding = place.agreeing_site(self.model, scene.trace.get(place.path))
         except (NotCovered, ArgumentError) as reason:
-            self.store.put(site_key(item, place), {"reason": str(reason)})
+            self.store.put(site_key(item, place), {"reason": f"{reason}, on input {item.index + 1}"})
             return
         asked = [check for check in self.checks if check.of_site is not None]
         results = {check.name: answer(check.of_site, scene, site) for check in asked}
-        self.store.put(site_key(item, place), {"heads": site.heads, "disagreement": gap, "results": results})
+        found = {"heads": site.heads, "disagreement": gap, "rounding": rounding, "results": results}
+        self.store.put(site_key(item, place), found)
 
     def _whole(self, item: Input, scene: _Lazy) -> None:
         asked = [check for check in self.checks if check.of_input is not None]
@@ -225,6 +227,12 @@ class Place:
         with quiet(model):
             declared = self.adapter.declare(model, self.path, model.get_submodule(self.path), call)
         return Site(self.path, self.layer, self.kind, declared, self.block(model))
+
+    def agreeing_site(self, model: nn.Module, call: Call | None) -> tuple[Site, float, float]:
+        """The declaration, how far it is from the module, and how far the module's rounding takes it."""
+        if call is None:
+            raise NotCovered("the module was not called")
+        return agreeing(partial(self.site, model), model.get_submodule(self.path), call)
 
 
 @dataclass
@@ -317,16 +325,14 @@ def working(model: nn.Module) -> nn.Module:
     return other.to(torch.float32)
 
 
-def _check_all(checks: Sequence[Check] | None) -> tuple[Check, ...]:
-    found = all_checks() if checks is None else tuple(checks)
+def _check_all(checks: Sequence[Check | str] | None) -> tuple[Check, ...]:
+    known = {check.name: check for check in all_checks()}
+    found = list(known.values()) if checks is None else [checks] if isinstance(checks, str) else list(checks)
     for check in found:
-        if not isinstance(check, Check):
-            raise ArgumentError(
-                "checks",
-                f"has a {type(check).__name__}, {check!r}",
-                "give values from regard.audits.checks.checks()",
-            )
-    return found
+        if not isinstance(check, (Check, str)) or (isinstance(check, str) and check not in known):
+            remedy = f"give names of {', '.join(known)}"
+            raise ArgumentError("checks", f"has {check!r}, a {type(check).__name__}", remedy)
+    return tuple(known[check] if isinstance(check, str) else check for check in found)
 
 
 def _run(model: nn.Module, options: dict[str, Any], paths: list[str], index: int) -> dict[str, Call]:

@@ -11,9 +11,14 @@ from torch import Tensor
 
 from regard import _check
 from regard._object import Object
+from regard.attention import Attention
+from regard.compute import Fourier
+from regard.compute.application import problem_of
+from regard.compute.selection import select_within
 from regard.errors import ArgumentError
 from regard.measure import Measure
 from regard.norms import Wasserstein
+from regard.potentials import Dot
 from regard.transport import wasserstein
 
 PAIRS = 1 << 22
@@ -52,11 +57,19 @@ class Energy(Observable):
 
     def number(self, now: Measure, begin: Measure) -> float:
         masses = now.masses()
-        total = sum(
-            float(masses[rows] @ (self.beta * now.points[rows] @ now.points.mT).exp() @ masses)
-            for rows in _blocks(now.size)
-        )
-        return total / (2 * self.beta)
+        if now.size**2 > PAIRS:
+            return float(masses @ self._means(now)) / (2 * self.beta)
+        kernel = (self.beta * now.points @ now.points.mT).exp()
+        return float(masses @ kernel @ masses) / (2 * self.beta)
+
+    def _means(self, now: Measure) -> Tensor:
+        """∫ e^{β⟨x,y⟩} μ(dy) at every particle, (n,): log-sum-exps of attention, by a series where that pays
+        (relative error at most 1e-9), else from all pairs.
+        """
+        problem = problem_of(Attention(Dot(scale=self.beta)), now.replace(points=now.points.double()), None)
+        with torch.no_grad():
+            energy = select_within(problem, Fourier(1e-9)).free_energy()
+        return (energy - math.log(now.size)).exp().to(now.points)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -80,6 +93,8 @@ class Clusters(Observable):
     def labels(self, measure: Measure) -> Tensor:
         """For each particle the first one of its group, (n,)."""
         unit = torch.nn.functional.normalize(measure.points.detach(), dim=-1)
+        if measure.dimension == 2 and bool(unit.any(-1).all()):
+            return _arcs(unit, math.acos(self.cosine))
         labels = torch.arange(measure.size, device=unit.device)
         while True:
             least = torch.cat(
@@ -144,6 +159,21 @@ class EffectiveRank(Observable):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class MeanCosine(Observable):
+    """∬ cos(x, y) μ(dx) μ(dy) = |∫ x/|x| dμ|²: the mean cosine of two particles, each drawn by itself; one
+    where all point the same way.
+    """
+
+    @property
+    def name(self) -> str:
+        return "mean cosine"
+
+    def number(self, now: Measure, begin: Measure) -> float:
+        unit = torch.nn.functional.normalize(now.points, dim=-1)
+        return float((now.masses() @ unit).square().sum())
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Hull(Observable):
     """The mean over directions u of the support function max_i ⟨u, x_i⟩ of the convex hull;
     directions (k, d).
@@ -182,6 +212,17 @@ class Moved(Observable):
 
     def number(self, now: Measure, begin: Measure) -> float:
         return float(wasserstein(now, begin, self.norm.p))
+
+
+def _arcs(unit: Tensor, angle: float) -> Tensor:
+    """Groups of points of the circle: neighbors whose angle is at most this belong together."""
+    turn, order = torch.atan2(unit[:, 1], unit[:, 0]).sort()
+    gaps = torch.cat([turn[:1] + 2 * math.pi - turn[-1:], turn.diff()])
+    groups = (gaps > angle + 4 * torch.finfo(unit.dtype).eps).cumsum(0)
+    groups = groups % groups[-1].clamp_min(1)  # what precedes the first gap belongs to the last group
+    labels = torch.empty_like(order).scatter_(0, order, groups)
+    places = torch.arange(len(order), device=order.device)
+    return torch.full_like(order, len(order)).scatter_reduce(0, labels, places, "amin")[labels]
 
 
 def _blocks(count: int) -> list[slice]:
