@@ -29,6 +29,7 @@ def attend(
     support: Support = Full(),
     log_weights: Tensor | None = None,
     engine: Engine | None = None,
+    **torch_names: Any,
 ) -> Tensor:
     """Attention of queries q (..., m, d) to keys k (..., n, d) with values v (..., n, e): (..., m, e).
 
@@ -36,6 +37,8 @@ def attend(
     grouped queries. log_weights (..., n) says how often each key counts. Shapes are checked, values are not:
     NaN propagates, as in torch.
     """
+    for name in torch_names:
+        raise ArgumentError(name, *_TORCH.get(name, ("is no argument of attend", f"it takes {_OWN}")))
     if engine is None and log_weights is None:
         found = direct(q, k, v, potential, normalizer, support)
         if found is not None:
@@ -127,3 +130,19 @@ def pose_tensors(
 
 
 _EXAMPLES = {"Potential": "Gaussian(bandwidth=2.0)", "Normalizer": "Entmax(1.5)", "Support": "Causal()"}
+_OWN = "potential, normalizer, support, log_weights and engine"
+_TORCH = {
+    "is_causal": ("is torch's name", "write support=regard.Causal()"),
+    "attn_mask": (
+        "is torch's name",
+        "write support=regard.Where(mask) for a boolean mask; an additive one is a potential: "
+        "potential=regard.Dot() + regard.hf.pair_bias.PairBias(mask)",
+    ),
+    "dropout_p": (
+        "is torch's name",
+        "leave it out: weights that are dropped at random are no law, and attend has none",
+    ),
+    "scale": ("is torch's name", "write potential=regard.Dot(scale=...)"),
+    "enable_gqa": ("is torch's name", "leave it out: fewer heads of keys than of queries are grouped"),
+}
+"""How the options of F.scaled_dot_product_attention are written here."""

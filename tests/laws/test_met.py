@@ -104,3 +104,30 @@ def test_blocks_of_documents_are_the_definition(name, causal):
     exact = r.attend(q, k, v, support=support, engine=r.engines.ReferenceEngine())
     for engine in (r.engines.Sdpa(), r.engines.Tiled(pairs=160)):
         torch.testing.assert_close(r.attend(q, k, v, support=support, engine=engine), exact)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"is_causal": True}, r"^is_causal: is torch's name; write support=regard.Causal\(\)"),
+        ({"attn_mask": torch.ones(3, 3).bool()}, r"^attn_mask: .*support=regard.Where\(mask\)"),
+        ({"dropout_p": 0.1}, "^dropout_p: .*no law"),
+        ({"scale": 0.5}, r"^scale: .*Dot\(scale="),
+        ({"enable_gqa": True}, "^enable_gqa: .*grouped"),
+        ({"maks": 1}, "^maks: is no argument of attend; it takes potential"),
+    ],
+)
+def test_options_of_torch_say_how_they_are_written(given, message):
+    q = torch.randn(1, 1, 3, 4)
+    with pytest.raises(r.errors.ArgumentError, match=message):
+        r.attend(q, q, q, **given)
+
+
+@pytest.mark.parametrize("width", [16, 64])
+@pytest.mark.parametrize("support", [r.Full(), r.Causal()])
+def test_the_kernel_at_once_is_the_plan(width, support):
+    """Where nothing is left to decide the plan makes the same call, bit for bit."""
+    q, k, v = (torch.randn(2, 3, 9, width) for _ in range(3))
+    for normalizer in (r.Softmax(), r.Softmax(0.5)):
+        planned = r.attend(q, k, v, support=support, normalizer=normalizer, engine=r.engines.Sdpa())
+        assert torch.equal(r.attend(q, k, v, support=support, normalizer=normalizer), planned)

@@ -205,9 +205,23 @@ def _tile(problem: Problem, parts: SupportParts, residues: tuple[Residue, ...]) 
     """Blocks of rows, where the mask or the bias is more than a causal flag and a bias on keys."""
     if not parts.rest and not residues and (not parts.causal or problem.in_order()):
         return None
-    batch = max(1, math.prod(problem.batch_shape))
-    rows = min(max(32, rows_per_tile(batch, problem.key_count, 1)), 256)
-    return Tiling(problem.support, problem.rows(), problem.columns(), rows, problem.in_order(), residues)
+    first = problem.support.allows(problem.rows()[..., :1], problem.columns()[..., :1])
+    masked = problem.batch_shape if residues else first.shape[:-2]  # one mask serves all heads, a bias one
+    most = min(max(32, rows_per_tile(max(1, math.prod(masked)), problem.key_count, 1)), 256)
+    marks = (problem.rows(), problem.columns())
+    tiling = Tiling(problem.support, *marks, most, problem.in_order(), residues)
+    return tiling if residues or not problem.in_order() else _narrowed(tiling)
+
+
+def _narrowed(tiling: Tiling) -> Tiling:
+    """The same with fewer rows a block where they see fewer keys together, as in a window."""
+    middle = tiling.query_marks.shape[-1] // 2
+
+    def work(rows: int) -> float:
+        seen = tiling.columns_of(middle // rows * rows, middle // rows * rows + rows - 1)
+        return (seen.stop - seen.start) * (1 + 16 / rows)
+
+    return tiling.replace(rows=min((tiling.rows, 128, 64, 32), key=lambda rows: work(min(rows, tiling.rows))))
 
 
 def _add_key_masks(

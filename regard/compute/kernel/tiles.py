@@ -98,13 +98,15 @@ class Tiling(Object):
         return self.replace(rows=max(1, self.rows // max(1, factor)))
 
     def __iter__(self) -> Iterator[Tile]:
-        queries, keys = self.query_marks.shape[-1], self.key_marks.shape[-1]
+        queries = self.query_marks.shape[-1]
         for element in [None] if self.batch is None else itertools.product(*map(range, self.batch)):
             for low in range(0, queries, self.rows):
                 high = min(low + self.rows, queries)
-                yield Tile(slice(low, high), self._columns(low, high - 1, keys), element)
+                yield Tile(slice(low, high), self.columns_of(low, high - 1), element)
 
-    def _columns(self, low: int, high: int, keys: int) -> slice:
+    def columns_of(self, low: int, high: int) -> slice:
+        """The keys that queries low, ..., high may see; all where tokens are not in order."""
+        keys = self.key_marks.shape[-1]
         if not self.in_order:
             return slice(0, keys)
         first, last = self.support.span(low, high)
