@@ -140,7 +140,9 @@ def _at_origin(potential: Potential) -> Potential:
         return _PlainGaussian(potential.bandwidth)
     if isinstance(potential, (Dot, Bilinear, Cosine)):  # these have no parts
         return potential
-    return with_simple_parts(potential, _at_origin)
+    return with_simple_parts(
+        potential, lambda part: _PlainGaussian(part.bandwidth) if isinstance(part, Gaussian) else part
+    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
