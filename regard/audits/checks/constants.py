@@ -49,6 +49,18 @@ def constants(scene: Scene, site: Site) -> Result:
     return Result(numbers, _by_token(scene, site, tokens))
 
 
+def branches(scene: Scene, site: Site) -> Result:
+    """What a quick look takes: attention with its norm and the MLP, without heads and the block."""
+    moving = Moving(scene, site)
+    tokens = _mlp(scene, site)
+    branch = _branch(moving) if site.context is None else None
+    attention = {"attention_branch_constant": branch} if branch is not None else _attention(moving)
+    found = attention | ({"mlp_branch_constant": tokens[0]} if tokens else {})
+    numbers = {name: value for name, (value, _) in found.items()}
+    worst = max(residual for _, residual in found.values())
+    return Result({**numbers, "residual": worst}, _by_token(scene, site, tokens))
+
+
 def _values(found: list[Found]) -> list[float]:
     return [value for value, _ in found]
 
@@ -266,6 +278,7 @@ register(
             ),
         ),
         of_site=constants,
+        quick_site=branches,
         order=30,
     )
 )

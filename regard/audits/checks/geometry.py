@@ -140,6 +140,7 @@ register(
             ),
         ),
         of_site=geometry,
+        quick_site=geometry,
         order=60,
     )
 )

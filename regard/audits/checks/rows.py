@@ -97,6 +97,7 @@ register(
             ),
         ),
         of_site=rows,
+        quick_site=rows,
         order=20,
     )
 )
