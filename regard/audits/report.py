@@ -15,7 +15,11 @@ from regard.errors import ArgumentError
 if TYPE_CHECKING:
     from regard.audits.findings import Finding
 
-SCHEMA = 3
+SCHEMA = 4
+DECLARED, OBSERVED = "declared", "observed"
+"""How a layer is covered: as a declaration that is proved to be the module, or as what it was seen to
+compute.
+"""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class InputEntry:
 class Coverage:
     """One attention module: covered, or the reason why not; how far its declaration is from it, relative,
     on the worst input.
+
+    level: declared, or observed, and then the reason says which piece of it was not understood.
     """
 
     site: str
@@ -43,6 +49,7 @@ class Coverage:
     reason: str
     disagreement: float
     block: str
+    level: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,11 @@ class Report:
     def covered(self) -> list[Coverage]:
         """The attention modules that were measured."""
         return [entry for entry in self.coverage if entry.covered]
+
+    @property
+    def observed(self) -> list[Coverage]:
+        """The attention modules that were measured without a declaration, each with the reason."""
+        return [entry for entry in self.coverage if entry.level == OBSERVED]
 
     @property
     def missing(self) -> list[Coverage]:

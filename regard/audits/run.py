@@ -5,7 +5,7 @@ and measure it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -17,16 +17,19 @@ from torch import Tensor, nn
 
 from regard.audits.adapters import Adapter, adapter_of
 from regard.audits.adapters.base import Block, Call, NotCovered
+from regard.audits.adapters.general import General
+from regard.audits.calling import called, path_and_turn
 from regard.audits.capture import capture, quiet
 from regard.audits.checks import Check
 from regard.audits.checks import checks as all_checks
-from regard.audits.checks.base import Result, Scene, Weights
+from regard.audits.checks.base import Measurable, Result, Scene, Weights
 from regard.audits.collect import collect
 from regard.audits.inputs import Input, inputs_of
 from regard.audits.memory import give_back
 from regard.audits.report import Report
 from regard.audits.site import TOLERANCE, Site
 from regard.audits.store import Store
+from regard.audits.watching import ObservedSite, Spot, spots, watching
 from regard.errors import ArgumentError, MissingExtraError
 
 Progress = Callable[[str, int, int], None]
@@ -98,7 +101,19 @@ class Audit:
         )
         if not self.inputs and any(check.of_site or check.of_input for check in self.checks):
             raise ArgumentError("inputs", "are empty", "give at least one text")
-        self.places = list(places(self.original))
+
+    @cached_property
+    def places(self) -> list[Place]:
+        """Where attention is: in modules that an adapter knows, and wherever the model is seen to compute it
+        on its shortest input.
+        """
+        if self.disk is not None or not self.inputs:
+            return list(places(self.original))
+        shortest = min(self.inputs, key=lambda item: _size(item.options))
+        return list(all_places(self.original, _notice(self.model, self._options(shortest), shortest.index)))
+
+    def _options(self, item: Input) -> dict[str, Any]:
+        return _cast_options(item.options, next(self.model.parameters()).dtype)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -128,11 +143,11 @@ class Audit:
         """All that is to be done."""
         steps: list[Step] = []
         for place in self.places:
-            steps.append((f"weights of {place.path}", weights_key(place), partial(self._weights, place)))
+            steps.append((f"weights of {place.name}", weights_key(place), partial(self._weights, place)))
         for item in self.inputs:
             scene = _Lazy(partial(self._scene, item))
             for place in self.places:
-                name = f"input {item.index + 1}, {place.path}"
+                name = f"input {item.index + 1}, {place.name}"
                 steps.append((name, site_key(item, place), partial(self._site, item, place, scene)))
             steps.append(
                 (f"input {item.index + 1}, whole", input_key(item), partial(self._whole, item, scene))
@@ -141,6 +156,9 @@ class Audit:
 
     def _weights(self, place: Place) -> None:
         asked = [check for check in self.checks if check.of_weights is not None]
+        if place.spot.turn or place.spot.part:  # shared weights are asked once
+            self.store.put(weights_key(place), {"results": {}})
+            return
         try:
             weights = Weights.of(place.adapter, self.model, place.path, place.layer) if asked else None
         except NotCovered as reason:
@@ -151,11 +169,11 @@ class Audit:
 
     def _scene(self, item: Input) -> Scene:
         blocks = [block for place in self.places if (block := place.block(self.model)) is not None]
-        paths = {place.path for place in self.places} | {
-            path for block in blocks for path in block_paths(block)
-        }
-        options = _cast_options(item.options, next(self.model.parameters()).dtype)
-        trace = _run(self.model, options, sorted(paths), item.index)
+        paths = {place.path for place in self.places}
+        paths |= {path_and_turn(name)[0] for block in blocks for name in block_paths(block)}
+        options = self._options(item)
+        with nullcontext(None) if self.disk is not None else watching(_modules(self.model)) as watch:
+            trace = _run(self.model, options, sorted(paths), item.index)
         return Scene(
             self.model,
             options,
@@ -166,6 +184,7 @@ class Audit:
             item.text,
             item.words,
             item.encode,
+            {} if watch is None else spots(watch.noticed),
         )
 
     def _site(self, item: Input, place: Place, lazy: _Lazy) -> None:
@@ -177,19 +196,33 @@ class Audit:
 
     def _measure_one(self, item: Input, place: Place, scene: Scene) -> None:
         try:
-            site = place.site(self.model, scene.trace.get(place.path))
+            site, gap, reason = self._judge(item, place, scene)
+        except (NotCovered, ArgumentError) as error:
+            self.store.put(site_key(item, place), {"reason": str(error)})
+            return
+        asked = [check for check in self.checks if check.of_site is not None]
+        results = {check.name: answer(check.of_site, scene, site) for check in asked}
+        found = {"heads": site.heads, "disagreement": gap, "results": results}
+        self.store.put(site_key(item, place), {**found, "observed": reason} if reason else found)
+
+    def _judge(self, item: Input, place: Place, scene: Scene) -> tuple[Measurable, float, str]:
+        """The layer as a declaration that is proved to be the module; where there is none, as what was seen
+        to happen, and why no more.
+        """
+        try:
+            site = place.site(self.model, scene.trace.get(place.spot.call))
             gap = site.disagreement()
             if not gap <= TOLERANCE:
                 raise NotCovered(
                     f"the declaration differs from the module's own output by {gap:.1e} (relative) on "
                     f"input {item.index + 1}"
                 )
-        except (NotCovered, ArgumentError) as reason:
-            self.store.put(site_key(item, place), {"reason": str(reason)})
-            return
-        asked = [check for check in self.checks if check.of_site is not None]
-        results = {check.name: answer(check.of_site, scene, site) for check in asked}
-        self.store.put(site_key(item, place), {"heads": site.heads, "disagreement": gap, "results": results})
+            return site, gap, ""
+        except (NotCovered, ArgumentError) as error:
+            if place.spot not in scene.seen or place.spot.call not in scene.trace:
+                raise
+            observed = place.observe(scene, str(error))
+            return observed, observed.disagreement(), str(error)
 
     def _whole(self, item: Input, scene: _Lazy) -> None:
         asked = [check for check in self.checks if check.of_input is not None]
@@ -205,26 +238,40 @@ class Audit:
 class Place:
     """Where attention is in a model, and who knows it."""
 
-    path: str
+    spot: Spot
     layer: int
     kind: str
     adapter: Adapter
 
+    @property
+    def path(self) -> str:
+        """Of the module."""
+        return self.spot.path
+
+    @property
+    def name(self) -> str:
+        """What a report calls it."""
+        return self.spot.name
+
     def block(self, model: nn.Module) -> Block | None:
         """What stands around it."""
-        return self.adapter.block(model, self.path, model.get_submodule(self.path))
+        found = self.adapter.block(model, self.path, model.get_submodule(self.path))
+        return found if found is None else block_in_call(found, self.spot.turn)
 
     def site(self, model: nn.Module, call: Call | None) -> Site:
         """The declaration for one call."""
         if call is None:
             raise NotCovered("the module was not called on this input")
-        if call.times > 1:
-            raise NotCovered(
-                f"the module was called {call.times} times on one input, and an audit is of one call"
-            )
         with quiet(model):
             declared = self.adapter.declare(model, self.path, model.get_submodule(self.path), call)
-        return Site(self.path, self.layer, self.kind, declared, self.block(model))
+        return Site(self.name, self.layer, self.kind, declared, self.block(model))
+
+    def observe(self, scene: Scene, reason: str) -> ObservedSite:
+        """What was seen to happen on an input."""
+        block = self.block(scene.model)
+        return ObservedSite(
+            self.spot, self.layer, self.kind, reason, scene.model, scene.trace, scene.seen[self.spot], block
+        )
 
 
 @dataclass
@@ -245,9 +292,18 @@ class _Lazy:
 
 def places(model: nn.Module) -> Iterator[Place]:
     """The attention modules that an adapter knows, in the order of the model."""
-    known = ((path, module, adapter_of(module)) for path, module in model.named_modules())
-    for layer, (path, module, adapter) in enumerate((path, m, a) for path, m, a in known if a is not None):
-        yield Place(path, layer, type(module).__name__, adapter)
+    return all_places(model, ())
+
+
+def all_places(model: nn.Module, noticed: Iterable[Spot]) -> Iterator[Place]:
+    """The same and where attention was noticed: every call of a module, in the order of the model."""
+    modules = dict(model.named_modules())
+    known = [Spot(path) for path, module in modules.items() if adapter_of(module) is not None]
+    order = {path: number for number, path in enumerate(modules)}
+    found = sorted({*known, *noticed}, key=lambda spot: (order[spot.path], spot.turn, spot.part))
+    for layer, spot in enumerate(found):
+        module = modules[spot.path]
+        yield Place(spot, layer, type(module).__name__, adapter_of(module) or General())
 
 
 def sites(model: nn.Module, options: dict[str, Any]) -> list[Site]:
@@ -259,9 +315,9 @@ def sites(model: nn.Module, options: dict[str, Any]) -> list[Site]:
     return [place.site(model, trace.get(place.path)) for place in found]
 
 
-def unknown(model: nn.Module) -> Iterator[tuple[str, str]]:
+def unknown(model: nn.Module, found: Iterable[Place] | None = None) -> Iterator[tuple[str, str]]:
     """Modules that call themselves attention, and are neither known nor wrap or sit inside what is known."""
-    known = [place.path for place in places(model)]
+    known = [place.path for place in (places(model) if found is None else found)]
     for path, module in model.named_modules():
         related = any(
             path in ("", own) or own.startswith(f"{path}.") or path.startswith(f"{own}.") for own in known
@@ -273,6 +329,14 @@ def unknown(model: nn.Module) -> Iterator[tuple[str, str]]:
 def block_paths(block: Block) -> tuple[str, ...]:
     """Every module that a block names."""
     return (block.path, *block.attention, *block.mlp, *(() if block.final is None else (block.final,)))
+
+
+def block_in_call(block: Block, turn: int) -> Block:
+    """The block in a later call of it; the norm after the last block is called once."""
+    if turn == 0:
+        return block
+    attention, mlp = (tuple(called(path, turn) for path in part) for part in (block.attention, block.mlp))
+    return Block(called(block.path, turn), attention, mlp, block.final)
 
 
 def weights_key(place: Place) -> str:
@@ -341,12 +405,27 @@ def _run(model: nn.Module, options: dict[str, Any], paths: list[str], index: int
         raise ArgumentError("inputs", found, remedy) from error
 
 
+def _notice(model: nn.Module, options: dict[str, Any], index: int) -> list[Spot]:
+    """Where a model computes attention on an input."""
+    with watching(_modules(model)) as watch:
+        _run(model, options, [], index)
+    return list(spots(watch.noticed))
+
+
+def _modules(model: nn.Module) -> dict[str, nn.Module]:
+    return dict(model.named_modules())
+
+
+def _size(options: dict[str, Any]) -> int:
+    return sum(value.numel() for value in options.values() if isinstance(value, Tensor))
+
+
 def _chain(blocks: list[Block], trace: dict[str, Call]) -> list[Block]:
-    """The blocks of stacks that were called one after the other, each once: others are no chain of maps."""
+    """The blocks of stacks all of which were called: others are no chain of maps."""
     bad = {
         block.path.rpartition(".")[0]
         for block in blocks
-        if block.path not in trace or trace[block.path].times > 1
+        if any(name not in trace for name in block_paths(block))
     }
     return [block for block in blocks if block.path.rpartition(".")[0] not in bad]
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from typing import Any
 
 from regard.audits.findings import ALARMING, findings
@@ -42,13 +43,15 @@ def _coverage(report: Report) -> str:
         (entry.disagreement for entry in report.covered if not math.isnan(entry.disagreement)),
         default=math.nan,
     )
+    what = "each declaration equals the module's own output"
+    what += ", and what was observed the output of its call," if report.observed else ""
     where = (
         f" on {len(report.inputs)} input{'s' if len(report.inputs) != 1 else ''}"
         if report.inputs
         else " by their weights alone"
     )
     size = "exactly" if worst == 0 else f"to {worst:.0e} or better"
-    proof = "" if math.isnan(worst) else f"; each declaration equals the module's own output {size}"
+    proof = "" if math.isnan(worst) else f"; {what} {size}"
     cut = sum(entry.cut for entry in report.inputs)
     proof += (
         f"; {cut} of the texts {'was' if cut == 1 else 'were'} cut to what the model takes" if cut else ""
@@ -58,7 +61,17 @@ def _coverage(report: Report) -> str:
     )
     return (
         f"{len(report.covered)} of {total} attention layers are covered: {heads} "
-        f"heads{where}{proof}.{missing}"
+        f"heads{where}{proof}.{_observed(report)}{missing}"
+    )
+
+
+def _observed(report: Report) -> str:
+    """Layers that are measured as they were seen to compute, and what of them was not understood."""
+    reasons = Counter(entry.reason for entry in report.observed)
+    return "".join(
+        f" {count} of them {'is' if count == 1 else 'are'} observed, not declared ({reason}): measured as "
+        f"{'it was' if count == 1 else 'they were'} seen to compute, with nothing proved."
+        for reason, count in reasons.items()
     )
 
 

@@ -31,7 +31,6 @@ class Call:
     arguments: tuple[Any, ...]
     options: dict[str, Any]
     output: Any
-    times: int = 1  # how often it was called in one pass of the model
 
 
 @dataclass(frozen=True)

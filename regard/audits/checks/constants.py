@@ -11,9 +11,21 @@ from weakref import WeakKeyDictionary
 
 from torch import Generator, Tensor
 
+from regard.audits.adapters.base import NotCovered
 from regard.audits.capture import replay, tokens_in
-from regard.audits.checks.base import EXACT, HEAD, LAYER, Check, Column, Result, Scene, as_list, register
-from regard.audits.site import Site
+from regard.audits.checks.base import (
+    EXACT,
+    HEAD,
+    LAYER,
+    Check,
+    Column,
+    Measurable,
+    Result,
+    Scene,
+    as_list,
+    register,
+)
+from regard.audits.watching import ObservedSite
 from regard.derive import linearize
 from regard.derive.jacobian import Jacobian
 
@@ -25,15 +37,15 @@ singular value.
 """
 
 
-def constants(scene: Scene, site: Site) -> Result:
+def constants(scene: Scene, site: Measurable) -> Result:
     """The largest singular value of the derivative of each head, of the layer,
     of both branches with their norms, and of the block.
     """
-    found = {"layer_constant": largest(site.jacobian(), scene.generator(site.layer))}
+    found, missing = _layer(scene, site)
     if site.block is not None:
         for name, paths in (("attention_branch", site.block.attention), ("mlp_branch", site.block.mlp)):
             if (
-                paths and paths[0] == site.path and site.context is None
+                paths and paths[0] == site.path and site.context is None and found
             ):  # nothing stands before attention: it is the layer itself
                 found[f"{name}_constant"] = found["layer_constant"]
             elif paths and all(path in scene.trace for path in paths):
@@ -45,7 +57,19 @@ def constants(scene: Scene, site: Site) -> Result:
     heads = _heads(scene, site)
     worst = max(residual for _, residual in (*heads, *found.values()))
     numbers: dict[str, Any] = {name: value for name, (value, _) in found.items()}
-    return Result({**numbers, "head_constant": [value for value, _ in heads], "residual": worst})
+    return Result(
+        {**numbers, "head_constant": [value for value, _ in heads], "residual": worst}, reason=missing
+    )
+
+
+def _layer(scene: Scene, site: Measurable) -> tuple[dict[str, tuple[float, float]], str]:
+    """The constant of the layer, or why there is none: what was only observed may have no known output
+    projection.
+    """
+    try:
+        return {"layer_constant": largest(site.jacobian(), scene.generator(site.layer))}, ""
+    except NotCovered as reason:
+        return {}, f"no constant of the layer: {reason}"
 
 
 def block_constant(scene: Scene, path: str) -> tuple[float, float]:
@@ -62,10 +86,13 @@ def block_constant(scene: Scene, path: str) -> tuple[float, float]:
 _blocks: WeakKeyDictionary[Scene, dict[str, tuple[float, float]]] = WeakKeyDictionary()
 
 
-def _heads(scene: Scene, site: Site) -> list[tuple[float, float]]:
+def _heads(scene: Scene, site: Measurable) -> list[tuple[float, float]]:
     """The constant and the residual of each head: all at once,
     or one by one where several share their values.
     """
+    if isinstance(site, ObservedSite):
+        alone = (site.head_jacobian(head) for head in range(site.heads))
+        return [largest(jacobian, scene.generator(site.layer)) for jacobian in alone]
     if site.grouped or site.points.numel() <= SMALL:
         jacobians = [linearize(head, site.source, site.context) for head in site.singles]
         return [largest(jacobian, scene.generator(site.layer)) for jacobian in jacobians]
