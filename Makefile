@@ -15,7 +15,7 @@ help:
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   ratios to the fused kernel and to peers, certificates over attacks (QUICK=1: the short form)"
 	@echo "make falsify attack every certificate (SECONDS_=3600 for an hour)"
-	@echo "make mutate  plant 10 faults in proofs and run the tests about them (NIGHTLY=1: 60 faults; SEED=1: others)"
+	@echo "make mutate  plant 10 faults in proofs and run the tests about them (NIGHTLY=1: 60; SEED=1: others; NAMED=1: known ones)"
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -56,7 +56,7 @@ lint: $(VENV)/.dev
 # Every part runs, whichever of them misses a target; the exit status says whether one did.
 bench: $(VENV)/.bench
 	@missed=0; \
-	for part in "benchmarks" "benchmarks.tightness $(if $(QUICK),,--model)" "benchmarks.depth" "benchmarks.crowd" "benchmarks.audit" "benchmarks.plug" "benchmarks.guaranteed" "benchmarks.implicit" "benchmarks.language" "benchmarks.fourier"; do \
+	for part in "benchmarks" "benchmarks.tightness $(if $(QUICK),,--model)" "benchmarks.depth" "benchmarks.crowd" "benchmarks.audit" "benchmarks.plug" "benchmarks.guaranteed" "benchmarks.implicit" "benchmarks.language" "benchmarks.fourier" "benchmarks.flow"; do \
 		echo "python -m $$part $(if $(QUICK),--quick)"; \
 		$(RUN) -m $$part $(if $(QUICK),--quick) || missed=1; \
 	done; \
@@ -69,7 +69,7 @@ falsify: $(VENV)/.dev
 COUNT ?= $(if $(NIGHTLY),60,10)
 SEED  ?= 0
 mutate: $(VENV)/.dev
-	$(RUN) -m benchmarks.mutate --count $(COUNT) --seed $(SEED)
+	$(RUN) -m benchmarks.mutate $(if $(NAMED),--named,--count $(COUNT) --seed $(SEED))
 
 clean:
 	rm -rf $(VENV) audit-report benchmarks/results

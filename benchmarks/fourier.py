@@ -22,8 +22,8 @@ from torch import Tensor
 from benchmarks.measure import peak_mib
 from regard import Attention, Gaussian
 from regard.compute.application import problem_of
-from regard.compute.engines.fourier import FourierPlan
-from regard.compute.kernel.fourier import has_finufft
+from regard.compute.fourier.nonuniform import has_finufft
+from regard.compute.fourier.plan import FourierPlan
 from regard.engines import Finufft, Fourier, Separable
 
 BYTES = 60

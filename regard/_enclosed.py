@@ -107,7 +107,7 @@ class Vectors:
         norms = spectral_norms(self.center * law.value.sqrt().unsqueeze(-1))
         return Upper(norms.value, norms.roundings + law.roundings // 2 + 3) + self.error
 
-    def narrowed(self) -> Vectors:
+    def narrow(self) -> Vectors:
         """In the coordinates of their span, where that has fewer: no length and no spread is less than
         before.
 

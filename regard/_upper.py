@@ -8,8 +8,8 @@ A number carries how many roundings it went through (the counter of Stewart; Hig
 
 for true numbers that are real and not negative. One rounded sum, product, quotient or root adds one: fl(z) =
 z (1 + δ), |δ| ≤ u. So arithmetic costs what it costs without proofs, and `bound` pays for all roundings at
-once. ∞ is "nothing is known", for a true number that is real all the same, and so is what is no number. A
-product below `TINY` is lifted to it in an Upper, and is zero in a Lower: there rounding is no longer
+once. ∞ or NaN in an Upper means that nothing is known of a true number, which is real all the same. A product
+below `TINY` is lifted to it in an Upper, and is zero in a Lower: there rounding is no longer
 relative. A product of single numbers is zero where one of them is and the other is finite; in tensors it is
 `TINY`, which is as good as zero.
 
@@ -165,7 +165,7 @@ class Upper(Directed):
 
     @property
     def bound(self) -> Tensor:
-        """value · (1 - u)^(-roundings - 1), one for this product; what is no number is no bound, but ∞."""
+        """value · (1 - u)^(-roundings - 1), one for this product; ∞ where the value is NaN."""
         value = self.value if self.roundings == 0 else self.value * _grown(self.roundings + 1)
         return torch.nan_to_num(value, nan=math.inf, posinf=math.inf)
 
@@ -205,7 +205,7 @@ class Upper(Directed):
     def minimum(self, *others: Upper) -> Upper:
         """Of several bounds of the same number, the smallest; and of numbers, the smallest.
 
-        What is no number is no bound.
+        NaN is passed over.
         """
         return _fold(torch.fmin, (self, *others))
 
@@ -221,7 +221,7 @@ class Upper(Directed):
         others = 1 - torch.eye(size, dtype=torch.float64)
         finite = torch.isfinite(self.value)
         found = torch.where(finite, self.value, 0.0) @ others
-        endless = (~finite).double() @ others > 0  # infinity times zero is no number
+        endless = (~finite).double() @ others > 0  # ∞ · 0 would be NaN
         return Upper(torch.where(endless, math.inf, found), self.roundings + size)
 
     # Functions that grow: of the bound, and rounded themselves
@@ -261,7 +261,7 @@ class Lower(Directed):
 
     @property
     def bound(self) -> Tensor:
-        """value · (1 - u)^(roundings + 1), one for this product; what is no number says nothing, and is 0."""
+        """value · (1 - u)^(roundings + 1), one for this product; 0 where the value is NaN."""
         value = self.value if self.roundings == 0 else self.value * (1 - (self.roundings + 1) * UNIT)
         return torch.nan_to_num(value, nan=0.0)
 
@@ -291,7 +291,7 @@ class Lower(Directed):
     def maximum(self, *others: Lower) -> Lower:
         """Of several bounds of the same number, the largest; and of numbers, the largest.
 
-        What is no number is no bound.
+        NaN is passed over.
         """
         return _fold(torch.fmax, (self, *others))
 

@@ -15,7 +15,8 @@ from regard.compute import (
     all_engines,
 )
 from regard.compute.engine import register
-from regard.compute.kernel.fourier import Finufft, Separable
+from regard.compute.fourier.nonuniform import Finufft
+from regard.compute.fourier.separable import Separable
 
 __all__ = [
     "Engine",

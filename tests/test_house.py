@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import regard as r
-from benchmarks.mutate.declared import read
+from benchmarks.mutate.declared import named, read
 from benchmarks.mutate.planting import mutants_of, walk
 from tests import nouns
 
@@ -140,6 +140,16 @@ def test_every_explained_survivor_is_a_fault_that_can_be_planted():
     keys = {mutant.key for mutant in walk(root, declared.proofs)}
     assert not [key for key in declared.explained if key not in keys]
     assert all(why.strip() for why in declared.explained.values())
+
+
+def test_faults_that_once_passed_can_be_planted():
+    """A line of `named.toml` that has changed is planted nowhere."""
+    root = PACKAGE.parent
+    found = named(root)
+    assert len(found) >= 11
+    assert {fault.file for fault in found} <= set(read(root).tests)
+    for fault in found:
+        assert fault.after in fault.planted((root / fault.file).read_bytes()).decode()
 
 
 def test_faults_are_planted_where_proofs_are(tmp_path):

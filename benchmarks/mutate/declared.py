@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.mutate.planting import Mutant
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -38,6 +40,20 @@ def read(root: Path, survivors: Path = HERE / "survivors.toml") -> Declared:
     known = _toml(survivors).get("survivor", []) if survivors.exists() else []
     explained = {(k["file"], k["function"], k["operator"], k["before"], k["after"]): k["why"] for k in known}
     return Declared(proofs, {file: found for file, found in tests.items() if found}, explained)
+
+
+def named(root: Path) -> list[Mutant]:
+    """The faults of `named.toml`, which once passed every test."""
+    return [_named(root, **fault) for fault in _toml(HERE / "named.toml")["fault"]]
+
+
+def _named(root: Path, what: str, file: str, before: str, after: str) -> Mutant:
+    source, old = (root / file).read_bytes(), before.encode()
+    if source.count(old) != 1:
+        raise ValueError(f"named.toml: {before!r} is {source.count(old)} times in {file}, not once")
+    start = source.index(old)
+    line = source.count(b"\n", 0, start) + 1
+    return Mutant(file, what, "named", line, before, after, start, start + len(old), after)
 
 
 def _files(root: Path, room: str) -> list[str]:

@@ -53,6 +53,10 @@ class Plan(Object):
     def predict(self) -> Prediction:
         """Flops and extra bytes of a run."""
 
+    def pays(self) -> bool:
+        """Whether it is worth running where another engine may run instead."""
+        return True
+
 
 class Engine(Object):
     """Abstract: a way to compute problems. Engines differ in speed, never in meaning.
@@ -62,6 +66,8 @@ class Engine(Object):
 
     name: ClassVar[str]
     rank: ClassVar[int]
+    tolerant: ClassVar[bool] = False
+    """Whether it errs by a declared tolerance, so that any other engine may stand in for it."""
 
     @abstractmethod
     def plan(self, problem: Problem) -> Plan | Refused:

@@ -58,6 +58,27 @@ def explain_problem(problem: Problem, engine: Engine | None = None) -> Explanati
     raise RefusalError(f"engine {next(iter(refusals))}", list(refusals.values()))
 
 
+def select_within(problem: Problem, engine: Engine | None = None) -> Plan:
+    """The plan of one step of many: an engine that errs by a declared tolerance runs where it can and where
+    it pays, and others in its place; any other engine as `select` takes it.
+    """
+    if engine is None or not engine.tolerant:
+        return select(problem, engine)
+    plan = engine.plan(problem)
+    if isinstance(plan, Refused):
+        return _others(problem, plan.why)
+    return plan if plan.pays() else _others(problem, "")
+
+
+def _others(problem: Problem, why: str) -> Plan:
+    """A plan of the engines that have no tolerance; a warning where that is many pairs."""
+    if why and count_pairs(problem) > LARGE:
+        message = f"all {count_pairs(problem):.2g} pairs are summed, because {why}"
+        warnings.warn(message, PerformanceWarning, stacklevel=3)
+    plans = (candidate.offer(problem) for candidate in all_engines() if not candidate.tolerant)
+    return next(plan for plan in plans if not isinstance(plan, Refused))
+
+
 def select(problem: Problem, engine: Engine | None = None) -> Plan:
     """The plan that runs: that of the named engine, if it can; else the first that an engine offers."""
     plan = explain_problem(problem, engine).plan

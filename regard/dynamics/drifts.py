@@ -11,7 +11,7 @@ from regard.attention import Attention
 from regard.compute import Engine
 from regard.compute.application import problem_of
 from regard.compute.moments import project
-from regard.compute.selection import select
+from regard.compute.selection import select_within
 from regard.dynamics.displacement import Displacement
 from regard.errors import ArgumentError
 from regard.maps import Added, Affine, Compose, Gated, Heads, Map, Normalize, Pointwise, Residual, ToContext
@@ -90,7 +90,7 @@ def moved(x: Measure, points: Tensor) -> Measure:
 def _means(
     attention: Attention, x: Measure, context: Measure | Tensor | None, engine: Engine | None
 ) -> Tensor:
-    found = project.one(attention.moment, select(problem_of(attention, x, context), engine))
+    found = project.one(attention.moment, select_within(problem_of(attention, x, context), engine))
     if isinstance(found, Tensor):
         return found
     raise ArgumentError(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard import _check
 from regard._object import Object
-from regard.compute import Engine
+from regard.compute import Engine, Fourier
 from regard.dynamics.blow_up import BlowUpError
 from regard.dynamics.drifts import drift, moved
 from regard.dynamics.schemes import DormandPrince, Scheme, Velocity
@@ -69,11 +69,15 @@ class Motion(Object):
         """The times of all steps, where they are known before any is taken."""
         return None
 
+    def chosen(self, points: Tensor) -> Engine | None:
+        """The engine for a step from these points."""
+        return self.engine
+
     def value(self, layer: int, points: Tensor) -> Tensor:
         """The map of a layer at these points, with the weights and marks of the source."""
         if _check.holds(torch.isfinite(points).all()) is False:
             raise Overflow
-        found = drift(self.maps[layer % len(self.maps)], moved(self.source, points), self.engine)
+        found = drift(self.maps[layer % len(self.maps)], moved(self.source, points), self.chosen(points))
         if found.shape != points.shape:
             raise ArgumentError(
                 "map",
@@ -93,6 +97,15 @@ class Flow(Motion):
     space: Space
     noise: float
     seed: int
+
+    def chosen(self, points: Tensor) -> Engine | None:
+        """A scheme with a tolerance lets values err by a part of what a step may: it estimates errors beside
+        tolerance · (1 + |x|), and an engine errs by its tolerance times the radius of all values.
+        """
+        if self.engine is not None or not isinstance(self.scheme, DormandPrince):
+            return self.engine
+        size = 1 + float(points.detach().abs().amax()) if points.numel() else 1.0
+        return Fourier(min(0.5, self.scheme.tolerance / (16 * size)))
 
     def start(self) -> Node:
         points = self.space.enter(self.source.points)

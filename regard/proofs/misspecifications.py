@@ -213,7 +213,7 @@ def _output(map: Any, x: Points) -> Measure:
         else map(measure.points)
     )
     points = (found.points if isinstance(found, Measure) else found).detach()
-    joined = points if points.ndim == 2 else points.reshape(-1, *points.shape[-2:]).transpose(0, 1).flatten(1)
+    joined = points.reshape(-1, *points.shape[-2:]).transpose(0, 1).flatten(1)
     return Measure(joined, measure.log_weights)
 
 

@@ -13,7 +13,9 @@ import regard as r
 from regard.certificate import Hypothesis
 from regard.compute import Refused
 from regard.compute.application import problem_of
-from regard.compute.kernel.fourier import Series, gauss_fields, gauss_transform, has_finufft
+from regard.compute.fourier.nonuniform import has_finufft
+from regard.compute.fourier.series import Series
+from regard.compute.fourier.sums import gauss_fields, gauss_transform
 from regard.compute.tensors import pose_tensors
 from regard.engines import Finufft, Fourier, ReferenceEngine, Separable
 

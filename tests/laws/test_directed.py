@@ -380,7 +380,7 @@ def test_spreads_and_narrow_coordinates():
     found = Vectors(flat, exact(0.25)).spreads(exact(law)).bound.tolist()
     for bound, truth in zip(found, exactly, strict=True):
         assert truth + 0.25 <= bound <= truth * (1 + 1e-9) + 0.25
-    narrow = Vectors(flat, exact(0.0)).narrowed()
+    narrow = Vectors(flat, exact(0.0)).narrow()
     assert narrow.shape == (2, 5, 2)
     for bound, truth in zip(narrow.spreads(exact(law)).bound.tolist(), exactly, strict=True):
         assert truth <= bound <= truth * (1 + 1e-9)
@@ -390,7 +390,7 @@ def test_spreads_and_narrow_coordinates():
     assert float(narrow.error) <= 1e-12
     counted = Vectors(flat, exact(0.0)).spreads(Upper(law, 40)).roundings
     assert counted == spectral_norms(flat).roundings + 40 // 2 + 3 + 1
-    assert float(Vectors(flat, exact(0.5)).narrowed().error) == pytest.approx(0.5, rel=1e-9, abs=0)
+    assert float(Vectors(flat, exact(0.5)).narrow().error) == pytest.approx(0.5, rel=1e-9, abs=0)
 
 
 def test_what_narrow_coordinates_lose():
@@ -398,20 +398,20 @@ def test_what_narrow_coordinates_lose():
     g = torch.Generator().manual_seed(6)
     flat = torch.randn(10, 2, generator=g, dtype=D) @ torch.randn(2, 7, generator=g, dtype=D)
     longest = float(flat.norm(dim=-1).max())
-    made = Vectors(flat.unsqueeze(0), exact(0.0)).narrowed()
+    made = Vectors(flat.unsqueeze(0), exact(0.0)).narrow()
     rounding = float(relative_error(2 * 7 + 4)) * longest * math.sqrt(2)
     stated = 2 * rounding + 4 * UNIT * longest
     assert stated <= float(made.error) <= stated + 40 * UNIT * longest
     axes = torch.eye(3, dtype=D)[:2].unsqueeze(0)
     for small, width in ((3e-7, 1), (4e-7, 2)):  # squares beside one: 9e-14 and 1.6e-13
         vectors = axes * torch.tensor([1.0, small], dtype=D)[None, :, None]
-        found = Vectors(vectors, exact(0.0)).narrowed()
+        found = Vectors(vectors, exact(0.0)).narrow()
         assert found.shape == (1, 2, width)
         stated = float(relative_error(2 * 3 + 4)) * math.sqrt(width) * 2 + 4 * UNIT
         stated += small if width == 1 else 0.0
         assert float(found.error) == pytest.approx(stated, rel=1e-9, abs=0)
         assert bool((found.lengths().bound >= vectors.norm(dim=-1)).all())
-    nothing = Vectors(torch.zeros(1, 2, 3, dtype=D), exact(0.5)).narrowed()
+    nothing = Vectors(torch.zeros(1, 2, 3, dtype=D), exact(0.5)).narrow()
     assert nothing.lengths().bound[0].tolist() == pytest.approx([0.5, 0.5])
 
 

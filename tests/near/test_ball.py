@@ -16,7 +16,7 @@ from regard.proofs.near import ball as ball_file
 from regard.proofs.near.ball import (
     FrobeniusBall,
     _cumulant_factor,
-    _warped,
+    _warp,
     constant_change,
     direct_constant,
     remainder_constant,
@@ -60,7 +60,7 @@ def test_parts_of_the_constant(name, radius):
     whole = scores.steep.bound * turned + scores.excess.bound * spread
     largest = (z * s.seen).amax(-1)
     warped = torch.stack([largest * chi, spread * scores.ratio.bound, whole]).amin(0)
-    is_close(_warped(scores, values), warped, rel=1e-6)
+    is_close(_warp(scores, values), warped, rel=1e-6)
     beyond = spread * chi.square()
     first = torch.minimum(values.mixed.bound * chi, own * warped) + own * beyond
     t_b = float(first.max()) + by_keys(s, warped + beyond, off_diagonal(law))
@@ -106,7 +106,7 @@ def test_parts_of_the_move(name, radius):
     curved = a * radius**2 * float((weighted + weighted.mT).max() / 2) ** 0.5
     stated = float(scores.gather(exact(factors))) + radius * float(shifted_values(scores, values)) + curved
     is_close(remainder_constant(scores, values), stated, rel=1e-6)
-    carried = scores.laws.carried(exact(s.z.norm(dim=-1))).bound
+    carried = scores.laws.total_change(exact(s.z.norm(dim=-1))).bound
     turned = torch.stack([largest, carried, spread * scores.relative.bound]).amin(0)
     stated = w * float(scores.high_column) * radius + float(turned.norm())
     is_close(saturated_move(scores, values), stated, rel=1e-6)

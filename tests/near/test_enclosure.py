@@ -79,7 +79,7 @@ def holds(s, found, moves):
         moved = (after - s.p).abs().sum(-1)
         assert bool((moved <= found.swap.bound + 1e-13).all())
         f = torch.tensor([2.0, 0.5, 1.0, 3.0, 0.1], dtype=D)[: s.n]
-        assert bool((((after - s.p).abs() @ f) <= found.shifted(exact(f)).bound + 1e-12).all())
+        assert bool((((after - s.p).abs() @ f) <= found.total_change(exact(f)).bound + 1e-12).all())
         worst = max(worst, float((spans / (2 * found.half.bound)).max()))
     assert worst > 0.2
 
@@ -210,10 +210,10 @@ def test_what_follows_from_the_enclosure(size):
         [
             2 * math.tanh(half / 2) * torch.full((4,), 3.0, dtype=D),
             found.relative.bound * (s.p * f.square()).sum(-1).sqrt(),
-            found.laws.carried(exact(f)).bound,
+            found.laws.total_change(exact(f)).bound,
         ]
     )
-    is_close(found.shifted(exact(f)), shifted.amin(0))
+    is_close(found.total_change(exact(f)), shifted.amin(0))
 
 
 def test_the_total_variation_is_attained_by_two_keys():

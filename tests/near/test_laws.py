@@ -101,7 +101,7 @@ def test_weights_are_between_their_bounds(name, time):
         mass = min(float(put.sum()), float(taken.sum()))
         carried.append(filled(f, put, mass) + filled(f, taken, mass))
     is_close(found.most(exact(f)), torch.tensor(most, dtype=D), rel=1e-7, abs=1e-10)
-    is_close(found.carried(exact(f)), torch.tensor(carried, dtype=D), rel=1e-7, abs=1e-9)
+    is_close(found.total_change(exact(f)), torch.tensor(carried, dtype=D), rel=1e-7, abs=1e-9)
 
 
 def filled(f, room, mass):

@@ -28,7 +28,7 @@ from regard.proofs.near.heads import LocalHeads
 from regard.proofs.near.linear import LinearMove, _power_of_two, column_reach, shares
 from regard.proofs.near.moves import (
     _bends,
-    _curved,
+    _curvature,
     _drift_deviation,
     _quadratic,
     _second_moment,
@@ -39,12 +39,12 @@ from regard.proofs.near.moves import (
 )
 from regard.proofs.near.radii import TokenRadii
 from regard.proofs.near.saturation import (
+    _along_path,
     _pair_by_pair,
     _proved_inverse,
     _quadratic_form,
-    _tilted,
     longest_move,
-    saturated,
+    row_saturation,
     saturation,
 )
 from regard.proofs.near.steepness import _change, _drifts, _slope_spread, _whole, row_constants
@@ -80,7 +80,7 @@ def test_parts_of_the_remainder(name, size):
     spread, largest = s.values.spread.bound, s.values.largest.bound
     drifted = (p * drift.square()).sum(-1).sqrt()
     is_close(_drift_deviation(scores), drifted)
-    each, together = _curved(s.values, scores)
+    each, together = _curvature(s.values, scores)
     is_close(each, a * rho * (p * z * drift).sum(-1))
     is_close(together, a * rho * spread * drifted)
     weights = torch.tensor([(1 - (k + 0.5) / 6) / 6 for k in range(6)], dtype=D).unsqueeze(-1)
@@ -137,8 +137,8 @@ def test_plain_sums_of_the_remainder():
     found = row_moves(s.heads, LinearMove(s.heads), rho)
     is_close(found.plain, sum(part.length().bound for part in found.beyond))
     scores = TokenRadii(s.local, rho)
-    is_close(found.beyond[0].size, two(s.matrix) * scores.shifted(scores.moves).bound)
-    each, spread = (part.bound for part in _curved(s.values, scores))
+    is_close(found.beyond[0].size, two(s.matrix) * scores.total_change(scores.moves).bound)
+    each, spread = (part.bound for part in _curvature(s.values, scores))
     series, cumulant = _series(s.values, scores).bound, _third_cumulant(s.values, scores).bound
     stated = torch.minimum(each, spread) + torch.minimum(series, cumulant)
     is_close(found.beyond[1].size, stated, rel=1e-7)
@@ -485,8 +485,8 @@ def test_slack_of_the_remainder():
     rho = 2.0 * RADII[:4]
     scores = TokenRadii(s.local, rho)
     first, second = row_moves(s.heads, LinearMove(s.heads), rho).beyond
-    is_close(first.slack, scores.shifted(scores.moves).bound * LOOSE["matrix"], rel=1e-9)
-    each, spread = (part.bound for part in _curved(s.values, scores))
+    is_close(first.slack, scores.total_change(scores.moves).bound * LOOSE["matrix"], rel=1e-9)
+    each, spread = (part.bound for part in _curvature(s.values, scores))
     series, cumulant = _series(s.values, scores).bound, _third_cumulant(s.values, scores).bound
     turn, law = two(s.a) * rho, s.local.law.bound
     weight = (
@@ -499,7 +499,7 @@ def test_slack_of_the_remainder():
     far = TokenRadii(s.local, 8 * rho)
     second = row_moves(s.heads, LinearMove(s.heads), 8 * rho).beyond[1]
     series, cumulant = _series(s.values, far).bound, _third_cumulant(s.values, far).bound
-    each, spread = (part.bound for part in _curved(s.values, far))
+    each, spread = (part.bound for part in _curvature(s.values, far))
     assert bool((series > cumulant).any())
     stated = torch.minimum(each, spread) + torch.minimum(series, cumulant)
     is_close(second.size, stated, rel=1e-7)
@@ -517,11 +517,16 @@ def test_saturated_rows(name, size):
     laws = scores.laws
     tilted = (scores.value_spreads(s.values)[0].bound * scores.spreads.bound).sum(0) / 6
     turned = torch.stack(
-        [laws.most(z).bound, laws.carried(z).bound, s.values.spread.bound * scores.relative.bound, tilted]
+        [
+            laws.most(z).bound,
+            laws.total_change(z).bound,
+            s.values.spread.bound * scores.relative.bound,
+            tilted,
+        ]
     ).amin(0)
     apart = two(s.matrix) * laws.most(scores.moves).bound + turned
     whole = laws.most(longest_move(s.values, scores.moves)).bound
-    is_close(saturated(s.values, scores), torch.minimum(apart, whole), rel=1e-7)
+    is_close(row_saturation(s.values, scores), torch.minimum(apart, whole), rel=1e-7)
 
 
 def test_the_longest_move_is_attained():
@@ -641,7 +646,7 @@ def test_levels_of_pairs(residual, monkeypatch):
 
 def test_pairs_are_asked_where_a_head_is_near_saturation(monkeypatch):
     """Where 2M of any head is more than two."""
-    for name, value in (("_head_by_head", 3.0), ("_tilted", 2.0), ("_pair_by_pair", 1.0)):
+    for name, value in (("_head_by_head", 3.0), ("_along_path", 2.0), ("_pair_by_pair", 1.0)):
         found = exact(torch.tensor([value], dtype=D))
         monkeypatch.setattr(saturation_file, name, lambda heads, scores, found=found: found)
     for halves, least in (((0.5, 0.9), 2.0), ((0.5, 1.1), 1.0), ((1.1, 0.5), 1.0)):
@@ -698,10 +703,10 @@ def test_heads_by_pairs(residual):
     here = whole(x)
     bounds = [
         found.bound
-        for found in (_pair_by_pair(heads, scores), _tilted(heads, scores), saturation(heads, scores))
+        for found in (_pair_by_pair(heads, scores), _along_path(heads, scores), saturation(heads, scores))
     ]
     apart = sum(
-        saturated(values, score).bound for values, score in zip(heads.folded, scores, strict=True)
+        row_saturation(values, score).bound for values, score in zip(heads.folded, scores, strict=True)
     ) + (rho if residual else 0)
     largest = max(float(score.half.bound.max()) for score in scores)
     least = torch.minimum(apart, bounds[1])
@@ -740,7 +745,7 @@ def test_constants_of_rows(size, residual):
     bend = a * (far + rho * scores.laws.most(exact(one)).bound.sqrt())
     pieces = sum(wide[k] * slopes[k] for k in range(6)) / 6
     change = (
-        w * scores.shifted(exact(one)).bound
+        w * scores.total_change(exact(one)).bound
         + 2 * scores.half.bound * pieces
         + w * far * (slopes[-1] + bend)
         + wide[-1] * bend

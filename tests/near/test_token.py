@@ -109,13 +109,13 @@ def test_rows_in_closed_form(name, radius):
     square = (w * (moved - start).abs() * radius + bent * gap.unsqueeze(-1)).square()
     nonzero = t.abs() > 1e-6 * reach.unsqueeze(-1)
     least = torch.where(nonzero, square / t.square(), 0.0).amax(-1)
-    curved = move.curved().bound
+    curved = move.curvature().bound
     assert bool((least * (1 - 1e-9) <= curved).all())
     assert torch.allclose(curved, on_cells(theta, reach, w * radius, gap), rtol=1e-6)
-    counts = [move._moved(move.times, rising).roundings for rising in (True, False)]
+    counts = [move._change(move.times, rising).roundings for rising in (True, False)]
     assert counts == [3 * 16 + 2] * 2
-    assert move.saturated()[1].roundings == 3
-    a, c = (part.bound for part in move.saturated())
+    assert move.saturation()[1].roundings == 3
+    a, c = (part.bound for part in move.saturation())
     whole = (w * moved * radius + (moved - start).abs() * gap.unsqueeze(-1)).square()
     assert bool((whole <= a.unsqueeze(-1) + c.unsqueeze(-1) * t.square() + 1e-12).all())
     top = whole.amax(-1)
@@ -165,7 +165,7 @@ def test_ranges_hold_sixty_digits(theta, reach, error):
         ):
             for truth in truths:
                 assert abs(truth - mpmath.mpf(found.item())) <= mpmath.mpf(half.bound.item())
-        bent = move._bent(move._moved(move.times, True)).bound[0]
+        bent = move._bent(move._change(move.times, True)).bound[0]
         for t, bound in zip(move.times[0, 1:].tolist(), bent[1:].tolist(), strict=True):
             for at in known:
                 straight = t * logistic(at) * logistic(-at)
@@ -213,14 +213,14 @@ def check_uncertain_odds(move, theta, error, reach):
     falling = up.unsqueeze(-1) * torch.sigmoid(error - odds + times) * part
     slope = (up * down).unsqueeze(-1)
     for up_, moved in ((True, rising), (False, falling)):
-        found = move._moved(times, up_)
+        found = move._change(times, up_)
         is_close(found, moved)
         move.times = times
         bent = (moved - slope * times).abs() + 2 * factor * (moved + slope * times)
         is_close(move._bent(found), bent, rel=1e-6 if error else 1e-3, abs=1e-14)
     if not error:  # where the difference has no digits, rounding is all of it
         tiny = move.times = torch.full_like(times, 1e-15)
-        found = move._moved(tiny, True)
+        found = move._change(tiny, True)
         lost = 2 * (float(relative_error(50 + 33)) + factor) * (found.value + slope * tiny)
         assert torch.allclose(move._bent(found).value, lost, rtol=0.1, atol=0)
     top = torch.maximum((rising / times).amax(-1), (falling / times).amax(-1))
@@ -262,11 +262,11 @@ def test_other_rows_together(radius):
     s = plain(seed=3)
     move = TokenMove(s.values, TOKEN, radius)
     _, _, away, v, _ = facts(s, radius)
-    c = move.curved().bound
+    c = move.curvature().bound
     gram = torch.einsum("i,ia,ib->ab", c, v, v)
     beyond = radius * float(torch.linalg.eigvalsh(gram)[-1]) ** 0.5
     is_close(_root_of_squares([move], exact(radius), False), beyond, rel=1e-8)
-    a, c = (part.bound for part in move.saturated())
+    a, c = (part.bound for part in move.saturation())
     gram = torch.einsum("i,ia,ib->ab", c, v, v)
     whole = (float(a.sum()) + radius**2 * float(torch.linalg.eigvalsh(gram)[-1])) ** 0.5
     is_close(_root_of_squares([move], exact(radius), True), whole, rel=1e-8)
@@ -295,10 +295,10 @@ def test_other_rows_with_errors_of_their_facts(radius):
     is_close(move.away.error, far)
     is_close(move.gap, gap)
     is_close(move.reach, radius * (v.norm(dim=-1) + v_error))
-    c = move.curved().bound
+    c = move.curvature().bound
     steep = two(c.sqrt().unsqueeze(-1) * v) + float(c.sqrt().norm()) * v_error
     is_close(_root_of_squares([move], exact(radius), False), radius * steep, rel=1e-8)
-    a, c = (part.bound for part in move.saturated())
+    a, c = (part.bound for part in move.saturation())
     steep = two(c.sqrt().unsqueeze(-1) * v) + float(c.sqrt().norm()) * v_error
     is_close(
         _root_of_squares([move], exact(radius), True),
@@ -354,7 +354,7 @@ def test_roundings_of_rows_whose_facts_are_exact():
 def test_roundings_of_wide_rows_are_counted():
     """(d + 2)/2 and a root of each length, and one of what it is scaled by."""
     v = Vectors(torch.ones(1, 400, dtype=D), exact(0.0))
-    move = SimpleNamespace(rows=torch.zeros(1), v=v, curved=lambda: exact(torch.ones(1, dtype=D)))
+    move = SimpleNamespace(rows=torch.zeros(1), v=v, curvature=lambda: exact(torch.ones(1, dtype=D)))
     steep = (400 + 2 + 1) // 2 + 1 + 1 + 1
     together = (2 * steep + 1) + 1 + 1 + 1
     assert _root_of_squares([move], exact(2.0), False).roundings == (together + 1) // 2 + 1

@@ -16,7 +16,7 @@ from regard.proofs.near import facts, heads
 from regard.proofs.near import token as token_moves
 from regard.proofs.near.facts import LocalFacts, local_facts
 from regard.proofs.near.heads import LocalHeads
-from regard.proofs.near.token import TokenMove, _padded, interval_bound
+from regard.proofs.near.token import TokenMove, _output_matrix, interval_bound
 from regard.proofs.subject import subject_of
 from regard.proofs.theorems.one_token import one_token as theorem
 from tests.theorems.exact import D, generator, jacobian, normal
@@ -210,7 +210,7 @@ def test_heads_side_by_side_keep_their_places(support):
     heads = LocalHeads(subject_of(map, residual), one_token(x, 1, 1.0))
     w_v = map.lookup.w_v
     torch.testing.assert_close(
-        torch.stack([_padded(heads, h) for h in range(HEADS)]).sum(0), torch.cat(list(w_v), -1)
+        torch.stack([_output_matrix(heads, h) for h in range(HEADS)]).sum(0), torch.cat(list(w_v), -1)
     )
     rest, g = [i for i in range(TOKENS) if i != 1], generator(4)
     for radius in RADII:

@@ -177,7 +177,7 @@ def test_scores_without_digits_are_refused():
 def test_sizes_of_scores():
     """What roundings of scores are relative to: products of lengths, each potential with its own."""
     measure, a, w, b = Measure(X), normal(G, 3, 3), normal(G, 3, 2), normal(G, 2)
-    longest = 1.7
+    longest, wide = 1.7, torch.cat([w, 2 * w], -1)
     projected = size(w) * longest + size(b)
     for potential, stated in (
         (r.Dot(w, w, b_q=b, b_k=b), projected**2 / math.sqrt(2)),
@@ -189,6 +189,14 @@ def test_sizes_of_scores():
         (
             r.Rotary(r.Dot(w, w), frequencies=torch.tensor([2.0], dtype=D)),
             (1 + 6) * (size(w) * longest) ** 2 / math.sqrt(2),
+        ),
+        (  # the fastest turn counts, and none counts less than one
+            r.Rotary(r.Dot(wide, wide), frequencies=torch.tensor([-2.0, 0.5], dtype=D)),
+            (1 + 6) * (size(wide) * longest) ** 2 / 2,
+        ),
+        (
+            r.Rotary(r.Dot(wide, wide), frequencies=torch.tensor([0.25, 0.5], dtype=D)),
+            (1 + 3) * (size(wide) * longest) ** 2 / 2,
         ),
         (r.potentials.base.Scaled(r.Dot(scale=1.0), -3.0), 3 * longest**2),
         (r.Dot(scale=1.0) + r.Bilinear(a) + r.Alibi(0.5), (1 + size(a)) * longest**2),

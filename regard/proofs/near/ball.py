@@ -45,7 +45,7 @@ def constant_change(scores: FrobeniusScores, values: LocalValues) -> Upper:
     """
     local, r, w, a = scores.local, scores.r, values.w, scores.local.a
     chi, spread, own, top = scores.relative, values.spread, local.own_spread, scores.apart
-    warped = _warped(scores, values)
+    warped = _warp(scores, values)
     beyond = spread * chi.square()
     t_b = ((values.mixed * chi).minimum(own * warped) + own * beyond).amax() + scores.by_keys(
         warped + beyond, scores.off
@@ -58,7 +58,7 @@ def constant_change(scores: FrobeniusScores, values: LocalValues) -> Upper:
     return shifted_values(scores, values) + t_b + t_c + t_d
 
 
-def _warped(scores: FrobeniusScores, values: LocalValues) -> Upper:
+def _warp(scores: FrobeniusScores, values: LocalValues) -> Upper:
     """At least |η z·e| in L²(P) over unit e: by the largest z, by the largest η,
     or by |η| ≤ steep |ζ| + Z - 1 and the parts of ζ.
     """
@@ -113,7 +113,7 @@ def _cumulant_factor(scores: FrobeniusScores, values: LocalValues) -> Upper:
 
 def saturated_move(scores: FrobeniusScores, values: LocalValues) -> Upper:
     """At least |F(x') - F(x)|_F of one head however large the ball (N33)."""
-    turned = values.largest.minimum(scores.laws.carried(values.size), values.spread * scores.relative)
+    turned = values.largest.minimum(scores.laws.total_change(values.size), values.spread * scores.relative)
     return values.w * scores.high_column * scores.r + turned.norm()
 
 

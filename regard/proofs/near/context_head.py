@@ -53,7 +53,7 @@ class ContextHead:
         )
         self.spread, self.kappa = self.head.w * ball.radius, form.norm * ball.radius
         keys, pull = given.points.detach().double() - center, x @ form.a + form.beta
-        scores = self._biased(map, given, pull @ keys.mT)
+        scores = self._with_biases(map, given, pull @ keys.mT)
         law = scores.softmax(-1).nan_to_num(0.0)  # zero for a query that sees nothing
         steepest = computed_lengths(x).amax() * form.norm + Upper(vector_norm_bound(form.beta))
         longest = computed_lengths(keys).amax()
@@ -67,7 +67,7 @@ class ContextHead:
         value = in_double(map)(x)
         self.value = value.reshape(value.shape[-2:])
 
-    def _biased(self, map: maps.ToContext, given: Measure, scores: Tensor) -> Tensor:
+    def _with_biases(self, map: maps.ToContext, given: Measure, scores: Tensor) -> Tensor:
         """The scores with the biases of positions, weights and masks."""
         marks, others = torch.arange(len(scores)), given.positions()
         positional = positions_of(self.head.potential)

@@ -149,13 +149,13 @@ def _shares(sizes: Tensor, parts: list[Ellipsoid]) -> Tensor:
     scale = sizes.sum(0).clamp_min(1e-300)
     relative = (sizes / scale).float()
     shapes = _Shapes(parts, torch.float32)
-    share = _floored(relative)
+    share = _with_floor(relative)
     soft: Tensor | None = None
     for step in range(STEPS):
         top = sharpen(shapes.total(relative.square() / share))
         soft = top if soft is None else soft + (top - soft) * max(0.3, 1 / (step + 1))
         found = relative * shapes.traces(soft).clamp_min(0).sqrt()
-        share = _floored((share * found).sqrt())
+        share = _with_floor((share * found).sqrt())
     return sum_to_less_than_one(share.double(), 0)
 
 
@@ -175,7 +175,7 @@ def sharpen(matrices: Tensor) -> Tensor:
     return found
 
 
-def _floored(share: Tensor) -> Tensor:
+def _with_floor(share: Tensor) -> Tensor:
     share = share + LEAST * share.amax(0).clamp_min(1e-20)
     return share / share.sum(0)
 

@@ -106,10 +106,10 @@ class Enclosure(ABC):  # noqa: B024 (its kinds differ in how they are made)
         each = (self.laws.change / self.local.law_low).where(self.local.seen)
         return each.amax(-1).minimum(self.top.expm1())
 
-    def shifted(self, values: Upper) -> Upper:
+    def total_change(self, values: Upper) -> Upper:
         """At least Σ_k |P'_k - P_k| f_k for f ≥ 0: by the largest f, by Cauchy–Schwarz,
         or by the mass that can be carried.
         """
         wide = values.expand_as(self.reach.value).where(self.local.seen)
         by_square = self.relative * (self.local.law * wide.square()).sum(-1).sqrt()
-        return (self.swap * wide.amax(-1)).minimum(by_square, self.laws.carried(wide))
+        return (self.swap * wide.amax(-1)).minimum(by_square, self.laws.total_change(wide))

@@ -72,7 +72,7 @@ class FrobeniusScores(Enclosure):
     @cached_property
     def slopes(self) -> Vectors:
         """v_ij in fewer coordinates, (n, 1 or n, c)."""
-        return self.local.by_key.narrowed()
+        return self.local.by_key.narrow()
 
     def by_keys(self, factors: Upper, weights: Upper) -> Upper:
         """max_j λ_max(Σ_i b_i² Q_ij v_ij v_ijᵀ)^{1/2}:

@@ -169,7 +169,7 @@ class LocalHead:
     def own_narrow(self) -> Vectors:
         """own_ik in fewer coordinates, where there are many."""
         return (
-            self.own if len(self.p) < self.n else self.own.narrowed()
+            self.own if len(self.p) < self.n else self.own.narrow()
         )  # directions of some rows are few themselves
 
     @cached_property

@@ -79,7 +79,7 @@ class Laws:
         certain = (Upper(self.low.bound) * values).sum(-1)
         return certain + fill(values, self.high - self.low, self._free)
 
-    def carried(self, values: Upper) -> Upper:
+    def total_change(self, values: Upper) -> Upper:
         """At least max Σ |P'_k - P_k| f_k: as much mass is taken from keys as is put on others (N9)."""
         values = values.expand_as(self.high.value)
         mass = self._put.sum(-1).minimum(self._taken.sum(-1))

@@ -62,7 +62,7 @@ def local_scores(head: Head, points: Tensor, x: Vectors, marks: Tensor, a: Upper
     """Scores of all pairs of tokens, without what is fixed for a pair; x: the tokens about their mean."""
     form = bilinear.one(head.potential, points.shape[-1])
     if form is None:
-        return _differentiated(head, points, marks, a)
+        return _scores_by_differentiation(head, points, marks, a)
     width = points.shape[-1]
     longest, length, near = (
         computed_lengths(points).amax(),
@@ -82,7 +82,7 @@ def local_scores(head: Head, points: Tensor, x: Vectors, marks: Tensor, a: Upper
     return LocalScores(by_key.center.squeeze(1) @ x.center.mT, error, by_query, by_key)
 
 
-def _differentiated(head: Head, points: Tensor, marks: Tensor, a: Upper) -> LocalScores:
+def _scores_by_differentiation(head: Head, points: Tensor, marks: Tensor, a: Upper) -> LocalScores:
     """Scores that are bilinear in pairs but not one form (rotary positions), by automatic differentiation.
 
     Each is a product of at most four matrices of the width of a token, with rotations: assumed right to eight

@@ -83,7 +83,7 @@ def _remainder(shape: HeadShape, scores: TokenRadii) -> tuple[Ellipsoid, Ellipso
     whichever is smaller in a row.
     """
     values, local = shape.folded, scores.local
-    each, spread = _curved(values, scores)
+    each, spread = _curvature(values, scores)
     series, cumulant = _series(values, scores), _third_cumulant(values, scores)
     short, light = each.value < spread.value, series.value < cumulant.value
     known = each.where(short) + series.where(light)
@@ -97,10 +97,10 @@ def _remainder(shape: HeadShape, scores: TokenRadii) -> tuple[Ellipsoid, Ellipso
     bent = _bends(scores).where(~light)
     spreads, boxed = scores.value_spreads(values)
     parts += [Covariances(*one) for one in zip(scores.highs, bent, spreads, boxed, strict=True)]
-    return shape.move(scores.shifted(scores.moves)), shape.within(known, weight, parts)
+    return shape.move(scores.total_change(scores.moves)), shape.within(known, weight, parts)
 
 
-def _curved(values: LocalValues, scores: TokenRadii) -> tuple[Upper, Upper]:
+def _curvature(values: LocalValues, scores: TokenRadii) -> tuple[Upper, Upper]:
     """At least |Cov(z, q)|: key by key, and by deviations."""
     local = values.local
     factor = local.a * scores.turn

@@ -22,7 +22,7 @@ LEVELS = (1.003, 1.01, 1.03, 1.1, 1.2, 1.5, 2.0, 4.0, 16.0)
 
 def saturation(heads: LocalHeads, scores: list[TokenRadii]) -> Upper:
     """At least |F_i(x') - F_i(x)| for each row, however large the moves."""
-    found = _head_by_head(heads, scores).minimum(_tilted(heads, scores))
+    found = _head_by_head(heads, scores).minimum(_along_path(heads, scores))
     if max(float(score.half.value.max()) for score in scores) > 1:  # before, laws are far from saturated
         found = found.minimum(_pair_by_pair(heads, scores))
     return found
@@ -30,17 +30,17 @@ def saturation(heads: LocalHeads, scores: list[TokenRadii]) -> Upper:
 
 def _head_by_head(heads: LocalHeads, scores: list[TokenRadii]) -> Upper:
     """Saturation of each head on its own; what rows themselves move by is added."""
-    found = heads.add([saturated(v, s) for v, s in zip(heads.joined, scores, strict=True)])
+    found = heads.add([row_saturation(v, s) for v, s in zip(heads.joined, scores, strict=True)])
     return found + scores[0].turn if heads.residual else found
 
 
-def saturated(values: LocalValues, scores: TokenRadii) -> Upper:
+def row_saturation(values: LocalValues, scores: TokenRadii) -> Upper:
     """At least |u' - u| of each row: u' - u = E'[Vᵀd] + (E' - E)[z], or E'[z + Vᵀd] as a whole,
     since E[z] = 0 (N19).
     """
     laws, size = scores.laws, values.size
     tilted = (scores.value_spreads(values)[0] * scores.spreads).sum(0) / STATIONS  # ∫ Cov_t(z, ζ) dt
-    turned = laws.most(size).minimum(laws.carried(size), values.spread * scores.relative, tilted)
+    turned = laws.most(size).minimum(laws.total_change(size), values.spread * scores.relative, tilted)
     apart = values.w * laws.most(scores.moves) + turned
     return apart.minimum(laws.most(longest_move(values, scores.moves)))
 
@@ -71,7 +71,7 @@ def longest_move(values: LocalValues, moves: Upper) -> Upper:
     return best
 
 
-def _tilted(heads: LocalHeads, scores: list[TokenRadii]) -> Upper:
+def _along_path(heads: LocalHeads, scores: list[TokenRadii]) -> Upper:
     """E'[Vᵀd] + ∫ Cov_t(z, ζ) dt of all heads together."""
     moves, parts = scores[0].moves, []
     none = exact(torch.zeros_like(scores[0].half.value))

@@ -291,7 +291,7 @@ def _relu_bends(activation: maps.Activation, layer: _Layer, rho: Upper) -> tuple
     zero, and a sign may be a rounding.
     """
     reach = rho.unsqueeze(-1) * layer.columns + 2 * layer.blur
-    beyond = _crossed(layer.hidden, reach, layer.w_2, layer.norms[1])
+    beyond = _beyond_kinks(layer.hidden, reach, layer.w_2, layer.norms[1])
     both = (layer.columns * layer.rows).map(lambda value: value.expand_as(layer.hidden))
     return beyond, both.where(reach.bound >= layer.hidden.abs()).sum(-1)
 
@@ -341,7 +341,7 @@ def _weighted_norm(w_1: Tensor, rows: Upper) -> Upper:
     return Upper(found.value, found.roundings + rows.roundings + 4)
 
 
-def _crossed(hidden: Tensor, reach: Upper, w_2: Tensor, norm: Upper) -> Upper:
+def _beyond_kinks(hidden: Tensor, reach: Upper, w_2: Tensor, norm: Upper) -> Upper:
     """What is beyond the linear part of max(h, 0): an entry adds only how far it can go beyond zero."""
     beyond = reach - Lower(hidden.abs())
     return (norm * beyond.norm()).minimum((beyond * computed_lengths(w_2)).sum(-1))

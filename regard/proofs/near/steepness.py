@@ -60,7 +60,7 @@ def _change(values: LocalValues, scores: TokenRadii, tangents: Upper) -> Upper:
     slopes = [_slope_spread(scores, scores.at(station), tangents) for station in range(1, STATIONS + 1)]
     pieces = total([wide[at] * slope for at, slope in enumerate(slopes)]) / STATIONS
     far, bend = _drifts(values, scores, tangents)
-    turned = values.w * scores.shifted(tangents) + 2 * scores.half * pieces
+    turned = values.w * scores.total_change(tangents) + 2 * scores.half * pieces
     return turned + values.w * far * (slopes[-1] + bend) + wide[-1] * bend
 
 

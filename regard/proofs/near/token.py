@@ -78,7 +78,7 @@ class TokenMove:
     def _opposite(self) -> Numbers:
         return Numbers(-self.theta.center, self.theta.error)
 
-    def _moved(self, times: Tensor, rising: bool) -> Upper:
+    def _change(self, times: Tensor, rising: bool) -> Upper:
         """At least |p(±t) - p(0)| for t ≥ 0, (rows, times); it grows with t."""
         part = Upper(-torch.expm1(-times), ELEMENTARY)
         low, high = (self._opposite, self.theta) if rising else (self.theta, self._opposite)
@@ -95,11 +95,11 @@ class TokenMove:
     def _whole(self, times: Tensor) -> Upper:
         """w p r + |p - p(0)| |VᵀΔ| for the worse of t and -t; it grows with t. p(-t) ≤ p(0)."""
         gap, w, r = self.gap.unsqueeze(-1), self.values.w, self.radius
-        rising = w * self.theta.logistic(exact(times)) * r + self._moved(times, True) * gap
-        falling = w * self.start * r + self._moved(times, False) * gap
+        rising = w * self.theta.logistic(exact(times)) * r + self._change(times, True) * gap
+        falling = w * self.start * r + self._change(times, False) * gap
         return rising.maximum(falling)
 
-    def saturated(self) -> tuple[Upper, Upper]:
+    def saturation(self) -> tuple[Upper, Upper]:
         """a and c with (w p(t) r + |p(t) - p(0)| |VᵀΔ|)² ≤ a + c t²: of several a, the one that costs least
         at a tenth of the reach.
 
@@ -124,7 +124,7 @@ class TokenMove:
 
         return levels.map(pick), Upper(value, slopes.roundings).map(pick)
 
-    def curved(self) -> Upper:
+    def curvature(self) -> Upper:
         """c with (w |p(t) - p(0)| r + |p(t) - p(0) - p'(0) t| |VᵀΔ|)² ≤ c t².
 
         On a cell: |p(t) - p(0)|/t is at most max σ' there and at most its value at the right end over the
@@ -137,7 +137,7 @@ class TokenMove:
         best = exact(torch.zeros_like(self.theta.center[:, 0]))
         step = (over - under) * QUARTER.minimum(2 * CURVE * over)
         for rising in (True, False):
-            moved = self._moved(self.times, rising)
+            moved = self._change(self.times, rising)
             bent = self._bent(moved)
             ends = bent[:, :-1].maximum(bent[:, 1:])
             bow = (CURVE * over).minimum((ends + step) / under)
@@ -181,7 +181,7 @@ class TokenMove:
         steps = torch.linspace(0, 1, CELLS + 1, dtype=torch.float64) * reach.unsqueeze(-1).clamp_min(1e-250)
         tops, ends = [self.slope[:, 0]], []
         for rising in (True, False):
-            tops.append((self._moved(steps[:, 1:], rising) / Lower(steps[:, 1:])).amax(-1))
+            tops.append((self._change(steps[:, 1:], rising) / Lower(steps[:, 1:])).amax(-1))
             ends.append(self._slowest(steps[:, -1:], rising)[:, 0])
         top = tops[0].maximum(*tops[1:]) + CURVE * self.reach / CELLS
         return _middle(low[:, 0], high[:, 0]), _middle(ends[0].minimum(ends[1]), top)
@@ -189,7 +189,7 @@ class TokenMove:
     def row_bounds(self, linear: Upper) -> Upper:
         """At least |u_i' - u_i| for each of the rows, alone: `linear` is |J_ij| of this head's values."""
         whole = self._whole(self.times[:, -1:])[:, 0]
-        return whole.minimum(self.radius * linear + self.curved().sqrt() * Upper(self.times[:, -1]))
+        return whole.minimum(self.radius * linear + self.curvature().sqrt() * Upper(self.times[:, -1]))
 
 
 def _middle(low: Lower, high: Upper) -> tuple[Tensor, Upper]:
@@ -233,7 +233,7 @@ def interval_bound(heads: LocalHeads, moves: list[TokenMove], radius: Upper) -> 
 
     Where t ↦ (p(t) - p(0))/t =: σ(t), (N22) is [p(t) I + σ(t) Δ vᵀ] δ.
     """
-    outputs = torch.stack([_padded(heads, h) for h in range(len(moves))])  # (heads, d, e)
+    outputs = torch.stack([_output_matrix(heads, h) for h in range(len(moves))])  # (heads, d, e)
     weight = torch.zeros(heads.n, len(moves), dtype=torch.float64)
     turn = torch.zeros(heads.n, len(moves), outputs.shape[-1], dtype=torch.float64)
     slope = torch.zeros(heads.n, len(moves), heads.d, dtype=torch.float64)
@@ -269,7 +269,7 @@ def _middle_errors(move: TokenMove, weight: Upper, turn: Upper, heads: LocalHead
     return (relative * size + factors + known).norm()
 
 
-def _padded(heads: LocalHeads, head: int) -> Tensor:
+def _output_matrix(heads: LocalHeads, head: int) -> Tensor:
     """The matrix of a head to the whole output: heads that are not mixed are side by side."""
     matrix = heads.outputs[head]
     if heads.folded is not None:
@@ -283,9 +283,9 @@ def _root_of_squares(moves: list[TokenMove], radius: Upper, whole: bool) -> Uppe
     constants, scaled, errors = [], [], []
     for move in moves:
         a, c = (
-            move.saturated()
+            move.saturation()
             if whole
-            else (exact(torch.zeros(len(move.rows), dtype=torch.float64)), move.curved())
+            else (exact(torch.zeros(len(move.rows), dtype=torch.float64)), move.curvature())
         )
         weights = c.sqrt()
         constants.append(a.sum(-1))

@@ -101,7 +101,7 @@ def _points(map: Map, domain: Near) -> Tensor:
         raise Refusal("weights and marks of the points have no Taylor model; give the points without them")
     if not once(("has value", id(map), domain), map, lambda: _has_value(map, measure.points)):
         raise Refusal(
-            "the value at the given sequence is no number; use eps > 0 in norm layers, or smaller weights"
+            "the value at the given sequence is not finite; use eps > 0 in norm layers, or smaller weights"
         )
     return measure.points
 
