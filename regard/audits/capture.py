@@ -11,7 +11,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from regard.audits.adapters.base import Call, NotCovered
+from regard.audits.adapters.base import Block, Call, NotCovered
 from regard.audits.calling import called, fresh, moving_tensors, path_and_turn
 
 Function = Callable[[Tensor], Tensor]
@@ -151,31 +151,45 @@ def replay(model: nn.Module, trace: dict[str, Call], names: Sequence[str]) -> Fu
     return run
 
 
+def branch(model: nn.Module, trace: dict[str, Call], block: Block, names: Sequence[str]) -> Function:
+    """A branch of a block, or the end of one, as a function of the tokens that enter its first module."""
+    if not block.through or tuple(names) == (block.path,):
+        return replay(model, trace, names)
+    module = _module(model, path_and_turn(block.path)[0])
+    start, end = ((path_and_turn(name)[0], 0) for name in (names[0], names[-1]))
+    return _between(model, lambda: call_again(module, trace[block.path], {}), start, end)
+
+
 def passage(model: nn.Module, options: dict[str, Any], start: str, end: str) -> Function:
     """The tokens that enter one call to the tokens that leave another, the rest of the model as it is."""
+    return _between(model, lambda: model(**fresh(options)), path_and_turn(start), path_and_turn(end))
+
+
+def _between(
+    model: nn.Module, call: Callable[[], Any], start: tuple[str, int], end: tuple[str, int]
+) -> Function:
+    """The same in one call of the model or of a part of it, from one call of a module to another."""
 
     def run(x: Tensor) -> Tensor:
         found: list[Tensor] = []
 
         def enter(module: nn.Module, arguments: Any, named: Any) -> Any:
-            call = Call(arguments, named, None)
-            return _with_tokens(call, x)
+            return _with_tokens(Call(arguments, named, None), x)
 
         def leave(module: nn.Module, arguments: Any, output: Any) -> None:
             found.append(output_tensor(output))
             raise _Enough
 
-        (first, turn), (last, other) = path_and_turn(start), path_and_turn(end)
         handles = [
-            _module(model, first).register_forward_pre_hook(_only(turn, enter), with_kwargs=True),
-            _module(model, last).register_forward_hook(_only(other, leave)),
+            _module(model, start[0]).register_forward_pre_hook(_only(start[1], enter), with_kwargs=True),
+            _module(model, end[0]).register_forward_hook(_only(end[1], leave)),
         ]
         with quiet(model), _hooks(handles):
             try:
-                model(**fresh(options))
+                call()
             except _Enough:
                 return found[0]
-        raise RuntimeError(f"the model did not call {end}")
+        raise RuntimeError(f"the model did not call {end[0]}")
 
     return run
 

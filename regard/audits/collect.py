@@ -58,7 +58,7 @@ def collect(run: Measured, partial: str) -> Report:
         model=_model(run),
         settings={"checks": [check.name for check in run.checks], "arithmetic": str(_arithmetic(run))},
         partial=partial,
-        inputs=[InputEntry(item.name, item.tokens, item.cut) for item in run.inputs],
+        inputs=[InputEntry(item.name, item.tokens, item.cut, item.unknown) for item in run.inputs],
         coverage=list(known.values()),
         columns=[column for check in run.checks for column in check.columns],
         rows=rows,

@@ -12,6 +12,8 @@ from regard.certificate import round_up
 
 ALARMING, NOTABLE, NOTE = "alarming", "notable", "note"
 
+UNKNOWN_TOKENS = 0.2
+"""Beyond this share of unknown tokens an input is not what the model reads."""
 LARGE_LOGIT = 50.0
 """Beyond this a softmax is one-hot in float16 and gradients through it vanish."""
 OUTLIER = 4.0
@@ -59,6 +61,24 @@ def _at(row: Row, column: str, level: str, what: str, why: str, advice: str) -> 
 
 def _above(report: Report, column: str, limit: float) -> list[Row]:
     return [row for row in report.ranked(column) if row.values[column] > limit]
+
+
+def _unknown(report: Report) -> Iterator[Finding]:
+    """Inputs of which the tokenizer knows little: what is measured there is about the unknown token."""
+    strange = [entry for entry in report.inputs if entry.unknown > UNKNOWN_TOKENS]
+    if strange:
+        worst = max(entry.unknown for entry in strange)
+        yield Finding(
+            ALARMING,
+            f"The tokenizer does not know up to {worst:.0%} of the tokens of {len(strange)} of "
+            f"{len(report.inputs)} inputs.",
+            "All unknown words are one token to the model, so these numbers are not about the text.",
+            "Give inputs of the kind that the model was trained on (--text).",
+            "",
+            -1,
+            -1,
+            "",
+        )
 
 
 def _promises(report: Report) -> Iterator[Finding]:
@@ -190,5 +210,6 @@ def _network(report: Report) -> Iterator[Finding]:
 
 
 RULES: tuple[Callable[[Report], Iterator[Finding]], ...] = (
+    _unknown,
     _promises, _logits, _branches, _network, _outliers, _massive, _collapse, _flat_entropies,
 )  # fmt: skip

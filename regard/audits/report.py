@@ -24,13 +24,14 @@ compute.
 
 @dataclass(frozen=True)
 class InputEntry:
-    """One input: its text or a name, its tokens where they have names,
-    and whether it was cut to what the model takes.
+    """One input: its text or a name, its tokens where they have names, whether it was cut to what the model
+    takes, and the share of its tokens that the tokenizer does not know.
     """
 
     name: str
     tokens: list[str]
     cut: bool = False
+    unknown: float = 0.0
 
 
 @dataclass(frozen=True)

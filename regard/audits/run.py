@@ -7,12 +7,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from regard.audits.adapters import Adapter, adapter_of
@@ -27,6 +27,8 @@ from regard.audits.collect import collect
 from regard.audits.inputs import Input, inputs_of
 from regard.audits.memory import give_back
 from regard.audits.report import Report
+from regard.audits.residual import blocks_of
+from regard.audits.samples import samples
 from regard.audits.site import TOLERANCE, Site
 from regard.audits.store import Store
 from regard.audits.watching import ObservedSite, Spot, spots, watching
@@ -110,7 +112,14 @@ class Audit:
         if self.disk is not None or not self.inputs:
             return list(places(self.original))
         shortest = min(self.inputs, key=lambda item: _size(item.options))
-        return list(all_places(self.original, _notice(self.model, self._options(shortest), shortest.index)))
+        options = self._options(shortest)
+        found = list(all_places(self.original, _notice(self.model, options, shortest.index)))
+        alone = [place for place in found if place.block(self.model) is None]
+        if not alone:
+            return found
+        calls = _run(self.model, options, [path for path in _modules(self.model) if path], shortest.index)
+        blocks = blocks_of(self.model, calls, ((place.path, place.spot.turn) for place in alone))
+        return [replace(place, around=blocks.get((place.path, place.spot.turn))) for place in found]
 
     def _options(self, item: Input) -> dict[str, Any]:
         return _cast_options(item.options, next(self.model.parameters()).dtype)
@@ -185,6 +194,7 @@ class Audit:
             item.words,
             item.encode,
             {} if watch is None else spots(watch.noticed),
+            next((place.around for place in self.places if isinstance(place.around, str)), ""),
         )
 
     def _site(self, item: Input, place: Place, lazy: _Lazy) -> None:
@@ -236,12 +246,16 @@ class Audit:
 
 @dataclass(frozen=True)
 class Place:
-    """Where attention is in a model, and who knows it."""
+    """Where attention is in a model, and who knows it.
+
+    around: the block around it, found by what modules do, or why none is known.
+    """
 
     spot: Spot
     layer: int
     kind: str
     adapter: Adapter
+    around: Block | str | None = None
 
     @property
     def path(self) -> str:
@@ -256,7 +270,9 @@ class Place:
     def block(self, model: nn.Module) -> Block | None:
         """What stands around it."""
         found = self.adapter.block(model, self.path, model.get_submodule(self.path))
-        return found if found is None else block_in_call(found, self.spot.turn)
+        if found is not None:
+            return block_in_call(found, self.spot.turn)
+        return self.around if isinstance(self.around, Block) else None
 
     def site(self, model: nn.Module, call: Call | None) -> Site:
         """The declaration for one call."""
@@ -417,7 +433,7 @@ def _modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _size(options: dict[str, Any]) -> int:
-    return sum(value.numel() for value in options.values() if isinstance(value, Tensor))
+    return sum(leaf.numel() for leaf in pytree.tree_leaves(options) if isinstance(leaf, Tensor))
 
 
 def _chain(blocks: list[Block], trace: dict[str, Call]) -> list[Block]:
@@ -432,10 +448,11 @@ def _chain(blocks: list[Block], trace: dict[str, Call]) -> list[Block]:
 
 def _cast_options(options: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     """Keyword arguments in the arithmetic of the model."""
-    real = {
-        name for name, value in options.items() if isinstance(value, Tensor) and value.dtype.is_floating_point
-    }
-    return {name: value.to(dtype) if name in real else value for name, value in options.items()}
+
+    def cast(leaf: Any) -> Any:
+        return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.dtype.is_floating_point else leaf
+
+    return {name: pytree.tree_map(cast, value) for name, value in options.items()}
 
 
 def _finite(model: nn.Module) -> None:
@@ -454,4 +471,4 @@ def _finite(model: nn.Module) -> None:
 
 def included_sentences() -> list[str]:
     """The sentences that come with the package."""
-    return (Path(__file__).parent / "sentences.txt").read_text(encoding="utf-8").splitlines()
+    return samples("sentences")

@@ -86,7 +86,8 @@ def test_every_family_is_measured(family):
     )  # rotations are in float32 inside transformers
     for column in ("entropy", "qk_norm", "ov_norm", "head_constant"):
         assert all(math.isfinite(row.values[column]) for row in report.heads), column
-    assert report.skipped == []
+    assert all("no residual stream" in entry.reason for entry in report.skipped)
+    assert not report.skipped or family == "multihead"
     assert Report.from_dict(json.loads(json.dumps(report.to_dict()))).to_dict() == report.to_dict()
 
 

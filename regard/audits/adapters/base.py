@@ -82,13 +82,16 @@ class Block:
     path: the enclosing block; attention and mlp: modules that, called one after the other, are a branch
     before its residual connection, with the norm in front where there is one (an mlp that is no chain of
     modules is empty);
-    final: the norm after the last block.
+    final: the norm after the last block;
+    through: whether a branch is what happens in the block from its first module to its last, and not only a
+    chain of modules.
     """
 
     path: str
     attention: tuple[str, ...]
     mlp: tuple[str, ...]
     final: str | None
+    through: bool = False
 
 
 class Adapter(ABC):

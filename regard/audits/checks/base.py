@@ -87,6 +87,8 @@ class Weights:
 class Scene:
     """One input: the model, how it is called, what its modules did, the blocks around attention,
     and random numbers of its own.
+
+    seen: where attention was seen to happen; alone: why some attention has no block around it.
     """
 
     model: nn.Module
@@ -99,6 +101,7 @@ class Scene:
     words: tuple[Word, ...] = ()
     encode: Callable[[str], dict[str, Any]] | None = None
     seen: dict[Spot, Sight] = field(default_factory=dict)
+    alone: str = ""
 
     @cached_property
     def stacks(self) -> dict[str, list[Block]]:

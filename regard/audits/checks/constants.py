@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from torch import Generator, Tensor
 
 from regard.audits.adapters.base import NotCovered
-from regard.audits.capture import replay, tokens_in
+from regard.audits.capture import branch, replay, tokens_in
 from regard.audits.checks.base import (
     EXACT,
     HEAD,
@@ -50,7 +50,7 @@ def constants(scene: Scene, site: Measurable) -> Result:
                 found[f"{name}_constant"] = found["layer_constant"]
             elif paths and all(path in scene.trace for path in paths):
                 point = tokens_in(scene.trace[paths[0]])
-                jacobian = linearize(replay(scene.model, scene.trace, paths), point)
+                jacobian = linearize(branch(scene.model, scene.trace, site.block, paths), point)
                 found[f"{name}_constant"] = largest(jacobian, scene.generator(site.layer))
         if site.block.path in scene.trace:
             found["block_constant"] = block_constant(scene, site.block.path)

@@ -72,7 +72,9 @@ def misspecification(scene: Scene) -> Result:
     """
     if scene.text is None or scene.encode is None:
         raise ArgumentError("inputs", "are not texts", "give texts and a tokenizer to see what a typo does")
-    if not scene.words or not scene.stacks:
+    if not scene.stacks:
+        return Result(reason=scene.alone)
+    if not scene.words:
         raise ArgumentError(
             "tokenizer", "does not say which token is from which word", "use a fast tokenizer"
         )

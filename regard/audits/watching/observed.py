@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.audits.adapters.base import Block, Call, NotCovered
 from regard.audits.calling import moving_tensors
-from regard.audits.capture import call_again, first_tensor, output_tensor, quiet, replay
+from regard.audits.capture import branch, call_again, first_tensor, output_tensor, quiet
 from regard.audits.site import in_double
 from regard.audits.watching.places import Spot
 from regard.audits.watching.seen import Seen, Sight
@@ -121,7 +121,8 @@ class ObservedSite:
     def jacobian(self) -> Jacobian:
         """The derivative of the layer in its tokens, at this input, by automatic differentiation."""
         names = self._layer()
-        found = linearize(replay(self.model, self.trace, names), self._tokens())
+        block = Block(self.spot.call, names, (), None) if self.block is None else self.block
+        found = linearize(branch(self.model, self.trace, block, names), self._tokens())
         self._check_again(found.value, output_tensor(self.trace[names[-1]].output))
         return found
 
@@ -136,8 +137,10 @@ class ObservedSite:
         names = () if self.block is None else self.block.attention
         if not self._bare:
             return (self.spot.call,)
-        if self.spot.call not in names or names[-1] == self.spot.call:
+        if not names or names[-1] == self.spot.call:
             raise NotCovered("its output projection is outside of the module, and was not found")
+        if self.block is not None and self.block.through:
+            return self.spot.call, names[-1]
         return names[names.index(self.spot.call) :]
 
     @cached_property
