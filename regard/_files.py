@@ -15,8 +15,8 @@ from regard.errors import ArgumentError
 class writing:
     """Errors of the file system as errors that name the option."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, argument: str = "--out") -> None:
+        self._directory, self._argument = directory, argument
 
     def __enter__(self) -> None:
         return None
@@ -24,7 +24,7 @@ class writing:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, OSError):
             found = f"{self._directory} cannot be written ({error.strerror})"
-            raise ArgumentError("--out", found, "give a directory you may write to") from error
+            raise ArgumentError(self._argument, found, "give a directory you may write to") from error
 
 
 def check_writable(directory: Path) -> None:

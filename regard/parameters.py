@@ -206,6 +206,20 @@ def one_head(noun: Noun, head: int, heads: int) -> Noun:
     return rebuilt(noun, picked)
 
 
+def spread_heads(noun: Noun, heads: int) -> Noun:
+    """The same declaration with groups written out: each tensor that groups of heads share, once a head."""
+
+    def spread(owner: Object, name: str, meaning: Meaning | None, item: Any) -> Any:
+        if not _may_have_heads(owner, name, meaning, item):
+            return item
+        assert meaning is not None
+        lead = _lead(meaning, item)
+        grouped = lead and item.shape[lead - 1] not in (1, heads)
+        return item.repeat_interleave(heads // item.shape[lead - 1], lead - 1) if grouped else item
+
+    return rebuilt(noun, spread)
+
+
 def _lead(meaning: Meaning, item: Tensor) -> int:
     """How many dimensions come before those of one head."""
     return 0 if meaning.rank is None else max(0, item.ndim - meaning.rank)

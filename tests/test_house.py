@@ -19,7 +19,19 @@ from tests import nouns
 PACKAGE = Path(r.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 VERBS = ("compute", "derive", "proofs", "costs", "dynamics")
-TOP = ("audits", "nn", "training", "cli", "testing", "__main__", "__init__", "hf", "engines", "theorems")
+TOP = (
+    "audits",
+    "flows",
+    "nn",
+    "training",
+    "cli",
+    "testing",
+    "__main__",
+    "__init__",
+    "hf",
+    "engines",
+    "theorems",
+)
 BOTTOM = ("errors",)
 
 

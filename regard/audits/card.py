@@ -14,11 +14,11 @@ from regard.audits.report import Report, Row
 
 MAIN = {
     "network_constant": "End to end, the network amplifies a small change by",
-    "head_constant": "The least regular head amplifies by",
-    "layer_constant": "The least regular attention layer amplifies by",
+    "attention_branch_constant": "The attention layer that amplifies most, with its norm, does so by",
+    "head_branch_constant": "The head that amplifies most, with its norm, does so by",
     "word_deviation": "One word of the first input moves by 1 %: attention of a layer amplifies that by",
     "ball_bound": "Any input whose tokens stay in the same ball: a head amplifies by",
-    "block_constant": "The least regular block amplifies by",
+    "block_constant": "The block that amplifies most does so by",
     "expansion": "The change of one word that spreads most is spread by",
     "largest_logit": "Largest logit",
     "qk_norm": "Largest QK norm",
@@ -81,10 +81,9 @@ def _write_number(number: Decimal) -> str:
 
 
 def place_in_words(row: Row | Finding) -> str:
-    """Where something is, for a reader who does not know the notation."""
-    if row.head >= 0:
-        return f"layer {row.layer}, head {row.head}"
-    return f"layer {row.layer}" if row.layer >= 0 else row.site or "the model"
+    """Where something is: the path of the module, and the head."""
+    place = row.site or "the model"
+    return f"{place}, head {row.head}" if row.head >= 0 else place
 
 
 def markdown(report: Report) -> str:

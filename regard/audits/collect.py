@@ -114,6 +114,7 @@ class _Gathering:
             next(iter(reasons), observed),
             worst,
             "" if block is None else block.path,
+            max((unit.get("rounding", 0.0) for unit in measured), default=0.0),
             "" if reasons else OBSERVED if observed else DECLARED,
         )
 

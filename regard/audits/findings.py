@@ -1,27 +1,34 @@
-"""Findings: what in a report deserves a look, why, and what can be done about it."""
+"""Findings: what in a report deserves a look, why, and what can be done about it.
+
+A cause is named only where it was measured.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from regard.audits.report import Report, Row, in_words
-from regard.certificate import round_up
+from regard.audits.report import Coverage, Report, Row
+from regard.audits.words import Proved, Sentence, counted, say
 
 ALARMING, NOTABLE, NOTE = "alarming", "notable", "note"
 
 UNKNOWN_TOKENS = 0.2
 """Beyond this share of unknown tokens an input is not what the model reads."""
 LARGE_LOGIT = 50.0
-"""Beyond this a softmax is one-hot in float16 and gradients through it vanish."""
+"""Scores beyond this are rounded to steps of a quarter in bfloat16."""
 OUTLIER = 4.0
 """How many times the median makes a head stand out."""
+SATURATED = 0.05
+"""Rows with less entropy than this, in nats, look at one key."""
 HEAVY_BRANCH = 50.0
 """A branch that amplifies by more than this, and far more than the other one,
 carries the irregularity of its block.
 """
+ALONE = 4.0
+"""A token is responsible alone where it is amplified this many times as much as any other."""
 MASSIVE_TOKEN = 20.0
 """A token this many times the median norm is a massive activation."""
 COLLAPSED = 0.95
@@ -30,12 +37,14 @@ KEPT = 1 + 1e-6
 """Times its value, a promise counts as kept: rounding."""
 LARGE_NETWORK = 1000.0
 """End to end, a change of the input is amplified a thousandfold."""
+NAMED = 3
+"""How many heads one rule names."""
 
 
 @dataclass(frozen=True)
 class Finding:
     """One sentence that says what, one that says why it matters, one that says what to do; where it is,
-    and its column.
+    and its column; every number and name in the first two.
     """
 
     level: str
@@ -46,6 +55,8 @@ class Finding:
     layer: int
     head: int
     column: str
+    numbers: dict[str, float] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
 
 
 def findings(report: Report) -> list[Finding]:
@@ -55,8 +66,21 @@ def findings(report: Report) -> list[Finding]:
     return sorted(found, key=lambda finding: order.index(finding.level))
 
 
-def _at(row: Row, column: str, level: str, what: str, why: str, advice: str) -> Finding:
-    return Finding(level, what, why, advice, row.site, row.layer, row.head, column)
+def _at(row: Row | Coverage, column: str, level: str, what: Sentence, why: Sentence, advice: str) -> Finding:
+    whole = what + why
+    head = row.head if isinstance(row, Row) else -1
+    return Finding(
+        level,
+        _capital(what.text),
+        why.text,
+        advice,
+        row.site,
+        row.layer,
+        head,
+        column,
+        whole.numbers,
+        whole.names,
+    )
 
 
 def _above(report: Report, column: str, limit: float) -> list[Row]:
@@ -67,18 +91,26 @@ def _unknown(report: Report) -> Iterator[Finding]:
     """Inputs of which the tokenizer knows little: what is measured there is about the unknown token."""
     strange = [entry for entry in report.inputs if entry.unknown > UNKNOWN_TOKENS]
     if strange:
-        worst = max(entry.unknown for entry in strange)
-        yield Finding(
-            ALARMING,
-            f"The tokenizer does not know up to {worst:.0%} of the tokens of {len(strange)} of "
-            f"{len(report.inputs)} inputs.",
-            "All unknown words are one token to the model, so these numbers are not about the text.",
-            "Give inputs of the kind that the model was trained on (--text).",
-            "",
-            -1,
-            -1,
-            "",
+        found = say(
+            "The tokenizer does not know up to {percent} % of the tokens of {strange} of {inputs} "
+            + counted(len(report.inputs), "input")
+            + ".",
+            percent=round(100 * max(entry.unknown for entry in strange)),
+            strange=len(strange),
+            inputs=len(report.inputs),
         )
+        why = "All unknown words are one token to the model, so these numbers are not about the text."
+        advice = "Give inputs of the kind that the model was trained on (--text)."
+        yield Finding(ALARMING, found.text, why, advice, "", -1, -1, "", found.numbers, found.names)
+
+
+def _value(row: Row, column: str) -> float:
+    return row.values.get(column, math.nan)
+
+
+def _median(report: Report, column: str) -> float:
+    known = [row.values[column] for row in report.ranked(column)]
+    return statistics.median(known) if known else math.nan
 
 
 def _promises(report: Report) -> Iterator[Finding]:
@@ -88,110 +120,291 @@ def _promises(report: Report) -> Iterator[Finding]:
                 row,
                 "promise_proved",
                 ALARMING,
-                f"The promise of {row.label} is broken: {in_words(row.values['promised'])} was promised, and "
-                f"the weights prove {round_up(row.values['promise_proved'])}.",
-                "What was built on the promise (certified radii, inverses, fixed points) no longer holds.",
+                say(
+                    "The promise of {place} is broken: {promised} was promised, and the weights "
+                    "prove {proved}.",
+                    place=row.label,
+                    promised=row.values["promised"],
+                    proved=Proved(row.values["promise_proved"]),
+                ),
+                say(
+                    "What was built on the promise (certified radii, inverses, fixed points) no longer holds."
+                ),
                 "Load the weights as they were saved; do not edit them by hand.",
             )
 
 
+def _rounding(report: Report) -> Iterator[Finding]:
+    for entry in report.covered:
+        if entry.rounding > 0:
+            largest = max(
+                (_value(row, "largest_logit") for row in report.heads if row.site == entry.site),
+                default=math.nan,
+            )
+            why = say("The same module in float64 agrees with its declaration, so the digits are lost in it.")
+            if not math.isnan(largest):
+                why += say("Its largest logit is {logit}.", logit=largest)
+            yield _at(
+                entry,
+                "rounding",
+                ALARMING,
+                say(
+                    "{place} rounds badly: its output in its own arithmetic is off by {rounding}, relative.",
+                    place=entry.site,
+                    rounding=entry.rounding,
+                ),
+                why,
+                "Run it in higher precision, or make its scores smaller (normalize queries and keys).",
+            )
+
+
 def _logits(report: Report) -> Iterator[Finding]:
-    for row in _above(report, "largest_logit", LARGE_LOGIT)[:5]:
+    large = _above(report, "largest_logit", LARGE_LOGIT)
+    for row in large[:NAMED]:
+        logit, entropy = row.values["largest_logit"], _value(row, "entropy")
+        why = say(
+            "In bfloat16 scores of that size are rounded to steps of {step}. {count} of {heads} "
+            + counted(len(report.heads), "head")
+            + " have a logit above {limit}.",
+            step=_bfloat_step(logit),
+            count=len(large),
+            heads=len(report.ranked("largest_logit")),
+            limit=LARGE_LOGIT,
+        )
+        if not math.isnan(entropy):
+            why += say("The rows of this one have mean entropy {entropy}.", entropy=entropy)
         yield _at(
             row,
             "largest_logit",
             ALARMING,
-            f"Head {row.label} has a logit of {in_words(row.values['largest_logit'])}.",
-            "Rows of such a head are one-hot: gradients vanish, and in half "
-            "precision scores overflow or tie.",
+            say("{place} has a logit of {logit}.", place=row.label, logit=logit),
+            why,
             "Normalize queries and keys, cap the scores, or decay W_Q and W_K of this head.",
         )
+
+
+def _bfloat_step(value: float) -> float:
+    """The distance of neighboring numbers of eight bits of significand, at this size."""
+    return 2.0 ** (math.floor(math.log2(value)) - 7) if math.isfinite(value) else math.inf
 
 
 def _outliers(report: Report) -> Iterator[Finding]:
     ranked = report.ranked("qk_norm")
     if len(ranked) < 4:
         return
-    typical = statistics.median(row.values["qk_norm"] for row in ranked)
-    for row in _above(report, "qk_norm", OUTLIER * typical)[:3]:
+    typical = _median(report, "qk_norm")
+    if not typical > 0:
+        return
+    for row in _above(report, "qk_norm", OUTLIER * typical)[:NAMED]:
+        why = say("The QK norm is how fast scores can grow with the tokens.")
+        logit = _value(row, "largest_logit")
+        if not math.isnan(logit):
+            why += say("On these inputs its largest logit is {logit}.", logit=logit)
         yield _at(
             row,
             "qk_norm",
             NOTABLE,
-            f"Head {row.label} compares with norm {in_words(row.values['qk_norm'])}, "
-            f"{row.values['qk_norm'] / typical:.1f} times the median.",
-            "The QK norm bounds how fast scores grow with the tokens; an outlier is the head that "
-            "saturates first in further training.",
+            say(
+                "{place} compares with norm {norm}, {ratio} times the median head.",
+                place=row.label,
+                norm=row.values["qk_norm"],
+                ratio=row.values["qk_norm"] / typical,
+            ),
+            why,
             "Watch it over checkpoints (regard audit A B …), and decay or normalize its queries and keys "
             "if it grows.",
         )
 
 
-def _flat_entropies(report: Report) -> Iterator[Finding]:
-    flat = [row for row in report.heads if row.values.get("entropy", 1.0) < 0.05]
-    for row in flat[:3]:
+def _saturated(report: Report) -> Iterator[Finding]:
+    low = [row for row in report.ranked("entropy") if row.values["entropy"] < SATURATED]
+    typical = _median(report, "head_branch_constant")
+    for row in low[:NAMED]:
         yield _at(
             row,
             "entropy",
             NOTE,
-            f"Head {row.label} is saturated: its rows have entropy {row.values['entropy']:.2g}.",
-            "It looks at one key on all of these inputs, so it is flat: a small constant here is not "
-            "robustness but a missing gradient.",
-            "Nothing, if it is a position head; otherwise see its logits.",
+            say(
+                "{place} is saturated: the mean entropy of its rows is {entropy}.",
+                place=row.label,
+                entropy=row.values["entropy"],
+            ),
+            say(
+                "{count} of {heads} heads have less than {limit}.",
+                count=len(low),
+                heads=len(report.ranked("entropy")),
+                limit=SATURATED,
+            )
+            + _steepness(row, typical),
+            "Nothing, if it is a head that looks at a position or at a sink; otherwise see its logits.",
         )
+
+
+def _steepness(row: Row, typical: float) -> Sentence:
+    """Whether a saturated head is flat, as it was measured."""
+    own = _value(row, "head_branch_constant")
+    if math.isnan(own) or not typical > 0:
+        return say("Whether it is flat was not measured.")
+    flat = (
+        "flatter than"
+        if own < 0.5 * typical
+        else "steeper than"
+        if own > 2 * typical
+        else "about as steep as"
+    )
+    return say(
+        "It amplifies by {constant} and the median head by {median}: it is " + flat + " most.",
+        constant=own,
+        median=typical,
+    )
 
 
 def _branches(report: Report) -> Iterator[Finding]:
     for row in report.layers:
-        mlp, attention = (
-            row.values.get("mlp_branch_constant", math.nan),
-            row.values.get("attention_branch_constant", math.nan),
-        )
+        mlp, attention = _value(row, "mlp_branch_constant"), _value(row, "attention_branch_constant")
         if mlp > HEAVY_BRANCH and not mlp < 4 * attention:
+            beside = " Its attention amplifies by {attention}." if not math.isnan(attention) else ""
             yield _at(
                 row,
                 "mlp_branch_constant",
                 ALARMING,
-                f"The MLP of layer {row.layer} amplifies by {in_words(mlp)}, its attention by "
-                f"{in_words(attention)}.",
-                "The irregularity of this block is not in its attention; a massive activation of one token "
-                "is the usual cause.",
-                "Look at the token norms of the next layer, and at the down projection of this MLP.",
+                say(
+                    "The MLP of {block} amplifies by {mlp}." + beside,
+                    block=_block(report, row.site),
+                    mlp=mlp,
+                    **({} if math.isnan(attention) else {"attention": attention}),
+                ),
+                _responsible(report, row),
+                "See the tokens of this layer, and the down projection of this MLP.",
             )
         elif attention > HEAVY_BRANCH:
             yield _at(
                 row,
                 "attention_branch_constant",
                 ALARMING,
-                f"Attention of layer {row.layer} amplifies by {in_words(attention)}.",
-                "A small change of its input is amplified that much at a real input, exactly.",
-                "See which heads have the largest constants, and their logits.",
+                say(
+                    "Attention in {place}, with the norm before it, amplifies by {attention}.",
+                    place=row.site or "the model",
+                    attention=attention,
+                ),
+                say("That is the largest factor for a small change of what enters it, at these inputs."),
+                "See which of its heads have the largest constants, and their logits.",
             )
 
 
+def _block(report: Report, site: str) -> str:
+    """The block around a module, by its path."""
+    return next((entry.block for entry in report.coverage if entry.site == site and entry.block), site)
+
+
+def _responsible(report: Report, row: Row) -> Sentence:
+    """Which token an MLP amplifies most, and whether that token is massive: as measured, or that it was
+    not.
+    """
+    tables = [table for table in report.tables.get("constants", []) if table["site"] == row.site]
+    if not tables:
+        return say("Which token is responsible was not measured.")
+    worst = max(tables, key=lambda table: max(table["mlp"]))
+    index, by_token = worst["input"], worst["mlp"]
+    token = max(range(len(by_token)), key=by_token.__getitem__)
+    second = max(value for place, value in enumerate(by_token) if place != token)
+    lengths = worst["leaving"]
+    facts = {
+        "position": token + 1,
+        "token": token_name(report, index, token),
+        "input": index + 1,
+        "amplified": by_token[token],
+        "second": second,
+    }
+    alone = by_token[token] > ALONE * second
+    first = "One token is responsible" if alone else "No token is responsible alone"
+    return say(
+        first + ": number {position} of input {input}, “{token}”, is amplified by {amplified}, the next by "
+        "{second}.",
+        **facts,
+    ) + _length(lengths, token)
+
+
+def _length(lengths: list[float], token: int) -> Sentence:
+    """How long a token is when it leaves the block."""
+    typical = statistics.median(lengths)
+    if not typical > 0:
+        return say("")
+    ratio = lengths[token] / typical
+    massive = ": a massive activation" if ratio > MASSIVE_TOKEN else ""
+    return say(
+        "It leaves the block with norm {norm}, {ratio} times the median token" + massive + ".",
+        norm=lengths[token],
+        ratio=ratio,
+    )
+
+
+def token_name(report: Report, index: int, token: int) -> str:
+    """The text of a token, or its number where tokens have no names."""
+    names = report.inputs[index].tokens if index < len(report.inputs) else []
+    return names[token] if token < len(names) else f"token {token + 1}"
+
+
 def _massive(report: Report) -> Iterator[Finding]:
-    for row in _above(report, "token_ratio", MASSIVE_TOKEN)[:2]:
+    large = _above(report, "token_ratio", MASSIVE_TOKEN)
+    for row in large[:1]:
         yield _at(
             row,
             "token_ratio",
             NOTABLE,
-            f"A token that enters layer {row.layer} is {in_words(row.values['token_ratio'])} times as long "
-            "as the median.",
-            "Massive activations act as biases and sinks; they dominate ranks, radii and bounds of that "
-            "layer, and break low precision.",
-            "Read the columns without sinks; keep this layer in high precision.",
+            say(
+                "A token that enters {place} is {ratio} times as long as the median token.",
+                place=_block(report, row.site) or "the model",
+                ratio=row.values["token_ratio"],
+            ),
+            _longest(report, row)
+            + say(
+                "{count} of {layers} layers are entered by one more than {limit} times as long as "
+                "the median.",
+                count=len(large),
+                layers=len(report.ranked("token_ratio")),
+                limit=MASSIVE_TOKEN,
+            ),
+            "Read the columns without sinks; keep such layers in high precision.",
         )
 
 
+def _longest(report: Report, row: Row) -> Sentence:
+    """Which token that is, where it was kept."""
+    tables = [table for table in report.tables.get("geometry", []) if table["site"] == row.site]
+    ratios = row.inputs.get("token_ratio", [])
+    known = [table for table in tables if table["input"] < len(ratios)]
+    if not known:
+        return say("")
+    worst = max(known, key=lambda table: ratios[table["input"]])
+    norms = worst["norms"]
+    token = max(range(len(norms)), key=norms.__getitem__)
+    return say(
+        "It is number {position} of input {input}, “{token}”, of norm {norm}.",
+        position=token + 1,
+        input=worst["input"] + 1,
+        token=token_name(report, worst["input"], token),
+        norm=norms[token],
+    )
+
+
 def _collapse(report: Report) -> Iterator[Finding]:
-    for row in _above(report, "mean_cosine_without_sinks", COLLAPSED)[:1]:
+    near = _above(report, "mean_cosine_without_sinks", COLLAPSED)
+    for row in near[:1]:
         yield _at(
             row,
             "mean_cosine_without_sinks",
             NOTABLE,
-            f"Tokens that enter layer {row.layer} have mean cosine "
-            f"{row.values['mean_cosine_without_sinks']:.2f}, sinks left out.",
-            "Tokens have nearly collapsed to one direction: later attention cannot tell them apart.",
+            say(
+                "Tokens that enter {place} have mean cosine {cosine}, sinks left out.",
+                place=_block(report, row.site) or "the model",
+                cosine=row.values["mean_cosine_without_sinks"],
+            ),
+            say(
+                "They nearly share one direction. That is so in {count} of {layers} layers.",
+                count=len(near),
+                layers=len(report.ranked("mean_cosine_without_sinks")),
+            ),
             "Compare with the layers before; residual scaling or fewer layers are "
             "the remedies in the literature.",
         )
@@ -203,13 +416,24 @@ def _network(report: Report) -> Iterator[Finding]:
             row,
             "network_constant",
             ALARMING,
-            f"End to end, {row.label} amplifies by {in_words(row.values['network_constant'])}.",
-            "There is a direction in which a change of the input tokens comes out a thousand times as large.",
+            say(
+                "End to end, {place} amplifies by {constant}.",
+                place=row.label,
+                constant=row.values["network_constant"],
+            ),
+            say(
+                "There is a direction in which a small change of the input tokens comes out that much larger."
+            ),
             "See the depth plot: the layer where the curve jumps is the one to look at.",
         )
 
 
+def _capital(text: str) -> str:
+    """A sentence begins with a capital, unless it is the path of a module that it begins with."""
+    return f"Head{text[4:]}" if text.startswith("head ") else text
+
+
 RULES: tuple[Callable[[Report], Iterator[Finding]], ...] = (
-    _unknown,
-    _promises, _logits, _branches, _network, _outliers, _massive, _collapse, _flat_entropies,
+    _unknown, _promises, _rounding, _logits, _branches, _network, _outliers, _massive, _collapse,
+    _saturated,
 )  # fmt: skip

@@ -4,8 +4,6 @@ asks nothing of the network and runs no text as code.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import math
 from collections.abc import Sequence
@@ -14,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from regard._files import write_text, writing
+from regard._pages import content_hash, embedded, environment, markup
 from regard._written import plain
 from regard.audits.card import figures, markdown, place_in_words, three_digits
 from regard.audits.checks import checks
 from regard.audits.checks.base import Column
 from regard.audits.findings import ALARMING, NOTABLE, NOTE, Finding, findings
 from regard.audits.report import Report, Row
-from regard.errors import MissingExtraError
 
 TEMPLATES = Path(__file__).parent / "templates"
 FIGURES = 4
@@ -30,8 +28,6 @@ KINDS = {
     "estimated": "Estimated: the truth may be beyond it.",
     "proved": "Proved: a certificate. Printed rounded up.",
 }
-UNSAFE = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
-"""Signs that could end a script element or a line of a script, as JSON writes them."""
 
 
 @dataclass(frozen=True)
@@ -68,21 +64,23 @@ def _page(report: Report, data: dict[str, Any]) -> str:
             figures=figures(report)[:FIGURES],
             heads=sum(entry.heads for entry in report.covered),
             skipped=omissions(report),
-            data=_safe(embed(data)),
-            style=_safe(style),
+            data=markup(embed(data)),
+            style=markup(style),
             style_hash=content_hash(style),
-            script=_safe(script),
+            script=markup(script),
             script_hash=content_hash(script),
         )
     )
 
 
-def save(report: Report, directory: Path) -> list[Path]:
-    """Write report.json, report.html and card.md, each whole or not at all, and give their paths."""
+def save(report: Report, directory: Path, argument: str = "--out") -> list[Path]:
+    """Write report.json, report.html and card.md, each whole or not at all, and give their paths; errors
+    blame the argument.
+    """
     data = report.to_dict()
     written = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)
     texts = {"report.json": written, "report.html": _page(report, data), "card.md": markdown(report)}
-    with writing(directory):
+    with writing(directory, argument):
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             write_text(directory / name, text)
@@ -96,16 +94,19 @@ def embed(data: dict[str, Any]) -> str:
         for check in checks()
     ]
     whole = {**data, "checks": questions}
-    return json.dumps(whole, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(UNSAFE)
+    return embedded(whole)
 
 
 def verdict(report: Report) -> Verdict:
     """One line for the reader who reads one line."""
-    if not report.covered:
-        return Verdict(NOTABLE, "◆", "Nothing was measured")
+    if not report.measured:
+        return Verdict(ALARMING, "▲", "Nothing was measured")
     count = sum(finding.level == ALARMING for finding in findings(report))
     if count:
         return Verdict(ALARMING, "▲", f"{count} finding{'s are' if count != 1 else ' is'} alarming")
+    missing, total = len(report.missing), len(report.coverage)
+    if missing:
+        return Verdict(NOTABLE, "◆", f"{missing} of {total} attention layers were not measured")
     return Verdict(NOTE, "○", "Nothing is alarming in what was measured")
 
 
@@ -142,34 +143,17 @@ def raw(value: float) -> str:
     return "NaN" if math.isnan(value) else json.dumps(plain(value)).strip('"')
 
 
-def content_hash(text: str) -> str:
-    """The source expression of a Content-Security-Policy that allows this text and no other."""
-    return _safe(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'")
-
-
 def _asset(name: str) -> str:
     return (TEMPLATES / name).read_text(encoding="utf-8")
 
 
-def _safe(text: str) -> Any:
-    from markupsafe import Markup
-
-    return Markup(text)
-
-
 def _template() -> Any:
-    try:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    except ImportError as error:
-        raise MissingExtraError("jinja2", "report") from error
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    environment.filters |= {
+    found = environment(TEMPLATES)
+    found.filters |= {
         "shown": three_digits,
         "spoken": place_in_words,
         "place": place,
         "explained": explanation,
         "raw": raw,
     }
-    return environment.get_template("report.html.j2")
+    return found.get_template("report.html.j2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +40,7 @@ class Coverage:
     """One attention module: covered, or the reason why not; how far its declaration is from it, relative,
     on the worst input.
 
+    rounding: how far the module is from itself in float64, relative, where that had to be looked at.
     level: declared, or observed, and then the reason says which piece of it was not understood.
     """
 
@@ -50,6 +52,7 @@ class Coverage:
     reason: str
     disagreement: float
     block: str
+    rounding: float = 0.0
     level: str = ""
 
 
@@ -68,9 +71,10 @@ class Row:
 
     @property
     def label(self) -> str:
-        """How a reader finds it: (layer, head), layer, or the name of the stack."""
-        stack = f"the stack {self.site}" if self.site else "the model"
-        return {HEAD: f"({self.layer}, {self.head})", LAYER: f"layer {self.layer}"}.get(self.scope, stack)
+        """How a reader finds it: the module by its path, the head by its number, the stack by its name."""
+        place = self.site or "the model"
+        own = {HEAD: f"head {self.head} of {place}", LAYER: place, STACK: f"the stack {self.site}"}
+        return own[self.scope] if self.site or self.scope == HEAD else "the model"
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ class Skipped:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """The result of an audit. `partial` is empty, or says why the audit is not whole."""
 
@@ -132,6 +136,11 @@ class Report:
         """The attention modules that were not, each with a reason."""
         return [entry for entry in self.coverage if not entry.covered]
 
+    @property
+    def measured(self) -> bool:
+        """Whether there is a number at all."""
+        return any(not math.isnan(value) for row in self.rows for value in row.values.values())
+
     def column(self, name: str) -> Column | None:
         """A column by its name."""
         return next((column for column in self.columns if column.name == name), None)
@@ -139,6 +148,8 @@ class Report:
     def ranked(self, name: str) -> list[Row]:
         """The rows that have a column, in the order in which one should look at them."""
         column = self.column(name)
+        if column is None:
+            _refuse_unknown(name, self.columns)
         low_first = column is not None and column.high_is_alarming is False
         known = [row for row in self.rows if not math.isnan(row.values.get(name, math.nan))]
         return sorted(known, key=lambda row: row.values[name], reverse=not low_first)
@@ -159,12 +170,32 @@ class Report:
         """Write report.json, report.html and card.md, each at once or not at all."""
         from regard.audits.page import save
 
-        return save(self, Path(directory))
+        return save(self, Path(directory), "directory")
+
+    def table(self, scope: str = HEAD) -> Any:
+        """The rows of heads, layers or stacks as a pandas DataFrame, a column for each number."""
+        from regard.audits.notebook import frame
+
+        return frame(self, scope)
+
+    def __repr__(self) -> str:
+        from regard.audits.notebook import short
+
+        return short(self)
+
+    def _repr_html_(self) -> str:
+        from regard.audits.notebook import markup
+
+        return markup(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Every number of the page, with the version of the schema."""
+        from regard.audits.summary import sentences
+
+        said = sentences(self)
         words = {
-            "summary": self.summary(),
+            "summary": [sentence.text for sentence in said],
+            "facts": [sentence.facts for sentence in said],
             "findings": [dataclasses.asdict(finding) for finding in self.findings()],
         }
         return plain({"schema": SCHEMA, **words, **dataclasses.asdict(self)})
@@ -195,6 +226,16 @@ class Report:
         )
 
 
+def _refuse_unknown(name: str, columns: list[Column]) -> None:
+    """A column that no check has is a mistake, and not a column that was not asked for."""
+    from regard.audits.checks import checks
+
+    known = {column.name for check in checks() for column in check.columns} | {c.name for c in columns}
+    if name not in known:
+        near = difflib.get_close_matches(name, sorted(known), 3, 0.5) or sorted(known)
+        raise ArgumentError("name", f"is {name!r}, which is no column", f"use {', '.join(near)}")
+
+
 def _consistent(data: dict[str, Any]) -> None:
     """A report that was changed by hand must not be taken for one without changes."""
     known, sites = (
@@ -208,13 +249,6 @@ def _consistent(data: dict[str, Any]) -> None:
     if strange or lost or len(set(seen)) != len(seen) or not typed:
         what = f"the column {strange[0]}" if strange else f"the module {lost[0]}" if lost else "rows"
         raise ArgumentError("report", f"does not agree with itself ({what})", "run the audit again")
-
-
-def in_words(value: float) -> str:
-    """A number in a sentence: three digits, and no exponent where people would not write one."""
-    if math.isnan(value):
-        return "a number that was not measured"
-    return f"{float(f'{value:.3g}'):,.0f}" if 1000 <= value < 1e9 else f"{value:.3g}"
 
 
 def _row(data: dict[str, Any]) -> Row:

@@ -5,7 +5,8 @@ and measure it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -28,8 +29,9 @@ from regard.audits.inputs import Input, inputs_of
 from regard.audits.memory import give_back
 from regard.audits.report import Report
 from regard.audits.residual import blocks_of
+from regard.audits.rounding import agreeing
 from regard.audits.samples import samples
-from regard.audits.site import TOLERANCE, Site
+from regard.audits.site import Site
 from regard.audits.store import Store
 from regard.audits.watching import ObservedSite, Spot, spots, watching
 from regard.errors import ArgumentError, MissingExtraError
@@ -61,22 +63,27 @@ class OnDisk(Protocol):
 
 def audit(
     model: nn.Module,
-    inputs: Sequence[str] | Sequence[dict[str, Tensor]],
+    inputs: str | dict[str, Tensor] | Sequence[str] | Sequence[dict[str, Tensor]],
     *,
     tokenizer: Any = None,
-    checks: Sequence[Check] | None = None,
+    checks: Sequence[Check | str] | None = None,
     name: str = "model",
     progress: Progress | None = None,
 ) -> Report:
     """Measure the attention of a loaded model on these inputs: texts (with a tokenizer) or keyword arguments
-    of the model.
+    of the model, one or several.
 
-    checks: which questions to ask, all by default (`regard.audits.checks()` lists them). The model is not
-    changed.
+    checks: which questions to ask, by name or as values; all by default (`regard checks` lists them). The
+    model is not changed.
     """
-    run = Audit(model, inputs, tokenizer=tokenizer, checks=checks, name=name)
+    several: Any = [inputs] if isinstance(inputs, (str, Mapping)) else inputs
+    run = Audit(model, several, tokenizer=tokenizer, checks=checks, name=name)
     run.measure(progress)
-    return run.report()
+    report = run.report()
+    if not report.coverage:
+        found = f"{type(model).__name__} has no attention that regard finds: nothing was measured"
+        warnings.warn(found, stacklevel=2)
+    return report
 
 
 class Audit:
@@ -88,7 +95,7 @@ class Audit:
         inputs: Sequence[Any],
         *,
         tokenizer: Any = None,
-        checks: Sequence[Check] | None = None,
+        checks: Sequence[Check | str] | None = None,
         name: str = "model",
         store: Store | None = None,
     ) -> None:
@@ -206,33 +213,27 @@ class Audit:
 
     def _measure_one(self, item: Input, place: Place, scene: Scene) -> None:
         try:
-            site, gap, reason = self._judge(item, place, scene)
+            site, reason, found = self._judge(item, place, scene)
         except (NotCovered, ArgumentError) as error:
-            self.store.put(site_key(item, place), {"reason": str(error)})
+            self.store.put(site_key(item, place), {"reason": f"{error}, on input {item.index + 1}"})
             return
         asked = [check for check in self.checks if check.of_site is not None]
         results = {check.name: answer(check.of_site, scene, site) for check in asked}
-        found = {"heads": site.heads, "disagreement": gap, "results": results}
+        found |= {"heads": site.heads, "results": results}
         self.store.put(site_key(item, place), {**found, "observed": reason} if reason else found)
 
-    def _judge(self, item: Input, place: Place, scene: Scene) -> tuple[Measurable, float, str]:
+    def _judge(self, item: Input, place: Place, scene: Scene) -> tuple[Measurable, str, dict[str, Any]]:
         """The layer as a declaration that is proved to be the module; where there is none, as what was seen
         to happen, and why no more.
         """
         try:
-            site = place.site(self.model, scene.trace.get(place.spot.call))
-            gap = site.disagreement()
-            if not gap <= TOLERANCE:
-                raise NotCovered(
-                    f"the declaration differs from the module's own output by {gap:.1e} (relative) on "
-                    f"input {item.index + 1}"
-                )
-            return site, gap, ""
+            site, gap, rounding = place.agreeing_site(self.model, scene.trace.get(place.spot.call))
+            return site, "", {"disagreement": gap, "rounding": rounding}
         except (NotCovered, ArgumentError) as error:
             if place.spot not in scene.seen or place.spot.call not in scene.trace:
                 raise
             observed = place.observe(scene, str(error))
-            return observed, observed.disagreement(), str(error)
+            return observed, str(error), {"disagreement": observed.disagreement(), "rounding": 0.0}
 
     def _whole(self, item: Input, scene: _Lazy) -> None:
         asked = [check for check in self.checks if check.of_input is not None]
@@ -288,6 +289,12 @@ class Place:
         return ObservedSite(
             self.spot, self.layer, self.kind, reason, scene.model, scene.trace, scene.seen[self.spot], block
         )
+
+    def agreeing_site(self, model: nn.Module, call: Call | None) -> tuple[Site, float, float]:
+        """The declaration, how far it is from the module, and how far the module's rounding takes it."""
+        if call is None:
+            raise NotCovered("the module was not called")
+        return agreeing(partial(self.site, model), model.get_submodule(self.path), call)
 
 
 @dataclass
@@ -397,16 +404,14 @@ def working(model: nn.Module) -> nn.Module:
     return other.to(torch.float32)
 
 
-def _check_all(checks: Sequence[Check] | None) -> tuple[Check, ...]:
-    found = all_checks() if checks is None else tuple(checks)
+def _check_all(checks: Sequence[Check | str] | None) -> tuple[Check, ...]:
+    known = {check.name: check for check in all_checks()}
+    found = list(known.values()) if checks is None else [checks] if isinstance(checks, str) else list(checks)
     for check in found:
-        if not isinstance(check, Check):
-            raise ArgumentError(
-                "checks",
-                f"has a {type(check).__name__}, {check!r}",
-                "give values from regard.audits.checks.checks()",
-            )
-    return found
+        if not isinstance(check, (Check, str)) or (isinstance(check, str) and check not in known):
+            remedy = f"give names of {', '.join(known)}"
+            raise ArgumentError("checks", f"has {check!r}, a {type(check).__name__}", remedy)
+    return tuple(known[check] if isinstance(check, str) else check for check in found)
 
 
 def _run(model: nn.Module, options: dict[str, Any], paths: list[str], index: int) -> dict[str, Call]:

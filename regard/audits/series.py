@@ -32,8 +32,8 @@ class Track:
 
     @property
     def label(self) -> str:
-        """How a reader finds the head: (layer, head)."""
-        return f"({self.layer}, {self.head})"
+        """How a reader finds the head."""
+        return f"head {self.head} of {self.site}"
 
     @property
     def growth(self) -> float:
@@ -110,7 +110,7 @@ def series(reports: Sequence[Report], names: Sequence[str]) -> Series:
         )
     for report, name in zip(reports, names, strict=True):
         refuse_other(reports[0], names[0], report, name)
-    columns = tuple(column for column in reports[0].columns if column.scope == HEAD)
+    columns = tuple(c for c in reports[0].columns if c.scope == HEAD and c.high_is_alarming)
     missing = {entry.site: entry for report in reports for entry in report.missing}
     tracks = [track for column in columns for track in _tracks(reports, column.name)]
     return Series(

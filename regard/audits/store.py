@@ -81,8 +81,8 @@ def _refuse_shared(directory: Path) -> None:
     """
     owner = _read(directory / OWNER)
     if isinstance(owner, int) and owner != os.getpid() and _alive(owner):
-        found = f"{directory.parent} is in use by another audit (process {owner})"
-        stale = f"if no audit runs, the number is that of another program by now: delete {directory}"
+        found = f"{directory.parent} is in use by another run (process {owner})"
+        stale = f"if none is running, the number is that of another program by now: delete {directory}"
         raise ArgumentError("--out", found, f"wait for it, or give another directory; {stale}")
 
 
@@ -108,9 +108,9 @@ def _refuse_other(directory: Path, subject: dict[str, str]) -> None:
     kept = _read(directory / SUBJECT)
     changed = sorted(key for key in {*subject, *(kept or {})} if (kept or {}).get(key) != subject.get(key))
     if changed:
-        found = f"the results kept in {directory} are of another audit (changed: {', '.join(changed)})"
+        found = f"the results kept in {directory} are of another run (changed: {', '.join(changed)})"
         raise ArgumentError(
-            "--resume", found, "give the arguments of that audit, or leave --resume out to start again"
+            "--resume", found, "give the arguments of that run, or leave --resume out to start again"
         )
 
 

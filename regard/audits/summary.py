@@ -1,4 +1,4 @@
-"""The first words of a report: what was covered, what is least regular, how large,
+"""The first words of a report: what was covered, what acts most strongly, what a typo did,
 and whether anything is alarming.
 """
 
@@ -7,144 +7,229 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from regard.audits.findings import ALARMING, findings
-from regard.audits.report import Report, Row, in_words
-from regard.certificate import round_up
+from regard.audits.report import Report, Row
+from regard.audits.words import Proved, Sentence, counted, joined, say
+
+FIRST = 3
+"""How many heads are named."""
 
 
 def summary(report: Report) -> list[str]:
     """What a reader should know first, in sentences."""
-    parts = [
-        _partial,
-        _coverage,
-        _heads,
-        _layers,
-        _network,
-        _promises,
-        _proof_sentence,
-        _words,
-        _alarm,
-        _omission_sentence,
-    ]
-    return [sentence for part in parts for sentence in [part(report)] if sentence]
+    return [sentence.text for sentence in sentences(report)]
 
 
-def _partial(report: Report) -> str:
-    return f"This report is partial: {report.partial}." if report.partial else ""
+def sentences(report: Report) -> list[Sentence]:
+    """The same with every number and name in them."""
+    return [found for part in PARTS for found in [part(report)] if found is not None and found.text]
 
 
-def _coverage(report: Report) -> str:
+def _partial(report: Report) -> Sentence | None:
+    return say("This report is partial: {reason}.", reason=report.partial) if report.partial else None
+
+
+def _coverage(report: Report) -> Sentence | None:
     if not report.coverage:
-        return "This model has no attention that regard finds."
-    total, heads = len(report.coverage), sum(entry.heads for entry in report.covered)
-    worst = max(
-        (entry.disagreement for entry in report.covered if not math.isnan(entry.disagreement)),
-        default=math.nan,
-    )
-    what = "each declaration equals the module's own output"
-    what += ", and what was observed the output of its call," if report.observed else ""
-    where = (
-        f" on {len(report.inputs)} input{'s' if len(report.inputs) != 1 else ''}"
+        return say("This model has no attention that regard finds, so nothing was measured.")
+    covered, total = len(report.covered), len(report.coverage)
+    heads = sum(entry.heads for entry in report.covered)
+    found = say(
+        "{covered} of {total} attention layers "
+        + ("is" if covered == 1 else "are")
+        + " covered: {heads} "
+        + counted(heads, "head")
+        + _where(report)
+        + "."
         if report.inputs
-        else " by their weights alone"
+        else "{covered} of {total} attention layers are covered: {heads} heads by their weights alone.",
+        covered=covered,
+        total=total,
+        heads=heads,
+        **({"inputs": len(report.inputs)} if report.inputs else {}),
     )
-    size = "exactly" if worst == 0 else f"to {worst:.0e} or better"
-    proof = "" if math.isnan(worst) else f"; {what} {size}"
-    cut = sum(entry.cut for entry in report.inputs)
-    proof += (
-        f"; {cut} of the texts {'was' if cut == 1 else 'were'} cut to what the model takes" if cut else ""
-    )
-    missing = "".join(
-        f" Not covered: {entry.site} ({entry.kind}): {entry.reason}." for entry in report.missing
-    )
-    return (
-        f"{len(report.covered)} of {total} attention layers are covered: {heads} "
-        f"heads{where}{proof}.{_observed(report)}{missing}"
-    )
+    for extra in (_agreement(report), _observed(report), _cut(report), _missing(report)):
+        found = found if extra is None else found + extra
+    return found
 
 
-def _observed(report: Report) -> str:
+def _where(report: Report) -> str:
+    return " on {inputs} " + counted(len(report.inputs), "input")
+
+
+def _agreement(report: Report) -> Sentence | None:
+    gaps = [entry.disagreement for entry in report.covered if not math.isnan(entry.disagreement)]
+    if not gaps:
+        return None
+    if report.observed:
+        what = "What is declared or observed gives the module's own output to {gap} or better."
+        return say(what, gap=_ceiling(max(*gaps, 1e-16)))
+    if max(gaps) == 0:
+        return say("Each declaration equals the module's own output exactly.")
+    return say("Each declaration equals the module's own output to {gap} or better.", gap=_ceiling(max(gaps)))
+
+
+def _observed(report: Report) -> Sentence | None:
     """Layers that are measured as they were seen to compute, and what of them was not understood."""
-    reasons = Counter(entry.reason for entry in report.observed)
-    return "".join(
-        f" {count} of them {'is' if count == 1 else 'are'} observed, not declared ({reason}): measured as "
-        f"{'it was' if count == 1 else 'they were'} seen to compute, with nothing proved."
-        for reason, count in reasons.items()
+    parts = [
+        say("{count} because {reason}", count=count, reason=reason)
+        for reason, count in Counter(entry.reason for entry in report.observed).items()
+    ]
+    found = joined(parts, "; ")
+    text = f"Observed, not declared, so nothing is proved about them: {found.text}."
+    return Sentence(text, found.numbers, found.names) if parts else None
+
+
+def _ceiling(value: float) -> float:
+    """The next number above with one digit."""
+    unit = 10.0 ** math.floor(math.log10(value))
+    return float(f"{math.ceil(value / unit * (1 - 1e-12)) * unit:.1g}")
+
+
+def _cut(report: Report) -> Sentence | None:
+    cut = sum(entry.cut for entry in report.inputs)
+    verb = "was" if cut == 1 else "were"
+    return say("{cut} of the texts " + verb + " cut to what the model takes.", cut=cut) if cut else None
+
+
+def _missing(report: Report) -> Sentence | None:
+    parts = [
+        say("{site} ({kind}): {reason}", site=entry.site or "the model", kind=entry.kind, reason=entry.reason)
+        for entry in report.missing
+    ]
+    found = joined(parts, "; ")
+    return Sentence(f"Not covered: {found.text}.", found.numbers, found.names) if parts else None
+
+
+def _words(report: Report) -> Sentence | None:
+    """What one changed word did: the most tangible of all numbers."""
+    every = changes(report)
+    worst = max(every, key=lambda entry: entry["moved"], default=None)
+    if worst is None:
+        return None
+    counts = {
+        kind: sum(entry["kind"] == kind for entry in every) for kind in ("typo", "replacement", "deletion")
+    }
+    texts = len(report.tables["misspecification"])
+    size = worst.get("size", math.nan)
+    moved = (
+        say("moved the mean output by {share} % of its length", share=100 * worst["moved"] / size)
+        if size > 0
+        else say("moved the mean output by {moved}", moved=worst["moved"])
     )
+    told = say(
+        "Of {typos} typos, {replacements} replaced and {deletions} deleted words in {texts} of {inputs} "
+        + counted(len(report.inputs), "input")
+        + ", the {kind} of “{word}”",
+        typos=counts["typo"],
+        replacements=counts["replacement"],
+        deletions=counts["deletion"],
+        texts=texts,
+        inputs=len(report.inputs),
+        kind=worst["kind"],
+        word=worst["word"],
+    )
+    return told + moved + say("and so the most: “{text}”.", text=worst["text"])
 
 
-def _name_rows(rows: list[Row], column: str) -> str:
-    return ", ".join(f"{row.label} {in_words(row.values[column])}" for row in rows)
+def changes(report: Report) -> list[dict[str, Any]]:
+    """Every changed word of the inputs whose words were changed."""
+    return [change for table in report.tables.get("misspecification", []) for change in table["changes"]]
 
 
-def _heads(report: Report) -> str:
+def _name_rows(rows: list[Row], column: str) -> Sentence:
+    parts = [say("{place} ({value})", place=row.label, value=row.values[column]) for row in rows]
+    return joined(parts, ", ")
+
+
+def _heads(report: Report) -> Sentence | None:
     named = {
-        "head_constant": "Least regular heads (layer, head), by their exact local constants",
-        "qk_norm": "Largest QK norms",
+        "head_branch_constant": "Heads that amplify most, with the norm before them",
+        "qk_norm": "Heads with the largest QK norms",
     }
     for column, words in named.items():
         ranked = report.ranked(column)
         if ranked:
             typical = statistics.median(row.values[column] for row in ranked)
-            return f"{words}: {_name_rows(ranked[:4], column)}; the median head has {in_words(typical)}."
-    return ""
+            first = _name_rows(ranked[:FIRST], column)
+            text = Sentence(f"{words}: {first.text};", first.numbers, first.names)
+            return text + say("the median head has {median}.", median=typical)
+    return None
 
 
-def _layers(report: Report) -> str:
-    ranked = report.ranked("layer_constant")
+def _layers(report: Report) -> Sentence | None:
+    ranked = report.ranked("attention_branch_constant")
     if not ranked:
-        return ""
+        return None
     first = ranked[0]
-    text = (
-        f"Least regular attention: {first.label}, which amplifies by "
-        f"{in_words(first.values['layer_constant'])}"
+    found = say(
+        "Attention that amplifies most, with the norm before it: {place}, by {attention}.",
+        place=first.label,
+        attention=first.values["attention_branch_constant"],
     )
     blocks = report.ranked("block_constant")
-    return text + (
-        f"; largest block: {blocks[0].label}, {in_words(blocks[0].values['block_constant'])}."
-        if blocks
-        else "."
+    if not blocks:
+        return found
+    return found + say(
+        "The largest block is that of {site}: {block}.",
+        site=blocks[0].label,
+        block=blocks[0].values["block_constant"],
     )
 
 
-def _network(report: Report) -> str:
-    texts = []
+def _network(report: Report) -> Sentence | None:
+    parts = []
     for row in report.ranked("network_constant"):
+        whole = say(
+            "End to end, {place} amplifies by {constant}",
+            place=row.label,
+            constant=row.values["network_constant"],
+        )
         product = row.values.get("product", math.nan)
-        beside = (
-            ""
-            if math.isnan(product)
-            else f", where the product of its blocks and its last norm is {in_words(product)}"
-        )
-        texts.append(
-            f"End to end, {row.label} amplifies by {in_words(row.values['network_constant'])}{beside}."
-        )
-    return " ".join(texts)
+        if not math.isnan(product):
+            beside = say("where the product of its blocks and its last norm is {product}", product=product)
+            whole = Sentence(f"{whole.text}, {beside.text}", {**whole.numbers, **beside.numbers}, whole.names)
+        parts.append(Sentence(f"{whole.text}.", whole.numbers, whole.names))
+    return joined(parts, " ") if parts else None
 
 
-def _promises(report: Report) -> str:
-    return " ".join(
-        f"Promised of {row.label}: {in_words(row.values['promised'])}; its weights prove "
-        f"{round_up(row.values['promise_proved'])}, and an attack finds "
-        f"{in_words(row.values['promise_attacked'])}."
+def _promises(report: Report) -> Sentence | None:
+    parts = [
+        say(
+            "Promised of {place}: {promised}; its weights prove {proved}, and an attack finds {attacked}.",
+            place=row.label,
+            promised=row.values["promised"],
+            proved=Proved(row.values["promise_proved"]),
+            attacked=row.values["promise_attacked"],
+        )
         for row in report.ranked("promised")
-    )
+    ]
+    return joined(parts, " ") if parts else None
 
 
-def _proof_sentence(report: Report) -> str:
+def _proofs(report: Report) -> Sentence | None:
     ratios = {name: _ratios(report, name) for name in ("ball_bound", "point_bound")}
     if not all(ratios.values()):
-        return ""
+        return None
     here, everywhere = (statistics.median(ratios[name]) for name in ("point_bound", "ball_bound"))
-    above = "less than 0.01" if here < 1.0001 else f"{100 * (here - 1):.2g}"
+    percent = 100 * (here - 1)
     close = (
-        f"{above} % above the exact constant" if here < 1.1 else f"{in_words(here)} times the exact constant"
+        say("less than {above} % above the exact constant", above=0.01)
+        if percent < 0.01
+        else say("{above} % above the exact constant", above=percent)
+        if here < 1.1
+        else say("{times} times the exact constant", times=here)
     )
     return (
-        f"Proved, per head: at the input {close}, on the whole ball that its tokens fill "
-        f"{in_words(everywhere)} times it (medians)."
+        say("Proved, per head:")
+        + close
+        + say(
+            "at the input, and {everywhere} times it on the whole ball that its tokens fill (medians).",
+            everywhere=everywhere,
+        )
     )
 
 
@@ -158,32 +243,42 @@ def _ratios(report: Report, name: str) -> list[float]:
     return [bound / exact for bound, exact in pairs if exact > 0 and math.isfinite(bound)]
 
 
-def _words(report: Report) -> str:
-    worst = max(changes(report), key=lambda entry: entry["moved"], default=None)
-    if worst is None:
-        return ""
-    return (
-        f"The change of one word that moved the output most: {worst['kind']} of “{worst['word']}”, which "
-        f"made “{worst['text']}”."
-    )
+def _alarm(report: Report) -> Sentence | None:
+    """Never calm where nothing was measured, nor about what was not."""
+    if not report.measured:
+        return say("Nothing was measured, so nothing can be said about this model.")
+    alarming = [finding for finding in findings(report) if finding.level == ALARMING]
+    parts = [Sentence(one.what, one.numbers, one.names) for one in alarming]
+    if parts:
+        found = joined(parts, " ")
+        return Sentence(f"Alarming: {found.text}", found.numbers, found.names)
+    if report.missing:
+        return say(
+            "Nothing is alarming in what was measured; {missing} of {total} attention layers were not.",
+            missing=len(report.missing),
+            total=len(report.coverage),
+        )
+    return say("Nothing is alarming by the limits of this report.")
 
 
-def changes(report: Report) -> list[dict[str, Any]]:
-    """Every changed word of every input."""
-    return [change for table in report.tables.get("misspecification", []) for change in table["changes"]]
+def _omissions(report: Report) -> Sentence | None:
+    """What could not be measured, each with its reason."""
+    found: dict[tuple[str, str], int] = {}
+    for entry in report.skipped:
+        found[entry.check, entry.reason] = found.get((entry.check, entry.reason), 0) + 1
+    parts = [
+        say(
+            "{check} in {places} " + counted(count, "place") + " ({reason})",
+            check=check,
+            places=count,
+            reason=reason,
+        )
+        for (check, reason), count in found.items()
+    ]
+    whole = joined(parts, "; ")
+    return Sentence(f"Not measured: {whole.text}.", whole.numbers, whole.names) if parts else None
 
 
-def _alarm(report: Report) -> str:
-    alarming = [finding.what for finding in findings(report) if finding.level == ALARMING]
-    return (
-        f"Alarming: {' '.join(alarming)}"
-        if alarming
-        else "Nothing is alarming by the limits of this report."
-        if report.rows
-        else ""
-    )
-
-
-def _omission_sentence(report: Report) -> str:
-    names = sorted({entry.check for entry in report.skipped})
-    return f"Not measured everywhere: {', '.join(names)} (see the reasons below)." if names else ""
+PARTS: tuple[Callable[[Report], Sentence | None], ...] = (
+    _partial, _coverage, _alarm, _words, _heads, _layers, _network, _promises, _proofs, _omissions,
+)  # fmt: skip

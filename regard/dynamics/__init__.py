@@ -2,17 +2,21 @@
 
 from regard.dynamics.blow_up import BlowUpError
 from regard.dynamics.closures import Closure, closure
+from regard.dynamics.coalescence import Coalescence, Merge, coalesce
 from regard.dynamics.displacement import Displacement
 from regard.dynamics.drifts import drift
 from regard.dynamics.equal_angles import Equiangular, equiangular
 from regard.dynamics.flowing import flow, iterate
+from regard.dynamics.heat import Heat, heat, score, score_slope
 from regard.dynamics.hull import HullWarning
+from regard.dynamics.merging import Merged, merge_within
 from regard.dynamics.observables import (
     Clusters,
     EffectiveRank,
     Energy,
     Entropy,
     Hull,
+    MeanCosine,
     Moved,
     Observable,
     Radius,
@@ -28,6 +32,7 @@ __all__ = [
     "BlowUpError",
     "Closure",
     "Clusters",
+    "Coalescence",
     "Displacement",
     "DormandPrince",
     "EffectiveRank",
@@ -37,9 +42,13 @@ __all__ = [
     "Euclidean",
     "Euler",
     "GaussianMeasure",
+    "Heat",
     "Heun",
     "Hull",
     "HullWarning",
+    "MeanCosine",
+    "Merge",
+    "Merged",
     "Moved",
     "Observable",
     "Observations",
@@ -51,9 +60,14 @@ __all__ = [
     "Sphere",
     "Trajectory",
     "closure",
+    "coalesce",
     "drift",
     "equiangular",
     "flow",
+    "heat",
     "iterate",
+    "merge_within",
     "resume",
+    "score",
+    "score_slope",
 ]

@@ -52,11 +52,22 @@ class Equiangular(Object):
 
     def _falling(self, gap: Tensor) -> Tensor:
         """(1-ρ)' as a function of 1 - ρ."""
-        decay = (-self.beta * gap).exp()
-        numerator = -2 * decay * gap * (self.n - (self.n - 1) * gap)
         if self.laws:
-            return numerator / (1 + (self.n - 1) * decay)
-        return numerator * math.exp(self.beta) / self.n
+            return _falling(self.beta, self.n, gap)
+        decay = (-self.beta * gap).exp()
+        return -2 * decay * gap * (self.n - (self.n - 1) * gap) * math.exp(self.beta) / self.n
+
+
+def equiangular_gaps(beta: Tensor, n: int, rho: Tensor, t: float) -> Tensor:
+    """1 - ρ(t) of `equiangular` with softmax, for many β and ρ at once."""
+    beta, begin = torch.broadcast_tensors(beta.double(), (1 - rho.double()).log())
+    return integrate(lambda _, y: _falling(beta, n, y.exp()) / y.exp(), begin.clone(), float(t)).exp()
+
+
+def _falling(beta: float | Tensor, n: int, gap: Tensor) -> Tensor:
+    """(1-ρ)' of softmax attention as a function of 1 - ρ."""
+    decay = (-beta * gap).exp()
+    return -2 * decay * gap * (n - (n - 1) * gap) / (1 + (n - 1) * decay)
 
 
 def equiangular(attention: Attention, n: int, rho: float) -> Equiangular:

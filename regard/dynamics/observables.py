@@ -93,6 +93,8 @@ class Clusters(Observable):
     def labels(self, measure: Measure) -> Tensor:
         """For each particle the first one of its group, (n,)."""
         unit = torch.nn.functional.normalize(measure.points.detach(), dim=-1)
+        if measure.dimension == 2 and bool(unit.any(-1).all()):
+            return _arcs(unit, math.acos(self.cosine))
         labels = torch.arange(measure.size, device=unit.device)
         while True:
             least = torch.cat(
@@ -157,6 +159,21 @@ class EffectiveRank(Observable):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class MeanCosine(Observable):
+    """∬ cos(x, y) μ(dx) μ(dy) = |∫ x/|x| dμ|²: the mean cosine of two particles, each drawn by itself; one
+    where all point the same way.
+    """
+
+    @property
+    def name(self) -> str:
+        return "mean cosine"
+
+    def number(self, now: Measure, begin: Measure) -> float:
+        unit = torch.nn.functional.normalize(now.points, dim=-1)
+        return float((now.masses() @ unit).square().sum())
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Hull(Observable):
     """The mean over directions u of the support function max_i ⟨u, x_i⟩ of the convex hull;
     directions (k, d).
@@ -195,6 +212,17 @@ class Moved(Observable):
 
     def number(self, now: Measure, begin: Measure) -> float:
         return float(wasserstein(now, begin, self.norm.p))
+
+
+def _arcs(unit: Tensor, angle: float) -> Tensor:
+    """Groups of points of the circle: neighbors whose angle is at most this belong together."""
+    turn, order = torch.atan2(unit[:, 1], unit[:, 0]).sort()
+    gaps = torch.cat([turn[:1] + 2 * math.pi - turn[-1:], turn.diff()])
+    groups = (gaps > angle + 4 * torch.finfo(unit.dtype).eps).cumsum(0)
+    groups = groups % groups[-1].clamp_min(1)  # what precedes the first gap belongs to the last group
+    labels = torch.empty_like(order).scatter_(0, order, groups)
+    places = torch.arange(len(order), device=order.device)
+    return torch.full_like(order, len(order)).scatter_reduce(0, labels, places, "amin")[labels]
 
 
 def _blocks(count: int) -> list[slice]:

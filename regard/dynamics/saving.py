@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,14 @@ FORMAT = 1
 NODE = ("index", "layer", "count", "time", "step")
 
 
-def write(path: Path, motion: Motion, nodes: list[Node]) -> None:
-    """Write a motion and some of its nodes."""
+def write(path: Path, motion: Motion, nodes: list[Node], asked: Collection[int]) -> None:
+    """Write a motion and some of its nodes, and which of them are to be kept."""
     try:
         from safetensors.torch import save
     except ImportError:
         raise MissingExtraError("safetensors", "hf") from None
     source = motion.source
-    tensors = {f"points.{node.index}": node.points for node in nodes}
+    tensors = {f"points.{n.index}": n.points for n in nodes if n.points is not source.points}
     tensors["points"] = source.points
     if source.log_weights is not None:
         tensors["log_weights"] = source.log_weights
@@ -46,6 +46,7 @@ def write(path: Path, motion: Motion, nodes: list[Node]) -> None:
         "map": _fingerprint(motion.maps),
         "until": motion.until,
         "nodes": [{name: getattr(node, name) for name in NODE} for node in nodes],
+        "asked": sorted(node.index for node in nodes if node.index in asked),
     }
     if isinstance(motion, Flow):
         head |= {
@@ -86,10 +87,12 @@ def resume(
         raise ArgumentError("map", "is not the one that made this file", "give the same map, or flow anew")
     source = Measure(tensors["points"], tensors.get("log_weights"), tensors.get("marks"))
     nodes = [
-        Node(**{name: one[name] for name in NODE}, points=tensors[f"points.{one['index']}"])
+        Node(
+            **{name: one[name] for name in NODE}, points=tensors.get(f"points.{one['index']}", source.points)
+        )
         for one in head["nodes"]
     ]
-    return Trajectory(_motion(head, maps, source, engine), nodes)
+    return Trajectory(_motion(head, maps, source, engine), nodes, head["asked"])
 
 
 def _motion(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from regard.dynamics.motion import Flow, Motion, Node
 from regard.dynamics.observables import Observable
 from regard.dynamics.observations import Observations
 from regard.dynamics.progress import Bar
+from regard.dynamics.showing import as_html
 from regard.errors import ArgumentError
 from regard.measure import Measure
 
@@ -35,10 +37,10 @@ class Trajectory:
     DormandPrince chooses count as constants. Backpropagate once, through a sum, or with retain_graph=True.
     """
 
-    def __init__(self, motion: Motion, nodes: Sequence[Node] = ()) -> None:
+    def __init__(self, motion: Motion, nodes: Sequence[Node] = (), asked: Collection[int] = ()) -> None:
         self._motion = motion
         self._nodes: dict[bool, list[Node]] = {False: list(nodes), True: []}
-        self._asked = {node.index for node in nodes}
+        self._asked = set(asked)
         self._file: tuple[Path, int] | None = None
         self._bar: Bar | None = None
         tensors = (leaf for leaf in pytree.tree_leaves(motion) if isinstance(leaf, Tensor))
@@ -108,6 +110,26 @@ class Trajectory:
         names = tuple(one.name for one in observables)
         return Observations(names, tuple(rows), note)
 
+    def walk(
+        self, times: int | Sequence[float] = 10, bar: Bar | None = None
+    ) -> Iterator[tuple[float, Measure]]:
+        """Each of these times, in order, with its measure, for long runs: a state that was passed is
+        forgotten, and nothing carries a graph. A bar that is given is told the time in place of a new one.
+        """
+        wanted = self._times(times)
+        if any(later < sooner for sooner, later in itertools.pairwise(wanted)):
+            raise ArgumentError("times", "are not in order", "give times that never fall")
+        with self._progress(self.until, bar):
+            for t in wanted:
+                with torch.no_grad():
+                    node = self._before(t)
+                    here = t - node.time <= CLOSE * self.until
+                    points = node.points if here else self._motion.between(node, t)
+                    found = Measure(points, self._motion.source.log_weights, self._motion.source.marks)
+                    nodes = self._list()
+                    nodes[:] = [n for n in nodes if n.index >= node.index or n.index in self._asked]
+                yield t, found
+
     def save(self, path: str | os.PathLike[str], every: int | None = None) -> None:
         """Write how far it is to a file, whole or not at all; again after each `every` steps.
 
@@ -119,7 +141,9 @@ class Trajectory:
         if every is not None and not (isinstance(every, int) and every >= 1):
             raise ArgumentError("every", f"is {every!r}", "give a number of steps of at least one")
         nodes = self._list()
-        write(Path(path), self._motion, [n for n in nodes if n.index in self._asked or n is nodes[-1]])
+        last = {node.index for node in nodes[-2:]}  # the last may lie beyond the time that was asked for
+        kept = [node for node in nodes if node.index in self._asked | last]
+        write(Path(path), self._motion, kept, self._asked)
         self._file = None if every is None else (Path(path), every)
 
     def __repr__(self) -> str:
@@ -129,6 +153,10 @@ class Trajectory:
         how = f"{self._motion.scheme!r}, {self._motion.space!r}" if isinstance(self._motion, Flow) else ""
         kind = f"Trajectory({count} in dimension {points.shape[-1]}, until {self.until:g}"
         return f"{kind}, computed until {reached:.6g}{', ' + how if how else ''})"
+
+    def _repr_html_(self) -> str:
+        """The same with a picture of what is computed, for notebooks."""
+        return as_html(self._motion, [node for nodes in self._nodes.values() for node in nodes])
 
     def _times(self, times: int | Sequence[float]) -> list[float]:
         if not isinstance(times, int):
@@ -175,13 +203,13 @@ class Trajectory:
         return node
 
     @contextmanager
-    def _progress(self, until: float) -> Iterator[Bar]:
+    def _progress(self, until: float, bar: Bar | None = None) -> Iterator[Bar]:
         """One bar for all that one question asks."""
         if self._bar is not None:
             yield self._bar
             return
         try:
-            with Bar(0.0, until) as self._bar:
+            with nullcontext(bar) if bar is not None else Bar(0.0, until) as self._bar:
                 yield self._bar
         finally:
             self._bar = None

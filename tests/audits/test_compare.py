@@ -119,9 +119,9 @@ def test_the_command(report, tmp_path):
     first, second = write(report, tmp_path / "a"), write(changed(report, {(1, 3): 123.0}), tmp_path / "b")
     done = regard("compare", first, second)
     assert done.returncode == 0, done.stderr
-    assert "(1, 3)" in done.stdout
+    assert "head 3 of encoder.layer.1" in done.stdout
     assert "123" in done.stdout
-    assert "No number changed in 3 columns." in regard("compare", first, first).stdout
+    assert "No number changed in 5 columns." in regard("compare", first, first).stdout
     (second / "report.json").write_text('{"schema": 1}')
     done = regard("compare", first, second)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)

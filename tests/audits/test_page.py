@@ -110,6 +110,7 @@ def _tables(draw, sites, model):
             "text": other,
             "distances": [1 + draw.random() for _ in range(len(sites) + 1)],
             "moved": draw.random(),
+            "size": 3.0,
             "predicted": draw.random(),
         }
 
@@ -127,6 +128,11 @@ def _tables(draw, sites, model):
         ],
         "deviation": [
             {"site": s, "input": i, "token": 1, "norm": 7.0, "moves": moves()} for s, _, i in places
+        ],
+        "constants": [
+            {"site": s, "input": i, "mlp": numbers(size), "leaving": numbers(size)}
+            for s, _, i in places
+            if size > 1
         ],
         "geometry": [{"site": s, "input": i, "norms": numbers(size), "sinks": [0]} for s, _, i in places],
         "depth": [
@@ -333,7 +339,7 @@ def test_a_click_opens_a_head(opened):
     tab.click("a.cell[href='#head-1-0']")
     tab.until("document.getElementById('panel').open")
     assert tab.evaluate("location.hash") == "#head-1-0"
-    assert tab.texts("#panel h2") == ["Layer 1, head 0"]
+    assert tab.texts("#panel h2") == [f"{row.site}, head 0"]
     for column in (column for column in report.columns if column.scope == HEAD):
         found = shown(tab, f"#panel tr[data-column={column.name}] .number")
         every = row.inputs[column.name]
@@ -399,7 +405,7 @@ def test_the_map_marks_what_to_look_at(opened):
     """
     report = made(Model(heads=(6, 4)))
     tab = opened(report)
-    for name in ("head_constant", "entropy"):
+    for name in ("head_branch_constant", "entropy"):
         tab.choose("#heads select", name)
         marked = tab.evaluate(
             "[...document.querySelectorAll('a.cell.first')].map((e) => e.getAttribute('href'))"

@@ -101,7 +101,7 @@ def test_results_of_another_audit_are_kept_apart(model, tmp_path):
     before = sorted(path.name for path in (tmp_path / ".units").iterdir())
     done = regard(*arguments(model, tmp_path), "--text", "another text", "--resume")
     assert done.returncode == 2
-    assert "are of another audit (changed: --text)" in done.stderr
+    assert "are of another run (changed: --text)" in done.stderr
     assert sorted(path.name for path in (tmp_path / ".units").iterdir()) == before
 
 
@@ -116,7 +116,7 @@ def test_what_is_not_asked_for_is_not_continued(tmp_path):
     assert "key" not in Store(tmp_path / "units", {"model": "a"})
     first = Store(tmp_path / "units", {"model": "a"})
     first.put("key", 1)
-    with pytest.raises(r.errors.ArgumentError, match=r"another audit \(changed: model\)"):
+    with pytest.raises(r.errors.ArgumentError, match=r"another run \(changed: model\)"):
         Store(tmp_path / "units", {"model": "b"}, resume=True)
     assert Store(tmp_path / "units", {"model": "a"}, resume=True).get("key") == 1
     first.remove()

@@ -51,8 +51,8 @@ def test_a_living_owner_is_not_disturbed(units, other, resume):
     with pytest.raises(r.errors.ArgumentError) as caught:
         Store(units, SUBJECT, resume=resume)
     assert caught.value.argument == "--out"
-    assert caught.value.found == f"{units.parent} is in use by another audit (process {other})"
-    assert caught.value.remedy.startswith("wait for it, or give another directory; if no audit runs")
+    assert caught.value.found == f"{units.parent} is in use by another run (process {other})"
+    assert caught.value.remedy.startswith("wait for it, or give another directory; if none is running")
     assert caught.value.remedy.endswith(f"delete {units}")
     assert contents(units) == before
 
@@ -95,5 +95,5 @@ def test_a_process_of_somebody_else_lives(units, monkeypatch):
 
     (units / OWNER).write_text(str(os.getpid() + 1))
     monkeypatch.setattr(os, "kill", denied)
-    with pytest.raises(r.errors.ArgumentError, match="in use by another audit"):
+    with pytest.raises(r.errors.ArgumentError, match="in use by another run"):
         Store(units, SUBJECT, resume=True)

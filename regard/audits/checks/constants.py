@@ -9,10 +9,11 @@ import zlib
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Generator, Tensor
 
 from regard.audits.adapters.base import NotCovered
-from regard.audits.capture import branch, replay, tokens_in
+from regard.audits.capture import Function, branch, output_tensor, replay, tokens_in
 from regard.audits.checks.base import (
     EXACT,
     HEAD,
@@ -25,6 +26,7 @@ from regard.audits.checks.base import (
     as_list,
     register,
 )
+from regard.audits.moving import Moving
 from regard.audits.watching import ObservedSite
 from regard.derive import linearize
 from regard.derive.jacobian import Jacobian
@@ -35,44 +37,71 @@ SMALL = 2048
 """Up to how many inputs there are two starts: in few dimensions a small residual may be that of the second
 singular value.
 """
+SUSPECT = 20.0
+"""From which constant on an MLP is measured token by token."""
+Found = tuple[float, float]
+"""A constant and its residual."""
 
 
 def constants(scene: Scene, site: Measurable) -> Result:
     """The largest singular value of the derivative of each head, of the layer,
     of both branches with their norms, and of the block.
     """
-    found, missing = _layer(scene, site)
-    if site.block is not None:
-        for name, paths in (("attention_branch", site.block.attention), ("mlp_branch", site.block.mlp)):
-            if (
-                paths and paths[0] == site.path and site.context is None and found
-            ):  # nothing stands before attention: it is the layer itself
-                found[f"{name}_constant"] = found["layer_constant"]
-            elif paths and all(path in scene.trace for path in paths):
-                point = tokens_in(scene.trace[paths[0]])
-                jacobian = linearize(branch(scene.model, scene.trace, site.block, paths), point)
-                found[f"{name}_constant"] = largest(jacobian, scene.generator(site.layer))
-        if site.block.path in scene.trace:
-            found["block_constant"] = block_constant(scene, site.block.path)
-    heads = _heads(scene, site)
-    worst = max(residual for _, residual in (*heads, *found.values()))
+    heads, after, found, missing = _parts(scene, site)
+    tokens = _mlp(scene, site)
+    if tokens:
+        found["mlp_branch_constant"] = tokens[0]
+    if site.block is not None and site.block.path in scene.trace:
+        found["block_constant"] = block_constant(scene, site.block.path)
+    worst = max(residual for _, residual in (*heads, *after, *found.values()))
     numbers: dict[str, Any] = {name: value for name, (value, _) in found.items()}
-    return Result(
-        {**numbers, "head_constant": [value for value, _ in heads], "residual": worst}, reason=missing
-    )
+    numbers |= {"head_constant": _values(heads), "head_branch_constant": _values(after), "residual": worst}
+    return Result(numbers, _by_token(scene, site, tokens), missing)
 
 
-def _layer(scene: Scene, site: Measurable) -> tuple[dict[str, tuple[float, float]], str]:
-    """The constant of the layer, or why there is none: what was only observed may have no known output
-    projection.
-    """
+def _parts(scene: Scene, site: Measurable) -> tuple[list[Found], list[Found], dict[str, Found], str]:
+    """Of heads alone, of heads with the norm before them, of all together, and what is missing."""
+    if isinstance(site, ObservedSite):
+        heads, after = _observed_heads(scene, site)
+        return heads, after, *_observed_layer(scene, site)
+    moving = Moving(scene, site)
+    return *_heads(moving), _attention(moving), ""
+
+
+def _observed_heads(scene: Scene, site: ObservedSite) -> tuple[list[Found], list[Found]]:
+    """By automatic differentiation of the module, head by head."""
+    alone = [site.head_jacobian(head) for head in range(site.heads)]
+    after = [site.after_norm(jacobian) for jacobian in alone]
+    heads = [largest(jacobian, scene.generator(site.layer)) for jacobian in alone]
+    if not any(jacobian is not None for jacobian in after):
+        return heads, heads
+    return heads, [largest(one, scene.generator(site.layer)) for one in after if one is not None]
+
+
+def _observed_layer(scene: Scene, site: ObservedSite) -> tuple[dict[str, Found], str]:
+    """The same for all heads together; its output projection may not be known."""
     try:
-        return {"layer_constant": largest(site.jacobian(), scene.generator(site.layer))}, ""
+        found = {
+            name: largest(jacobian, scene.generator(site.layer))
+            for name, jacobian in site.jacobians().items()
+        }
     except NotCovered as reason:
         return {}, f"no constant of the layer: {reason}"
+    block = site.block
+    if block is None or not block.attention or block.attention[0] == site.spot.call:
+        return {**found, "attention_branch_constant": found["layer_constant"]}, ""
+    if site.context is not None or not all(path in scene.trace for path in block.attention):
+        return found, ""
+    run = branch(scene.model, scene.trace, block, block.attention)
+    jacobian = linearize(run, tokens_in(scene.trace[block.attention[0]]))
+    return {**found, "attention_branch_constant": largest(jacobian, scene.generator(site.layer))}, ""
 
 
-def block_constant(scene: Scene, path: str) -> tuple[float, float]:
+def _values(found: list[Found]) -> list[float]:
+    return [value for value, _ in found]
+
+
+def block_constant(scene: Scene, path: str) -> Found:
     """The constant and the residual of a block, computed once for an input."""
     known = _blocks.setdefault(scene, {})
     if path not in known:
@@ -83,36 +112,106 @@ def block_constant(scene: Scene, path: str) -> tuple[float, float]:
     return known[path]
 
 
-_blocks: WeakKeyDictionary[Scene, dict[str, tuple[float, float]]] = WeakKeyDictionary()
+_blocks: WeakKeyDictionary[Scene, dict[str, Found]] = WeakKeyDictionary()
 
 
-def _heads(scene: Scene, site: Measurable) -> list[tuple[float, float]]:
-    """The constant and the residual of each head: all at once,
-    or one by one where several share their values.
-    """
-    if isinstance(site, ObservedSite):
-        alone = (site.head_jacobian(head) for head in range(site.heads))
-        return [largest(jacobian, scene.generator(site.layer)) for jacobian in alone]
-    if site.grouped or site.points.numel() <= SMALL:
-        jacobians = [linearize(head, site.source, site.context) for head in site.singles]
-        return [largest(jacobian, scene.generator(site.layer)) for jacobian in jacobians]
-    points = site.points.expand(site.heads, -1, -1)
-    source = points if isinstance(site.source, Tensor) else site.source.replace(points=points)
-    found = linearize(site.attention, source, site.context).norm(
-        tolerance=TOLERANCE, generator=scene.generator(site.layer)
-    )
-    return list(zip(as_list(found.value), as_list(found.residual), strict=True))  # type: ignore[union-attr]
+def _heads(moving: Moving) -> tuple[list[Found], list[Found]]:
+    """Of each head: alone, and with the norm before it."""
+    layer, jacobian = moving.site.layer, moving.heads()
+    alone = largest_of_each(jacobian, moving.scene.generator(layer))
+    if not moving.before:
+        return alone, alone
+    return alone, largest_of_each(moving.heads_after_norm(jacobian), moving.scene.generator(layer))
 
 
-def largest(jacobian: Jacobian, generator: Generator) -> tuple[float, float]:
+def _attention(moving: Moving) -> dict[str, Found]:
+    """Of all heads together: alone, with the norm before them, and for cross-attention by what moves."""
+    scene, site = moving.scene, moving.site
+
+    def norm(jacobian: Jacobian) -> Found:
+        return largest(jacobian, scene.generator(site.layer))
+
+    if site.context is None:
+        alone = norm(site.jacobian())
+        return {"layer_constant": alone, "attention_branch_constant": _branch(moving) or alone}
+    both = norm(moving.both())
+    return {
+        "queries_constant": norm(site.jacobian()),
+        "context_constant": norm(moving.by_context()),
+        "layer_constant": both,
+        "attention_branch_constant": norm(moving.both(normalized=True)) if moving.before else both,
+    }
+
+
+def _branch(moving: Moving) -> Found | None:
+    """The attention branch of the block as the model runs it; None where that is the layer itself."""
+    scene, block = moving.scene, moving.site.block
+    if block is None or not block.attention or block.attention[0] == moving.site.path:
+        return None
+    if not all(path in scene.trace for path in block.attention):
+        return None
+    run = branch(scene.model, scene.trace, block, block.attention)
+    point = tokens_in(scene.trace[block.attention[0]])
+    return largest(linearize(run, point), scene.generator(moving.site.layer))
+
+
+def _mlp(scene: Scene, site: Measurable) -> list[Found]:
+    """Of the feed-forward branch; and of it at each token, where it is large and no token meets another."""
+    paths = () if site.block is None else site.block.mlp
+    if site.block is None or not paths or not all(path in scene.trace for path in paths):
+        return []
+    run = branch(scene.model, scene.trace, site.block, paths)
+    point = tokens_in(scene.trace[paths[0]])
+    whole = largest(linearize(run, point), scene.generator(site.layer))
+    if whole[0] < SUSPECT or not is_tokenwise(run, point):
+        return [whole]
+
+    def one_by_one(x: Tensor) -> Tensor:
+        return run(x.squeeze(-2)).unsqueeze(-2)
+
+    alone = linearize(one_by_one, point.unsqueeze(-2), batch=1)
+    return [whole, *largest_of_each(alone, scene.generator(site.layer))]
+
+
+def is_tokenwise(run: Function, point: Tensor) -> bool:
+    """Whether no token of the output moves with another of the input, seen in two rows of the derivative."""
+    if len(point) < 2:
+        return True
+    leaf = point.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        value = run(leaf)
+    for own in (0, len(point) - 1):
+        (moved,) = torch.autograd.grad(value[own].sum(), leaf, retain_graph=True)
+        moved[own] = 0
+        if value.shape[:-1] != point.shape[:-1] or bool(moved.any()):
+            return False
+    return True
+
+
+def _by_token(scene: Scene, site: Measurable, tokens: list[Found]) -> Any:
+    """What the MLP does to each token, and how long tokens are when they leave the block."""
+    block = None if site.block is None else scene.trace.get(site.block.path)
+    if block is None or len(tokens) < 2:
+        return None
+    leaving = output_tensor(block.output).detach().double().norm(dim=-1)
+    return {"mlp": _values(tokens[1:]), "leaving": as_list(leaving)}
+
+
+def largest(jacobian: Jacobian, generator: Generator) -> Found:
     """The largest singular value and its residual."""
+    return largest_of_each(jacobian, generator)[0]
+
+
+def largest_of_each(jacobian: Jacobian, generator: Generator) -> list[Found]:
+    """The same for each element of a batch."""
     starts = 2 if jacobian.size_in <= SMALL else 1
-    return max(_value(jacobian.norm(tolerance=TOLERANCE, generator=generator)) for _ in range(starts))
+    drawn = [_pairs(jacobian.norm(tolerance=TOLERANCE, generator=generator)) for _ in range(starts)]
+    return [max(several) for several in zip(*drawn, strict=True)]
 
 
-def _value(found: Any) -> tuple[float, float]:
-    residual = float(found.residual)
-    return float(found), residual if math.isfinite(residual) else math.inf
+def _pairs(found: Any) -> list[Found]:
+    residuals = [residual if math.isfinite(residual) else math.inf for residual in as_list(found.residual)]
+    return list(zip(as_list(found.value), residuals, strict=True))
 
 
 _HOW = (
@@ -127,9 +226,19 @@ register(
         (
             Column(
                 "head_constant",
-                "local constant of the head",
+                "head alone",
                 "How much a head (rows times values, before the output projection) amplifies a small "
-                "change of its input." + _HOW,
+                "change of all that it reads." + _HOW,
+                EXACT,
+                HEAD,
+                True,
+                "median",
+            ),
+            Column(
+                "head_branch_constant",
+                "head after its norm",
+                "The same for the head with the norm layer before it, which is how it acts in the model; the "
+                "head alone where nothing stands before it." + _HOW,
                 EXACT,
                 HEAD,
                 True,
@@ -137,8 +246,9 @@ register(
             ),
             Column(
                 "layer_constant",
-                "local constant of attention",
-                "The same for all heads together, mixed by the output projection." + _HOW,
+                "attention alone",
+                "The same for all heads together, mixed by the output projection. Cross-attention: its "
+                "queries and its context move together." + _HOW,
                 EXACT,
                 LAYER,
                 True,
@@ -148,7 +258,26 @@ register(
                 "attention_branch_constant",
                 "attention after its norm",
                 "The same for the attention branch of the block with the norm layer before it, without the "
-                "residual connection." + _HOW,
+                "residual connection: how attention acts in the model. Attention alone where nothing stands "
+                "before it." + _HOW,
+                EXACT,
+                LAYER,
+                True,
+                "median",
+            ),
+            Column(
+                "queries_constant",
+                "cross-attention, its queries move",
+                "The same for cross-attention where its queries move and its context is held." + _HOW,
+                EXACT,
+                LAYER,
+                True,
+                "median",
+            ),
+            Column(
+                "context_constant",
+                "cross-attention, its context moves",
+                "The same for cross-attention where its context moves and its queries are held." + _HOW,
                 EXACT,
                 LAYER,
                 True,
@@ -157,8 +286,8 @@ register(
             Column(
                 "mlp_branch_constant",
                 "MLP after its norm",
-                "The same for the feed-forward branch of the block. A large one where attention is tame is "
-                "how massive activations show." + _HOW,
+                "The same for the feed-forward branch of the block with its norm. Where each token passes "
+                "through it alone, this is the one that is amplified most." + _HOW,
                 EXACT,
                 LAYER,
                 True,
@@ -167,7 +296,8 @@ register(
             Column(
                 "block_constant",
                 "block",
-                "The same for the whole block, residual connections and norm layers included." + _HOW,
+                "The same for the whole block, residual connections and norm layers included, by the "
+                "sequence that passes through it; an encoder's output that it also reads is held." + _HOW,
                 EXACT,
                 LAYER,
                 True,

@@ -111,6 +111,7 @@ def _changes(scene: Scene, kind: str, here: Passage, predicted: Tensor) -> list[
                 "text": other,
                 "distances": distances,
                 "moved": float((there.pooled - here.pooled).norm()),
+                "size": float(here.pooled.norm()),
                 "predicted": float(predicted[list(word.tokens)].sum()),
             }
         )

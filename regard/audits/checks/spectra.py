@@ -36,14 +36,30 @@ __all__ = ["MARGIN", "NEAR", "any_input_bounds", "product_norm", "spectra"]
 
 
 def spectra(weights: Weights) -> Result:
-    """|scale · W_Q W_Kᵀ|₂ and |W_V W_O|₂ for each head, and the bound of its constant that needs no input."""
-    own = weights.matrices
+    """|scale · W_Q W_Kᵀ|₂ and |W_V W_O|₂ for each head, with the gain of the norm before and without, and the
+    bound of its constant that needs no input.
+    """
+    alone = _norms(weights.matrices, None)
+    acting = alone if weights.entering is None else _norms(weights.matrices, weights.entering)
+    found = {"qk_norm": acting[0], "ov_norm": acting[1], "qk_norm_alone": alone[0], "ov_norm_alone": alone[1]}
+    numbers = {name: as_list(norms) for name, norms in found.items()}
+    return Result({**numbers, "any_input_bound": any_input_bounds(weights)})
+
+
+def _norms(own: Matrices, norm: Normalize | None) -> tuple[Tensor, Tensor]:
+    """|scale · W_Q W_Kᵀ|₂ and |W_V W_O|₂ of each head, of what a norm makes of tokens before its gain."""
     heads = len(own.w_o)
-    qk = abs(own.scale) * product_norm(_spread(own.w_q, heads), _spread(own.w_k, heads).mT)
-    ov = product_norm(_spread(own.w_v, heads), own.w_o)
-    return Result(
-        {"qk_norm": as_list(qk), "ov_norm": as_list(ov), "any_input_bound": any_input_bounds(weights)}
-    )
+    w_q, w_k, w_v = (_spread(_folded(w, norm), heads) for w in (own.w_q, own.w_k, own.w_v))
+    return abs(own.scale) * product_norm(w_q, w_k.mT), product_norm(w_v, own.w_o)
+
+
+def _folded(matrix: Tensor, norm: Normalize | None) -> Tensor:
+    """A projection (..., d, c) of γ x̂, as one of x̂; a norm that centers has nothing along (1, ..., 1)."""
+    if norm is None:
+        return matrix
+    matrix = matrix.double()
+    scaled = matrix if norm.weight is None else norm.weight.to(matrix).unsqueeze(-1) * matrix
+    return scaled - scaled.mean(-2, keepdim=True) if norm.centered else scaled
 
 
 def any_input_bounds(weights: Weights) -> list[float]:
@@ -114,9 +130,10 @@ register(
             Column(
                 "qk_norm",
                 "QK norm",
-                "Largest singular value of W_Q W_Kᵀ with the scale included: how fast scores can grow with "
-                "the tokens. "
-                "Rotations of positions do not change it.",
+                "Largest singular value of W_Q W_Kᵀ, with the scale and with the gain of the norm that the "
+                "head reads: how fast scores can grow with what that norm makes of the tokens. The matrices "
+                "alone where no norm is known. With rotary positions it is that of two tokens at the same "
+                "position.",
                 EXACT,
                 HEAD,
                 True,
@@ -125,11 +142,29 @@ register(
             Column(
                 "ov_norm",
                 "OV norm",
-                "Largest singular value of W_V W_O: how strongly a key's content "
-                "enters the output of the layer.",
+                "Largest singular value of W_V W_O, with the gain of the norm that the head reads: how "
+                "strongly a key's content enters the output of the layer.",
                 EXACT,
                 HEAD,
                 True,
+                "only",
+            ),
+            Column(
+                "qk_norm_alone",
+                "QK norm, matrices alone",
+                "The same without the gain of the norm before.",
+                EXACT,
+                HEAD,
+                None,
+                "only",
+            ),
+            Column(
+                "ov_norm_alone",
+                "OV norm, matrices alone",
+                "The same without the gain of the norm before.",
+                EXACT,
+                HEAD,
+                None,
                 "only",
             ),
             Column(

@@ -7,7 +7,7 @@
   const FIRST = 3; // how many heads are marked as the ones to look at
   const DENSE = 24; // beyond this many heads a layer, numbers do not fit in the cells
   const DEEP = 0.6; // beyond this shade, text is in the other color
-  const BESIDE = ["layer_constant", "attention_branch_constant", "mlp_branch_constant", "block_constant", "word_deviation"];
+  const BESIDE = ["attention_branch_constant", "mlp_branch_constant", "block_constant", "word_deviation"];
   const PLACE = /^#(head|layer)-(\d+)(?:-(\d+))?$/;
   const KINDS = {
     exact: "Exact at these inputs, up to rounding.",
@@ -119,6 +119,7 @@
   const heads = new Map(rows("head").map((row) => [`${row.layer}-${row.head}`, row]));
   const layers = new Map(rows("layer").map((row) => [row.layer, row]));
   const sites = report.coverage.filter((entry) => entry.layer >= 0).sort((a, b) => a.layer - b.layer);
+  const shortNames = shortened(sites);
   const table = (name, site, input) => (report.tables[name] || []).find((entry) => entry.site === site && entry.input === input);
   const known = (scope) => report.columns.filter((column) => column.scope === scope && report.rows.some((row) => row.scope === scope && column.name in row.values));
 
@@ -140,6 +141,16 @@
   function tokenNames(input, count) {
     const names = report.inputs[input] ? report.inputs[input].tokens : [];
     return names.length === count ? names.map((name) => name.replace(/^[Ġ▁]/, "").replace(/^Ċ$/, "⏎") || "␣") : Array.from({ length: count }, (_, i) => String(i));
+  }
+
+  /* Names of modules without what all of them share at the front and at the end: mostly a number. */
+  function shortened(entries) {
+    const names = entries.map((entry) => entry.site.split("."));
+    const same = (at) => names.length > 1 && names.every((name) => at(name) !== undefined && at(name) === at(names[0]));
+    let [start, end] = [0, 0];
+    while (same((name) => name[start])) start += 1;
+    while (same((name) => (name.length - end > start ? name[name.length - 1 - end] : undefined))) end += 1;
+    return new Map(entries.map((entry, i) => [entry.layer, names[i].slice(start, names[i].length - end).join(".") || entry.site || "0"]));
   }
 
   // Scales and plots
@@ -265,7 +276,7 @@
     const names = known("head").map((column) => column.name);
     const place = element("div");
     const again = () => place.replaceChildren(...headMap());
-    state.column = names.includes("head_constant") ? "head_constant" : names[0];
+    state.column = ["head_branch_constant", "head_constant", names[0]].find((name) => names.includes(name));
     const controls = element("div", { class: "controls" }, choice("colored by", columnOptions(names), state.column, (name) => { state.column = name; again(); }));
     if (report.inputs.length > 1) controls.append(choice("numbers of", inputOptions(), "", (index) => { state.input = index === "" ? null : Number(index); again(); }));
     box.append(soft("A row is a layer, a cell is a head. Open a head or a layer for its numbers, its bounds and where it looks. Arrow keys move between heads."), controls, place);
@@ -328,7 +339,7 @@
     const own = Array.from({ length: widest }, (_, head) => heads.get(`${site.layer}-${head}`));
     const row = layers.get(site.layer);
     const opens = row || own.some(Boolean);
-    const title = element("th", { scope: "row" }, opens ? element("a", { href: `#layer-${site.layer}`, "aria-label": `layer ${site.layer}` }, String(site.layer)) : String(site.layer));
+    const title = element("th", { scope: "row", "data-tip": site.site || "the model" }, opens ? element("a", { href: `#layer-${site.layer}`, "aria-label": site.site || "the model" }, shortNames.get(site.layer)) : shortNames.get(site.layer));
     if (!opens) return element("tr", {}, title, element("td", { class: "uncovered", colspan: widest, "data-tip": site.reason || "nothing was measured" }, site.covered ? "nothing measured" : "not covered"));
     const extra = besides.map(([column, shade]) => element("td", { class: "layer" }, layerCell(row, column, shade)));
     return element("tr", {}, title, own.map((head) => element("td", {}, head ? cell(head) : null)), besides.length ? element("td", { class: "gap" }) : null, extra);
@@ -336,8 +347,8 @@
 
   function headCell(row, column, share, first) {
     const value = valueOf(row, column.name, state.input);
-    const shown = figure(value, column, `Head (${row.layer}, ${row.head})`);
-    const label = `layer ${row.layer}, head ${row.head}: ${written(value, column.kind)}${first ? ", look at it first" : ""}`;
+    const shown = figure(value, column, `${row.site || "the model"}, head ${row.head}`);
+    const label = `${row.site || "the model"}, head ${row.head}: ${written(value, column.kind)}${first ? ", look at it first" : ""}`;
     const made = element("a", { class: "cell", href: `#head-${row.layer}-${row.head}`, tabindex: -1, "aria-label": label, "data-tip": shown.dataset.tip }, first ? "◆ " : null, shown);
     made.classList.toggle("first", first);
     made.classList.toggle("unknown", Number.isNaN(value));
@@ -346,7 +357,7 @@
 
   function layerCell(row, column, shade) {
     const value = valueOf(row, column.name, state.input);
-    const made = element("span", { class: "cell" }, figure(value, column, row ? `Layer ${row.layer}` : ""));
+    const made = element("span", { class: "cell" }, figure(value, column, row ? row.site || "the model" : ""));
     made.classList.toggle("unknown", Number.isNaN(value));
     return shaded(made, column.high_is_alarming === false ? 1 - shade.share(value) : shade.share(value));
   }
@@ -414,11 +425,11 @@
     const row = heads.get(`${layer}-${head}`);
     if (!row) return null;
     const order = [...heads.values()];
-    const target = (other) => other && [`#head-${other.layer}-${other.head}`, `layer ${other.layer}, head ${other.head}`];
+    const target = (other) => other && [`#head-${other.layer}-${other.head}`, `${other.site}, head ${other.head}`];
     const at = order.indexOf(row);
-    const under = soft(element("a", { href: `#layer-${layer}` }, `layer ${layer}`), " · ", element("code", {}, row.site));
+    const under = soft(element("a", { href: `#layer-${layer}` }, `all of ${row.site || "the model"}`), ` · row ${layer} of the map`);
     return [
-      ...panelHeader(`Layer ${layer}, head ${head}`, under, target(order[at - 1]), target(order[at + 1])),
+      ...panelHeader(`${row.site || "the model"}, head ${head}`, under, target(order[at - 1]), target(order[at + 1])),
       ...findingsAt(layer, head), inputChoice(), ...numbersOf(row, "head"), ...ladder(row), ...law(row), ...influenceIn(state.shown, "h3"),
     ].filter(Boolean);
   }
@@ -554,7 +565,7 @@
     if (!found || !found.influence) return [];
     const title = level ? [element(level, {}, "Influence of the tokens, through the whole network")] : [];
     const values = found.influence.map(number);
-    return [...title, soft("How far the mean output token moves for each unit that a token moves, in the worst direction. The stronger and thicker, the more."), sentence(tokenNames(input, values.length), values, { ...INFLUENCE, kind: found.kind || INFLUENCE.kind })];
+    return [...title, soft("How far the mean output token moves for each unit that a token moves, in the worst direction. A darker token has more influence."), sentence(tokenNames(input, values.length), values, { ...INFLUENCE, kind: found.kind || INFLUENCE.kind })];
   }
 
   function drawInfluence(box) {
@@ -575,11 +586,11 @@
     const own = [...heads.values()].filter((head) => head.layer === layer);
     if (!site || (!row && !own.length)) return null;
     const open = sites.filter((entry) => layers.has(entry.layer) || heads.has(`${entry.layer}-0`));
-    const target = (entry) => entry && [`#layer-${entry.layer}`, `layer ${entry.layer}`];
+    const target = (entry) => entry && [`#layer-${entry.layer}`, entry.site];
     const at = open.indexOf(site);
-    const under = soft(`${site.kind}, ${site.heads} heads · `, element("code", {}, site.site));
+    const under = soft(`${site.kind}, ${site.heads} heads · row ${layer} of the map`);
     return [
-      ...panelHeader(`Layer ${layer}`, under, target(open[at - 1]), target(open[at + 1])),
+      ...panelHeader(site.site || "the model", under, target(open[at - 1]), target(open[at + 1])),
       ...findingsAt(layer, -1), inputChoice(), ...(row ? numbersOf(row, "layer") : []), ...branches(row), ...headBars(own), ...norms(site), ...deviations(site),
     ].filter(Boolean);
   }
@@ -706,9 +717,15 @@
     const those = inputsWith("misspecification");
     state.text = those.length > 1 ? null : those[0];
     if (those.length > 1) box.append(element("div", { class: "controls" }, choice("words of", [option("", "all inputs"), ...those.map((i) => option(String(i), inputName(i)))], "", (index) => { state.text = index === "" ? null : Number(index); state.change = null; again(); })));
-    box.prepend(soft("Every word of every text is misspelled, replaced and left out, one at a time. W₁ is the Wasserstein distance between the tokens of both texts. Open a word to see it layer by layer."));
+    box.prepend(soft(`${counted()} W₁ is the Wasserstein distance between the tokens of both texts. Open a word to see it layer by layer.`));
     box.append(place);
     again();
+  }
+
+  /* What was changed, counted: some words have no two letters that can change places. */
+  function counted() {
+    const parts = [["typo", "typos"], ["replacement", "words replaced"], ["deletion", "words left out"]].map(([kind, words]) => `${changes.filter((change) => change.kind === kind).length} ${words}`);
+    return `${parts.join(", ")}: one word at a time, in ${inputsWith("misspecification").length} of ${report.inputs.length} inputs.`;
   }
 
   function sorted(list) {

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from regard.audits.adapters.base import Block, Call, NotCovered
 from regard.audits.calling import moving_tensors
-from regard.audits.capture import branch, call_again, first_tensor, output_tensor, quiet
+from regard.audits.capture import branch, call_again, first_tensor, output_tensor, quiet, replay, tokens_in
 from regard.audits.site import in_double
 from regard.audits.watching.places import Spot
 from regard.audits.watching.seen import Seen, Sight
 from regard.audits.watching.watch import watching
 from regard.derive import linearize
+from regard.derive.chain import Chain
 from regard.derive.jacobian import Jacobian
 
 AGAIN = 1e-4
@@ -118,13 +119,53 @@ class ObservedSite:
         """Whether a token sees no key."""
         return not bool(self.allowed.any(-1).all())
 
-    def jacobian(self) -> Jacobian:
-        """The derivative of the layer in its tokens, at this input, by automatic differentiation."""
+    def jacobians(self) -> dict[str, Jacobian]:
+        """The derivatives of the layer at this input, by automatic differentiation: in its tokens; for
+        cross-attention in queries, in context, and in both.
+        """
+        if self._context is None:
+            return {"layer_constant": self._layer_jacobian()}
+        if self._bare:
+            raise NotCovered("its output projection is outside of the module, and was not found")
+        first, context = first_tensor(self._call), self._context
+        size = first.numel()
+        pair = torch.cat([first.detach().flatten(), context.detach().flatten()]).unsqueeze(0)
+
+        def both(x: Tensor) -> Tensor:
+            queries, keys = x.squeeze(0).split([size, context.numel()])
+            return self._run({first: queries.reshape(first.shape), context: keys.reshape(context.shape)})
+
+        found = {
+            "queries_constant": linearize(lambda x: self._run({first: x}), first.detach()),
+            "context_constant": linearize(lambda x: self._run({context: x}), context.detach()),
+            "layer_constant": linearize(both, pair),
+        }
+        self._check_again(found["layer_constant"].value, output_tensor(self._call.output))
+        return found
+
+    def _run(self, tokens: dict[Tensor, Tensor]) -> Tensor:
+        with quiet(self.model):
+            return output_tensor(call_again(self.model.get_submodule(self.spot.path), self._call, tokens))
+
+    def _layer_jacobian(self) -> Jacobian:
         names = self._layer()
         block = Block(self.spot.call, names, (), None) if self.block is None else self.block
         found = linearize(branch(self.model, self.trace, block, names), self._tokens())
         self._check_again(found.value, output_tensor(self.trace[names[-1]].output))
         return found
+
+    def after_norm(self, head: Jacobian) -> Jacobian | None:
+        """A head with what stands between the residual stream and attention; None where that is nothing, or
+        more than one module.
+        """
+        names = () if self.block is None else self.block.attention
+        if not names or names[0] == self.spot.call or names[0] not in self.trace:
+            return None
+        norm = self.trace[names[0]]
+        left = output_tensor(norm.output)
+        if left.shape != self._tokens().shape or not torch.equal(left, self._tokens()):
+            return None
+        return Chain(head, linearize(replay(self.model, self.trace, names[:1]), tokens_in(norm)))
 
     def head_jacobian(self, head: int) -> Jacobian:
         """The derivative of one head before the output projection."""

@@ -1,0 +1,117 @@
+"""Recipe: everything that decides what a simulation does."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from regard.attention import Attention
+from regard.dynamics import DormandPrince, Euler, Heun, RungeKutta, Scheme
+from regard.errors import ArgumentError
+from regard.normalizers import Exponential, Softmax
+from regard.potentials import Dot
+
+SCHEMES: dict[str, type[Euler] | type[Heun] | type[RungeKutta]] = {
+    "euler": Euler,
+    "heun": Heun,
+    "runge-kutta": RungeKutta,
+}
+ADAPTIVE = "dormand-prince"
+LARGEST_SEED = 2**31
+STEEPEST = 300.0
+"""e^β is a number of float64 far beyond this, and no step is short enough for it."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """beta: the inverse temperature; particles begin independent and uniform on the sphere of that dimension.
+
+    unnormalized: weights e^{β⟨x,y⟩}/n (USA) in place of softmax (SA). step: of a scheme, or the tolerance of
+    dormand-prince. tolerance: of sums over many particles, relative to the radius. frames: how often it is
+    looked at.
+    """
+
+    beta: float = 4.0
+    particles: int = 300
+    dimension: int = 2
+    until: float = 20.0
+    scheme: str = "heun"
+    step: float = 0.1
+    unnormalized: bool = False
+    noise: float = 0.0
+    seed: int = 0
+    tolerance: float = 1e-6
+    frames: int = 60
+
+    def __post_init__(self) -> None:
+        for name, least in (("particles", 1), ("dimension", 2), ("frames", 1)):
+            if (value := getattr(self, name)) < least:
+                more = "; the sphere of dimension 1 is two points, where nothing moves" if least == 2 else ""
+                raise ArgumentError(option(name), f"is {value}", f"give {least} or more{more}")
+        for name in ("until", "step", "tolerance"):
+            if not 0 < (value := getattr(self, name)) < math.inf:
+                raise ArgumentError(option(name), f"is {value}", "give a positive number")
+        if not 0 <= self.noise < math.inf:
+            raise ArgumentError("--noise", f"is {self.noise}", "give a number that is not negative")
+        if not -STEEPEST <= self.beta <= STEEPEST:
+            raise ArgumentError("--beta", f"is {self.beta}", f"give a number of at most {STEEPEST:g} in size")
+        if not self.step <= self.until:
+            raise ArgumentError(
+                "--step", f"is {self.step}, beyond the end {self.until}", "give a smaller one"
+            )
+        if self.scheme not in (*SCHEMES, ADAPTIVE):
+            raise ArgumentError("--scheme", f"is {self.scheme}", f"give {', '.join(SCHEMES)} or {ADAPTIVE}")
+        if self.noise > 0 and self.scheme != "euler":
+            raise ArgumentError(
+                "--noise", f"is {self.noise} with {self.scheme}", "with noise use --scheme euler"
+            )
+        if not 0 <= self.seed < LARGEST_SEED:
+            raise ArgumentError("--seed", f"is {self.seed}", f"give a number from 0 to {LARGEST_SEED - 1}")
+
+    def attention(self) -> Attention:
+        """The field, before it is projected to the sphere."""
+        return Attention(Dot(scale=self.beta), normalizer=Exponential() if self.unnormalized else Softmax())
+
+    def start(self) -> Tensor:
+        """Where particles begin, (n, d)."""
+        drawn = torch.randn(
+            self.particles,
+            self.dimension,
+            generator=torch.Generator().manual_seed(self.seed),
+            dtype=torch.float64,
+        )
+        return drawn / torch.linalg.vector_norm(drawn, dim=-1, keepdim=True)
+
+    def steps(self) -> Scheme:
+        """The scheme as a value."""
+        return DormandPrince(self.step) if self.scheme == ADAPTIVE else SCHEMES[self.scheme](self.step)
+
+    def evaluations(self) -> int | None:
+        """How often attention is computed; None where the scheme chooses its steps."""
+        if self.scheme == ADAPTIVE:
+            return None
+        return math.ceil(self.until / self.step - 1e-9) * len(SCHEMES[self.scheme].tableau.nodes)
+
+    def times(self) -> list[float]:
+        """When it is looked at; with noise at steps, where alone it is known."""
+        wanted = [self.until * k / self.frames for k in range(self.frames + 1)]
+        if self.noise == 0:
+            return wanted
+        return sorted({min(round(t / self.step) * self.step, self.until) for t in wanted} | {self.until})
+
+    def subject(self) -> dict[str, str]:
+        """What results are of, option by option."""
+        return {option(name): str(value) for name, value in asdict(self).items()}
+
+    @property
+    def model(self) -> str:
+        """The name of the equation (geshkovski2023)."""
+        return "USA" if self.unnormalized else "SA"
+
+
+def option(name: str) -> str:
+    """A field as it is written at the command line."""
+    return f"--{name.replace('_', '-')}"

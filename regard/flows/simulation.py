@@ -1,0 +1,220 @@
+"""Simulation: particles on the sphere, looked at frame by frame, and kept so that a killed run goes on."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from regard._refused import Refused
+from regard.audits.store import Store
+from regard.compute.application import problem_of
+from regard.compute.fourier.plan import PAIR, FourierPlan
+from regard.dynamics import (
+    Clusters,
+    EffectiveRank,
+    Energy,
+    MeanCosine,
+    Observable,
+    Sphere,
+    Trajectory,
+    flow,
+    resume,
+)
+from regard.dynamics.progress import Bar
+from regard.engines import Fourier
+from regard.flows.cells import DenseRegions
+from regard.flows.columns import COSINE, column_of
+from regard.flows.frames import DRAWN, camera_of
+from regard.flows.recipe import Recipe
+from regard.flows.wording import spoken_time
+from regard.measure import Measure
+
+MANY = 5000
+"""Up to so many particles all pairs are summed; beyond, a Fourier series takes over where it can."""
+PAIRED = 20000
+"""Up to so many particles a number of all pairs is worth waiting for."""
+PATIENCE = 4.0
+"""A save waits for so many times as long as the last one took."""
+
+
+class Simulation:
+    """A recipe that runs. With a directory, every frame and the state are kept there until `finish`."""
+
+    def __init__(self, recipe: Recipe, directory: Path | None = None, *, resume: bool = False) -> None:
+        self.recipe, self._directory = recipe, directory
+        self.store = Store(directory, recipe.subject(), resume=resume)
+        self._saved = (0.0, 0.0)
+        self._begin = Measure(recipe.start())
+        self._camera = camera_of(recipe.particles, recipe.dimension)
+
+    @cached_property
+    def plan(self) -> FourierPlan | Refused:
+        """How a Fourier series would take the sums at the start, or why it does not."""
+        return Fourier(self.recipe.tolerance).plan(problem_of(self.recipe.attention(), self._begin, None))
+
+    @cached_property
+    def engine(self) -> Fourier | None:
+        """The Fourier series where particles are many and it pays; None for all pairs."""
+        pays = not isinstance(self.plan, Refused) and self.plan.pays()
+        return Fourier(self.recipe.tolerance) if self.recipe.particles > MANY and pays else None
+
+    def seconds(self) -> float | None:
+        """What the run is predicted to take on one core; None where the scheme chooses its steps."""
+        count = self.recipe.evaluations()
+        if count is None:
+            return None
+        if self.engine is not None and isinstance(self.plan, FourierPlan):
+            return count * self.plan.seconds()
+        return count * self._pairs()
+
+    def announcement(self) -> list[str]:
+        """How sums are taken, to what tolerance, and how long that is predicted to take."""
+        recipe, predicted = self.recipe, self.seconds()
+        count = recipe.evaluations()
+        often = "steps are chosen on the way" if count is None else f"{count:,} evaluations of attention"
+        wait = "" if predicted is None else f", predicted to take {spoken_time(predicted)} on one core"
+        found = [f"{recipe.particles:,} particles, {recipe.model} with β = {recipe.beta:g}: {often}{wait}."]
+        if self.engine is not None and isinstance(self.plan, FourierPlan):
+            modes = "×".join([str(self.plan.series.count)] * recipe.dimension)
+            found.append(
+                f"Sums by a Fourier series, {modes} modes: every velocity is proved to be right to "
+                f"{self.plan.bound:.1e} of the radius before it is computed (--tolerance "
+                f"{recipe.tolerance:g}). All pairs would take "
+                f"{spoken_time((count or 1) * self._pairs())}{'' if count else ' for each evaluation'}."
+            )
+        elif recipe.particles > MANY and isinstance(self.plan, Refused):
+            found.append(f"All pairs are summed, because a Fourier series does not apply: {self.plan.why}")
+        return found
+
+    def run(self) -> None:
+        """Every frame that is not in the store yet; a bar on a terminal shows the simulated time."""
+        times = self.recipe.times()
+        with Bar(0.0, self.recipe.until) as bar:
+            done = self._done()
+            trajectory = self._trajectory(done > 0)
+            for t, measure in trajectory.walk(times[done:], bar):
+                self._look(done, t, measure)
+                self._save(trajectory)
+                done += 1
+
+    def report(self) -> dict[str, Any]:
+        """Everything that was seen, as plain values."""
+        frames = [self.store.get(_key(k)) for k in range(self._done())]
+        columns = [column_of(one) for one in self._observables()]
+        recipe = self.recipe
+        return {
+            "kind": "simulation",
+            "recipe": {**asdict(recipe), "model": recipe.model},
+            "times": [frame["t"] for frame in frames],
+            "columns": [column.written() for column in columns],
+            "panels": [
+                {
+                    "name": f"{recipe.model}, β = {recipe.beta:g}",
+                    **self._camera.written(),
+                    "frames": [frame["drawn"] for frame in frames],
+                    "values": {
+                        column.name: [frame["values"][column.name] for frame in frames] for column in columns
+                    },
+                }
+            ],
+            "words": [*self.announcement()[1:], *self._seen(frames)],
+        }
+
+    def finish(self, keep: Path | None = None) -> None:
+        """Remove what was kept to go on; keep: where the last state is put first."""
+        if keep is not None and self._file is not None:
+            self._file.replace(keep)
+        self.store.remove()
+
+    def _seen(self, frames: list[dict[str, Any]]) -> list[str]:
+        """What the numbers say, in words."""
+        words = []
+        for one in self._observables():
+            seen = [frame["values"][one.name] for frame in frames]
+            if isinstance(one, Energy):
+                words.append(_course("The energy", [frame["t"] for frame in frames], seen))
+            elif isinstance(one, (Clusters, DenseRegions)):
+                words.append(f"{one.name.capitalize()}: {seen[0]:g} at the start, {seen[-1]:g} at the end.")
+        return words
+
+    def _observables(self) -> list[Observable]:
+        """What can be had for so many particles."""
+        recipe = self.recipe
+        found: list[Observable] = []
+        if recipe.beta != 0 and (recipe.particles <= PAIRED or self.engine is not None):
+            found.append(Energy(recipe.beta))
+        found += [MeanCosine(), EffectiveRank()]
+        if recipe.particles <= DRAWN:
+            found.append(Clusters(_closeness(recipe)))
+        elif recipe.dimension in (2, 3):
+            found.append(DenseRegions(max(8, min(720, recipe.particles // 50))))
+        return found
+
+    def _look(self, index: int, t: float, measure: Measure) -> None:
+        values = {one.name: one.number(measure, self._begin) for one in self._observables()}
+        self.store.put(_key(index), {"t": t, "values": values, "drawn": self._camera.frame(measure)})
+
+    def _trajectory(self, begun: bool) -> Trajectory:
+        if begun and self._file is not None and self._file.exists():
+            return resume(self._file, self.recipe.attention(), engine=self.engine)
+        recipe = self.recipe
+        start: Tensor = self._begin.points
+        return flow(
+            recipe.attention(),
+            start,
+            recipe.steps(),
+            recipe.until,
+            space=Sphere(),
+            noise=recipe.noise,
+            seed=recipe.seed,
+            engine=self.engine,
+        )
+
+    def _save(self, trajectory: Trajectory) -> None:
+        """Keep the state, unless saving would take most of the time."""
+        last, took = self._saved
+        now = time.monotonic()
+        if self._file is not None and now - last >= PATIENCE * took:
+            trajectory.save(self._file)
+            self._saved = (time.monotonic(), time.monotonic() - now)
+
+    @property
+    def _file(self) -> Path | None:
+        return None if self._directory is None else self._directory / "trajectory.safetensors"
+
+    def _done(self) -> int:
+        count = 0
+        while _key(count) in self.store:
+            count += 1
+        return count
+
+    def _pairs(self) -> float:
+        return PAIR * float(self.recipe.particles) ** 2
+
+
+def _closeness(recipe: Recipe) -> float:
+    """A cosine at which particles that are spread evenly are alone: its cap would hold half of one."""
+    even = math.cos(math.pi / (2 * recipe.particles)) if recipe.dimension == 2 else 1 - 1 / recipe.particles
+    return max(COSINE, even)
+
+
+def _course(name: str, times: list[float], values: list[float]) -> str:
+    """Whether a number rose from frame to frame, and where it did not."""
+    falls = [k for k in range(1, len(values)) if values[k] < values[k - 1] * (1 - 1e-12)]
+    if not falls:
+        return f"{name} rises from {values[0]:.6g} to {values[-1]:.6g}, and falls at no frame."
+    return (
+        f"{name} goes from {values[0]:.6g} to {values[-1]:.6g}; it falls between {len(falls)} of "
+        f"{len(values) - 1} frames, first before t = {times[falls[0]]:g}: with noise it may, without it the "
+        "steps are too long."
+    )
+
+
+def _key(index: int) -> str:
+    return f"frame-{index}"
