@@ -195,8 +195,8 @@ class _Candidate:
         return tuple(dict.fromkeys([step.path for step in outermost[-1:]] + [end.path]))
 
     def _named(self, attention: tuple[str, ...], mlp: tuple[str, ...]) -> Block:
-        branches = (tuple(called(path, self.turn) for path in branch) for branch in (attention, mlp))
-        return Block(called(self.path, self.turn), *branches, None, True)
+        first, second = (tuple(called(path, self.turn) for path in own) for own in (attention, mlp))
+        return Block(called(self.path, self.turn), first, second, None, True)
 
 
 def _step(path: str, call: Call) -> Step | None:

@@ -33,7 +33,7 @@ from regard.audits.rounding import agreeing
 from regard.audits.samples import samples
 from regard.audits.site import Site
 from regard.audits.store import Store
-from regard.audits.watching import ObservedSite, Spot, spots, watching
+from regard.audits.watching import ObservedSite, Sight, Spot, spots, watching
 from regard.errors import ArgumentError, MissingExtraError
 
 Progress = Callable[[str, int, int], None]
@@ -120,13 +120,19 @@ class Audit:
             return list(places(self.original))
         shortest = min(self.inputs, key=lambda item: _size(item.options))
         options = self._options(shortest)
-        found = list(all_places(self.original, _notice(self.model, options, shortest.index)))
+        noticed = _notice(self.model, options, shortest.index)
+        found = list(all_places(self.original, noticed))
         alone = [place for place in found if place.block(self.model) is None]
         if not alone:
             return found
         calls = _run(self.model, options, [path for path in _modules(self.model) if path], shortest.index)
         blocks = blocks_of(self.model, calls, ((place.path, place.spot.turn) for place in alone))
-        return [replace(place, around=blocks.get((place.path, place.spot.turn))) for place in found]
+        return [
+            _learned(
+                self.model, replace(place, around=blocks.get((place.path, place.spot.turn))), calls, noticed
+            )
+            for place in found
+        ]
 
     def _options(self, item: Input) -> dict[str, Any]:
         return _cast_options(item.options, next(self.model.parameters()).dtype)
@@ -227,7 +233,9 @@ class Audit:
         to happen, and why no more.
         """
         try:
-            site, gap, rounding = place.agreeing_site(self.model, scene.trace.get(place.spot.call))
+            call = scene.trace.get(place.spot.call)
+            call = None if call is None else replace(call, sight=scene.seen.get(place.spot))
+            site, gap, rounding = place.agreeing_site(self.model, call)
             return site, "", {"disagreement": gap, "rounding": rounding}
         except (NotCovered, ArgumentError) as error:
             if place.spot not in scene.seen or place.spot.call not in scene.trace:
@@ -420,17 +428,26 @@ def _run(model: nn.Module, options: dict[str, Any], paths: list[str], index: int
         return capture(model, options, paths)
     except ArgumentError:
         raise
-    except (TypeError, ValueError, IndexError, KeyError, RuntimeError) as error:
+    except (AttributeError, TypeError, ValueError, IndexError, KeyError, RuntimeError) as error:
         found = f"{index + 1} cannot be run ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})"
         remedy = "give what the model itself takes: its keyword arguments, or texts with its tokenizer"
         raise ArgumentError("inputs", found, remedy) from error
 
 
-def _notice(model: nn.Module, options: dict[str, Any], index: int) -> list[Spot]:
-    """Where a model computes attention on an input."""
+def _notice(model: nn.Module, options: dict[str, Any], index: int) -> dict[Spot, Sight]:
+    """Where a model computes attention on an input, and what was noticed there."""
     with watching(_modules(model)) as watch:
         _run(model, options, [], index)
-    return list(spots(watch.noticed))
+    return spots(watch.noticed)
+
+
+def _learned(model: nn.Module, place: Place, calls: dict[str, Call], noticed: dict[Spot, Sight]) -> Place:
+    """A place that no family's adapter knows, with what its call says about its weights."""
+    if not isinstance(place.adapter, General) or place.spot.call not in calls:
+        return place
+    call = replace(calls[place.spot.call], sight=noticed.get(place.spot))
+    module = model.get_submodule(place.path)
+    return replace(place, adapter=place.adapter.learn(model, place.path, module, call))
 
 
 def _modules(model: nn.Module) -> dict[str, nn.Module]:

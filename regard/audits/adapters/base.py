@@ -26,11 +26,12 @@ class NotCovered(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """What a module was called with, and what it returned."""
+    """What a module was called with, and what it returned; sight: the attention that was noticed in it."""
 
     arguments: tuple[Any, ...]
     options: dict[str, Any]
     output: Any
+    sight: Any = None
 
 
 @dataclass(frozen=True)
