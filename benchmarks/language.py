@@ -58,15 +58,17 @@ def main() -> int:
     """Train, measure, print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.language", description=__doc__)
     parser.add_argument("--steps", type=int, default=300, help="updates of each training")
-    parser.add_argument("--picture", type=Path, help="an SVG file: certified and found, over the promise")
+    parser.add_argument("--pictures", type=Path, help="a directory for language.svg and language_loss.svg")
     parser.add_argument("--quick", action="store_true", help="fewer updates, no target")
     options = parser.parse_args()
     steps = 60 if options.quick else options.steps
     _say(f"{'promise':>8} {'certified':>10} {'bits':>6} {'accuracy':>8} {'entropy':>8} "
          f"{'swap found':>10} {'stay':>6} {'proved':>7} {'weights':>8}")  # fmt: skip
     rows = {promise: _row(promise, steps) for promise in PROMISES}
-    if options.picture is not None:
-        options.picture.write_text(picture(rows), encoding="utf-8")
+    if options.pictures is not None:
+        options.pictures.mkdir(parents=True, exist_ok=True)
+        for name, draw in (("language", picture), ("language_loss", curve)):
+            (options.pictures / f"{name}.svg").write_text(draw(rows), encoding="utf-8")
     cost = rows[2.0].bits - rows[None].bits
     missed = not options.quick and cost > COST
     _say(f"the promise of 2 costs {cost:.2f} bits a character (at most {COST}){': MISSED' if missed else ''}")
@@ -90,6 +92,23 @@ def picture(rows: dict[float | None, Row]) -> str:
         ),
     ]
     return chart("Logits move, over points", "promised constant", lines, above="times as far")
+
+
+def curve(rows: dict[float | None, Row]) -> str:
+    """Bits for each held-out character over the promise, and those of the free model."""
+    promises = sorted(promise for promise in rows if promise is not None)
+    ends = promises[0], promises[-1]
+    lines = [
+        Line("under a promise", [(promise, rows[promise].bits) for promise in promises], "seen"),
+        Line("free", [(promise, rows[None].bits) for promise in ends], "other"),
+    ]
+    return chart(
+        "What a promise costs",
+        "promised constant",
+        lines,
+        above="bits a character",
+        logarithmic=(True, False),
+    )
 
 
 def _row(promise: float | None, steps: int) -> Row:

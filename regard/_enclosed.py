@@ -177,13 +177,17 @@ def lengths_below(vectors: Tensor) -> Lower:
     return Lower(found.value * scale, found.roundings)
 
 
+LONGEST = 1000
+"""The largest exponent of a scale: it is a number itself, and the squares of all numbers over it are."""
+
+
 def _near_one(vectors: Tensor) -> tuple[Tensor, float]:
     """Vectors over a power of two that makes the largest entry near one, and that power: squares of very
     large and very small numbers leave the range.
     """
     vectors = vectors.detach().double()
     widest = float(vectors.abs().amax()) if vectors.numel() else 0.0
-    scale = 2.0 ** math.frexp(widest)[1] if 1e-300 < widest < 1e300 else 1.0
+    scale = 2.0 ** max(-LONGEST, min(LONGEST, math.frexp(widest)[1]))
     return vectors / scale, scale
 
 

@@ -141,6 +141,17 @@ def round_up(value: float) -> str:
     return digits
 
 
+def round_down(value: float) -> str:
+    """Rounded down, for numbers that are at most true ones."""
+    if value == 0 or not math.isfinite(value):
+        return "∞" if value == math.inf else f"{value:g}"
+    digits = f"{value:.5g}"
+    if float(digits) > value:
+        exponent = math.floor(math.log10(value)) - 4
+        digits = f"{value - 10.0**exponent:.5g}"
+    return digits
+
+
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 

@@ -18,6 +18,7 @@ from regard.proofs import (
     growing_witness,
     rank_collapse,
     score_perturbation,
+    series_remainder,
 )
 from regard.proofs.near.curvature import curvature
 from regard.proofs.scores import bilinear, slopes
@@ -38,5 +39,6 @@ __all__ = [
     "growing_witness",
     "rank_collapse",
     "score_perturbation",
+    "series_remainder",
     "slopes",
 ]

@@ -153,11 +153,25 @@ def _holds_regard(part: str) -> bool:
     return (Path(part) / "regard" / "_round.py").exists()
 
 
+def _place(test: str, named: Sequence[str]) -> int:
+    """Where a test is in a list of tests and files of tests."""
+    name = test.split("[")[0]
+    found = [place for place, one in enumerate(named) if name == one or name.startswith(f"{one}::")]
+    return min(found, default=len(named))
+
+
 def _pytest(root: Path, tests: Sequence[str]) -> tuple[int, str]:
     import pytest
 
     class Listener:
         by = ""
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+            """Slow tests last, and otherwise in the order in which tests are named."""
+            items.sort(
+                key=lambda item: (item.get_closest_marker("slow") is not None, _place(item.nodeid, tests))
+            )
 
         def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
             if report.failed and not self.by:

@@ -45,6 +45,7 @@ Examples
   regard flow --beta 4 --particles 300                     clusters on the circle
   regard flow --beta 4 --dimension 2 --particles 1000000   a million
   regard flow --beta 9 --dimension 3 --until 40            the sphere, for longer
+  regard flow --beta 9 --until 400 --merge 1e-6            clusters that become single particles
   regard flow --beta 4 --particles 1000000 --resume        go on after Ctrl-C, a crash or a kill
   regard flow --phase gamma --particles 1000000            when do tokens meet?
 
@@ -101,6 +102,13 @@ def flow(
         float | None, typer.Option(help="Of sums over many particles.", show_default="1e-6")
     ] = None,
     frames: Annotated[int | None, typer.Option(help="How often it is looked at.", show_default="60")] = None,
+    merge: Annotated[
+        float | None,
+        typer.Option(
+            help="Particles this close become one, with their weight; looked for at frames.",
+            show_default="never",
+        ),
+    ] = None,
     save: Annotated[
         bool | None,
         typer.Option("--save", help="Keep the last state: trajectory.safetensors.", show_default=False),
@@ -120,7 +128,7 @@ def flow(
     simulated = {
         "beta": beta, "particles": particles, "dimension": dimension, "until": until, "scheme": scheme,
         "step": step, "unnormalized": unnormalized, "noise": noise, "seed": seed, "tolerance": tolerance,
-        "frames": frames, "save": save,
+        "frames": frames, "merge": merge, "save": save,
     }  # fmt: skip
     given = {name: value for name, value in simulated.items() if value is not None}
     repeated = {"MODEL": model, "--layer": layer, "--text": text, "--steps": steps, "--attention": attention}

@@ -15,6 +15,8 @@ from regard._object import Object
 from regard._types import Scalar
 from regard.errors import ArgumentError
 
+HUGE = 1e15
+"""The squares of what is smaller are numbers in every dtype but the half ones."""
 Drift: TypeAlias = Callable[[Tensor], Tensor]
 """The map of a flow: points (..., n, d) -> velocities of the same shape."""
 
@@ -78,7 +80,9 @@ class Sphere(Space):
         return self.spread(t, z := self.retract(z), drift(z))
 
     def retract(self, z: Tensor) -> Tensor:
-        """z/|z|; what is on the sphere up to rounding stays to the last bit."""
+        """z/|z|; what is on the sphere up to rounding stays to the last bit, and squares do not overflow."""
+        largest = z.detach().abs().amax(-1, keepdim=True)
+        z = z / torch.where(largest > HUGE, largest, torch.ones_like(largest))
         lengths = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
         unit = z / lengths
         near = (lengths - 1).abs() <= 8 * torch.finfo(z.dtype).eps

@@ -125,7 +125,8 @@ class Trajectory:
                     node = self._before(t)
                     here = t - node.time <= CLOSE * self.until
                     points = node.points if here else self._motion.between(node, t)
-                    found = Measure(points, self._motion.source.log_weights, self._motion.source.marks)
+                    source = self._motion.source
+                    found = Measure(points.detach(), source.log_weights, source.marks)
                     nodes = self._list()
                     nodes[:] = [n for n in nodes if n.index >= node.index or n.index in self._asked]
                 yield t, found

@@ -46,3 +46,4 @@ MEANINGS: dict[type[Observable], str] = {
     MeanCosine: "The mean cosine of two particles. One: all point the same way.",
     EffectiveRank: "In how many directions they spread: exp of the entropy of the squared singular values.",
 }
+ATOMS = Column("atoms", "How many weighted particles are left of all.", True)

@@ -23,7 +23,7 @@ class Phases:
     share: how much of the way to one point they have gone at the time `until`, (ρ(t) - ρ)/(1 - ρ);
     own: the weight of a token on itself at the start, e^β/(e^β + (n-1) e^{βρ}).
 
-    Predicted for n → ∞ (geshkovski2023): they meet where γ < 1/(1-ρ), and rest where γ > 1/(1-ρ).
+    Predicted for n → ∞ (chen2026): they meet where γ < 1/(1-ρ), and rest where γ > 1/(1-ρ).
     """
 
     particles: int

@@ -31,7 +31,7 @@ class Recipe:
 
     unnormalized: weights e^{β⟨x,y⟩}/n (USA) in place of softmax (SA). step: of a scheme, or the tolerance of
     dormand-prince. tolerance: of sums over many particles, relative to the radius. frames: how often it is
-    looked at.
+    looked at. merge: particles within this distance become one with the sum of their weights; 0 for never.
     """
 
     beta: float = 4.0
@@ -45,6 +45,7 @@ class Recipe:
     seed: int = 0
     tolerance: float = 1e-6
     frames: int = 60
+    merge: float = 0.0
 
     def __post_init__(self) -> None:
         for name, least in (("particles", 1), ("dimension", 2), ("frames", 1)):
@@ -54,8 +55,9 @@ class Recipe:
         for name in ("until", "step", "tolerance"):
             if not 0 < (value := getattr(self, name)) < math.inf:
                 raise ArgumentError(option(name), f"is {value}", "give a positive number")
-        if not 0 <= self.noise < math.inf:
-            raise ArgumentError("--noise", f"is {self.noise}", "give a number that is not negative")
+        for name in ("noise", "merge"):
+            if not 0 <= (value := getattr(self, name)) < math.inf:
+                raise ArgumentError(option(name), f"is {value}", "give a number that is not negative")
         if not -STEEPEST <= self.beta <= STEEPEST:
             raise ArgumentError("--beta", f"is {self.beta}", f"give a number of at most {STEEPEST:g} in size")
         if not self.step <= self.until:

@@ -9,8 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from regard._refused import Refused
 from regard.audits.store import Store
 from regard.compute.application import problem_of
@@ -26,10 +24,11 @@ from regard.dynamics import (
     flow,
     resume,
 )
+from regard.dynamics.merging import merge_within
 from regard.dynamics.progress import Bar
 from regard.engines import Fourier
 from regard.flows.cells import DenseRegions
-from regard.flows.columns import COSINE, column_of
+from regard.flows.columns import ATOMS, COSINE, column_of
 from regard.flows.frames import DRAWN, camera_of
 from regard.flows.recipe import Recipe
 from regard.flows.wording import spoken_time
@@ -39,6 +38,11 @@ MANY = 5000
 """Up to so many particles all pairs are summed; beyond, a Fourier series takes over where it can."""
 PAIRED = 20000
 """Up to so many particles a number of all pairs is worth waiting for."""
+CALL = 5e-4
+"""Seconds of an evaluation, whatever the particles."""
+FEWER = 0.9
+"""Particles are united where at most this share of them is left."""
+STATE = "trajectory-"
 PATIENCE = 4.0
 """A save waits for so many times as long as the last one took."""
 
@@ -50,6 +54,7 @@ class Simulation:
         self.recipe, self._directory = recipe, directory
         self.store = Store(directory, recipe.subject(), resume=resume)
         self._saved = (0.0, 0.0)
+        self._trajectories: dict[int, Trajectory] = {}
         self._begin = Measure(recipe.start())
         self._camera = camera_of(recipe.particles, recipe.dimension)
 
@@ -71,7 +76,7 @@ class Simulation:
             return None
         if self.engine is not None and isinstance(self.plan, FourierPlan):
             return count * self.plan.seconds()
-        return count * self._pairs()
+        return count * (CALL + self._pairs())
 
     def announcement(self) -> list[str]:
         """How sums are taken, to what tolerance, and how long that is predicted to take."""
@@ -94,33 +99,51 @@ class Simulation:
 
     def run(self) -> None:
         """Every frame that is not in the store yet; a bar on a terminal shows the simulated time."""
+        bar = _Shifted(0.0, self.recipe.until)
+        with bar:
+            while (done := self._done()) < len(self.recipe.times()):
+                self._segment(done, bar)
+
+    def _segment(self, done: int, bar: _Shifted) -> None:
+        """The frames from here until particles are united, or until the end."""
         times = self.recipe.times()
-        with Bar(0.0, self.recipe.until) as bar:
-            done = self._done()
-            trajectory = self._trajectory(done > 0)
-            for t, measure in trajectory.walk(times[done:], bar):
-                self._look(done, t, measure)
-                self._save(trajectory)
-                done += 1
+        first, trajectory = self._trajectory(done)
+        bar.begin = times[first]
+        for t, measure in trajectory.walk([t - bar.begin for t in times[done:]], bar):
+            self._look(done, bar.begin + t, measure)
+            if done < len(times) - 1 and self._unite(done, measure):
+                return
+            self._save(trajectory, first)
+            done += 1
+
+    def _unite(self, index: int, measure: Measure) -> bool:
+        """Begin again with fewer and heavier particles, where a tenth of them can be spared."""
+        if self.recipe.merge == 0:
+            return False
+        merged = merge_within(measure, self.recipe.merge, 0.5 * (index % 2))
+        if merged.measure.size > FEWER * measure.size:
+            return False
+        trajectory = self._flow(merged.measure, index)
+        trajectory.at(0.0)
+        self._trajectories = {index: trajectory}
+        self._save(trajectory, index, at_once=True)
+        return True
 
     def report(self) -> dict[str, Any]:
         """Everything that was seen, as plain values."""
         frames = [self.store.get(_key(k)) for k in range(self._done())]
-        columns = [column_of(one) for one in self._observables()]
-        recipe = self.recipe
+        columns, recipe = [column_of(one) for one in self._observables()], self.recipe
         return {
             "kind": "simulation",
             "recipe": {**asdict(recipe), "model": recipe.model},
             "times": [frame["t"] for frame in frames],
-            "columns": [column.written() for column in columns],
+            "columns": [column.written() for column in [*columns, *([ATOMS] if recipe.merge else [])]],
             "panels": [
                 {
                     "name": f"{recipe.model}, β = {recipe.beta:g}",
                     **self._camera.written(),
                     "frames": [frame["drawn"] for frame in frames],
-                    "values": {
-                        column.name: [frame["values"][column.name] for frame in frames] for column in columns
-                    },
+                    "values": {name: [frame["values"][name] for frame in frames] for name in _names(frames)},
                 }
             ],
             "words": [*self.announcement()[1:], *self._seen(frames)],
@@ -128,8 +151,9 @@ class Simulation:
 
     def finish(self, keep: Path | None = None) -> None:
         """Remove what was kept to go on; keep: where the last state is put first."""
-        if keep is not None and self._file is not None:
-            self._file.replace(keep)
+        found = self._files()
+        if keep is not None and found:
+            found[max(found)].replace(keep)
         self.store.remove()
 
     def _seen(self, frames: list[dict[str, Any]]) -> list[str]:
@@ -158,35 +182,53 @@ class Simulation:
 
     def _look(self, index: int, t: float, measure: Measure) -> None:
         values = {one.name: one.number(measure, self._begin) for one in self._observables()}
+        if self.recipe.merge:
+            values[ATOMS.name] = float(measure.size)
         self.store.put(_key(index), {"t": t, "values": values, "drawn": self._camera.frame(measure)})
 
-    def _trajectory(self, begun: bool) -> Trajectory:
-        if begun and self._file is not None and self._file.exists():
-            return resume(self._file, self.recipe.attention(), engine=self.engine)
+    def _trajectory(self, done: int) -> tuple[int, Trajectory]:
+        """What flows since particles were united last, and the frame at which that was."""
+        found = self._files()
+        if not self._trajectories and done and found:
+            first = max(found)
+            kept = resume(found[first], self.recipe.attention(), engine=self.engine)
+            self._trajectories = {first: kept}
+        elif not self._trajectories:
+            self._trajectories = {0: self._flow(self._begin, 0)}
+        return next(iter(self._trajectories.items()))
+
+    def _flow(self, measure: Measure, first: int) -> Trajectory:
         recipe = self.recipe
-        start: Tensor = self._begin.points
         return flow(
             recipe.attention(),
-            start,
+            measure,
             recipe.steps(),
-            recipe.until,
+            recipe.until - recipe.times()[first],
             space=Sphere(),
             noise=recipe.noise,
-            seed=recipe.seed,
+            seed=recipe.seed + first,
             engine=self.engine,
         )
 
-    def _save(self, trajectory: Trajectory) -> None:
-        """Keep the state, unless saving would take most of the time."""
+    def _save(self, trajectory: Trajectory, first: int, *, at_once: bool = False) -> None:
+        """Keep the state, unless saving would take most of the time; what was before a merge goes."""
         last, took = self._saved
         now = time.monotonic()
-        if self._file is not None and now - last >= PATIENCE * took:
-            trajectory.save(self._file)
+        if self._directory is not None and (at_once or now - last >= PATIENCE * took):
+            trajectory.save(self._directory / f"{STATE}{first}.safetensors")
             self._saved = (time.monotonic(), time.monotonic() - now)
+            for index, path in self._files().items():
+                if index != first:
+                    path.unlink(missing_ok=True)
 
-    @property
-    def _file(self) -> Path | None:
-        return None if self._directory is None else self._directory / "trajectory.safetensors"
+    def _files(self) -> dict[int, Path]:
+        """The states that are kept, by the frame at which they begin."""
+        if self._directory is None:
+            return {}
+        return {
+            int(path.stem.removeprefix(STATE)): path
+            for path in self._directory.glob(f"{STATE}[0-9]*.safetensors")
+        }
 
     def _done(self) -> int:
         count = 0
@@ -214,6 +256,19 @@ def _course(name: str, times: list[float], values: list[float]) -> str:
         f"{len(values) - 1} frames, first before t = {times[falls[0]]:g}: with noise it may, without it the "
         "steps are too long."
     )
+
+
+def _names(frames: list[dict[str, Any]]) -> list[str]:
+    return list(frames[0]["values"]) if frames else []
+
+
+class _Shifted(Bar):
+    """A bar for several flows, one after the other: each begins at `begin`."""
+
+    begin = 0.0
+
+    def reached(self, t: float) -> None:
+        super().reached(self.begin + t)
 
 
 def _key(index: int) -> str:

@@ -11,6 +11,7 @@ from regard.errors import ArgumentError
 from regard.maps import Map
 from regard.nn.cache import ContextCache, LayerCache, marks_after
 from regard.nn.declaration import cross_heads, repeat_groups, self_heads
+from regard.nn.digits import working
 from regard.nn.frames import Frames
 from regard.nn.mechanism import Mechanism
 from regard.nn.shaping import center
@@ -82,7 +83,7 @@ class MultiHeadAttention(nn.Module):
         Where(real[:, None, None]).
         """
         check_tokens("x", x, self.width)
-        check_kind("x", x, self.projection)
+        kind, x = x.dtype, self._received("x", x)
         check_batch(support, x)
         mechanism = self.mechanism.value()
         allowed = intersection(mechanism.support, support)
@@ -111,7 +112,8 @@ class MultiHeadAttention(nn.Module):
             )
         if self.shaped:
             mixed = center(mixed, values, allowed, past)
-        return self.output(mixed.transpose(-3, -2).flatten(-2))
+        value: Tensor = self.output(mixed.transpose(-3, -2).flatten(-2))
+        return value.to(kind) if isinstance(self.output, Frames) else value
 
     def declare(self, context: Tensor | None = None) -> Map:
         """The layer as a map of its tokens, to a given context (m, width) where there is one; in float64,
@@ -142,7 +144,7 @@ class MultiHeadAttention(nn.Module):
         self, x: Tensor, context: Tensor, cache: LayerCache | ContextCache | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         check_tokens("context", context, self.width)
-        check_kind("context", context, self.projection)
+        context = self._received("context", context)
         if self.shaped:
             raise ArgumentError(
                 "context",
@@ -165,6 +167,14 @@ class MultiHeadAttention(nn.Module):
                 cache.keep(context, keys, values)
             return queries, keys, values
         return queries, *known
+
+    def _received(self, name: str, x: Tensor) -> Tensor:
+        """Tokens in the numbers of the projections; orthogonal ones have float32 at least, and tokens of
+        fewer digits are taken to theirs.
+        """
+        if not isinstance(self.projection, Frames) or x.dtype != working(self.projection.raw):
+            check_kind(name, x, self.projection)
+        return x.to(working(x)) if isinstance(self.projection, Frames) else x
 
     def _split(self, projected: Tensor, *heads: int) -> tuple[Tensor, ...]:
         """(..., n, (h + …) c) as tensors (..., h, n, c)."""

@@ -12,8 +12,9 @@ from regard.domains import Ball
 from regard.errors import ArgumentError
 from regard.maps import Added, Affine, Compose, Mapping
 from regard.nn.attention import check_count, check_heads, check_tokens
+from regard.nn.digits import below_one, working
 from regard.nn.orthogonal import Orthogonal
-from regard.nn.promises import Promise, Promised, below_one, exact, working
+from regard.nn.promises import Promise, Promised, exact
 from regard.nn.reflective import STRONGEST, check_ball, into_ball
 from regard.nn.scores import DotScores, Scores
 from regard.nonexpansive import IntoBall, Split

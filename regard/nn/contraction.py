@@ -17,6 +17,7 @@ from regard.errors import ArgumentError
 from regard.maps import Affine, Compose, Heads, Map
 from regard.nn.declaration import exact
 from regard.nn.declared import Declared
+from regard.nn.digits import blank
 from regard.nonexpansive import IntoBall
 from regard.norms import Frobenius, Norm, OwnToken, SequenceNorm, TokenMax, TokenSum
 from regard.proofs.certification import certify, declare
@@ -42,7 +43,8 @@ class Contraction(nn.Module):
         self.f: nn.Module = f if isinstance(f, nn.Module) else Declared(f)
         self.norm, self.domain, self._why = norm, domain, why
         self._seen: tuple[Any, Certificate] | None = None
-        self.certificate()
+        if not blank(self):
+            self.certificate()
 
     def forward(self, x: Tensor) -> Tensor:
         """f(x)."""

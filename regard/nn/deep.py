@@ -9,6 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.certificate import Certificate
+from regard.costs.account import Cost
+from regard.costs.costing import assess
+from regard.costs.sizes import Sizes
 from regard.domains import Ball, Domain, Whole
 from regard.errors import ArgumentError
 from regard.fixed_point import FixedPoint
@@ -115,6 +118,10 @@ class Deep(nn.Module):
         """The proof that f is a contraction, for the weights as they are."""
         return self.contraction.certificate()
 
+    def keep(self) -> Certificate:
+        """The same: an error where there is none."""
+        return self.certificate()
+
     def declare(self) -> FixedPoint:
         """u ↦ z as a map in float64, cut off from the parameters, with as many steps as bring tokens within
         1e-12 of where they end, relative to the first step.
@@ -147,3 +154,11 @@ class Deep(nn.Module):
 @declare.rule(Deep)
 def _deep(module: Deep) -> FixedPoint:
     return module.declare()
+
+
+@assess.rule(Deep)
+def _assess(module: Deep, sizes: Sizes, inputs: Any) -> Cost:
+    """That of as many steps of f as are enough for the tolerance after a first step of length one."""
+    steps = evaluations_needed(module.contraction.constant, 1.0, module.tolerance)
+    made: Cost = assess.one(module.declare().replace(steps=steps), sizes, inputs)
+    return made

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.maps import Affine
+from regard.nn.digits import below_one, working
 
 
 class Frames(nn.Module):
@@ -24,14 +25,13 @@ class Frames(nn.Module):
     @property
     def weight(self) -> Tensor:
         """(k d, d), in float32 at least."""
-        from regard.nn.promises import below_one, working
-
         raw = self.raw.to(working(self.raw))
         skew, identity = raw - raw.mT, torch.eye(raw.shape[-1], dtype=raw.dtype, device=raw.device)
         return torch.linalg.solve(identity + skew, identity - skew).flatten(0, 1) * below_one(raw.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight.to(x.dtype))
+        """Tokens in the numbers of the weight: it is not rounded to theirs, which could make it longer."""
+        return nn.functional.linear(x, self.weight)
 
     def declare(self, factor: float = 1.0) -> Affine:
         """x_i ↦ factor · (W_1 x_i, …), in float64 and cut off."""

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from typing import Any
 
+import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
@@ -24,8 +28,13 @@ class Fixed(Promised):
         self._made()
 
     def run(self, x: Tensor) -> Tensor:
-        """The map."""
-        return self.map(x)
+        """The map, in numbers in which neither its own nor those of the tokens are rounded."""
+        own = [leaf for leaf in pytree.tree_leaves(self.map) if _real(leaf)]
+        if not own:
+            return self.map(x)
+        kind = reduce(torch.promote_types, (leaf.dtype for leaf in own), x.dtype)
+        made: Map = pytree.tree_map(lambda leaf: leaf.to(x.device, kind) if _real(leaf) else leaf, self.map)
+        return made(x.to(kind)).to(x.dtype)
 
     def declare(self) -> Map:
         """The map."""
@@ -68,6 +77,10 @@ class Guaranteed(Promised):
     def declare(self) -> Compose:
         """The composition of all layers."""
         return Compose(tuple(layer.declare() for layer in self.stack))  # type: ignore[operator]
+
+
+def _real(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dtype.is_floating_point
 
 
 def layer_of(layer: Promised | Map) -> Promised:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard._object import Object
+from regard._upper import Upper
 from regard.errors import ArgumentError
 from regard.nn.contraction import Contraction
 from regard.nn.declared import Declaring
@@ -18,6 +20,7 @@ from regard.nn.diagonal_blocks import check_causal, diagonal_blocks, opaque_bloc
 from regard.nn.kronecker import kronecker
 from regard.parameters import width
 from regard.proofs.certification import declare
+from regard.proofs.theorems.log_determinant import series_remainder
 
 
 def _whole(name: str, value: int) -> None:
@@ -114,8 +117,7 @@ class Truncated(Length):
 
     def remainder(self, constant: float, size: int) -> float:
         """At most how far the terms that are left out add up; size = n d."""
-        k = self.terms + 1
-        return size * constant**k / (k * (1 - constant))
+        return float(series_remainder(Upper(constant), size, self.terms))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -152,7 +154,8 @@ class Series(LogDeterminant):
 
     control=True takes the series of J - J₀ and adds log det(I + J₀), J₀ = P ⊗ Mᵀ: what attention does while
     its weights stay as they are. Same mean, less variance; for a single head between affine maps.
-    neumann=True takes gradients from E vᵀ(I + J)⁻¹ ∂J v, in the memory of one evaluation.
+    neumann=True takes gradients from E vᵀ(I + J)⁻¹ ∂J v, in the memory of one evaluation; control=True takes
+    the chance out of these too.
     seed: the same signs each time, None: those of torch.
     """
 
@@ -182,13 +185,10 @@ class Series(LogDeterminant):
             at = x if x.requires_grad else x.detach().requires_grad_()
             many = at.expand(self.probes, *x.shape)
             value = f(many)
-            terms = self._terms(drawn, constant, x)
-            total = _series(
-                value, many, signs.to(x), terms, wanted and not self.neumann, wanted and self.neumann
-            )
+        terms = self._terms(drawn, constant, x)
+        total = self._series(_pull(value, many), signs.to(x), terms, wanted)
         if self.control:
-            with torch.set_grad_enabled(wanted and not self.neumann):
-                total = total + self._controlled(f, x, signs, terms)
+            total = total + self._controlled(f, x, signs, terms, wanted)
         error = None if self.probes == 1 else total.detach().std(0) / math.sqrt(self.probes)
         log_det, value = total.mean(0), value[0]
         return (
@@ -203,42 +203,60 @@ class Series(LogDeterminant):
         ]
         return torch.tensor(numbers, dtype=x.dtype, device=x.device)
 
-    def _controlled(self, f: Contraction, x: Tensor, signs: Tensor, terms: Tensor) -> Tensor:
+    def _controlled(self, f: Contraction, x: Tensor, signs: Tensor, terms: Tensor, wanted: bool) -> Tensor:
         """log det(I + J₀) - Σ_k (-1)^{k+1} c_k vᵀJ₀^k v / k, which is zero on average."""
-        mapping = f.f.value() if isinstance(f.f, Declaring) else declare.one(f.f)
-        inner = torch.float64 if not isinstance(f.f, Declaring) else x.dtype
-        rows, matrix = kronecker.one(mapping, x.to(inner))
-        v = signs.to(rows)
-        total = _kronecker_log_det(rows, matrix).expand(v.shape[:-2])
-        u = v
-        for k, weight in enumerate(terms.to(inner), 1):
-            u = rows @ u @ matrix
+        inner = x.dtype if isinstance(f.f, Declaring) else torch.float64
+        with torch.set_grad_enabled(wanted):
+            mapping = f.f.value() if isinstance(f.f, Declaring) else declare.one(f.f)
+            rows, matrix = kronecker.one(mapping, x.to(inner))
+            still = _kronecker_log_det(rows, matrix)
+
+        def pull(u: Tensor, graph: bool) -> Tensor:
+            with torch.set_grad_enabled(graph):
+                return rows.mT @ u @ matrix.mT
+
+        return (still - self._series(pull, signs.to(rows), terms.to(inner), wanted)).to(x.dtype)
+
+    def _series(self, pull: Pull, v: Tensor, terms: Tensor, wanted: bool) -> Tensor:
+        """Σ_k (-1)^{k+1} c_k vᵀJ^k v / k for each probe; gradients, where they are wanted, through every term
+        or by Neumann's series.
+        """
+        through, u, resolvent = wanted and not self.neumann, v, torch.zeros_like(v)
+        total = torch.zeros(v.shape[:-2], dtype=v.dtype, device=v.device)
+        for k, weight in enumerate(terms, 1):
             weight = weight.reshape(-1, *[1] * (total.ndim - 1))
-            total = total - (-1) ** (k + 1) / k * weight * (v * u).sum((-2, -1))
-        return total.to(x.dtype)
+            resolvent = resolvent + (-1) ** (k - 1) * weight[..., None, None] * u.detach()
+            u = pull(u, through)
+            total = total + (-1) ** (k + 1) / k * weight * (u * v).sum((-2, -1))
+        if not wanted or through:
+            return total
+        slope = (pull(resolvent, True) * v).sum((-2, -1))
+        return total.detach() + slope - slope.detach()
 
 
-def _series(value: Tensor, at: Tensor, v: Tensor, terms: Tensor, through: bool, neumann: bool) -> Tensor:
-    """Σ_k (-1)^{k+1} c_k vᵀJ^k v / k for each probe; gradients through every term, or by Neumann's series."""
-    if not value.requires_grad:
-        return torch.zeros(v.shape[:-2], dtype=v.dtype, device=v.device)
-    u, total, resolvent = v, torch.zeros(v.shape[:-2], dtype=v.dtype, device=v.device), torch.zeros_like(v)
-    for k, weight in enumerate(terms, 1):
-        weight = weight.reshape(-1, *[1] * (total.ndim - 1))
-        resolvent = resolvent + (-1) ** (k - 1) * weight[..., None, None] * u.detach()
-        (u,) = torch.autograd.grad(value, at, u, retain_graph=True, create_graph=through)
-        total = total + (-1) ** (k + 1) / k * weight * (u * v).sum((-2, -1))
-    if neumann:
-        (pulled,) = torch.autograd.grad(value, at, resolvent, create_graph=True)
-        slope = (pulled * v).sum((-2, -1))
-        total = total.detach() + slope - slope.detach()
-    return total
+Pull = Callable[[Tensor, bool], Tensor]
+"""pull(u, graph) = Jᵀu, with gradients of J where graph is True."""
+
+
+def _pull(value: Tensor, at: Tensor) -> Pull:
+    """By the derivative of a value at a point; zero where it does not depend on it."""
+
+    def pull(u: Tensor, graph: bool) -> Tensor:
+        if not value.requires_grad:
+            return torch.zeros_like(u)
+        return torch.autograd.grad(value, at, u, retain_graph=True, create_graph=graph)[0]
+
+    return pull
 
 
 def _kronecker_log_det(rows: Tensor, matrix: Tensor) -> Tensor:
     """log|det(I + P ⊗ Mᵀ)| = Σ_ij log|1 + λ_i(P) λ_j(M)|, O(n³ + d³)."""
     first, second = torch.linalg.eigvals(rows), torch.linalg.eigvals(matrix)
-    return (1 + first.unsqueeze(-1) * second).abs().log().sum((-2, -1))
+    products = first.unsqueeze(-1) * second
+    if not bool((products.detach().abs() < 1).all()):
+        found = f"is True, and P ⊗ M has an eigenvalue of modulus {float(products.detach().abs().max()):.4g}"
+        raise ArgumentError("control", found, "its series adds up below one; give control=False")
+    return (1 + products).abs().log().sum((-2, -1))
 
 
 def _width(map: Any) -> int:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError
 from regard.maps import Compose, Map
 from regard.nn.attention import check_count
-from regard.nn.promises import Promise, Promised, below_one, exact, working
+from regard.nn.digits import below_one, working
+from regard.nn.promises import Promise, Promised, exact
 from regard.nonexpansive import Flatten, MemoryStep, Unflatten
 from regard.norms import Frobenius
 

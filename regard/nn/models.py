@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from regard.certificate import Certificate
+from regard.certificate import Certificate, round_up
 from regard.domains import Whole
 from regard.errors import ArgumentError
 from regard.maps import Affine, Compose
@@ -17,7 +18,7 @@ from regard.nn.generation import Sampling, at_rest, check_end, check_request, fi
 from regard.nn.initialization import initialize
 from regard.nn.orthogonal import Orthogonal
 from regard.nn.positions import LearnedPositions
-from regard.nn.promises import exact
+from regard.nn.promises import check_finite, exact
 from regard.nn.stacks import Decoder, Encoder
 from regard.proofs.certification import certify
 from regard.supports import Full, Support
@@ -61,7 +62,22 @@ class LanguageModel(nn.Module):
         promise = self.design.promise
         if promise is None:
             raise ArgumentError("design", "has no promise", "build with Design(..., promise=Promise(...))")
-        return certify(self.declare_logits(), Whole(tokens=tokens), promise.norm)
+        check_finite(self)
+        return certify(Logits(self), Whole(tokens=tokens), promise.norm)
+
+    def keep(self, tokens: int | None = None) -> Certificate:
+        """The certificate, or an error where it is above the promise."""
+        found, promise = self.certificate(tokens), self.design.promise
+        assert promise is not None
+        if not promise.kept_by(found):
+            why = f" ({found.refused[0]})" if found.refused else ""
+            stated = f"is {promise.value:g} in {promise.norm!r} and the model has the certificate "
+            raise ArgumentError(
+                "promise",
+                stated + round_up(found.value) + why,
+                "restore it from before it was changed",
+            )
+        return found
 
     def declare_logits(self) -> Compose:
         """From embedded tokens to logits, as one map, in float64 and cut off from the parameters."""
@@ -123,6 +139,13 @@ class LanguageModel(nn.Module):
             return found
 
         return steps(logits, ids, tokens, sampling=sampling, seed=seed, end=end)
+
+
+@dataclass(frozen=True)
+class Logits:
+    """What a promise of a language model is about: from embedded tokens to logits."""
+
+    model: LanguageModel
 
 
 class SequenceToSequence(nn.Module):

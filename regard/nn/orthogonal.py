@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError
 from regard.maps import Affine
 from regard.nn.attention import check_count, check_flags, check_tokens
-from regard.nn.promises import Promise, Promised, below_one, exact, working
+from regard.nn.digits import below_one, working
+from regard.nn.promises import Promise, Promised, exact
 from regard.nonexpansive import MixTokens
 from regard.norms import Frobenius
 

@@ -13,9 +13,9 @@ from regard.errors import ArgumentError
 from regard.maps import Added, Affine, Compose, Map
 from regard.nn.attention import MultiHeadAttention, check_kind, check_tokens
 from regard.nn.cache import ContextCache, LayerCache
+from regard.nn.digits import working
 from regard.nn.frames import Frames
 from regard.nn.positions import AlibiPositions, NoPositions, Positions, RelativePositions
-from regard.nn.promises import working
 from regard.nonexpansive import GroupSort, IntoBall
 from regard.parameters import walk
 from regard.potentials import Dot
@@ -56,10 +56,15 @@ class PromisedDecoderLayer(nn.Module):
         context_support: Support = Full(),
         cache: tuple[LayerCache, ContextCache] | None = None,
     ) -> Tensor:
-        """Tokens (..., n, width) that see their past."""
+        """Tokens (..., n, width) that see their past. It computes in float32 at least, and autocast does not
+        reach inside: an orthogonal matrix in fewer digits is longer than one.
+        """
         check_tokens("x", x, self.width)
         check_kind("x", x, self)
-        past = None if cache is None else cache[0]
+        with torch.autocast(x.device.type, enabled=False):
+            return self._run(x.to(working(x)), support, None if cache is None else cache[0]).to(x.dtype)
+
+    def _run(self, x: Tensor, support: Support, past: LayerCache | None) -> Tensor:
         (kept, read), (still, sorted_) = self._shares()
         found = self.attention(IntoBall(RADIUS)(x), support=support, cache=past)
         x = kept * x + read * found

@@ -16,16 +16,12 @@ from regard.domains import Whole
 from regard.errors import ArgumentError
 from regard.maps import Map
 from regard.nn.attention import check_kind
+from regard.nn.digits import blank, working
 from regard.norms import Frobenius, Norm
 from regard.proofs.certification import certify
 
 SLACK = 1e-6
 """A promise is kept by a certificate of at most (1 + SLACK) times its value."""
-
-ROOM = 128
-"""Layers stay below their promise by so many units in the last place of their numbers, for rounding in their
-parametrization: 1.5e-5 in float32, 2.8e-14 in float64.
-"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -87,9 +83,7 @@ class Promised(nn.Module, ABC):
         """What is proved of the weights as they are, for all sequences of so many tokens; None: of any
         number, or of the number that the layer was made for.
         """
-        for name, parameter in self.named_parameters():
-            if not bool(torch.isfinite(parameter).all()):
-                raise ArgumentError(name, "holds NaN or infinity", "restore it from before training diverged")
+        check_finite(self)
         domain = Whole(tokens=self.tokens if tokens is None else tokens)
         return certify(self, domain, self.promise.norm)
 
@@ -102,8 +96,7 @@ class Promised(nn.Module, ABC):
 
     def _made(self) -> None:
         """The end of a construction: the promise is proved, unless the layer holds no numbers yet."""
-        blank = torch.get_default_device().type == "meta"
-        if not blank and not any(parameter.is_meta for parameter in self.parameters()):
+        if not blank(self):
             self.keep()
 
 
@@ -140,21 +133,18 @@ def ladder_of_parts(layer: Promised, certificate: Certificate) -> str:
     return "\n".join(lines + [f"{'–':>12}  {why}" for why in dict.fromkeys(refused)])
 
 
+def check_finite(module: nn.Module) -> None:
+    """Parameters that are numbers, of which alone something can be proved."""
+    for name, parameter in module.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise ArgumentError(name, "holds NaN or infinity", "restore it from before training diverged")
+
+
 def check_points(x: Tensor) -> None:
     """Tokens (..., n, d) of some kind of real numbers."""
     if not isinstance(x, Tensor) or x.ndim < 2 or not x.dtype.is_floating_point:
         found = f"is a {type(x).__name__}" if not isinstance(x, Tensor) else f"is {x.dtype} {list(x.shape)}"
         raise ArgumentError("x", found, "give tokens (..., n, d) as real numbers")
-
-
-def working(x: Tensor) -> torch.dtype:
-    """The numbers that a layer computes with: float32 at least."""
-    return torch.promote_types(x.dtype, torch.float32)
-
-
-def below_one(dtype: torch.dtype) -> float:
-    """One, less the room for rounding."""
-    return 1 - ROOM * torch.finfo(dtype).eps
 
 
 def exact(value: Tensor) -> Tensor:

@@ -12,9 +12,10 @@ from regard.maps import Map
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.feed_forward import FeedForward
 from regard.nn.layers import DecoderLayer, EncoderLayer
-from regard.nn.models import LanguageModel, SequenceToSequence
+from regard.nn.models import LanguageModel, Logits, SequenceToSequence
 from regard.nn.promises import Promised
 from regard.nn.stacks import Decoder, Encoder, Transformer
+from regard.nn.structure import hooked, replaced_methods
 from regard.proofs.certification import declare
 from regard.proofs.theorem import Refusal
 
@@ -44,6 +45,12 @@ def _language_model(module: LanguageModel) -> Map:
     return _own(module)
 
 
+@declare.rule(Logits)
+def _logits(read: Logits) -> Map:
+    _refuse_changed_module(read.model)
+    return read.model.declare_logits()
+
+
 @declare.rule(Transformer)
 @declare.rule(SequenceToSequence)
 def _two_sequences(module: nn.Module) -> Map:
@@ -51,18 +58,18 @@ def _two_sequences(module: nn.Module) -> Map:
 
 
 def _refuse_changed_module(module: nn.Module) -> None:
-    """Refuse a module of regard.nn whose forward was replaced, that has hooks, or whose dropout is on."""
+    """Refuse a module of regard.nn with replaced methods or hooks, or whose dropout is on."""
     for part in module.modules():
         name = type(part).__name__
         published: Any = next(
             kind for kind in type(part).__mro__ if kind.__module__.startswith(("regard.nn.", "torch.nn."))
         )
-        if type(part).forward is not published.forward or "forward" in vars(part):
+        if type(part).forward is not published.forward or replaced_methods(part):
             raise Refusal(
                 f"{name} computes something else than {published.__name__}; say what with "
                 f"@declare.rule({name})"
             )
-        if part._forward_hooks or part._forward_pre_hooks:
+        if hooked(part):
             raise Refusal(f"{name} has hooks, which may change what it computes; remove them first")
         if isinstance(part, nn.Dropout) and part.training and part.p > 0:
             raise Refusal("dropout in training mode is random; call module.eval() first")

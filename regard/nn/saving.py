@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,21 @@ import regard
 from regard._files import write_together, write_whole
 from regard._written import read_object, write_object
 from regard.errors import ArgumentError, MissingExtraError, RegardError
-from regard.nn import design, initialization, positions, promises, scores, shaping
+from regard.nn import (
+    design,
+    fixed_points,
+    initialization,
+    log_determinant,
+    positions,
+    promises,
+    scores,
+    shaping,
+)
 from regard.nn.averaging import Averaging
+from regard.nn.declared import Declared
+from regard.nn.deep import Deep
 from regard.nn.guaranteed import Fixed, Guaranteed
+from regard.nn.invertible import Invertible
 from regard.nn.memory import Memory
 from regard.nn.models import LanguageModel, SequenceToSequence
 from regard.nn.offset import Offset
@@ -43,15 +55,16 @@ PROMISED = (
     OrthogonalMixing,
     Reflective,
 )
+CONTRACTING = (Declared, Deep, Invertible)
 KINDS: dict[str, type[nn.Module]] = {
     kind.__name__: kind
-    for kind in (LanguageModel, SequenceToSequence, Encoder, Decoder, Transformer, *PROMISED)
+    for kind in (LanguageModel, SequenceToSequence, Encoder, Decoder, Transformer, *PROMISED, *CONTRACTING)
 }
 ROOMS = (
     regard,
     *(regard.lookups, regard.maps, regard.measure, regard.moments, regard.normalizers, regard.potentials),
     *(design, positions, initialization, shaping, potentials, supports),
-    *(regard.nonexpansive, promises, scores),
+    *(regard.nonexpansive, regard.fixed_point, promises, scores, fixed_points, log_determinant),
 )
 """Where the names in a file are looked up, and nowhere else."""
 
@@ -89,9 +102,13 @@ def load(directory: str | Path) -> Any:
         )
     model.load_state_dict(state, assign=True)
     _freeze(model, described)
-    if isinstance(model, Promised):
+    if isinstance(model, (Promised, Invertible, Deep)) or _promising(model):
         model.keep()
     return model.eval()
+
+
+def _promising(model: nn.Module) -> TypeGuard[LanguageModel]:
+    return isinstance(model, LanguageModel) and model.design.promise is not None
 
 
 def _freeze(model: nn.Module, described: dict[str, Any]) -> None:
@@ -133,19 +150,28 @@ def configuration(model: nn.Module) -> dict[str, Any]:
 
 
 def _written(model: nn.Module) -> dict[str, Any]:
-    """The arguments of the constructor as plain values; layers in a stack by their own arguments."""
-    return {
-        name: [{"model": type(layer).__name__, "arguments": _written(layer)} for layer in value]
-        if isinstance(value, nn.ModuleList)
-        else write_object(value)
-        for name, value in _arguments(model).items()
-    }
+    """The arguments of the constructor as plain values; layers inside by their own arguments."""
+    return {name: _plain(value) for name, value in _arguments(model).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, nn.ModuleList):
+        return [_plain(layer) for layer in value]
+    if not isinstance(value, nn.Module):
+        return write_object(value)
+    name = type(value).__name__
+    if KINDS.get(name) is not type(value):
+        found = f"is made of a {name}, of which a file cannot say what it computes"
+        raise ArgumentError("model", found, "save its state_dict, or declare it: Declared(map)")
+    return {"model": name, "arguments": _written(value)}
 
 
 def _read(value: Any) -> Any:
     """An argument from plain values; a list is a stack of layers."""
     if isinstance(value, list):
-        return [KINDS[layer["model"]](**_read_all(layer["arguments"])) for layer in value]
+        return [_read(layer) for layer in value]
+    if isinstance(value, dict) and "model" in value:
+        return KINDS[value["model"]](**_read_all(value["arguments"]))
     with torch.device("cpu"):  # the numbers of a design are real
         return read_object(value, ROOMS)
 
@@ -156,6 +182,10 @@ def _read_all(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _arguments(model: Any) -> dict[str, Any]:
     """The arguments of the constructor."""
+    if isinstance(model, Declared):
+        return {"map": model.value()}
+    if isinstance(model, (Deep, Invertible)):
+        return _contracting(model)
     if isinstance(model, Promised):
         names = inspect.signature(type(model)).parameters
         return {name: model.bias is not None if name == "bias" else getattr(model, name) for name in names}
@@ -178,6 +208,14 @@ def _arguments(model: Any) -> dict[str, Any]:
         return {"design": model.design, **counts, "final_norm": model.final_norm}
     shared = {"design": model.design, "layers": len(model.layers), "final_norm": model.final_norm}
     return shared if isinstance(model, Encoder) else {**shared, "cross": model.cross}
+
+
+def _contracting(model: Deep | Invertible) -> dict[str, Any]:
+    inner = {name: getattr(model.contraction, name) for name in ("f", "norm", "domain")}
+    if isinstance(model, Invertible):
+        return {**inner, "log_determinant": model.log_determinant, "accelerate": model.accelerate}
+    own = {name: getattr(model, name) for name in ("tolerance", "accelerate", "injected")}
+    return {**inner, **own}
 
 
 def _check_description(model: nn.Module, described: dict[str, Any]) -> None:

@@ -62,12 +62,22 @@ def intrusions(model: nn.Module) -> Iterator[str]:
     """
     for name, part in model.named_modules():
         where = f"in {name}" if name else "of its own"
-        methods = [key for key in vars(part) if callable(getattr(type(part), key, None))]
+        methods = replaced_methods(part)
         if methods:
             yield f"has another {methods[0]} {where}"
-        hooks = [hook for kind in HOOKS for hook in getattr(part, kind).values()]
-        if any(not str(getattr(hook, "__module__", "")).startswith("regard.") for hook in hooks):
+        if hooked(part):
             yield f"has hooks {where}"
+
+
+def replaced_methods(part: nn.Module) -> list[str]:
+    """The names of methods that a part has of its own, beside those of its class."""
+    return [key for key in vars(part) if callable(getattr(type(part), key, None))]
+
+
+def hooked(part: nn.Module) -> bool:
+    """Whether a part has hooks other than regard's own."""
+    hooks = [hook for kind in HOOKS for hook in getattr(part, kind).values()]
+    return any(not str(getattr(hook, "__module__", "")).startswith("regard.") for hook in hooks)
 
 
 def _other_parts(made: nn.Module, model: nn.Module) -> Iterator[str]:

@@ -11,6 +11,7 @@ from regard.proofs.radius import Radius, certified_radius
 from regard.proofs.theorem import THEOREMS, Bound, Refusal, Theorem
 from regard.proofs.theorems.contraction import contraction
 from regard.proofs.theorems.dot_whole import growing_witness
+from regard.proofs.theorems.log_determinant import series_remainder
 from regard.proofs.theorems.rank_collapse import collapse_after, consensus, rank_collapse
 from regard.proofs.theorems.score_perturbation import score_perturbation
 
@@ -43,4 +44,5 @@ __all__ = [
     "replaced",
     "row_errors",
     "score_perturbation",
+    "series_remainder",
 ]

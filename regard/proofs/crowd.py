@@ -206,7 +206,7 @@ def _multipliers(a: Tensor, b: Tensor) -> tuple[float, float, float]:
 
 
 GOLDEN = (math.sqrt(5) - 1) / 2
-SECTIONS = 44
+SECTIONS = 28
 """Golden sections; where matrices are large, fewer (WIDE)."""
 WIDE = 16
 
@@ -220,13 +220,29 @@ def _given(a: Tensor, b: Tensor, t: float) -> tuple[float, float, float]:
     least = max(0.0, float(values[-1]))
     if not float(pull.sum()) > 0:
         return least, t / 2, float(b @ b) / (2 * t)
-    low, high = least, least + math.sqrt(float(pull.sum()))
-    for _ in range(60):  # where Σ pull/(λ - values)² = 1
-        middle = (low + high) / 2
-        steep = float((pull / (middle - values).square()).sum())
-        low, high = (middle, high) if steep > 1 else (low, middle)
-    rest = torch.where(pull > 0, pull / (high - values), 0.0).sum()
-    return high, t / 2, float(rest) + float(b @ b) / (2 * t)
+    at = _secular_root(pull.tolist(), values.tolist(), least, least + math.sqrt(float(pull.sum())))
+    rest = torch.where(pull > 0, pull / (at - values), 0.0).sum()
+    return at, t / 2, float(rest) + float(b @ b) / (2 * t)
+
+
+def _secular_root(pull: list[float], values: list[float], low: float, high: float) -> float:
+    """λ between `low` and `high` with Σ pull/(λ - values)² = 1, by Newton's method for one over the root of
+    the sum, which is nearly linear in λ; halving where that leaves the interval.
+    """
+    pairs = [(weight, value) for weight, value in zip(pull, values, strict=True) if weight > 0]
+    at = high
+    for _ in range(60):
+        gaps = [(weight, at - value) for weight, value in pairs]
+        if min(gap for _, gap in gaps) <= 0:
+            low, ahead = at, math.inf
+        else:
+            steep = sum(weight / gap**2 for weight, gap in gaps)
+            low, high = (at, high) if steep > 1 else (low, at)
+            ahead = at + steep * (math.sqrt(steep) - 1) / sum(weight / gap**3 for weight, gap in gaps)
+        before, at = at, ahead if low < ahead < high else (low + high) / 2
+        if abs(at - before) <= 1e-15 * abs(at):
+            break
+    return at
 
 
 def _on_span(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard._enclosed import Numbers, product_norm
-from regard._upper import ELEMENTARY, TINY, Upper, exact, relative_error, sizes
+from regard._upper import ELEMENTARY, TINY, UNIT, Upper, exact, relative_error, sizes
 from regard.domains import Domain
 from regard.lookups import Factored
 from regard.normalizers import Softmax
@@ -120,7 +120,7 @@ def lambert_bound(level: float) -> Upper:
     for _ in range(60):
         w = w * (1 + level - math.log(w)) / (1 + w)
     while _sum_with_log(w) < level:
-        w *= 1 + 1e-15 * (4 + abs(level) / (1 + w))
+        w *= 1 + (36 + 9 * abs(level) / (1 + w)) * UNIT
     return exact(w)
 
 

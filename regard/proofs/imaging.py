@@ -34,6 +34,7 @@ from regard.nonexpansive import (
 from regard.norms import Frobenius, Norm, TokenMax, TokenSum
 from regard.proofs.certification import declare, deviation
 from regard.proofs.locating import enclosing, locate, margin_after, one_sequence, summands, tokenwise
+from regard.proofs.question import once
 from regard.proofs.setting import finite_ball, moves_of, radius_of, width_of
 from regard.proofs.shapes import fit, widths
 from regard.proofs.slicing import sliced
@@ -63,7 +64,7 @@ def image(map: Any, domain: Domain) -> Domain:
     """A domain that holds f(x) for every x of the domain: f(D) ⊆ image(f, D)."""
     inner = map if isinstance(map, (maps.Map, Attention)) else declare.one(map)
     fit(inner, domain)
-    found: Domain = imaging.one(inner, domain)
+    found: Domain = once(("image", id(inner), domain), inner, lambda: imaging.one(inner, domain))
     return found
 
 

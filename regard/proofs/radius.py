@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor
 from regard import _check
 from regard._upper import Lower, Upper, exact, root
 from regard.attention import Attention
-from regard.certificate import Certificate, Hypothesis
+from regard.certificate import Certificate, Hypothesis, round_down
 from regard.domains import Whole
 from regard.errors import ArgumentError
 from regard.maps import Compose, Map
@@ -47,8 +46,8 @@ class Radius:
         if self.value.ndim:
             lead = f"{self.value.numel()} radii, median {float(self.value.median()):.5g} proved"
             return f"{lead}, {float(self.attack.median()):.5g} attacked, in {self.norm!r}"
-        below = math.floor(float(self.value) * 1e6) / 1e6
-        lines = [f"decision {int(self.label)} holds within {below:g} in {self.norm!r}"]
+        below = round_down(float(self.value))
+        lines = [f"decision {int(self.label)} holds within {below} in {self.norm!r}"]
         lines.append(f"  changed by an attack at {float(self.attack):.6g}")
         return "\n".join(lines + [f"  {hypothesis}" for hypothesis in self.hypotheses])
 

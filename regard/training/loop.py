@@ -262,13 +262,12 @@ class Training:
         if promise is None:
             return None
         assert isinstance(model, LanguageModel)
-        assert model.design.promise is not None
-        found = model.certificate()
-        if not model.design.promise.kept_by(found):
+        try:
+            return model.keep().value
+        except ArgumentError as error:
             last = saved.checkpoints(self.directory)[-1:]
             where = f"; the last good checkpoint is {last[0].path}" if last else ""
-            raise Diverged(f"the promise {promise:g} is broken: the certificate is {found.value:.6g}{where}")
-        return found.value
+            raise Diverged(f"the promise {promise:g} is broken: {error}{where}") from error
 
     def _fill(self, made: Path) -> None:
         save(self.model, made / MODEL)

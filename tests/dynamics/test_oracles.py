@@ -120,7 +120,7 @@ def test_longer_steps_break_the_hull_and_say_so():
     r.flow(sa(0.0), x, Euler(3.0), 3.0)
 
 
-@pytest.mark.parametrize(("beta", "ratio"), [(4.0, 1.23), (8.0, 1.04)])
+@pytest.mark.parametrize(("beta", "ratio"), [(4.0, 1.23), (8.0, 1.04), (12.0, 1.015)])
 def test_metastable_pairs(beta, ratio):
     """Two equal clusters at right angles meet after e^β/(2β) (1 + O(1/β)): two tokens, each many times."""
     equation = equiangular(sa(beta), 2, 0.0)
@@ -146,5 +146,32 @@ def test_the_first_of_causal_tokens_rests_and_all_join_it():
     for t in (0.2, 10.0, 40.0):
         assert torch.equal(trajectory.at(t)[0], start[0])
     torch.testing.assert_close(trajectory.at(40.0), start[:1].expand(5, 3), atol=1e-6, rtol=0)
+    apart = [float((trajectory.at(t)[1] - start[0]).norm()) for t in (30.0, 40.0)]
+    assert math.log(apart[0] / apart[1]) == pytest.approx(5.0, abs=0.01)  # the second token: e^{-t/2}
     shifted = r.flow(Displacement(sa(1.0).replace(support=r.Causal())), normal(4, 2), Euler(0.5), 5.0)
     assert torch.equal(shifted.at(5.0)[0], normal(4, 2)[0])
+
+
+def test_two_causal_tokens():
+    """ρ' = w(1 - ρ²) with w = e^{βρ}/(e^{βρ} + e^β): the first rests, the second follows."""
+    beta, x = 2.0, with_common_cosine(2, -0.3)
+    map = sa(beta).replace(support=r.Causal())
+    y = r.flow(map, x, RungeKutta(0.02), 2.0, space=Sphere()).at(2.0)
+    time = simpson(lambda c: (1 + (beta * (1 - c)).exp()) / (1 - c * c), -0.3, float(y[0] @ y[1]))
+    assert time == pytest.approx(2.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(("beta", "k"), [(1.0, 1), (4.0, 2), (4.0, 3), (4.0, 4), (9.0, 4)])
+def test_waves_of_an_even_density_grow_at_their_rate(beta, k):
+    """Particles spread evenly on the circle: a wave of k periods grows at k² I_k(β)/(β I_0(β)); with USA the
+    rate is k² I_k(β)/β.
+    """
+    turns = 2 * math.pi * torch.arange(120, dtype=D) / 120
+    i_0, i_k = ((beta * turns.cos()).exp() @ (j * turns).cos() / 120 for j in (0, k))
+    start = turns + 1e-5 * (k * turns).sin()
+    x = torch.stack([start.cos(), start.sin()], -1)
+    for map, rate in ((sa(beta), k * k * i_k / (beta * i_0)), (usa(beta), k * k * i_k / beta)):
+        until = 0.2 / float(rate)
+        end = r.flow(map, x, RungeKutta(until / 8), until, space=Sphere()).at(until)
+        waves = [torch.atan2(y[:, 1], y[:, 0]).mul(1j * k).exp().mean().abs() for y in (x, end)]
+        assert float((waves[1] / waves[0]).log()) == pytest.approx(0.2, abs=1e-5)

@@ -370,3 +370,5 @@ def test_one_row_that_errs_is_found():
         plan_of(keys[3:], keys, values, Claimed(kappa / 2, added=added))[0].certify()
     many, _ = plan_of(keys, keys, values, Claimed(1e-9))
     assert "3 rows" in many.certify(sample=3).hypotheses[-1].statement
+    more, _ = plan_of(keys.repeat(40, 1), keys, values, Claimed(1e-9))
+    assert "100 rows" in more.certify().hypotheses[-1].statement

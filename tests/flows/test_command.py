@@ -128,7 +128,9 @@ def test_a_killed_simulation_goes_on_bit_for_bit(run, tmp_path):
     process = started(tmp_path / "killed")
     frames = tmp_path / "killed" / ".frames"
     try:
-        while len(list(frames.glob("frame-*.json"))) < 5 or not (frames / "trajectory.safetensors").exists():
+        while (
+            len(list(frames.glob("frame-*.json"))) < 5 or not (frames / "trajectory-0.safetensors").exists()
+        ):
             assert process.poll() is None, "it ended before it could be killed"
             time.sleep(0.01)
         os.kill(process.pid, signal.SIGKILL)

@@ -144,7 +144,7 @@ def test_a_stopped_simulation_goes_on_where_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr(part, "_look", stop)
     with pytest.raises(KeyboardInterrupt):
         part.run()
-    assert (tmp_path / "kept" / "trajectory.safetensors").exists()
+    assert (tmp_path / "kept" / "trajectory-0.safetensors").exists()
     again = Simulation(recipe, tmp_path / "kept", resume=True)
     seen = []
     monkeypatch.setattr(again, "_look", lambda i, t, m, go=again._look: (seen.append(i), go(i, t, m)))
@@ -156,7 +156,37 @@ def test_a_stopped_simulation_goes_on_where_it_was(tmp_path, monkeypatch):
     again.finish(tmp_path / "state")
     assert not (tmp_path / "kept").exists()
     kept = r.dynamics.resume(tmp_path / "state", recipe.attention())
-    assert torch.equal(kept.at(2.0), whole._trajectory(False).at(2.0))
+    assert torch.equal(kept.at(2.0), whole._trajectory(0)[1].at(2.0))
+
+
+def test_particles_that_meet_become_one(tmp_path, monkeypatch):
+    """Where the distance is small the numbers stay, and fewer are counted; a stop changes nothing."""
+    told = {"beta": 3.0, "particles": 24, "until": 24.0, "frames": 24, "dimension": 3, "seed": 2}
+    recipe = Recipe(**told, merge=1e-3)
+    plain, merged = Simulation(Recipe(**told)), Simulation(recipe)
+    plain.run()
+    merged.run()
+    before, after = (one.report()["panels"][0]["values"] for one in (plain, merged))
+    atoms = after["atoms"]
+    assert atoms[0] == 24
+    assert atoms[-1] < 12
+    assert atoms == sorted(atoms, reverse=True)
+    for name in ("energy(3)", "mean cosine", "effective rank"):
+        assert after[name] == pytest.approx(before[name], rel=1e-3)
+    part = Simulation(recipe, tmp_path / "kept")
+    united = next(k for k in range(24) if atoms[k + 1] < atoms[k]) + 2
+    look = part._look
+    monkeypatch.setattr(
+        part,
+        "_look",
+        lambda i, t, m: look(i, t, m) if i < united else (_ for _ in ()).throw(KeyboardInterrupt),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        part.run()
+    assert [path.name for path in (tmp_path / "kept").glob("*.safetensors")] != ["trajectory-0.safetensors"]
+    again = Simulation(recipe, tmp_path / "kept", resume=True)
+    again.run()
+    assert again.report() == merged.report()
 
 
 # Cells and frames

@@ -356,6 +356,16 @@ def test_lengths_from_below_and_norms_of_scaled_vectors():
     assert one.roundings == count + 7 + 1 + 1
 
 
+@pytest.mark.parametrize("size", [5e-324, 1e-310, 1e-160, 1.0, 1e160, 1e300, 1.7e308])
+def test_lengths_of_the_smallest_and_the_largest_numbers(size):
+    """One entry is its length, however small or large it is."""
+    vectors = torch.tensor([[size, 0.0], [0.0, -size]], dtype=D)
+    for high in lengths(vectors).bound.tolist():
+        assert size <= high <= size * (1 + 1e-14) + 5e-324
+    for low in lengths_below(vectors).bound.tolist():
+        assert size * (1 - 1e-14) - 5e-324 <= low <= size
+
+
 def test_products_of_vectors_and_matrices():
     """|M| e_v + |v| e_M + γ |v| |M|_F."""
     g = torch.Generator().manual_seed(5)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import regard as r
 from regard.errors import ArgumentError
 from regard.maps import Affine, Compose, Heads, Pointwise, Residual, Tanh
-from regard.nn import Guaranteed, Memory, Promise, Reflective
+from regard.nn import Guaranteed, Memory, Promise, Reflective, load, save
 from regard.nn.contraction import Contraction
 from regard.nn.declared import Declared
 from regard.nn.deep import Deep, ForgettingWarning
@@ -527,3 +527,63 @@ def test_declarations():
     torch.testing.assert_close(r.declare.one(deep)(x), deep(x), atol=1e-8, rtol=0)
     assert r.certify(flow, BALL, r.TokenMax()).value == pytest.approx(1.5)
     assert r.certify(deep, r.Whole(), r.TokenMax()).value == pytest.approx(2.0)
+
+
+def _saved() -> dict[str, nn.Module]:
+    """Layers whose f is a declared map, or a layer with a promise."""
+    torch.manual_seed(0)
+    projected = Compose((IntoBall(1.0), _attention(0.5, width=4, support=r.Causal())))
+    promised = Guaranteed([Memory(4, 6), Affine(0.8 * torch.eye(4, dtype=D))], Promise(r.Frobenius(), 0.8))
+    series = Series(2, Roulette(3), control=True, seed=1)
+    return {
+        "blocks": Invertible(_learned(0.7, width=4), domain=BALL, log_determinant=series),
+        "causal": Invertible(projected, log_determinant=BlockTriangular(), accelerate=Anderson(3)),
+        "promised": Invertible(promised, r.Frobenius()),
+        "deep": Deep(projected, 1e-6, Picard()),
+        "deep, promised": Deep(promised, 1e-4, norm=r.Frobenius()),
+    }
+
+
+@pytest.mark.parametrize("name", _saved())
+def test_saved_and_loaded(name, tmp_path):
+    pytest.importorskip("safetensors")
+    model = _saved()[name]
+    again = load(save(model, tmp_path))
+    x = 0.3 * _inside(3, 4)
+    if "promised" in name:
+        x = x.float()
+    torch.testing.assert_close(again(x), model(x), rtol=0, atol=1e-12)
+    assert again.certificate().value == pytest.approx(model.certificate().value, rel=1e-12)
+    assert again.contraction.norm == model.contraction.norm
+    assert again.accelerate == model.accelerate
+    assert [(key, p.requires_grad) for key, p in again.named_parameters()] == [
+        (key, p.requires_grad) for key, p in model.named_parameters()
+    ]
+    found = r.cost(model, r.costs.Sizes(3, width=4))
+    assert found.forward > 0
+    assert found.parameters >= sum(p.numel() for p in model.parameters())
+
+
+def test_what_does_not_contract_is_not_loaded(tmp_path):
+    """Training may leave the contraction; the file says so when it is read."""
+    pytest.importorskip("safetensors")
+    layer = _learned(0.9)
+    flow = Invertible(layer, domain=BALL)
+    with torch.no_grad():
+        next(layer.parameters()).mul_(2.0)
+    save(flow, tmp_path)
+    with pytest.raises(ArgumentError, match="has the constant L = 1"):
+        load(tmp_path)
+
+
+def test_a_file_cannot_say_what_a_module_of_torch_computes(tmp_path):
+    pytest.importorskip("safetensors")
+    flow = Invertible(nn.Sequential(nn.Linear(3, 3), nn.Tanh()).double(), r.Frobenius())
+    with pytest.raises(ArgumentError, match="is made of a Sequential"):
+        save(flow, tmp_path)
+
+
+def test_the_cost_of_depth_is_that_of_its_steps():
+    deep = Deep(Affine(0.5 * torch.eye(4, dtype=D)), 1e-6)
+    once = r.cost(Affine(0.5 * torch.eye(4, dtype=D)), r.costs.Sizes(3, width=4)).forward
+    assert r.cost(deep, r.costs.Sizes(3, width=4)).forward == 21 * once  # 2⁻²¹/(1 - 1/2) ≤ 1e-6

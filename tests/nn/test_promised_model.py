@@ -125,3 +125,52 @@ def test_what_cannot_be_promised():
         MultiHeadAttention(8, 2, orthogonal=True)
     with pytest.raises(ArgumentError, match="no promise"):
         LanguageModel(Design(8, 1), VOCABULARY, 1).certificate()
+
+
+def test_numbers_of_few_digits_are_not_computed_with():
+    """A layer whose parameters are in bfloat16 is what it declares, up to one rounding of its value."""
+    layer = made(heads=2).decoder.layers[0].to(torch.bfloat16)
+    x = torch.randn(7, 8).to(torch.bfloat16)
+    declared = layer.declare()(x.double())
+    assert bool(((layer(x).double() - declared).abs() <= 2.0**-8 * declared.abs() + 1e-5).all())
+    attention = layer.attention
+    value = attention(x)
+    assert value.dtype == torch.bfloat16
+    expected = attention.declare()(x.double())
+    assert bool(((value.double() - expected).abs() <= 2.0**-8 * expected.abs() + 1e-5).all())
+
+
+def test_autocast_does_not_reach_inside():
+    layer, x = made().decoder.layers[0], torch.randn(5, 8)
+    plain = layer(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(layer(x), plain)
+
+
+def _hook(model):
+    model.decoder.layers[0].inner.register_forward_hook(lambda module, inputs, value: 5 * value)
+
+
+def _method(model):
+    model.output.run = lambda x: 5 * x
+
+
+@pytest.mark.parametrize(("change", "why"), [(_hook, "has hooks"), (_method, "computes something else")])
+def test_a_changed_model_has_no_certificate(change, why):
+    """A proof is about what a model computes: what was put in may compute anything."""
+    model = made()
+    change(model)
+    found = model.certificate()
+    assert math.isinf(found.value)
+    assert why in found.refused[0]
+    with pytest.raises(ArgumentError, match=f"certificate ∞ .*{why}"):
+        model.keep()
+
+
+def test_a_file_that_keeps_no_promise_is_refused(tmp_path):
+    model = made()
+    with torch.no_grad():
+        model.decoder.layers[1].inner.raw[0, 0, 0] = math.nan
+    save(model, tmp_path / "model")
+    with pytest.raises(ArgumentError, match=r"layers\.1\.inner\.raw: holds NaN"):
+        load(tmp_path / "model")

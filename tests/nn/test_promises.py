@@ -348,6 +348,17 @@ def test_constants_multiply_and_a_promise_that_cannot_be_met_is_refused():
     assert "promise 3.99" in lines[-1] or "promise 4" in lines[-1]
 
 
+def test_a_fixed_map_meets_numbers_of_other_kinds():
+    """Neither its own numbers nor those of the tokens are rounded on the way."""
+    third = torch.full((WIDTH, WIDTH), 1 / 3, dtype=D) / 4
+    for made, x in ((third, torch.float32), (third.float(), D), (third, torch.bfloat16)):
+        layer, tokens = Fixed(Affine(made)), drawn(TOKENS, WIDTH).to(x)
+        value = layer(tokens)
+        assert value.dtype == x
+        exact = tokens.double() @ made.double()
+        torch.testing.assert_close(value, exact.to(x), rtol=0, atol=0 if x != D else 1e-15)
+
+
 def test_a_single_layer_that_cannot_keep_its_promise():
     with pytest.raises(r.errors.ArgumentError, match="promise: is 1 in Frobenius"):
         Fixed(Affine(2 * torch.eye(WIDTH, dtype=D)))
@@ -449,4 +460,12 @@ def test_hooks_are_refused():
     layer = Orthogonal(WIDTH, WIDTH)
     layer.register_forward_hook(lambda module, inputs, output: 2 * output)
     with pytest.raises(r.errors.ArgumentError, match="has hooks"):
+        layer.keep()
+
+
+def test_replaced_methods_are_refused():
+    """Anywhere inside: what is proved is what the class computes."""
+    layer = Guaranteed([Orthogonal(WIDTH, WIDTH), Reflective(WIDTH, 2)])
+    layer.stack[1].before.run = lambda x: 5 * x
+    with pytest.raises(r.errors.ArgumentError, match="computes something else"):
         layer.keep()

@@ -34,7 +34,7 @@ from regard.proofs import certify, deviation, falsify, image
 from regard.proofs.falsification import falsify_deviation
 from regard.proofs.locating import locate
 from regard.proofs.theorem import Refusal
-from regard.proofs.theorems.addition import stack
+from regard.proofs.theorems.addition import _after_norms, stack
 from regard.supports import Causal
 
 D = torch.float64
@@ -370,6 +370,15 @@ def test_heads_after_a_norm_layer_are_one_attention_where_nothing_follows():
         noted.append([rung for rung in (found, *found.others) if "heads as one attention" in rung.theorem])
     assert noted[0]
     assert not noted[1]
+
+
+def test_what_stands_alone_is_not_composed():
+    """Σ_k f_k∘N in place of (Σ_k f_k)∘N is a sum; with a map before or after it, a composition."""
+    both, layer, step = Added((_attention(0), Affine(_t(3, 3)))), Normalize(0.1), Affine(_t(3, 3, seed=1))
+    kinds = [
+        type(_after_norms(maps)[0][1]) for maps in ((layer, both), (step, layer, both), (layer, both, step))
+    ]
+    assert kinds == [Added, Compose, Compose]
 
 
 def test_one_attention_is_its_own_stack():

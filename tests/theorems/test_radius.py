@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import regard as r
+from regard.certificate import round_down, round_up
 from regard.maps import Affine, Compose
 from regard.nonexpansive import Flatten, GroupSort, IntoBall, Pool
 
@@ -32,6 +33,26 @@ def test_two_logits_of_a_linear_map_meet_exactly_there():
     assert float(found.attack) >= 0.7
     assert int(found.label) == 0
     assert float(found.margin) == pytest.approx(1.4)
+
+
+@pytest.mark.parametrize("size", [3e-5, 0.123456789, 0.7, 12.3456789, 98765.4321])
+def test_what_is_printed_is_proved_too(size):
+    """A radius is rounded down, whatever its size, and a constant up."""
+    found = r.certified_radius(Affine(torch.eye(2, dtype=D)), torch.tensor([[size, -size]], dtype=D))
+    shown = float(str(found).split("within ")[1].split()[0])
+    assert 0.9999 * float(found.value) <= shown <= float(found.value)
+    for value in (size, float(found.value)):
+        assert float(round_down(value)) <= value <= float(round_up(value))
+        assert float(round_down(value)) == pytest.approx(value, rel=1e-4)
+
+
+def test_rounding_of_logits_is_taken_from_the_margin():
+    """1e-9 of one and of the larger logit, for both of them."""
+    w, b = torch.eye(2, dtype=D), torch.tensor([4.0, 4.0], dtype=D)
+    for x in ([1.0, 0.5], [-9.0, -8.5]):
+        found = r.certified_radius(Affine(w, b), torch.tensor([x], dtype=D))
+        paid = 0.5 - float(found.value) * math.sqrt(2) * found.certificate.value
+        assert paid == pytest.approx(2e-9 * (1 + 5.0), rel=1e-2)
 
 
 @pytest.mark.parametrize("norm", [r.Frobenius(), r.TokenMax(), r.TokenSum()], ids=repr)

@@ -12,7 +12,8 @@ from regard._upper import exact
 from regard.domains import Ball, Neighborhood, Radii
 from regard.norms import Frobenius, TokenMax
 from regard.proofs import certify
-from regard.proofs.theorems.sinkhorn import iterations
+from regard.proofs.scores import BallFacts
+from regard.proofs.theorems.sinkhorn import _size, iterations
 from tests.theorems.exact import D, bilinear_attention, frobenius_norm, generator, in_ball, normal
 
 LAW = r.Sinkhorn(tolerance=1e-9, max_iterations=2000)
@@ -25,6 +26,22 @@ def test_worked_example():
     assert [h.statement for h in found.hypotheses if not h.checked] == [
         "columns balanced to 1e-09 count as balanced"
     ]
+
+
+def test_the_size_of_sequences_near_one():
+    """|X_c|₂ and the move, and what rounding X - c may hide, which is relative to the ball."""
+    x = torch.tensor([[3.0, 0.0], [0.0, 4.0], [0.0, 0.0], [0.0, 0.0]], dtype=D)
+    center = torch.zeros(2, dtype=D)
+    radii = Radii(x, torch.tensor([0.3, 0.0, 0.4, 0.0], dtype=D))
+    for domain, moved in ((Neighborhood(x, 0.7), 0.7), (radii, 0.5)):
+        small, huge = (BallFacts(center, exact(size), exact(size)) for size in (2.0, 1e12))
+        assert float(_size(domain, 4, small)) == pytest.approx(4.0, rel=1e-12, abs=0)
+        paid = float(_size(domain, 4, huge)) - 4.0 - moved
+        assert 4 * 2.0**-53 * 2e12 <= paid <= 8 * 2.0**-53 * 2e12
+    assert float(_size(Ball(1e12, tokens=4), 4, huge)) == pytest.approx(2e12)
+    there = BallFacts(torch.tensor([0.0, 2.0], dtype=D), exact(10.0), exact(12.0))
+    shifted = float(torch.linalg.matrix_norm(x - there.center, 2))
+    assert float(_size(Neighborhood(x, 0.7), 4, there)) == pytest.approx(shifted + 0.7, rel=1e-12, abs=0)
 
 
 @pytest.mark.parametrize("seed", range(4))

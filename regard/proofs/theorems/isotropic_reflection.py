@@ -62,7 +62,10 @@ and $\|I - cQ\| \le \max\{1, c\|Q\| - 1\}$. $\hat{\mathcal R}$: $\mathbb{E}(e_i\
 g/4}$, and at most $e^g$, since all scores are within $g$ of zero. Let $|\bar u| = \sigma\sqrt g$ and
 $\lambda = \ell g$. Under each of these weights $|\nabla\phi|^2$ and the trace of the covariance add to at
 most $g$, and $|\nabla\phi| \ge |\bar u| - \lambda\sqrt g$; so $\lambda = g$ holds, and from one $\lambda$
-follows the next, $g - (|\bar u| - \lambda\sqrt g)_+^2$. $F \le \min(\sqrt g, |\bar u| + \lambda\sqrt g)$.
+follows the next, $g - (|\bar u| - \lambda\sqrt g)_+^2$: the smallest $\lambda = \ell_0g$ has $\eta(\ell_0)
+\le 0$ with $\eta(\ell) = \ell - 1 + (\sigma - \ell g)_+^2$. $\eta$ is convex, so that for $\sigma \lt 1$,
+where $\eta(0) \lt 0$, every $\ell$ with $\eta(\ell) \ge 0$ is at least $\ell_0$; for $\sigma = 1$ all tokens
+are equal, and $\ell_0 = 0$. $F \le \min(\sqrt g, |\bar u| + \lambda\sqrt g)$.
 The supremum over $\sigma$ is taken over intervals, with the larger end where the bound grows and the
 smaller in $\ell$. The ball is convex, so the constant is the largest norm of the derivative.
 """,

@@ -36,8 +36,8 @@ $\frac12(1 + \sqrt{1 + h^2})$. Where the mask hides the own token, $p = 0$. The 
 constant is the largest norm of this derivative. A key that counts several times is an atom too. Compositions
 of causal maps: the tokens before $i$ do not move, those after it are not seen by token $i$, so that they may
 be taken as equal. Bijection: token by token, $x_i \mapsto x_i + f_i(x_1, \dots, x_i)$ is the identity plus a
-contraction; the derivative is block triangular. Without a domain no constant is
-below one, and the map of (zha2021) is no bijection.
+contraction; the derivative is block triangular. Dot products have no such
+constant on all of space, and the map of (zha2021), which takes them there, is no bijection.
 """,
 )
 
