@@ -48,9 +48,17 @@ def drawn(tokenizer: Any) -> list[dict[str, Tensor]]:
     special = set(tokenizer.all_special_ids)
     known = [number for number in range(len(tokenizer)) if number not in special]
     generator = torch.Generator().manual_seed(0)
-    found = []
+    (start, end), found = _around(tokenizer), []
     for _ in range(DRAWN):
         chosen = torch.randint(len(known), (LENGTH,), generator=generator).tolist()
-        ids = tokenizer.build_inputs_with_special_tokens([known[place] for place in chosen])
+        ids = [*start, *(known[place] for place in chosen), *end]
         found.append({"input_ids": torch.tensor([ids])})
     return found
+
+
+def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The special tokens before and after a text, as an empty one has them."""
+    alone = [int(number) for number in tokenizer("", verbose=False)["input_ids"]]
+    ends = {tokenizer.eos_token_id, tokenizer.sep_token_id}
+    first = next((place for place, number in enumerate(alone) if number in ends), len(alone))
+    return alone[:first], alone[first:]

@@ -129,6 +129,38 @@ def inputs_for(model: nn.Module) -> list[dict[str, Any]]:
     return [named, *({main: known[main]} for _ in range(main in known)), {"input_ids": ids}]
 
 
+def coverage_of(kind: str) -> tuple[str, str]:
+    """How the attention of a tiny model of a type is covered, the worst of its layers, and why no better:
+    declared, observed, part (some of it is not covered), or none where there is none.
+    """
+    from regard.audits.checks import checks
+    from regard.audits.run import Audit
+    from regard.errors import ArgumentError
+    from tests.audits.families import enlivened
+
+    model = enlivened(tiny_model(kind), 1.0)
+    rows = [check for check in checks() if check.name == "rows"]
+    for last, call in enumerate(inputs_for(model), 1 - len(inputs_for(model))):
+        try:
+            run = Audit(model, [call], checks=rows)
+            places = run.places
+            break
+        except ArgumentError:
+            if last == 0:
+                raise
+    if not places:
+        return "none", ""
+    run.measure()
+    coverage = run.report().coverage
+    for level, entries in (
+        ("part", [entry for entry in coverage if not entry.covered]),
+        ("observed", [entry for entry in coverage if entry.level == "observed"]),
+    ):
+        if entries:
+            return level, entries[0].reason
+    return "declared", ""
+
+
 def _size(config: Any, name: str, default: int) -> int:
     """A size of the config or of one inside it."""
     for own in (config, getattr(config, "vision_config", None), getattr(config, "audio_config", None)):
