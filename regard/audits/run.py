@@ -435,10 +435,15 @@ def _run(model: nn.Module, options: dict[str, Any], paths: list[str], index: int
 
 
 def _notice(model: nn.Module, options: dict[str, Any], index: int) -> dict[Spot, Sight]:
-    """Where a model computes attention on an input, and what was noticed there."""
-    with watching(_modules(model)) as watch:
+    """Where a model computes attention on an input, and what was noticed there.
+
+    Some models replace modules of theirs when they are first called, and are looked at again.
+    """
+    before = _modules(model)
+    with watching(before) as watch:
         _run(model, options, [], index)
-    return spots(watch.noticed)
+    same = all(before.get(path) is module for path, module in model.named_modules())
+    return spots(watch.noticed) if same else _notice(model, options, index)
 
 
 def _learned(model: nn.Module, place: Place, calls: dict[str, Call], noticed: dict[Spot, Sight]) -> Place:

@@ -36,7 +36,7 @@ SMALL: dict[str, Any] = {
     "vocab_size_per_layer_input": 64, "query_pre_attn_scalar": 8, "num_global_layers": 1, "emb_dim": 32,
     "projection_dim": 16, "hidden_sizes": [16, 32], "d_inner": 48, "max_2d_position_embeddings": 128,
     "sampling_rate": 16000, "num_frames": 4, "text_embed_dim": 32, "max_text_len": 16, "d_head": 8,
-    "relative_attention_num_buckets": 8, "num_buckets": 8, "layers": 2, "width": 32, "heads": 4,
+    "layers": 2, "width": 32, "heads": 4,
     "window_size": 4, "num_kv_heads": 2, "n_kv_heads": 2, "num_group_query_heads": 2, "hidden_channels": 32,
     "out_hidden_size": 32, "depth": 2, "mlp_ratio": 2, "qformer_hidden_size": 32, "num_query_tokens": 4,
     "max_length": 32, "bottleneck_dim": 16, "num_queries": 4, "latent_dim": 16, "index_n_heads": 2,
@@ -44,6 +44,11 @@ SMALL: dict[str, Any] = {
     "linear_key_head_dim": 8, "linear_value_head_dim": 8,
 }  # fmt: skip
 """What sizes are called, and a small number for each; None is left to the config."""
+SPECIAL: dict[str, dict[str, Any]] = {
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 4},
+    "whisper": {"max_source_positions": 32},
+}
+"""Sizes that depend on others."""
 TOKENS = 9
 NOT_ALONE = ("encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder", "rag", "timm_backbone",
              "timm_wrapper", "vision-text-dual-encoder", "musicgen", "musicgen_melody")  # fmt: skip
@@ -75,11 +80,11 @@ def tiny_config(kind: type, depth: int = 0) -> Any:
         sizes["num_heads"] = [2, 4]
     if getattr(default, "num_key_value_heads", None) == getattr(default, "num_attention_heads", 0):
         sizes["num_key_value_heads"] = sizes.get("num_attention_heads", 4)
-    for attempt in (
-        sizes,
-        {k: v for k, v in sizes.items() if k not in ("head_dim", "num_key_value_heads")},
-        {},
-    ):
+    sizes |= SPECIAL.get(getattr(kind, "model_type", ""), {})
+    aliases = set(getattr(kind, "attribute_map", None) or {})
+    fewer = {"head_dim", "num_key_value_heads", "max_position_embeddings"}
+    for less in ((), aliases, aliases | fewer):
+        attempt = {name: value for name, value in sizes.items() if name not in less}
         try:
             return kind(**attempt, **inner)
         except Exception as error:
@@ -143,15 +148,15 @@ def coverage_of(kind: str) -> tuple[str, str]:
     for last, call in enumerate(inputs_for(model), 1 - len(inputs_for(model))):
         try:
             run = Audit(model, [call], checks=rows)
-            places = run.places
+            assert run.places is not None
             break
         except ArgumentError:
             if last == 0:
                 raise
-    if not places:
-        return "none", ""
     run.measure()
     coverage = run.report().coverage
+    if not coverage:
+        return "none", ""
     for level, entries in (
         ("part", [entry for entry in coverage if not entry.covered]),
         ("observed", [entry for entry in coverage if entry.level == "observed"]),
