@@ -157,6 +157,8 @@ class Row:
     attacked: Tensor
     constant: float
     seconds: float
+    strength: float | None = None
+    """Of the scores of reflective attention, g, the mean of its heads; it starts at 0.05."""
 
     def share(self, kind: str, radius: float) -> float:
         """How many images are right and stay so within a radius."""
@@ -174,7 +176,15 @@ def measure(network: Network, seed: int, train_data: Data, test_data: Data) -> R
     assert bool((found.value <= found.attack).all()), "an attack is below what is proved"
     right = found.label == test_data.labels
     certified, attacked = (torch.where(right, radii, -1.0) for radii in (found.value, found.attack))
-    return Row(certified, attacked, found.certificate.value, seconds)
+    return Row(certified, attacked, found.certificate.value, seconds, strength_of(model))
+
+
+def strength_of(model: nn.Module) -> float | None:
+    """The mean strength of scores; None where there are none that are learned."""
+    layers = [layer for layer in model.modules() if isinstance(layer, Reflective)]
+    found = [(layer.numbers()[1] * layer.numbers()[0].square()).detach() for layer in layers]
+    learned = bool(layers) and all(layer.strength.requires_grad for layer in layers)
+    return float(torch.stack(found).mean()) if learned else None
 
 
 def mean(rows: Sequence[Row], radius: float, kind: str = "certified") -> float:
@@ -246,6 +256,9 @@ def main() -> int:
     for network in NETWORKS:
         rows = [measure(network, seed, train_data, test_data) for seed in range(1 if options.quick else 3)]
         found[network.name] = rows
+        strengths = [row.strength for row in rows if row.strength is not None]
+        scores = f", scores of size {statistics.mean(strengths):.3f}" if strengths else ""
+        console.print(f"{network.name}: {shown(rows, 'certified', 0.25)} certified at 0.25{scores}")
         certified, attacked = (
             [shown(rows, kind, radius) for radius in RADII] for kind in ("certified", "attacked")
         )

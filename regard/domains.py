@@ -1,6 +1,7 @@
 """Domains: where a bound holds.
 
-Tokens lie in a set (Whole, Ball, Shell), or near a given sequence (Neighborhood, Radii).
+Tokens lie in a set (Whole, Ball, Shell), or near a given sequence (Neighborhood, Radii), or some of them go
+and others come (Edited).
 """
 
 from __future__ import annotations
@@ -156,6 +157,145 @@ def one_token(points: Tensor | Measure, index: int, radius: float) -> Radii:
     radii = torch.zeros(len(tokens), dtype=torch.float64)
     radii[index] = radius
     return Radii(points, radii)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Vocabulary(Object):
+    """A finite set of tokens (N, d): what may be written, already embedded."""
+
+    points: Tensor
+
+    def __post_init__(self) -> None:
+        _sequence(self.points)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Edited(Domain):
+    """What becomes of a sequence (n, d) when tokens go and others come; outputs of those that stay are
+    compared.
+
+    removed: the tokens that go. added: how many come, each from `within`, a Vocabulary or a Ball.
+    after (n - removed, d): those that stay, in order, as they are afterwards, where a shift of positions
+    changes their embeddings; None where they stay as they are. `inserted`, `deleted` and `replaced` make one.
+    """
+
+    points: Tensor
+    removed: tuple[int, ...] = ()
+    added: int = 0
+    within: Vocabulary | Ball | None = None
+    after: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        tokens = _sequence(self.points)
+        if any(not 0 <= index < len(tokens) for index in self.removed) or len(set(self.removed)) < len(
+            self.removed
+        ):
+            raise ArgumentError(
+                "removed", f"is {self.removed}", f"give different indices of the {len(tokens)} tokens"
+            )
+        if len(self.removed) == len(tokens):
+            raise ArgumentError("removed", "names every token", "leave one, whose output is compared")
+        if not isinstance(self.added, int) or self.added < 0 or (self.added > 0) != (self.within is not None):
+            raise ArgumentError(
+                "added and within",
+                f"are {self.added!r} and {describe(self.within)}",
+                "say how many tokens come, and from which Vocabulary or Ball; 0 and None where none comes",
+            )
+        self._check_widths(tokens)
+
+    def _check_widths(self, tokens: Tensor) -> None:
+        kept, width = len(tokens) - len(self.removed), tokens.shape[1]
+        if self.after is not None and _sequence(self.after).shape != (kept, width):
+            raise ArgumentError(
+                "after",
+                f"has shape {list(self.after.shape)}",
+                f"give the tokens that stay, ({kept}, {width})",
+            )
+        place = self.within.points if isinstance(self.within, Vocabulary) else None
+        place = self.within.center if isinstance(self.within, Ball) else place
+        if place is not None and place.shape[-1] != width:
+            raise ArgumentError(
+                "within", f"has tokens of width {place.shape[-1]}", f"those of the sequence have {width}"
+            )
+
+    @property
+    def stays(self) -> list[int]:
+        """The tokens that stay, in order."""
+        return [index for index in range(len(self.points)) if index not in self.removed]
+
+    @property
+    def kept(self) -> Tensor:
+        """The tokens that stay as they are afterwards, in float64."""
+        found = self.points[self.stays] if self.after is None else self.after
+        return found.detach().double()
+
+    def __repr__(self) -> str:
+        gone = f", tokens {list(self.removed)} go" if self.removed else ""
+        come = f", {self.added} of {describe(self.within)} come" if self.added else ""
+        return f"Edited({describe(self.points)}{gone}{come})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class NearbyLaws(Domain):
+    """All laws of tokens that are at most `radius` in W₁ from a given one, and carry its mass to `within` at
+    most: a Ball that holds its atoms, or a Vocabulary, beside which mass may stay where it is.
+
+    Laws have any number of atoms, so tokens may split, vanish and appear, as long as little mass moves far.
+    """
+
+    points: Tensor | Measure
+    radius: float
+    within: Ball | Vocabulary
+
+    def __post_init__(self) -> None:
+        tokens = _sequence(self.points)
+        _radius("radius", self.radius)
+        if not isinstance(self.within, (Ball, Vocabulary)):
+            raise ArgumentError("within", f"is {self.within!r}", "give a Ball or a Vocabulary")
+        place = self.within.points if isinstance(self.within, Vocabulary) else self.within.center
+        if place is not None and place.shape[-1] != tokens.shape[-1]:
+            raise ArgumentError(
+                "within",
+                f"has tokens of width {place.shape[-1]}",
+                f"those of the law have {tokens.shape[-1]}",
+            )
+        if isinstance(self.within, Ball):
+            center = 0.0 if self.within.center is None else self.within.center.double()
+            if float((tokens.double() - center).norm(dim=-1).max()) > self.within.radius * (1 + 1e-12):
+                raise ArgumentError("within", "does not hold the tokens", "give a larger ball")
+
+    @property
+    def measure(self) -> Measure:
+        """The given law in float64; its marks do not count."""
+        found = self.points if isinstance(self.points, Measure) else Measure(self.points)
+        weights = None if found.log_weights is None else found.log_weights.double()
+        return Measure(found.points.detach().double(), weights)
+
+
+def inserted(
+    points: Tensor, within: Vocabulary | Ball, *, count: int = 1, after: Tensor | None = None
+) -> Edited:
+    """`count` tokens of a set come; `after`: the others, where their embeddings know of the shift."""
+    return Edited(points, (), count, within, after)
+
+
+def deleted(points: Tensor, *indices: int, after: Tensor | None = None) -> Edited:
+    """Tokens go; `after`: the others, where their embeddings know of the shift."""
+    return Edited(points, _indices(points, indices), 0, None, after)
+
+
+def replaced(
+    points: Tensor, index: int, within: Vocabulary | Ball, *, count: int = 1, after: Tensor | None = None
+) -> Edited:
+    """One token goes and `count` tokens of a set come: another word, or the pieces of a misspelled one."""
+    return Edited(points, _indices(points, (index,)), count, within, after)
+
+
+def _indices(points: Tensor, indices: tuple[int, ...]) -> tuple[int, ...]:
+    tokens = len(_sequence(points))
+    if not indices or any(not -tokens <= index < tokens for index in indices):
+        raise ArgumentError("index", f"is {list(indices)}", f"give some of the {tokens} tokens")
+    return tuple(index % tokens for index in indices)
 
 
 def _sequence(points: Tensor | Measure) -> Tensor:

@@ -22,6 +22,7 @@ from regard.proofs import (
 )
 from regard.proofs.near.curvature import curvature
 from regard.proofs.scores import bilinear, slopes
+from regard.proofs.theorems.edits import row_deviations
 
 __all__ = [
     "THEOREMS",
@@ -38,6 +39,7 @@ __all__ = [
     "exact",
     "growing_witness",
     "rank_collapse",
+    "row_deviations",
     "score_perturbation",
     "series_remainder",
     "slopes",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shlex
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,14 +83,18 @@ def flow(
     dimension: Annotated[
         int | None, typer.Option(help="Of the space around the sphere.", show_default="2, the circle")
     ] = None,
-    until: Annotated[float | None, typer.Option(help="The last time.", show_default="20")] = None,
+    until: Annotated[
+        float | None, typer.Option(help="The last time.", show_default="20; USA: 20/I₀(β)")
+    ] = None,
     scheme: Annotated[
         str | None,
         typer.Option(help="euler, heun, runge-kutta or dormand-prince.", show_default="heun"),
     ] = None,
     step: Annotated[
         float | None,
-        typer.Option(help="Of time; of dormand-prince its tolerance.", show_default="0.1, or 1e-6"),
+        typer.Option(
+            help="Of time; of dormand-prince its tolerance.", show_default="0.1, or 1e-6; USA: less"
+        ),
     ] = None,
     unnormalized: Annotated[
         bool | None, typer.Option("--unnormalized", help="USA: weights exp(β⟨x, y⟩)/n.", show_default=False)
@@ -122,6 +127,7 @@ def flow(
 ) -> None:
     """Check every argument before the work begins, then do it."""
     from regard._files import check_writable
+    from regard.flows.recipe import recipe_of
 
     if importlib.util.find_spec("jinja2") is None:
         raise MissingExtraError("jinja2", "report")
@@ -134,12 +140,14 @@ def flow(
     repeated = {"MODEL": model, "--layer": layer, "--text": text, "--steps": steps, "--attention": attention}
     of_model = [name for name, value in repeated.items() if value]
     _refuse_mixed(of_model, given, phase)
+    if resume and (phase is not None or not given):
+        raise ArgumentError("--resume", "is given, and only a simulation is kept on the way", "leave it out")
     check_writable(out)
     if phase is not None:
         _phase(phase, given, out)
     elif given:
         keep = bool(given.pop("save", False))
-        _simulate(_recipe(given), out, resume, keep)
+        _simulate(recipe_of(given), out, resume, keep)
     else:
         _repeat(model, layer, (text or [], STEPS if steps is None else steps, attention), out)
 
@@ -158,15 +166,6 @@ def _refuse_mixed(of_model: list[str], given: dict[str, Any], phase: str | None)
         raise ArgumentError(unused[0], "is given with --phase", "it takes --particles and --until alone")
     if phase is not None and phase not in ("beta", "gamma"):
         raise ArgumentError("--phase", f"is {phase}", "give beta or gamma")
-
-
-def _recipe(given: dict[str, Any]) -> Recipe:
-    from regard.flows import Recipe
-    from regard.flows.recipe import ADAPTIVE
-
-    if given.get("scheme") == ADAPTIVE:
-        given = {"step": 1e-6, **given}
-    return Recipe(**given)
 
 
 def _simulate(recipe: Recipe, out: Path, resume: bool, keep: bool) -> None:
@@ -215,9 +214,12 @@ def _loaded(model: str | None, texts: list[str]) -> tuple[Any, Input, str]:
     from regard.audits.inputs import inputs_of, texts_of
     from regard.audits.load import load
     from regard.audits.run import included_sentences
+    from regard.audits.terminal import messages
 
     joined = " ".join(texts_of(texts) if texts else included_sentences())
-    loaded, tokenizer, name = load(model)
+    console = messages()
+    with console.status("loading the model") if console.is_terminal else nullcontext():
+        loaded, tokenizer, name = load(model)
     (item,) = inputs_of(loaded, [joined], tokenizer)
     return loaded, item, name
 

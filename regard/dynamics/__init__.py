@@ -3,6 +3,7 @@
 from regard.dynamics.blow_up import BlowUpError
 from regard.dynamics.closures import Closure, closure
 from regard.dynamics.coalescence import Coalescence, Merge, coalesce
+from regard.dynamics.collapse import Collapse, collapse
 from regard.dynamics.displacement import Displacement
 from regard.dynamics.drifts import drift
 from regard.dynamics.equal_angles import Equiangular, equiangular
@@ -24,6 +25,7 @@ from regard.dynamics.observables import (
 from regard.dynamics.observations import Observations
 from regard.dynamics.saving import resume
 from regard.dynamics.schemes import DormandPrince, Euler, Heun, RungeKutta, Scheme
+from regard.dynamics.shaped import ShapedCovariance
 from regard.dynamics.spaces import Euclidean, Rescaled, Space, Sphere
 from regard.dynamics.trajectory import Trajectory
 from regard.measure import GaussianMeasure
@@ -33,6 +35,7 @@ __all__ = [
     "Closure",
     "Clusters",
     "Coalescence",
+    "Collapse",
     "Displacement",
     "DormandPrince",
     "EffectiveRank",
@@ -56,11 +59,13 @@ __all__ = [
     "Rescaled",
     "RungeKutta",
     "Scheme",
+    "ShapedCovariance",
     "Space",
     "Sphere",
     "Trajectory",
     "closure",
     "coalesce",
+    "collapse",
     "drift",
     "equiangular",
     "flow",

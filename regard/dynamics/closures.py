@@ -13,16 +13,20 @@ from regard._object import Object
 from regard._verb import Verb
 from regard.attention import Attention
 from regard.dynamics.displacement import Displacement
-from regard.dynamics.integration import integrate
+from regard.dynamics.integration import SCHEME, integrate
+from regard.dynamics.projected import AXES, project
+from regard.dynamics.schemes import DormandPrince
 from regard.errors import ArgumentError, RefusalError
 from regard.lookups import Factored, Identity, Linear
 from regard.measure import GaussianMeasure
 from regard.moments import Mean
-from regard.normalizers import Normalizer, Sinkhorn, Softmax
+from regard.normalizers import Normalizer, Sigmoid, Sinkhorn, Softmax
 from regard.potentials import Bilinear, Dot, Gaussian, Potential
 from regard.potentials.base import Scaled, Sum
 from regard.supports import Full
 
+ROUGH = DormandPrince(1e-6)
+"""How the equation of a projection is solved, whose velocity is a quadrature."""
 quadratic = Verb("quadratic")
 """quadratic(potential, width) -> the Scores of potentials that are quadratic, and None for others."""
 
@@ -57,6 +61,8 @@ class Closure(Object):
     softmax, scores xᵀAy + β·y - yᵀLy/2:  b + M x = V (1 + S L)^{-1} (m + S (Aᵀx + β));
     Sinkhorn:  V (m + S^{1/2} K S^{-1/2} (x - m)),  S^{1/2} Aᵀ S^{1/2} = U diag(t) Zᵀ, K = U diag(k) Zᵀ,
     k = (√(1 + 4t²) - 1) / 2t.
+    With sigmoid weights σ(xᵀAy + bias) velocities are not affine; then b + M x is the affine field that is
+    closest to them in L² of the law, and `exact` is false (`regard.dynamics.projected`).
     """
 
     start: GaussianMeasure
@@ -64,24 +70,34 @@ class Closure(Object):
     values: Values
     balanced: bool
     less: float
+    bias: float | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether the law stays Gaussian; else its mean and covariance are those of a projection."""
+        return self.bias is None
 
     def at(self, t: float) -> GaussianMeasure:
-        """The law at time t, integrated to nearly all digits; BlowUpError beyond a blow-up."""
+        """The law at time t, integrated to nearly all digits (a projection to six); BlowUpError beyond a
+        blow-up.
+        """
         if not (isinstance(t, (int, float)) and math.isfinite(t) and t >= 0):
             raise ArgumentError("t", f"is {t!r}", "give a time that is not negative")
         state = torch.cat([self.start.mean.unsqueeze(-2), self.start.covariance], -2).double()
-        end = integrate(self._velocity, state, float(t)) if t > 0 else state
+        scheme = SCHEME if self.exact else ROUGH
+        end = integrate(self._velocity, state, float(t), scheme) if t > 0 else state
         return GaussianMeasure(end[0], (end[1:] + end[1:].mT) / 2)
 
     def blow_up(self) -> float:
         """The time at which the covariance leaves all bounds; infinity where it never does.
 
         With softmax, dot products with a symmetric A and V = v·1 the covariance is (S^{-1} - 2tvA)^{-1}, so
-        the time is 1/(2 λ_max(vSA)). With Sinkhorn, or Gaussian scores whose projection of keys is
-        invertible, velocities grow linearly and there is none. Other cases are refused.
+        the time is 1/(2 λ_max(vSA)). With Sinkhorn, with sigmoid weights (which are at most one), or Gaussian
+        scores whose projection of keys is invertible, velocities grow linearly and there is none. Other cases
+        are refused.
         """
         a, c = self.scores.a, self.scores.c
-        if self.balanced:
+        if self.balanced or self.bias is not None:
             return math.inf
         if bool(c.any()):
             if float(torch.linalg.cond(c)) < 1e12:
@@ -100,10 +116,16 @@ class Closure(Object):
     def velocity(self, law: GaussianMeasure) -> AffineVelocity:
         """The velocity b + m x of attention to this law."""
         mean, covariance = law.mean.double(), law.covariance.double()
-        inner = self._balanced(mean, covariance) if self.balanced else self._tilted(mean, covariance)
+        inner = self._inner(mean, covariance)
         v, shift = self.values
         matrix = v @ inner.m - self.less * torch.eye(len(mean), dtype=mean.dtype)
         return AffineVelocity(v @ inner.b + shift, matrix)
+
+    def _inner(self, mean: Tensor, covariance: Tensor) -> AffineVelocity:
+        if self.bias is not None:
+            field = project(self.scores.a, self.bias, mean, _root(covariance))
+            return AffineVelocity(field.value - field.slope @ mean, field.slope)
+        return self._balanced(mean, covariance) if self.balanced else self._tilted(mean, covariance)
 
     def _tilted(self, mean: Tensor, covariance: Tensor) -> AffineVelocity:
         a, b, c = self.scores
@@ -132,7 +154,9 @@ class Closure(Object):
 
 def closure(attention: Attention | Displacement, gaussian: GaussianMeasure) -> Closure:
     """The flow of a Gaussian law under attention, or under its displacement: exact for softmax and Sinkhorn
-    with dot products, Gaussian scores and sums of them. Velocities that are not affine are refused.
+    with dot products, Gaussian scores and sums of them, projected for sigmoid weights of dot products in at
+    most three dimensions. A law counts as one key: n tokens with sigmoid weights move n times as fast.
+    Other velocities that are not affine are refused.
     """
     inner, less = (attention.map, 1.0) if isinstance(attention, Displacement) else (attention, 0.0)
     if not isinstance(inner, Attention):
@@ -160,7 +184,8 @@ def closure(attention: Attention | Displacement, gaussian: GaussianMeasure) -> C
         raise RefusalError("closure", reasons)
     if isinstance(inner.normalizer, Softmax):
         scores = Scores(*(part / inner.normalizer.temperature for part in scores))
-    return Closure(gaussian, scores, values, isinstance(inner.normalizer, Sinkhorn), less)
+    bias = float(inner.normalizer.bias) if isinstance(inner.normalizer, Sigmoid) else None  # type: ignore[arg-type]
+    return Closure(gaussian, scores, values, isinstance(inner.normalizer, Sinkhorn), less, bias)
 
 
 def _refusals(attention: Attention, scores: Scores | None, values: Values | None) -> list[str]:
@@ -170,7 +195,8 @@ def _refusals(attention: Attention, scores: Scores | None, values: Values | None
         reasons.append(f"{name} scores of one head are no quadratic form, so velocities are not affine.")
     if values is None:
         reasons.append("values must be affine in keys, of one head: Identity, Linear or Factored.")
-    reasons += _about_rows(attention.normalizer)
+    width = 0 if values is None else len(values.b)
+    reasons += _about_rows(attention.normalizer) + _about_sigmoid(attention, width)
     if not isinstance(attention.support, Full):
         reasons.append("a law has no positions: the support must be Full().")
     if not isinstance(attention.moment, Mean):
@@ -178,8 +204,24 @@ def _refusals(attention: Attention, scores: Scores | None, values: Values | None
     return reasons
 
 
+def _about_sigmoid(attention: Attention, width: int) -> list[str]:
+    """What a projection needs: scores as they are, since each key is weighed by itself."""
+    normalizer, potential = attention.normalizer, attention.potential
+    if not isinstance(normalizer, Sigmoid):
+        return []
+    reasons = []
+    if normalizer.bias is None or (isinstance(normalizer.bias, Tensor) and normalizer.bias.ndim):
+        reasons.append("a law has no number of keys that bias=None could mean: give Sigmoid(bias) a number.")
+    biased = isinstance(potential, Dot) and not (potential.b_q is None and potential.b_k is None)
+    if biased or not isinstance(potential, (Dot, Bilinear)):
+        reasons.append("with sigmoid weights scores must be xᵀAy: Dot() without biases, or Bilinear(a).")
+    if width > AXES:
+        reasons.append(f"a projection is an integral in {width} dimensions, and is taken in at most {AXES}.")
+    return reasons
+
+
 def _about_rows(normalizer: Normalizer) -> list[str]:
-    if isinstance(normalizer, Sinkhorn):
+    if isinstance(normalizer, (Sinkhorn, Sigmoid)):
         return []
     if isinstance(normalizer, Softmax):
         one = not isinstance(normalizer.temperature, Tensor) or normalizer.temperature.ndim == 0

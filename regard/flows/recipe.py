@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -112,6 +113,21 @@ class Recipe:
     def model(self) -> str:
         """The name of the equation (geshkovski2023)."""
         return "USA" if self.unnormalized else "SA"
+
+
+def recipe_of(given: dict[str, Any]) -> Recipe:
+    """A recipe of what is given. What is not is chosen to fit: dormand-prince has the tolerance 1e-6, and the
+    times of USA are shorter by ∫ e^{β⟨x,y⟩}, at the start I_0(β), and e^β where particles have met.
+    """
+    found: dict[str, Any] = {}
+    if given.get("unnormalized"):
+        beta = float(min(max(given.get("beta", Recipe.beta), -STEEPEST), STEEPEST))
+        spread = float(torch.special.i0(torch.tensor(beta, dtype=torch.float64)))
+        found["until"] = Recipe.until / spread
+        found["step"] = min(Recipe.step / spread, 0.5 * math.exp(-abs(beta)), given.get("until", math.inf))
+    if given.get("scheme") == ADAPTIVE:
+        found["step"] = 1e-6
+    return Recipe(**{**found, **given})
 
 
 def option(name: str) -> str:

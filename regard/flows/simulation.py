@@ -14,6 +14,7 @@ from regard.audits.store import Store
 from regard.compute.application import problem_of
 from regard.compute.fourier.plan import PAIR, FourierPlan
 from regard.dynamics import (
+    BlowUpError,
     Clusters,
     EffectiveRank,
     Energy,
@@ -53,7 +54,7 @@ class Simulation:
     def __init__(self, recipe: Recipe, directory: Path | None = None, *, resume: bool = False) -> None:
         self.recipe, self._directory = recipe, directory
         self.store = Store(directory, recipe.subject(), resume=resume)
-        self._saved = (0.0, 0.0)
+        self._saved, self._ended = (0.0, 0.0), ""
         self._trajectories: dict[int, Trajectory] = {}
         self._begin = Measure(recipe.start())
         self._camera = camera_of(recipe.particles, recipe.dimension)
@@ -101,8 +102,12 @@ class Simulation:
         """Every frame that is not in the store yet; a bar on a terminal shows the simulated time."""
         bar = _Shifted(0.0, self.recipe.until)
         with bar:
-            while (done := self._done()) < len(self.recipe.times()):
-                self._segment(done, bar)
+            try:
+                self._unite_again(self._done())
+                while (done := self._done()) < len(self.recipe.times()):
+                    self._segment(done, bar)
+            except BlowUpError as error:
+                self._ended = f"It ended early: {error}."
 
     def _segment(self, done: int, bar: _Shifted) -> None:
         """The frames from here until particles are united, or until the end."""
@@ -115,6 +120,16 @@ class Simulation:
                 return
             self._save(trajectory, first)
             done += 1
+
+    def _unite_again(self, done: int) -> None:
+        """What was not done after the last frame, where a run was killed between the two."""
+        times, index = self.recipe.times(), done - 1
+        if self.recipe.merge == 0 or not 0 < done < len(times):
+            return
+        first, trajectory = self._trajectory(done)
+        if first < index:
+            _, measure = next(trajectory.walk([times[index] - times[first]]))
+            self._unite(index, measure)
 
     def _unite(self, index: int, measure: Measure) -> bool:
         """Begin again with fewer and heavier particles, where a tenth of them can be spared."""
@@ -146,7 +161,7 @@ class Simulation:
                     "values": {name: [frame["values"][name] for frame in frames] for name in _names(frames)},
                 }
             ],
-            "words": [*self.announcement()[1:], *self._seen(frames)],
+            "words": [*self.announcement()[1:], *self._seen(frames), *([self._ended] if self._ended else [])],
         }
 
     def finish(self, keep: Path | None = None) -> None:

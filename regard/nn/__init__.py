@@ -6,6 +6,7 @@ logits = model(ids)
 regard.linearize(model.decoder.layers[0].declare(), x).norm()
 """
 
+from regard.nn import linear_interchange as _linear  # noqa: F401 (linear layers become known to from_torch)
 from regard.nn import rules as _rules  # noqa: F401 (modules become known to regard.declare)
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.averaging import Averaging

@@ -76,7 +76,7 @@ def _no_counterpart(module: Any) -> nn.Module:
         f"is a {type(module).__name__}",
         "give an nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, "
         "nn.TransformerEncoder, "
-        "nn.TransformerDecoder or nn.Transformer",
+        "nn.TransformerDecoder, nn.Transformer or nn.Linear",
     )
 
 
@@ -301,7 +301,7 @@ def _no_torch(module: Any) -> nn.Module:
     raise ArgumentError(
         "module",
         f"is a {type(module).__name__}",
-        "torch has counterparts of MultiHeadAttention, layers, Encoder, Decoder and Transformer",
+        "torch has counterparts of MultiHeadAttention, layers, Encoder, Decoder, Transformer and linear maps",
     )
 
 

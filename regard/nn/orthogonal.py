@@ -67,6 +67,8 @@ class NormBounded(Promised):
         check_count("inputs", inputs)
         check_count("outputs", outputs)
         check_flags(bias=bias)
+        if not isinstance(bound, (int, float)) or isinstance(bound, bool) or not 0 < bound < math.inf:
+            raise ArgumentError("bound", f"is {bound!r}", "give a finite number above zero")
         self.inputs, self.outputs, self.bound = inputs, outputs, bound
         self.promise = Promise(Frobenius(), bound)
         self.raw = nn.Parameter(torch.empty(outputs, inputs))

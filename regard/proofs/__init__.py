@@ -6,7 +6,13 @@ from regard.proofs.certification import certify, declare, deviation
 from regard.proofs.citation import cite
 from regard.proofs.falsification import Witness, falsify, falsify_deviation
 from regard.proofs.imaging import image
-from regard.proofs.misspecifications import Misspecification, apriori, dropped, misspecification, replaced
+from regard.proofs.misspecifications import (
+    Misspecification,
+    apriori,
+    dropped_distance,
+    misspecification,
+    replaced_distance,
+)
 from regard.proofs.radius import Radius, certified_radius
 from regard.proofs.theorem import THEOREMS, Bound, Refusal, Theorem
 from regard.proofs.theorems.contraction import contraction
@@ -33,7 +39,7 @@ __all__ = [
     "contraction",
     "declare",
     "deviation",
-    "dropped",
+    "dropped_distance",
     "falsify",
     "falsify_deviation",
     "growing_witness",
@@ -41,7 +47,7 @@ __all__ = [
     "kernel_error",
     "misspecification",
     "rank_collapse",
-    "replaced",
+    "replaced_distance",
     "row_errors",
     "score_perturbation",
     "series_remainder",

@@ -9,7 +9,7 @@ from typing import Any
 from regard._verb import Verb
 from regard.attention import Attention
 from regard.certificate import Certificate
-from regard.domains import Ball, Domain, Near
+from regard.domains import Ball, Domain, Edited, Near, NearbyLaws
 from regard.errors import ArgumentError
 from regard.maps import Heads, Map
 from regard.norms import EntryMax, Frobenius, Norm, OwnToken, TokenMax, TokenSum, Wasserstein
@@ -34,6 +34,9 @@ def certify(map: Any, domain: Domain, norm: Norm) -> Certificate:
     comes with the reasons, and with what would help.
     """
     _check_arguments(domain, norm)
+    if isinstance(domain, (Edited, NearbyLaws)):
+        remedy = "it is about what lies around one input: use deviation(map, domain, norm)"
+        raise ArgumentError("domain", f"is {domain!r}", remedy)
     return _smallest(constants, map, domain, norm)
 
 
@@ -41,7 +44,8 @@ def deviation(map: Any, domain: Domain, norm: Norm) -> Certificate:
     """How far the value can move: |f(x') - f(x)| ≤ value for all x' near x. Often far below constant ×
     radius.
 
-    domain: a Neighborhood or Radii around x.
+    domain: a Neighborhood or Radii around x; what `inserted`, `deleted` and `replaced` make, where the
+    outputs of tokens that stay are compared; or NearbyLaws.
     """
     _check_arguments(domain, norm)
     deviation_domain(domain)
@@ -54,11 +58,12 @@ def deviation(map: Any, domain: Domain, norm: Norm) -> Certificate:
 
 def deviation_domain(domain: Domain) -> None:
     """A deviation is from a given sequence."""
-    if not isinstance(domain, Near):
+    if not isinstance(domain, (Near, Edited, NearbyLaws)):
         raise ArgumentError(
             "domain",
             f"is {domain!r}",
-            "a deviation is from a given sequence: give Neighborhood(points, radius) or Radii(points, radii)",
+            "a deviation is from a given sequence: give Neighborhood(points, radius), Radii(points, radii) "
+            "or inserted(points, Vocabulary(words))",
         )
 
 

@@ -23,6 +23,7 @@ from regard.maps import Heads
 from regard.measure import Measure
 from regard.norms import EntryMax, Frobenius, Norm, OwnToken, SequenceNorm, TokenMax, TokenSum, Wasserstein
 from regard.proofs.certification import declare, deviation_domain
+from regard.proofs.mass_attack import MassAttack, weighted_values
 from regard.proofs.places import farthest, project, unit, units
 from regard.proofs.setting import moves_of
 from regard.proofs.shapes import widths
@@ -37,16 +38,18 @@ POWERS = 40
 @dataclass(frozen=True)
 class Witness:
     """Two points of the domain whose values are `value` times as far apart as they are (or just `value`
-    apart, for a deviation).
+    apart, for a deviation); two laws, as Measures, where masses were moved.
     """
 
     value: float
-    point: Tensor
-    other: Tensor
+    point: Tensor | Measure
+    other: Tensor | Measure
     norm: Norm
 
     def __str__(self) -> str:
-        return f"≥ {self.value:.6g} in {self.norm!r}, seen at a pair of points {list(self.point.shape)}"
+        law = isinstance(self.point, Measure)
+        what = f"laws of {self.point.size} atoms" if law else f"points {list(self.point.shape)}"  # type: ignore[union-attr]
+        return f"≥ {self.value:.6g} in {self.norm!r}, seen at a pair of {what}"
 
     __repr__ = __str__
 
@@ -64,14 +67,16 @@ def falsify(
 ) -> Witness:
     """Gradient ascent on how much the map stretches, from several starts; never above a valid certificate.
 
-    tokens, width: the size of sequences where the domain leaves it open.
+    tokens, width: the size of sequences where the domain leaves it open. In Wasserstein(p) with a finite p
+    that is the number of atoms, whose masses climb too: the worst law is often nearly one point.
     """
     if isinstance(domain, Near) and not bool((moves_of(domain) > 0).any()):
         remedy = "one point has no pair of points; linearize(map, points).norm() attains the constant there"
         raise ArgumentError("domain", "has the radius 0", remedy)
     attack = _Attack(map, domain, norm, generator, tokens, width)
-    best = max((attack.climb(start, steps) for start in range(restarts)), key=lambda witness: witness.value)
-    return best
+    found = attack.climb_with_masses(2 * restarts, 5 * steps)
+    found = found or [attack.climb(start, steps) for start in range(restarts)]
+    return max(found, key=lambda witness: witness.value)
 
 
 def falsify_deviation(
@@ -85,6 +90,9 @@ def falsify_deviation(
 ) -> Witness:
     """Gradient ascent on how far the value moves over a neighborhood; never above a valid deviation."""
     deviation_domain(domain)
+    if not isinstance(domain, Near):
+        remedy = "write another input of the domain and compare the outputs"
+        raise ArgumentError("domain", f"is {domain!r}", remedy)
     attack = _Attack(map, domain, norm, generator, 1, None)
     return max((attack.move(start, steps) for start in range(restarts)), key=lambda witness: witness.value)
 
@@ -104,6 +112,7 @@ class _Attack:
         self._sequence_norm = _matched_norm(norm)
         measure = domain.measure if isinstance(domain, Near) else None
         declared = declare.one(map) if isinstance(map, torch.nn.Module) else map
+        self.declared = _in_double(declared)
         self.function = self._whole = _function(declared, measure)
         self.own: int | None = None
         if (
@@ -152,6 +161,22 @@ class _Attack:
         again = [self._look(x, POWERS, row) for row in range(min(self.tokens, 2 * LOOKS))]
         ends = [(x, *self._worst(x, direction, POWERS)), *again]  # a direction may be best for its token only
         return self._pair(x, max(ends, key=lambda look: look[2])[1])
+
+    def climb_with_masses(self, restarts: int, steps: int) -> list[Witness]:
+        """The best pair of laws, where the domain is about laws and the map knows what weights are."""
+        norm, domain = self.norm, self.domain
+        if not isinstance(norm, Wasserstein) or math.isinf(norm.p):
+            return []
+        if not isinstance(domain, TokenSet) or domain.tokens is not None:
+            return []
+        values = weighted_values(self.declared)
+        sizes = (self._size(), self.width, self.tokens)
+        attack = MassAttack(values, domain, norm.p, *sizes, self.generator)
+        try:
+            value, point, other = attack.climb(restarts, steps)
+        except ArgumentError:  # a map that says nothing of weights
+            return []
+        return [Witness(value, point, other, norm)]
 
     def _look(self, x: Tensor, powers: int = 6, row: int | None = None) -> tuple[Tensor, Tensor, float]:
         """A point, and the worst direction there from a random one, with how much it stretches."""
@@ -383,9 +408,7 @@ def _function(map: Any, measure: Measure | None) -> Function:
 
 def _plain(attention: Attention, measure: Measure | None) -> Function:
     """Attention by its definition, which is fastest for short sequences; weights and marks are held fixed."""
-    attention = pytree.tree_map(
-        lambda t: t.double() if isinstance(t, Tensor) and t.dtype.is_floating_point else t, attention
-    )
+    attention = _in_double(attention)
 
     def run(x: Tensor) -> Tensor:
         source = x if measure is None else measure.replace(points=x)
@@ -394,6 +417,12 @@ def _plain(attention: Attention, measure: Measure | None) -> Function:
         return found.points if isinstance(found, Measure) else found
 
     return run
+
+
+def _in_double(map: Any) -> Any:
+    return pytree.tree_map(
+        lambda t: t.double() if isinstance(t, Tensor) and t.dtype.is_floating_point else t, map
+    )
 
 
 def _join_heads(function: Function) -> Function:

@@ -93,7 +93,7 @@ def misspecification(
 
 def apriori(map: Any, domain: Domain, norm: Norm, distance: float) -> Certificate:
     """How far outputs can be apart for any two inputs of the domain that are at most `distance` apart;
-    see `replaced` and `dropped`.
+    see `replaced_distance` and `dropped_distance`.
     """
     if not (isinstance(distance, (int, float)) and 0 <= distance < math.inf):
         raise ArgumentError("distance", f"is {distance!r}", "give a finite number that is not negative")
@@ -101,7 +101,7 @@ def apriori(map: Any, domain: Domain, norm: Norm, distance: float) -> Certificat
     return _times(certify(map, domain, norm), exact(float(distance)), hypotheses)
 
 
-def replaced(tokens: int, distance: float, p: float = 1.0) -> float:
+def replaced_distance(tokens: int, distance: float, p: float = 1.0) -> float:
     """How far in W_p the law of tokens moves, at most, when one of them moves by `distance`:
     distance / n^{1/p}.
     """
@@ -110,7 +110,7 @@ def replaced(tokens: int, distance: float, p: float = 1.0) -> float:
     return float(_share(exact(distance), tokens, p))
 
 
-def dropped(tokens: int | Tensor, diameter: float | None = None, p: float = 1.0) -> float:
+def dropped_distance(tokens: int | Tensor, diameter: float | None = None, p: float = 1.0) -> float:
     """How far in W_p the law of tokens moves, at most, when any one of them is left out: diameter / n^{1/p}.
 
     tokens: how many there are, or the sequence (n, d) itself, which gives max_i (mean_{j≠i} |x_i - x_j|^p /

@@ -12,12 +12,12 @@ from regard._upper import Lower, Upper, exact, root
 from regard.attention import Attention
 from regard.certificate import Certificate, Hypothesis, round_down
 from regard.domains import Whole
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, RefusalError
 from regard.maps import Compose, Map
 from regard.norms import EntryMax, Frobenius, SequenceNorm, TokenMax, TokenSum
 from regard.proofs.certification import certify, declare
 from regard.proofs.decision_attack import ShortestChange
-from regard.proofs.theorem import assumed, checked
+from regard.proofs.theorem import Refusal, assumed, checked
 
 ROUNDING = 1e-9
 """What rounding in float64 may change in a logit, relative to the largest and to one; assumed."""
@@ -103,9 +103,13 @@ def _check_arguments(x: Tensor, token: int | None, norm: SequenceNorm, steps: in
 
 def _declared(model: Any, readout: Any) -> Any:
     """From tokens to logits, as one map."""
-    parts = [
-        part if isinstance(part, (Attention, Map)) else declare.one(part) for part in _present(model, readout)
-    ]
+    try:
+        parts = [
+            part if isinstance(part, (Attention, Map)) else declare.one(part)
+            for part in _present(model, readout)
+        ]
+    except Refusal as refusal:
+        raise RefusalError("certified_radius", [str(refusal)]) from None
     return parts[0] if len(parts) == 1 else Compose(tuple(parts))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard._enclosed import Numbers, length, lengths
 from regard._upper import Upper, exact, relative_error, root, sizes
 from regard.attention import log_counts
-from regard.domains import Ball, Domain, Near, Neighborhood, Radii, Shell, Whole
+from regard.domains import Ball, Domain, Edited, Near, NearbyLaws, Neighborhood, Radii, Shell, Whole
 from regard.parameters import walk
 from regard.potentials import Potential, SoftCap
 from regard.potentials.base import linear_terms, of_terms
@@ -27,7 +27,9 @@ def width_of(domain: Domain) -> int | None:
     """The width of a token, where the domain says it."""
     if isinstance(domain, Ball):
         return None if domain.center is None else len(domain.center)
-    return int(domain.measure.points.shape[-1]) if isinstance(domain, Near) else None
+    if isinstance(domain, Edited):
+        return int(domain.points.shape[-1])
+    return int(domain.measure.points.shape[-1]) if isinstance(domain, (Near, NearbyLaws)) else None
 
 
 def tokens_of(domain: Domain) -> int | None:

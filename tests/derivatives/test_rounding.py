@@ -120,6 +120,14 @@ def test_the_randomized_bound_knows_where_rounding_is_all_there_is():
     assert jacobian._certificate_of_root(1.0, 2.5e-7, 2.1e-5, 20).value < 3
 
 
+@pytest.mark.parametrize("root", [0.0, 1.0])
+def test_the_randomized_bound_says_how_likely_it_holds(root):
+    """A norm that is zero was drawn like others."""
+    found = linear(torch.eye(3, dtype=D))._certificate_of_root(root, 0.0, 0.01, 2)
+    assert found.probability == 1 - 0.01
+    assert (found.value == 0) == (root == 0)
+
+
 @pytest.mark.parametrize("size", [1e-200, 1.0, 1e200])
 @pytest.mark.parametrize("shape", [(3, 2), (2, 3), (1, 3)])
 def test_norms_of_blocks_keep_their_digits_in_all_sizes(size, shape):

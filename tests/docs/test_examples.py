@@ -115,8 +115,10 @@ def test_the_flow_of_sets(tmp_path: Path) -> None:
 
 def test_infinite_depth(tmp_path: Path) -> None:
     picture = tmp_path / "new" / "depth.svg"
-    _, *rows, proved, saved = printed(tmp_path, "infinite_depth.py", "--steps", 1, "--out", picture)
-    assert [row.split()[0] for row in rows] == ["2", "4", "8", "∞"]
-    assert 0 < float(proved.split()[1]) < 1
+    _, *rows, saved = printed(tmp_path, "infinite_depth.py", "--steps", 1, "--out", picture)
+    assert [row.split()[0] for row in rows] == ["2", "4", "8", "∞", "contraction", "∞", "contraction"]
+    proved = [row.split() for row in rows if "contraction" in row]
+    assert all(0 < float(words[1]) < 1 for words in proved)
+    assert int(proved[0][3]) < int(proved[1][3])  # to 1e-8 and to 1e-12
     assert saved == f"saved to {picture}"
-    assert len(drawn(picture, "polyline")) == 4
+    assert len(drawn(picture, "polyline")) == 5

@@ -52,6 +52,8 @@ def run(monkeypatch, capsys):
         (("--layer", "1", "--beta", "2"), "--layer: is given with --beta, which is of a simulation"),
         (("./model", "--phase", "beta"), "MODEL: is given with --phase"),
         (("--steps", "0", "--layer", "1"), "--steps: is 0; give one or more"),
+        (("--resume", "--layer", "1"), "--resume: is given, and only a simulation is kept"),
+        (("--resume", "--phase", "beta"), "--resume: is given, and only a simulation is kept"),
         (("/no/such/path",), "MODEL: there is nothing at /no/such/path"),
     ],
 )

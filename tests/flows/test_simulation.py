@@ -11,6 +11,7 @@ from regard.dynamics import Clusters, Energy, Euler, Heun, MeanCosine, Sphere
 from regard.flows import Recipe, Simulation
 from regard.flows.cells import DenseRegions, density
 from regard.flows.frames import Camera, camera_of, principal_camera
+from regard.flows.recipe import recipe_of
 from regard.flows.wording import spoken_time
 from regard.measure import Measure
 from tests.dynamics.systems import D, on_sphere
@@ -47,6 +48,16 @@ def test_steps_that_are_too_long_are_said():
     assert any("the steps are too long" in words for words in simulation.report()["words"])
 
 
+def test_what_leaves_the_numbers_is_shown_until_then():
+    simulation = Simulation(Recipe(particles=5))
+    hole = r.Attention(r.Potential.of(lambda x, y: (x * y).sum(-1) * float("nan")))
+    simulation.recipe = type("Hole", (Recipe,), {"attention": lambda self: hole})(particles=5, until=2.0)
+    simulation.run()
+    found = simulation.report()
+    assert found["times"] == [0.0]
+    assert found["words"][-1].startswith("It ended early: the flow leaves the numbers between t = 0 and 0.1")
+
+
 def test_particles_begin_on_the_sphere_and_their_seed_decides():
     recipe = Recipe(particles=50, dimension=4)
     assert float((recipe.start().norm(dim=-1) - 1).abs().max()) < 1e-15
@@ -55,6 +66,21 @@ def test_particles_begin_on_the_sphere_and_their_seed_decides():
     assert isinstance(recipe.attention().normalizer, r.Softmax)
     assert recipe.model == "SA"
     assert Recipe(unnormalized=True).model == "USA"
+
+
+def test_what_is_not_given_fits():
+    """USA is faster by the mass that softmax divides by: its energy rises at every frame for every β."""
+    assert recipe_of({"scheme": "dormand-prince"}).step == 1e-6
+    assert recipe_of({"beta": 2.0}) == Recipe(beta=2.0)
+    for beta in (0.5, 4.0, 9.0, 40.0):
+        recipe = recipe_of({"beta": beta, "unnormalized": True, "particles": 12})
+        assert recipe.until < 20
+        assert recipe.step <= 0.5 * math.exp(-beta)
+        short = Recipe(**{**vars(recipe), "until": min(recipe.until, 40 * recipe.step), "frames": 20})
+        simulation = Simulation(short)
+        simulation.run()
+        assert any("falls at no frame" in words for words in simulation.report()["words"])
+    assert recipe_of({"unnormalized": True, "until": 1e-3}).step <= 1e-3
 
 
 def test_evaluations_are_those_of_the_scheme():
@@ -184,6 +210,18 @@ def test_particles_that_meet_become_one(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         part.run()
     assert [path.name for path in (tmp_path / "kept").glob("*.safetensors")] != ["trajectory-0.safetensors"]
+    again = Simulation(recipe, tmp_path / "kept", resume=True)
+    again.run()
+    assert again.report() == merged.report()
+    killed = Simulation(recipe, tmp_path / "kept")  # between a frame and the merge that follows it
+    unite = killed._unite
+    monkeypatch.setattr(
+        killed,
+        "_unite",
+        lambda i, m: unite(i, m) if i < united - 2 else (_ for _ in ()).throw(KeyboardInterrupt),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        killed.run()
     again = Simulation(recipe, tmp_path / "kept", resume=True)
     again.run()
     assert again.report() == merged.report()

@@ -251,3 +251,10 @@ def test_a_product_whose_digits_are_lost():
     """2⁵³ + 1 - 2⁵³ is one, and zero or two in float64."""
     first, second = torch.tensor([[2.0**53, 1.0, -(2.0**53)]], dtype=D), torch.ones(3, 1, dtype=D)
     assert 1.0 <= product_norm_bound(first, second) <= 20.0
+
+
+def test_half_of_a_number_may_be_rounded_away_and_no_more():
+    """With k u = 3/8 the relative error is at least (3/8)/(5/8); from a half on nothing is left."""
+    assert 0.6 <= gamma(3 * 2**50) == pytest.approx(0.375 / 0.25)
+    assert math.isfinite(gamma(2**52 - 1))
+    assert gamma(2**52) == math.inf

@@ -82,6 +82,9 @@ def test_a_tolerance_has_room_for_rounding_twice():
         solve(lambda z: z, tokens([1.0]), tolerance=1.9 * unit, **given)
     found = solve(lambda z: z, tokens([1.0]), tolerance=2.1 * unit, **given)
     assert float(found.error) == pytest.approx(unit, rel=1e-9, abs=0)
+    close = solve(lambda z: 0.5 * z, tokens([1.0]), tolerance=0.25 + 0.5 * unit, **given)
+    assert close.evaluations == 3  # after two of them 1/4 is left, and rounding beside it
+    assert float(close.error) <= 0.25
     shrinking = solve(lambda z: 0.5 * z, tokens([1.0]), tolerance=0.3, **given)
     assert shrinking.evaluations == 2
     assert float(shrinking.error) == pytest.approx(0.25 + unit, rel=1e-15, abs=0)

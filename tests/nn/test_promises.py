@@ -23,8 +23,10 @@ from regard.nn import (
     Promise,
     Promised,
     Reflective,
+    from_torch,
     load,
     save,
+    to_torch,
 )
 from regard.nn.promises import SLACK
 from regard.nn.reflective import reflective_constant
@@ -394,7 +396,8 @@ def test_a_stack_certifies_decisions():
         (lambda: Promise("frobenius", 1.0), "norm: is 'frobenius'"),
         (lambda: Orthogonal(0, 3), "inputs: is 0"),
         (lambda: Orthogonal(3, 3, bias="no"), "bias: is 'no'"),
-        (lambda: NormBounded(3, 3, -1.0), "value: is -1"),
+        (lambda: NormBounded(3, 3, -1.0), "bound: is -1"),
+        (lambda: NormBounded(3, 3, math.nan), "bound: is nan"),
         (lambda: OrthogonalMixing(0), "tokens: is 0"),
         (lambda: Offset(2, 0), "width: is 0"),
         (lambda: Memory(4, 1), "slots: is 1"),
@@ -461,6 +464,8 @@ def test_hooks_are_refused():
     layer.register_forward_hook(lambda module, inputs, output: 2 * output)
     with pytest.raises(r.errors.ArgumentError, match="has hooks"):
         layer.keep()
+    with pytest.raises(r.errors.RefusalError, match="certified_radius refuses: Orthogonal has hooks"):
+        r.certified_radius(layer, drawn(1, WIDTH))
 
 
 def test_replaced_methods_are_refused():
@@ -469,3 +474,23 @@ def test_replaced_methods_are_refused():
     layer.stack[1].before.run = lambda x: 5 * x
     with pytest.raises(r.errors.ArgumentError, match="computes something else"):
         layer.keep()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear_layers_of_torch_and_back(bias):
+    """The same map, promised to stay within its own norm; and the matrix of a layer for torch."""
+    linear, x = nn.Linear(WIDTH, 3, bias), drawn(TOKENS, WIDTH, dtype=torch.float32)
+    layer = from_torch(linear)
+    torch.testing.assert_close(layer(x), linear(x), rtol=1e-6, atol=1e-6)
+    norm = float(torch.linalg.matrix_norm(linear.weight.detach().double(), 2))
+    assert norm * (1 - 1e-6) <= layer.keep().value <= layer.promise.value == pytest.approx(norm, rel=1e-4)
+    shaken(layer, 9.0)
+    assert layer.keep().value <= layer.promise.value * (1 + SLACK)
+    for made in (layer, Orthogonal(WIDTH, 7, bias=bias)):
+        torch.testing.assert_close(to_torch(made)(x), made(x), rtol=1e-6, atol=1e-6)
+    made.register_forward_hook(lambda module, inputs, output: 2 * output)
+    with pytest.raises(r.errors.ArgumentError, match="has hooks"):
+        to_torch(made)
+    nn.init.zeros_(linear.weight)
+    with pytest.raises(r.errors.ArgumentError, match="has the weight zero"):
+        from_torch(linear)

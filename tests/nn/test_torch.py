@@ -384,7 +384,7 @@ REFUSED = {
         lambda: nn.Transformer(WIDTH, HEADS, 1, 1, custom_encoder=nn.Identity()),
         "custom part, Identity",
     ),
-    "linear": (lambda: nn.Linear(2, 2), "is a Linear"),
+    "bilinear": (lambda: nn.Bilinear(2, 2, 2), "is a Bilinear"),
     "number": (lambda: 3, "is a int"),
 }
 

@@ -9,7 +9,8 @@ import torch
 
 import regard as r
 from regard.domains import Ball, Neighborhood, Radii, Whole, one_token
-from regard.maps import Affine, Pointwise, Residual, Tanh
+from regard.maps import Affine, Compose, Pointwise, Residual, Tanh
+from regard.nonexpansive import IntoBall
 from regard.norms import EntryMax, Frobenius, TokenMax, TokenSum, Wasserstein
 from regard.proofs import certify, deviation, falsify, falsify_deviation
 from tests.theorems.exact import D, frobenius_norm, generator, normal
@@ -156,3 +157,33 @@ def test_what_is_missing_is_said():
     weighted = Neighborhood(r.Measure(torch.ones(2, 2, dtype=D), torch.tensor([0.0, 1.0], dtype=D)), 0.1)
     with pytest.raises(r.errors.ArgumentError, match="give bare points"):
         falsify(Residual(r.Attention(r.Dot())), weighted, Frobenius())
+
+
+@pytest.mark.parametrize("p", [1.0, 1.5, 2.0])
+def test_masses_move_too(p):
+    """A = -I is where the constant is attained, by laws that are nearly one point; equal masses see 25."""
+    attention = r.Attention(r.Bilinear(-3 * torch.eye(3, dtype=torch.float64)))
+    norm = Wasserstein(p)
+    bound = certify(attention, Ball(1.0), norm).value
+    witness = falsify(attention, Ball(1.0), norm, width=3, restarts=4, steps=24)
+    assert (0.98 if p == 1 else 0.6) * bound <= witness.value <= bound
+    images = (attention(witness.point), attention(witness.other))
+    apart = float(r.wasserstein(witness.point, witness.other, p))
+    assert float(r.wasserstein(*images, p)) / apart >= witness.value * (1 - 1e-6)
+    for law in (witness.point, witness.other):
+        assert float(law.points.norm(dim=-1).max()) <= 1.0
+    assert "laws of 6 atoms" in str(witness)
+
+
+def test_masses_stay_where_the_number_of_tokens_is_given():
+    attention = r.Attention(r.Bilinear(-3 * torch.eye(3, dtype=torch.float64)))
+    witness = falsify(attention, Ball(1.0, tokens=3), Wasserstein(1.0), width=3, restarts=2, steps=6)
+    assert isinstance(witness.point, torch.Tensor)
+    assert witness.point.shape == (3, 3)
+
+
+def test_a_map_without_weights_is_attacked_with_equal_masses():
+    map = Compose((IntoBall(1.0), r.Attention(r.Dot(scale=2.0))))
+    witness = falsify(map, Ball(2.0), Wasserstein(1.0), width=3, restarts=2, steps=6)
+    assert isinstance(witness.point, torch.Tensor)
+    assert 0 < witness.value <= certify(map, Ball(2.0), Wasserstein(1.0)).value

@@ -11,7 +11,7 @@ import regard as r
 from regard._upper import relative_error
 from regard.domains import Ball, Neighborhood, Whole, one_token
 from regard.maps import Heads
-from regard.proofs.misspecifications import apriori, dropped, misspecification, replaced
+from regard.proofs.misspecifications import apriori, dropped_distance, misspecification, replaced_distance
 from regard.transport import wasserstein
 
 
@@ -161,9 +161,9 @@ def test_a_replaced_token(p):
         x = draw(generator, size, 2)
         y = x.clone()
         y[0] += draw(generator, 2)
-        bound = replaced(size, float((y - x).norm()), p)
+        bound = replaced_distance(size, float((y - x).norm()), p)
         assert float(wasserstein(x, y, p)) <= bound * (1 + 1e-12)
-    assert replaced(8, 1.0, 3.0) == pytest.approx(0.5)
+    assert replaced_distance(8, 1.0, 3.0) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0, math.inf])
@@ -174,9 +174,13 @@ def test_a_dropped_token(p):
         x = draw(generator, size, 2)
         diameter = float(torch.cdist(x, x).max())
         exact = [float(wasserstein(x, torch.cat([x[:i], x[i + 1 :]]), p)) for i in range(size)]
-        assert max(exact) <= dropped(x, p=p) * (1 + 1e-12) <= dropped(size, diameter, p) * (1 + 1e-9)
+        assert (
+            max(exact)
+            <= dropped_distance(x, p=p) * (1 + 1e-12)
+            <= dropped_distance(size, diameter, p) * (1 + 1e-9)
+        )
         if p == 1:
-            assert max(exact) == pytest.approx(dropped(x))
+            assert max(exact) == pytest.approx(dropped_distance(x))
 
 
 def test_a_priori_bounds_hold():
@@ -185,24 +189,24 @@ def test_a_priori_bounds_hold():
     x = torch.nn.functional.normalize(draw(generator, 6, 2), dim=-1)
     for p in (1.0, 2.0, math.inf):
         norm = r.Wasserstein(p)
-        certificate = apriori(attention, domain, norm, dropped(6, 2.0, p))
+        certificate = apriori(attention, domain, norm, dropped_distance(6, 2.0, p))
         assert float(wasserstein(attention(x), attention(x[1:]), p)) <= certificate.value
         y = x.clone()
         y[0] = -y[0]
-        certificate = apriori(attention, domain, norm, replaced(6, 2.0, p))
+        certificate = apriori(attention, domain, norm, replaced_distance(6, 2.0, p))
         assert float(wasserstein(attention(x), attention(y), p)) <= certificate.value
         assert "assumed: inputs are at most" in str(certificate)
 
 
 def test_counts_are_checked():
     with pytest.raises(r.errors.ArgumentError, match="tokens: is 1; give how many there are, 2 or more"):
-        dropped(1, 1.0)
+        dropped_distance(1, 1.0)
     with pytest.raises(r.errors.ArgumentError, match="diameter: is not given"):
-        dropped(3)
+        dropped_distance(3)
     with pytest.raises(r.errors.ArgumentError, match=r"p: is 0\.5"):
-        replaced(3, 1.0, 0.5)
+        replaced_distance(3, 1.0, 0.5)
     with pytest.raises(r.errors.ArgumentError, match="distance: is -1"):
-        replaced(3, -1.0)
+        replaced_distance(3, -1.0)
 
 
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0])
@@ -210,18 +214,18 @@ def test_a_token_among_equal_ones_attains_both_formulas(p):
     """n - 1 equal tokens and one at the distance d: replacing and dropping it move the law by d / n^{1/p}."""
     points = torch.zeros(4, 1, dtype=torch.float64)
     points[0] = 6.0
-    assert replaced(4, 6.0, p) == pytest.approx(6 / 4 ** (1 / p), rel=1e-12)
-    assert dropped(4, 6.0, p) == pytest.approx(6 / 4 ** (1 / p), rel=1e-12)
-    assert dropped(points, p=p) == pytest.approx(6 / 4 ** (1 / p), rel=1e-9)
-    assert dropped(points, p=p) >= 6 / 4 ** (1 / p)
+    assert replaced_distance(4, 6.0, p) == pytest.approx(6 / 4 ** (1 / p), rel=1e-12)
+    assert dropped_distance(4, 6.0, p) == pytest.approx(6 / 4 ** (1 / p), rel=1e-12)
+    assert dropped_distance(points, p=p) == pytest.approx(6 / 4 ** (1 / p), rel=1e-9)
+    assert dropped_distance(points, p=p) >= 6 / 4 ** (1 / p)
 
 
 def test_a_dropped_token_of_a_sequence_goes_to_the_others_in_equal_shares():
     """max_i (mean_{j≠i} |x_i - x_j|^p / n)^{1/p}."""
     points = torch.tensor([[0.0], [1.0], [5.0]], dtype=torch.float64)
-    assert dropped(points, p=2.0) == pytest.approx(math.sqrt((25 + 16) / 2 / 3), rel=1e-9)
-    assert dropped(points, p=1.0) == pytest.approx((5 + 4) / 2 / 3, rel=1e-9)
-    assert dropped(points, p=math.inf) == pytest.approx(5.0, rel=1e-9)
+    assert dropped_distance(points, p=2.0) == pytest.approx(math.sqrt((25 + 16) / 2 / 3), rel=1e-9)
+    assert dropped_distance(points, p=1.0) == pytest.approx((5 + 4) / 2 / 3, rel=1e-9)
+    assert dropped_distance(points, p=math.inf) == pytest.approx(5.0, rel=1e-9)
 
 
 def test_the_bound_is_the_constant_times_the_distance():
@@ -294,21 +298,27 @@ def test_a_domain_that_just_holds_both():
 
 
 def test_distances_are_in_w_1_unless_said():
-    assert dropped(4, 6.0) == replaced(4, 6.0) == pytest.approx(1.5, rel=1e-12)
-    assert dropped(torch.tensor([[0.0], [0.0], [6.0]], dtype=torch.float64)) == pytest.approx(2.0, rel=1e-9)
+    assert dropped_distance(4, 6.0) == replaced_distance(4, 6.0) == pytest.approx(1.5, rel=1e-12)
+    assert dropped_distance(torch.tensor([[0.0], [0.0], [6.0]], dtype=torch.float64)) == pytest.approx(
+        2.0, rel=1e-9
+    )
 
 
 def test_counts_start_where_there_is_something_to_do():
-    """One token can be replaced, two are needed to drop one; a truth value is no count."""
-    assert replaced(1, 3.0) == pytest.approx(3.0, rel=1e-12)
-    assert dropped(2, 3.0) == pytest.approx(1.5, rel=1e-12)
-    assert replaced(2, 0.0) == dropped(2, 0.0) == 0
-    for ask in (lambda: replaced(0, 1.0), lambda: replaced(True, 1.0), lambda: dropped(2, -1.0)):
+    """One token can be replaced_distance, two are needed to drop one; a truth value is no count."""
+    assert replaced_distance(1, 3.0) == pytest.approx(3.0, rel=1e-12)
+    assert dropped_distance(2, 3.0) == pytest.approx(1.5, rel=1e-12)
+    assert replaced_distance(2, 0.0) == dropped_distance(2, 0.0) == 0
+    for ask in (
+        lambda: replaced_distance(0, 1.0),
+        lambda: replaced_distance(True, 1.0),
+        lambda: dropped_distance(2, -1.0),
+    ):
         with pytest.raises(r.errors.ArgumentError):
             ask()
     with pytest.raises(r.errors.ArgumentError, match="tokens: is 1"):
-        dropped(torch.zeros(1, 2, dtype=torch.float64))
-    assert dropped(torch.ones(3, 2, dtype=torch.float64)) == 0
+        dropped_distance(torch.zeros(1, 2, dtype=torch.float64))
+    assert dropped_distance(torch.ones(3, 2, dtype=torch.float64)) == 0
 
 
 def test_inputs_that_are_equal_have_no_expansion():

@@ -176,8 +176,8 @@ def sharpen(matrices: Tensor) -> Tensor:
 
 
 def _with_floor(share: Tensor) -> Tensor:
-    share = share + LEAST * share.amax(0).clamp_min(1e-20)
-    return share / share.sum(0)
+    """Shares of which none is nearly zero; their sum does not count."""
+    return share + LEAST * share.amax(0).clamp_min(1e-20)
 
 
 def _trace(matrices: Tensor) -> Tensor:

@@ -1,0 +1,69 @@
+"""Laws of outputs, against laws that are really near; test_measure_dual.py is about the rows."""
+
+import math
+
+import pytest
+import torch
+
+from regard.attention import Attention
+from regard.dynamics.drifts import drift
+from regard.lookups import Linear
+from regard.maps import Heads, Residual
+from regard.measure import Measure
+from regard.norms import TokenMax, Wasserstein
+from regard.potentials import Bilinear, Dot
+from regard.proofs import deviation
+from regard.transport import wasserstein
+from tests.theorems.exact import D, generator, normal
+from tests.theorems.laws_nearby import another, ball_of, law
+
+
+def _head(seed: int, width: int, size: float = 0.5) -> Attention:
+    g = generator(seed)
+    return Attention(Bilinear(size * normal(g, width, width)), Linear(normal(g, width, width)))
+
+
+MAPS = {
+    "one head": _head(3, 2),
+    "heads": Heads(
+        Attention(Dot(normal(generator(4), 2, 2, 2), normal(generator(5), 2, 2, 2))),
+        normal(generator(6), 2, 2, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("residual", [False, True])
+def test_laws_of_outputs_stay_within(name, residual):
+    """W₁ of the outputs by exact transport, for laws whose W₁ to the given one is at most the radius."""
+    map, g = MAPS[name], generator(7)
+    whole = Residual(map) if residual else map
+    for weighted, radius in ((False, 0.05), (True, 0.4)):
+        given = law(g, 4, 2, 1.0, weighted)
+        domain = ball_of(given, radius, 1.0)
+        bound = deviation(whole, domain, Wasserstein(1.0)).value
+        seen = []
+        for _ in range(30):
+            other = another(g, domain)
+            assert float(wasserstein(given, other, 1.0)) <= radius * (1 + 1e-9)
+            images = [Measure(drift(whole, one, None), one.log_weights) for one in (given, other)]
+            seen.append(float(wasserstein(*images, 1.0)))
+        assert max(seen) <= bound <= 60 * max(seen)
+
+
+def test_one_token_carried_exactly():
+    """One atom and no scores: T is linear, and the law of outputs moves by w ρ at the most."""
+    x = torch.tensor([[0.2, 0.1]], dtype=D)
+    attention = Attention(Bilinear(torch.zeros(2, 2, dtype=D)), Linear(3 * torch.eye(2, dtype=D)))
+    found = deviation(attention, ball_of(Measure(x), 0.1, 1.0), Wasserstein(1.0))
+    assert found.value == pytest.approx(0.3, rel=1e-6)
+    around = deviation(Residual(attention), ball_of(Measure(x), 0.1, 1.0), Wasserstein(1.0))
+    assert around.value == pytest.approx(0.4, rel=1e-6)
+    with_scores = attention.replace(potential=Bilinear(torch.tensor([[0.5, 0.0], [0.0, 0.2]], dtype=D)))
+    domain = ball_of(Measure(x), 1e-6, 1.0)
+    own = (
+        deviation(with_scores, domain, Wasserstein(1.0)).value
+        - deviation(with_scores, domain, TokenMax()).value
+    )
+    assert own == pytest.approx(3 * 0.5 * 1e-6, rel=1e-6)  # w |A| R² ρ
+    assert math.isinf(deviation(attention, domain, Wasserstein(2.0)).value)
