@@ -125,7 +125,7 @@ class Audit:
         alone = [place for place in found if place.block(self.model) is None]
         if not alone:
             return found
-        calls = _run(self.model, options, [path for path in _modules(self.model) if path], shortest.index)
+        calls = _run(self.model, options, list(_modules(self.model)), shortest.index)
         blocks = blocks_of(self.model, calls, ((place.path, place.spot.turn) for place in alone))
         return [
             _learned(
