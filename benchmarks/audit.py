@@ -12,13 +12,16 @@ import math
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.decoder import decoder_directory
 from regard.audits import Audit, included_sentences, sites
 from regard.audits.checks import checks
 from regard.audits.load import load
@@ -27,6 +30,8 @@ from regard.derive import linearize
 ALL_SECONDS, WEIGHT_SECONDS, HEAD_SECONDS = 60.0, 3.0, 0.1
 EXTRA, LONG_PEAK = 500, 2048
 """MiB: beyond the model for ten sentences, and in all for 512 tokens."""
+BASE = 450
+"""MiB of a process that has imported torch and transformers and holds nothing."""
 console = Console(width=120)
 
 
@@ -80,6 +85,7 @@ import re, sys, torch
 torch.set_num_threads(1)
 def peak():  # of this program: ru_maxrss would begin with that of the process that started it
     return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
+from benchmarks.decoder import decoder_directory
 from regard.audits import Audit, included_sentences
 from regard.audits.load import load
 from regard.audits.checks import checks
@@ -112,12 +118,58 @@ def peak(tokens: int, sentences: int = 0, without: tuple[str, ...] = ()) -> tupl
     return before, most, took
 
 
+DECODER = {
+    "--quick": (["--quick"], 15.0),
+    "--checks weights,rows,constants,geometry": (["--checks", "weights,rows,constants,geometry"], 45.0),
+    "all checks": ([], 240.0),
+}
+"""Commands on the decoder, with their targets in CPU seconds; the program's start and the page included."""
+COMMAND = """
+import re, resource, sys
+from regard.cli import main
+try:
+    main()
+except SystemExit as end:
+    status = end.code
+own = resource.getrusage(resource.RUSAGE_SELF)
+peak = int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
+print("MEASURED", own.ru_utime + own.ru_stime, peak, status or 0)
+"""
+
+
+def decoder(names: list[str]) -> int:
+    """The commands on SmolLM2-135M on two texts: CPU seconds and memory; how many targets are missed."""
+    directory = decoder_directory()
+    if directory is None:
+        console.print("the decoder is not installed: make decoder")
+        return 0
+    weights = sum(path.stat().st_size for path in Path(directory).glob("*.safetensors")) / 2**20
+    missed = 0
+    for name in names:
+        options, target = DECODER[name]
+        texts = [part for text in included_sentences()[:2] for part in ("--text", text)]
+        with tempfile.TemporaryDirectory() as out:
+            command = [sys.executable, "-c", COMMAND, "audit", directory, *texts, *options, "--out", out]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+        taken, most, _ = (float(word) for word in done.stdout.split("MEASURED")[-1].split())
+        missed += (taken > target) + (most > weights + BASE + EXTRA)
+        console.print(
+            f"decoder, {name}: {taken:.1f} CPU s, target {verdict(taken, target)}; "
+            f"peak {most:.0f} MiB, {most - weights:.0f} beyond the weights, target "
+            f"{verdict(most - weights, BASE + EXTRA)}"
+        )
+    return missed
+
+
 def main() -> int:
     """Measure and print; exit status 1 if a target is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.audit", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="three sentences, no long input")
+    parser.add_argument("--decoder", action="store_true", help="the 30-layer decoder alone")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.decoder:
+        return 1 if decoder(list(DECODER)[: 1 if options.quick else None]) else 0
     missed = 0
     table = Table(title="all-MiniLM-L6-v2, one thread", title_justify="left")
     for column in ("what", "seconds", "forward passes", "target (s)"):

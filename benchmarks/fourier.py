@@ -28,6 +28,8 @@ from regard.engines import Finufft, Fourier, Separable
 
 BYTES = 60
 """A particle may take so many beyond the inputs and the grid, where there are a million or more."""
+EVEN = 1.2
+"""A particle may take so many times as long in a cloud that is ten times as large, or has clusters."""
 console = Console(width=140)
 
 
@@ -99,6 +101,23 @@ def run_of(stage: str, case: Case) -> Callable[[], object]:
     return lambda: plan_of(case, x).run()
 
 
+def uneven(each: dict[Case, float]) -> int:
+    """How often a particle takes more than 1.2 times as long in a larger cloud, or in one with clusters."""
+    pairs = [
+        (case, other)
+        for case in each
+        for other in each
+        if (case.dimension, case.fast) == (other.dimension, other.fast) and case.particles >= 10**6
+        if (other.particles, other.clusters) in ((10 * case.particles, False), (case.particles, True))
+        if not case.clusters
+    ]
+    for case, other in pairs:
+        ratio = each[other] / each[case]
+        verdict = "[green]met[/]" if ratio <= EVEN else "[red]missed[/]"
+        console.print(f"seconds a particle, {other} over {case}: {ratio:.2f} (at most {EVEN:g}, {verdict})")
+    return sum(each[other] > EVEN * each[case] for case, other in pairs)
+
+
 def main() -> int:
     """Measure and print; exit status 1 if a target is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fourier", description=__doc__)
@@ -109,7 +128,7 @@ def main() -> int:
     columns = ("cloud", "transform", "modes", "seconds", "target", "a priori", "largest bound", "error found")
     for column in (*columns, "bytes a particle"):
         table.add_column(column, justify="right")
-    missed = 0
+    missed, each = 0, {}
     for case in QUICK if options.quick else CASES:
         if case.fast and not has_finufft():
             console.print(f"{case}: finufft is not installed; pip install 'regard[fast]'")
@@ -120,6 +139,7 @@ def main() -> int:
         plan = plan_of(case, x)
         outputs = plan.run()
         seconds = time.process_time() - start
+        each[case] = seconds / case.particles
         count = min(100, 10**8 // case.particles)
         rows = torch.randint(case.particles, (count,), generator=torch.Generator().manual_seed(1))
         radius = float(plan.facts.radius.max())
@@ -145,6 +165,7 @@ def main() -> int:
             f"{held / case.particles:.0f}{' [red]missed[/]' if large else ''}",
         )
     console.print(table)
+    missed += uneven(each)
     console.print(f"{missed} of the targets missed")
     return 1 if missed else 0
 

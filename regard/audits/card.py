@@ -11,18 +11,20 @@ from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context, Decimal
 from regard.audits.checks.base import PROVED, Column
 from regard.audits.findings import Finding, findings
 from regard.audits.report import Report, Row
+from regard.audits.yardstick import compared
 
 MAIN = {
-    "network_constant": "End to end, the network amplifies a small change by",
-    "attention_branch_constant": "The attention layer that amplifies most, with its norm, does so by",
-    "head_branch_constant": "The head that amplifies most, with its norm, does so by",
+    "expansion": "The changed word that spread most: the tokens of both texts end this many times as far "
+    "apart as they began",
+    "network_constant": "End to end, a small change of the input can come out this many times as large",
+    "attention_branch_constant": "In the steepest attention layer, with its norm, this many times",
+    "head_branch_constant": "In the steepest head, with its norm, this many times",
+    "block_constant": "In the steepest block, norms and residual connections included, this many times",
+    "largest_logit": "The largest score that a softmax sees",
     "word_deviation": "One word of the first input moves by 1 %: attention of a layer amplifies that by",
-    "ball_bound": "Any input whose tokens stay in the same ball: a head amplifies by",
-    "block_constant": "The block that amplifies most does so by",
-    "expansion": "The change of one word that spreads most is spread by",
-    "largest_logit": "Largest logit",
-    "qk_norm": "Largest QK norm",
-    "ov_norm": "Largest OV norm",
+    "ball_bound": "For every input whose tokens stay in the ball that these fill: a head amplifies by",
+    "qk_norm": "Largest QK norm: how fast the scores of a head can grow with its tokens",
+    "ov_norm": "Largest OV norm: how strongly the content of a key enters the output",
 }
 """The columns that say most, and what to call the largest number of each."""
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -40,6 +42,12 @@ class Figure:
     def value(self) -> float:
         """The number itself."""
         return self.row.values[self.column.name]
+
+    @property
+    def yardstick(self) -> str:
+        """What it is in known models; nothing where they were not measured."""
+        found = compared(self.column.name, self.value)
+        return "" if found is None else found.text
 
     @property
     def over(self) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from regard.audits.report import Coverage, Report, Row
 from regard.audits.words import Proved, Sentence, counted, say
+from regard.audits.yardstick import compared
 
 ALARMING, NOTABLE, NOTE = "alarming", "notable", "note"
 
@@ -37,6 +38,8 @@ KEPT = 1 + 1e-6
 """Times its value, a promise counts as kept: rounding."""
 LARGE_NETWORK = 1000.0
 """End to end, a change of the input is amplified a thousandfold."""
+LOW = ("entropy",)
+"""Columns whose small numbers are findings: they are not compared with the largest of known models."""
 NAMED = 3
 """How many heads one rule names."""
 
@@ -67,6 +70,9 @@ def findings(report: Report) -> list[Finding]:
 
 
 def _at(row: Row | Coverage, column: str, level: str, what: Sentence, why: Sentence, advice: str) -> Finding:
+    size = row.values.get(column, math.nan) if isinstance(row, Row) else math.nan
+    yardstick = None if math.isnan(size) or column in LOW else compared(column, size)
+    why = why if yardstick is None else why + yardstick
     whole = what + why
     head = row.head if isinstance(row, Row) else -1
     return Finding(
@@ -340,9 +346,13 @@ def _length(lengths: list[float], token: int) -> Sentence:
 
 
 def token_name(report: Report, index: int, token: int) -> str:
-    """The text of a token, or its number where tokens have no names."""
+    """The text of a token without the sign for a space before it, or its number where tokens have no
+    names.
+    """
     names = report.inputs[index].tokens if index < len(report.inputs) else []
-    return names[token] if token < len(names) else f"token {token + 1}"
+    if token >= len(names):
+        return f"token {token + 1}"
+    return names[token].lstrip("Ġ▁") or names[token]
 
 
 def _massive(report: Report) -> Iterator[Finding]:

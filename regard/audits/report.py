@@ -191,12 +191,14 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Every number of the page, with the version of the schema."""
         from regard.audits.summary import sentences
+        from regard.audits.yardstick import beside
 
         said = sentences(self)
         words = {
             "summary": [sentence.text for sentence in said],
             "facts": [sentence.facts for sentence in said],
             "findings": [dataclasses.asdict(finding) for finding in self.findings()],
+            "yardstick": beside(self),
         }
         return plain({"schema": SCHEMA, **words, **dataclasses.asdict(self)})
 

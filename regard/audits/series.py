@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +14,25 @@ from regard._files import write_text, writing
 from regard._written import plain
 from regard.audits.checks.base import HEAD, Column
 from regard.audits.report import Coverage, Report
-from regard.errors import ArgumentError, MissingExtraError
+from regard.errors import ArgumentError
 
 SCHEMA = 1
 FAST = math.log(2.0)
-"""A head that doubles from one checkpoint to the next deserves a look."""
+"""A head that grows twice as much as the median head from one checkpoint to the next deserves a look."""
+CURVES = 8
+"""Of how many heads of a column curves are drawn, those that grow most."""
 
 
 @dataclass(frozen=True)
 class Track:
-    """One number of one head along a series."""
+    """One number of one head along a series. typical: the growth of the median head in each step."""
 
     column: str
     site: str
     layer: int
     head: int
     values: tuple[float, ...]
+    typical: tuple[float, ...] = ()
 
     @property
     def label(self) -> str:
@@ -51,9 +55,15 @@ class Track:
         return max(range(len(self.steps)), key=lambda step: _or_least(self.steps[step]))
 
     @property
+    def ahead(self) -> tuple[float, ...]:
+        """How much more it grew than the median head in each step, as a log."""
+        usual = self.typical or (0.0,) * len(self.steps)
+        return tuple(own - median for own, median in zip(self.steps, usual, strict=True))
+
+    @property
     def fast(self) -> bool:
-        """Whether it doubled in one step."""
-        return self.steps[self.steepest] >= FAST
+        """Whether it grew twice as much as the median head in one step: what all heads do is no sign."""
+        return max((_or_least(step) for step in self.ahead), default=-math.inf) >= FAST
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,7 @@ class Series:
                 "steepest_step": t.steepest,
                 "steepest_growth": t.steps[t.steepest],
                 "fast": t.fast,
+                "ahead": t.ahead,
             }
             for column in self.columns
             for t in self.ranked(column.name)
@@ -128,11 +139,18 @@ def _tracks(reports: Sequence[Report], column: str) -> list[Track]:
         }
         for report in reports
     ]
-    return [
+    found = [
         Track(column, row.site, row.layer, row.head, tuple(known[row.site, row.head] for known in numbers))
         for row in reports[0].heads
         if all((row.site, row.head) in known for known in numbers)
     ]
+    steps = zip(*(track.steps for track in found), strict=True)
+    typical = tuple(_median([step for step in own if math.isfinite(step)]) for own in steps)
+    return [replace(track, typical=typical) for track in found]
+
+
+def _median(values: list[float]) -> float:
+    return statistics.median(values) if values else 0.0
 
 
 def refuse_other(first: Report, first_name: str, other: Report, name: str) -> None:
@@ -182,6 +200,8 @@ def _or_least(value: float) -> float:
 
 def save(found: Series, directory: Path) -> list[Path]:
     """Write series.json and series.html."""
+    from regard.audits.series_page import html
+
     paths = [directory / "series.json", directory / "series.html"]
     texts = [json.dumps(found.to_dict(), ensure_ascii=False, indent=1, allow_nan=False), html(found)]
     with writing(directory):
@@ -189,29 +209,3 @@ def save(found: Series, directory: Path) -> list[Path]:
         for path, text in zip(paths, texts, strict=True):
             write_text(path, text)
     return paths
-
-
-def html(found: Series) -> str:
-    """A page of its own: a table for each column, with a curve for each head."""
-    try:
-        import jinja2
-    except ImportError:
-        raise MissingExtraError("jinja2", "report") from None
-    folder = Path(__file__).parent / "templates"
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder), autoescape=True, undefined=jinja2.StrictUndefined
-    )
-    environment.filters["points"] = points
-    return environment.get_template("series.html.j2").render(series=found)
-
-
-def points(values: Sequence[float], width: int = 120, height: int = 24) -> str:
-    """The points of a curve that fills a box, for an SVG polyline;
-    numbers that are not finite are left out.
-    """
-    known = [(step, value) for step, value in enumerate(values) if math.isfinite(value)]
-    low, high = min((v for _, v in known), default=0.0), max((v for _, v in known), default=0.0)
-    span, steps = high - low or 1.0, max(len(values) - 1, 1)
-    return " ".join(
-        f"{step / steps * width:.1f},{height - (value - low) / span * height:.1f}" for step, value in known
-    )

@@ -14,6 +14,8 @@ from regard.audits.findings import ALARMING, findings
 from regard.audits.report import Report, Row
 from regard.audits.words import Proved, Sentence, counted, joined, say
 
+KINDS = {"typo": "typos", "replacement": "replaced words", "deletion": "deleted words"}
+"""Ways to change a word, in the plural."""
 FIRST = 3
 """How many heads are named."""
 
@@ -110,29 +112,22 @@ def _words(report: Report) -> Sentence | None:
     worst = max(every, key=lambda entry: entry["moved"], default=None)
     if worst is None:
         return None
-    counts = {
-        kind: sum(entry["kind"] == kind for entry in every) for kind in ("typo", "replacement", "deletion")
-    }
-    texts = len(report.tables["misspecification"])
+    counts = {kind: sum(entry["kind"] == kind for entry in every) for kind in KINDS}
+    made = joined([say("{count} " + KINDS[kind], count=n) for kind, n in counts.items() if n], ", ")
     size = worst.get("size", math.nan)
     moved = (
-        say("moved the mean output by {share} % of its length", share=100 * worst["moved"] / size)
+        say("moved the mean output most, by {share} % of its length:", share=100 * worst["moved"] / size)
         if size > 0
-        else say("moved the mean output by {moved}", moved=worst["moved"])
+        else say("moved the mean output most, by {moved}:", moved=worst["moved"])
     )
     told = say(
-        "Of {typos} typos, {replacements} replaced and {deletions} deleted words in {texts} of {inputs} "
-        + counted(len(report.inputs), "input")
-        + ", the {kind} of “{word}”",
-        typos=counts["typo"],
-        replacements=counts["replacement"],
-        deletions=counts["deletion"],
-        texts=texts,
+        "in {texts} of {inputs} " + counted(len(report.inputs), "input") + ", the {kind} of “{word}”",
+        texts=len(report.tables["misspecification"]),
         inputs=len(report.inputs),
         kind=worst["kind"],
         word=worst["word"],
     )
-    return told + moved + say("and so the most: “{text}”.", text=worst["text"])
+    return say("Of") + made + told + moved + say("“{text}”.", text=worst["text"])
 
 
 def changes(report: Report) -> list[dict[str, Any]]:

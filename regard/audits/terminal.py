@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -30,6 +31,7 @@ from regard.audits.compare import Comparison
 from regard.audits.findings import ALARMING, NOTABLE, NOTE, findings
 from regard.audits.report import Report, Row
 from regard.audits.series import Series
+from regard.audits.series_page import verdict
 from regard.audits.summary import summary
 
 SHOWN = (
@@ -37,14 +39,16 @@ SHOWN = (
     "ov_norm",
     "largest_logit",
     "entropy",
-    "head_constant",
-    "layer_constant",
+    "head_branch_constant",
+    "attention_branch_constant",
     "mlp_branch_constant",
     "block_constant",
 )
 """Columns in the order in which they get a place on a narrow screen; the report has all."""
 CELL = 21
 """How wide a cell with a median and a head is."""
+LINES = 30.0
+"""Seconds between lines of progress where there is no terminal."""
 WIDTH = 120
 """How wide lines are where there is no terminal."""
 BLOCKWISE = (
@@ -78,14 +82,18 @@ def say(console: Console, sentence: str, style: str = "") -> None:
 
 
 class Bars:
-    """Progress of the whole and of the part it is at, with the time that is left; silent where there is no
-    terminal.
+    """Progress of the whole and of the part it is at, with the time that is left; a line now and then where
+    there is no terminal.
 
     sizes: how many steps each part has; a part is all weights, or an input, or a checkpoint of a series.
     """
 
-    def __init__(self, console: Console, sizes: Sequence[int]) -> None:
+    def __init__(
+        self, console: Console, sizes: Sequence[int], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._sizes = tuple(sizes)
+        self._console, self._clock = console, clock
+        self._start = self._said = clock()
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
@@ -112,10 +120,21 @@ class Bars:
 
     def __call__(self, what: str, done: int, total: int) -> None:
         """Show where the audit is."""
+        if not self._console.is_terminal:
+            self._log(what, done, total)
         self._progress.update(self._whole, completed=done, total=total)
         if done < total:
             number, within, size = part(done, self._sizes)
             self._progress.update(self._task(number, what, size), completed=within, description=what)
+
+    def _log(self, what: str, done: int, total: int) -> None:
+        """A line for pipes and the logs of a cluster, at most every half minute."""
+        now = self._clock()
+        if done >= total or now - self._said < LINES:
+            return
+        self._said, taken = now, now - self._start
+        left = f", about {_duration(taken * (total - done) / done)} left" if done else ""
+        say(self._console, f"{done} of {total} steps after {_duration(taken)}{left}: {what}")
 
     def _task(self, number: int, what: str, size: int) -> TaskID:
         """The bar of a part; a new one for a new part, so that its clock starts anew."""
@@ -124,6 +143,10 @@ class Bars:
                 self._progress.remove_task(self._part[1])
             self._part = number, self._progress.add_task(what, total=size)
         return self._part[1]
+
+
+def _duration(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
 def part(done: int, sizes: Sequence[int]) -> tuple[int, int, int]:
@@ -162,9 +185,8 @@ def show_paths(paths: Sequence[Path], console: Console) -> None:
 
 def layer_table(report: Report, width: int) -> Table:
     """For each layer the median of its heads and the head to look at first, or its own number."""
-    columns = [column for name in SHOWN for column in [report.column(name)] if column is not None][
-        : max(1, (width - 8) // CELL)
-    ]
+    known = [column for name in SHOWN if report.ranked(name) for column in [report.column(name)]]
+    columns = [column for column in known if column is not None][: max(1, (width - 8) // CELL)]
     table = Table(
         title="Median over the heads of each layer (the head to look at first: its value)",
         title_justify="left",
@@ -196,6 +218,7 @@ def _cell(column: Column, rows: list[Row]) -> str:
 def show_series(found: Series, paths: Sequence[Path], console: Console, shown: int = 10) -> None:
     """The heads that grow fastest, for each column."""
     say(console, f"{found.kind}: {' → '.join(found.names)}")
+    say(console, verdict(found).text)
     for entry in found.missing:
         say(console, f"Not covered: {entry.site} ({entry.kind}): {entry.reason}.")
     for column in found.columns:
@@ -203,13 +226,10 @@ def show_series(found: Series, paths: Sequence[Path], console: Console, shown: i
         if not ranked:
             say(console, f"{column.title}: known of no head in all checkpoints.")
             continue
-        say(
-            console,
-            f"{column.title}: {sum(track.fast for track in ranked)} of "
-            f"{len(ranked)} heads doubled in one step.",
-        )
+        ahead = sum(track.fast for track in ranked)
+        say(console, f"{column.title}: {ahead} of {len(ranked)} heads run ahead of the median head.")
         table = Table(title=f"{column.title}: the heads that grow fastest", title_justify="left")
-        for title in ("(layer, head)", "first", "last", "log(last/first)", "steepest step", "into"):
+        for title in ("head", "first", "last", "log(last/first)", "steepest step", "into"):
             table.add_column(title, justify="right")
         for track in ranked[:shown]:
             step = track.steepest
@@ -220,7 +240,7 @@ def show_series(found: Series, paths: Sequence[Path], console: Console, shown: i
                 f"{track.steps[step]:+.3f}",
             )
             table.add_row(
-                track.label, *cells, Text(found.names[step + 1]), style="bold" if track.fast else ""
+                Text(track.label), *cells, Text(found.names[step + 1]), style="bold" if track.fast else ""
             )
         console.print(table)
     show_paths(paths, console)

@@ -44,6 +44,7 @@ Examples
   regard audit ./my-model --text corpus.txt               one text a line
   regard audit ./my-model --text "A text." --text "More." texts given here
   regard audit ./my-model --checks weights,rows           some questions only (regard checks lists them)
+  regard audit ./my-model --quick                         a first look at one text, in seconds
   regard audit ./llama-7b --weights-only                  norms of heads; reads one layer at a time
   regard audit ./llama-7b --low-memory                    texts too, with one block in memory at a time
   regard audit ./big-model --out big --resume             go on after Ctrl-C, a crash or a reboot
@@ -73,6 +74,9 @@ def audit(
         str | None,
         typer.Option(metavar="NAMES", help="Which checks, by name, with commas.", show_default="all"),
     ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A first look: one text, and what takes seconds.")
+    ] = False,
     device: Annotated[str, typer.Option(help="Where the model runs.")] = "cpu",
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where an interrupted audit stopped.")
@@ -96,6 +100,8 @@ def audit(
     several = len(models or []) > 1
     alone = several or weights_only
     texts, asked = _texts(text or [], alone), _find_checks(checks, alone)
+    if quick:
+        texts, asked = texts[:1], _quickly(asked, alone)
     if several and resume:
         raise ArgumentError("--resume", "is given for a series, which takes seconds", "leave it out")
     if alone and low_memory is not None:
@@ -153,6 +159,15 @@ def _find_checks(names: str | None, alone: bool) -> list[Check]:
             f"choose from {', '.join(check.name for check in able)}",
         )
     return [check for check in able if check.name in wanted]
+
+
+def _quickly(asked: list[Check], alone: bool) -> list[Check]:
+    """The checks of a first look."""
+    found = [look for check in asked for look in [check.quickly()] if look is not None]
+    if alone or not found:
+        what = "with --weights-only or a series" if alone else "with checks that have no quick form"
+        raise ArgumentError("--quick", f"is given {what}", "leave one of them out")
+    return found
 
 
 def _single(model: str | None, texts: list[str], asked: list[Check], way: _Way) -> None:
@@ -248,6 +263,7 @@ def _subject(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: 
         "MODEL": fingerprint(checkpoint.name, checkpoint.identity()),
         "--text": fingerprint(texts),
         "--checks": ",".join(check.name for check in asked),
+        "--quick": str([check.of_site is check.quick_site for check in asked]),
         "--device": way.device,
         "--weights-only": str(way.weights_only),
         "--low-memory": str(way.low_memory),

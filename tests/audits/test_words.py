@@ -209,7 +209,7 @@ def test_typos_are_counted():
     tables[0]["changes"] = tables[0]["changes"][1:]
     told = dataclasses.replace(report, tables={**report.tables, "misspecification": tables})
     said = " ".join(told.summary())
-    assert "Of 8 typos, 9 replaced and 9 deleted words in 3 of 10 inputs" in said
+    assert "Of 8 typos, 9 replaced words, 9 deleted words in 3 of 10 inputs" in said
     assert "very word" not in html(told)
 
 
@@ -224,6 +224,25 @@ def test_a_fact_is_kept_as_it_is():
     assert found.text == "here is 1,230, at most 1.0001 in 12,345 places"
     assert found.numbers == {"number": 1234.567, "bound": 1.000001, "count": 12345}
     assert found.names == {"place": "here"}
+
+
+def test_progress_in_logs():
+    """Without a terminal a line is said at most every half minute, with what is done and what is left."""
+    from io import StringIO
+
+    from rich.console import Console
+
+    from regard.audits.terminal import Bars
+
+    now, out = [0.0], StringIO()
+    with Bars(Console(file=out, width=120), [3, 97], clock=lambda: now[0]) as bars:
+        for done, at in ((0, 0.0), (1, 29.0), (20, 40.0), (21, 45.0), (50, 100.0), (100, 200.0)):
+            now[0] = at
+            bars(f"step {done}", done, 100)
+    assert out.getvalue().splitlines() == [
+        "20 of 100 steps after 0:40, about 2:40 left: step 20",
+        "50 of 100 steps after 1:40, about 1:40 left: step 50",
+    ]
 
 
 # What people call

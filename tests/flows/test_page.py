@@ -10,7 +10,8 @@ import torch
 
 from regard.flows import Recipe, Simulation, phases
 from regard.flows import page as pages
-from regard.flows.frames import principal_camera
+from regard.flows.cells import density
+from regard.flows.frames import camera_of, principal_camera
 from regard.measure import Measure
 from tests.audits.browser import browser, executable
 
@@ -189,3 +190,16 @@ def test_the_diagram_has_its_prediction(opened, axis):
 def test_frames_are_small():
     (panel,) = simulated(particles=2400, until=0.1)["panels"]
     assert all(len(base64.b64decode(frame)) == math.prod(panel["cells"]) for frame in panel["frames"])
+
+
+def test_bytes_of_a_density_are_its_logarithms():
+    """What the page draws is exp(b/255 · log(1 + cells)) - 1, the density, to the last bit of a byte."""
+    x = Simulation(Recipe(particles=4000))._begin
+    camera = camera_of(4000, 2)
+    cells = math.prod(camera.cells)
+    drawn = torch.frombuffer(bytearray(base64.b64decode(camera.frame(x))), dtype=torch.uint8).double()
+    found = (drawn / 255 * math.log1p(cells)).expm1()
+    step = math.log1p(cells) / 255 / 2
+    exact = density(x, cells)
+    assert bool(((found - exact).abs() <= step * (1 + exact) * 1.05).all())
+    assert float(exact.std()) > 0.1

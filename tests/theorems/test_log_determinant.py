@@ -67,6 +67,10 @@ def test_the_mean_over_all_signs_is_the_sum_of_traces(terms):
     left = float(torch.linalg.slogdet(torch.eye(6, dtype=D) + still)[1]) - truncated(still, terms)
     assert float(controlled.mean()) == pytest.approx(truncated(whole, terms) + left, abs=1e-13)
     assert float(controlled.var()) < 0.5 * float(each.var())
+    exact, v = torch.linalg.slogdet(torch.eye(6, dtype=D) + still)[1], signs.flatten(1)
+    powers = [torch.linalg.matrix_power(still, k) for k in range(1, terms + 1)]
+    forms = sum((-1) ** (k + 1) / k * ((v @ power) * v).sum(-1) for k, power in enumerate(powers, 1))
+    torch.testing.assert_close(controlled - each, exact - forms, atol=1e-13, rtol=0)
 
 
 def test_without_scores_nothing_is_left_to_chance():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -130,6 +130,8 @@ class Scene:
 class Check:
     """A name for the command line, a sentence, columns, and up to three measurements: of weights, of a site,
     of a whole input.
+
+    quick_site and quick_input: what of it a quick look takes; nothing where both are missing.
     """
 
     name: str
@@ -139,6 +141,14 @@ class Check:
     of_site: Callable[[Scene, Measurable], Result] | None = None
     of_input: Callable[[Scene], Result] | None = None
     order: int = 100
+    quick_site: Callable[[Scene, Site], Result] | None = None
+    quick_input: Callable[[Scene], Result] | None = None
+
+    def quickly(self) -> Check | None:
+        """The same question as a quick look asks it; None where it does not."""
+        if self.quick_site is None and self.quick_input is None:
+            return None
+        return replace(self, of_weights=None, of_site=self.quick_site, of_input=self.quick_input)
 
 
 def register(check: Check) -> Check:

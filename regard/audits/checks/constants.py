@@ -97,6 +97,18 @@ def _observed_layer(scene: Scene, site: ObservedSite) -> tuple[dict[str, Found],
     return {**found, "attention_branch_constant": largest(jacobian, scene.generator(site.layer))}, ""
 
 
+def branches(scene: Scene, site: Site) -> Result:
+    """What a quick look takes: attention with its norm and the MLP, without heads and the block."""
+    moving = Moving(scene, site)
+    tokens = _mlp(scene, site)
+    branch = _branch(moving) if site.context is None else None
+    attention = {"attention_branch_constant": branch} if branch is not None else _attention(moving)
+    found = attention | ({"mlp_branch_constant": tokens[0]} if tokens else {})
+    numbers = {name: value for name, (value, _) in found.items()}
+    worst = max(residual for _, residual in found.values())
+    return Result({**numbers, "residual": worst}, _by_token(scene, site, tokens))
+
+
 def _values(found: list[Found]) -> list[float]:
     return [value for value, _ in found]
 
@@ -315,6 +327,7 @@ register(
             ),
         ),
         of_site=constants,
+        quick_site=branches,
         order=30,
     )
 )

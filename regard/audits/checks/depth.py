@@ -16,6 +16,8 @@ from regard.derive import linearize
 
 CURVES = 2
 """For how many inputs the constants after every layer are measured, and not the last alone."""
+DEPTHS = 12
+"""After how many blocks at most: of deeper stacks after every second, third, ... one."""
 LONGEST = 128
 """Up to how many tokens: the graph of each part of a stack is kept for it."""
 
@@ -51,11 +53,12 @@ def _curve(scene: Scene, stack: str, point: Tensor, whole: float) -> dict[str, A
     """The constants of blocks alone, of the first ones together, and of the norm after the last."""
     paths, end = [block.path for block in scene.stacks[stack]], scene.end(stack)
     alone = [block_constant(scene, path)[0] for path in paths]
-    parts = (paths[: k + 1] for k in range(1, len(paths)))
-    so_far = alone[:1] + [
-        whole if part[-1] == end else _norm(scene, replay(scene.model, scene.trace, part), point)
-        for part in parts
-    ]
+    step = -(-len(paths) // DEPTHS)
+    so_far = alone[:1] + [math.nan] * (len(paths) - 1)
+    for last in range(len(paths) - 1, 0, -step):
+        part = paths[: last + 1]
+        own = part[-1] == end
+        so_far[last] = whole if own else _norm(scene, replay(scene.model, scene.trace, part), point)
     final = (
         1.0
         if paths[-1] == end

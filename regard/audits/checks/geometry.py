@@ -149,6 +149,7 @@ register(
             ),
         ),
         of_site=geometry,
+        quick_site=geometry,
         order=60,
     )
 )

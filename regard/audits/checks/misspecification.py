@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from regard.audits.capture import capture, output_tensor, tokens_in
@@ -70,14 +71,7 @@ def misspecification(scene: Scene) -> Result:
     """Each word of the text changed in each way: W1 of the tokens layer by layer,
     and how far the mean output token goes.
     """
-    if scene.text is None or scene.encode is None:
-        raise ArgumentError("inputs", "are not texts", "give texts and a tokenizer to see what a typo does")
-    if not scene.stacks:
-        return Result(reason=scene.alone)
-    if not scene.words:
-        raise ArgumentError(
-            "tokenizer", "does not say which token is from which word", "use a fast tokenizer"
-        )
+    _refuse_other_inputs(scene)
     if scene.index >= INPUTS:
         return Result()
     here, predicted = _through(scene, scene.options), token_influence(scene)
@@ -85,13 +79,40 @@ def misspecification(scene: Scene) -> Result:
     if not entries:
         return Result()
     stack = next(iter(scene.stacks))
-    expansions = [
-        entry["distances"][-1] / entry["distances"][0] for entry in entries if entry["distances"][0] > 0
-    ]
-    numbers = {"expansion": {stack: max(expansions, default=math.nan)}}
-    for kind in CHANGES:
-        numbers[f"{kind}_correlation"] = {stack: correlation([e for e in entries if e["kind"] == kind])}
-    return Result(numbers, {"changes": entries})
+    correlations = {
+        f"{kind}_correlation": {stack: correlation([e for e in entries if e["kind"] == kind])}
+        for kind in CHANGES
+    }
+    return Result({**_expansion(stack, entries), **correlations}, {"changes": entries})
+
+
+def typos(scene: Scene) -> Result:
+    """What a quick look takes: typos alone, and nothing that predicts them."""
+    _refuse_other_inputs(scene)
+    nothing = torch.full((len(scene.tokens),), math.nan)
+    entries = _changes(scene, "typo", _through(scene, scene.options), nothing)
+    return (
+        Result(_expansion(next(iter(scene.stacks)), entries), {"changes": entries}) if entries else Result()
+    )
+
+
+def _refuse_other_inputs(scene: Scene) -> None:
+    if scene.text is None or scene.encode is None:
+        raise ArgumentError("inputs", "are not texts", "give texts and a tokenizer to see what a typo does")
+    if not scene.stacks:
+        raise ArgumentError(
+            "model", f"has no stack of blocks ({scene.alone})", "other checks do not need one"
+        )
+    if not scene.words:
+        raise ArgumentError(
+            "tokenizer", "does not say which token is from which word", "use a fast tokenizer"
+        )
+
+
+def _expansion(stack: str, entries: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """The largest ratio of distances after and before the network."""
+    ratios = [e["distances"][-1] / e["distances"][0] for e in entries if e["distances"][0] > 0]
+    return {"expansion": {stack: max(ratios, default=math.nan)}}
 
 
 def _changes(scene: Scene, kind: str, here: Passage, predicted: Tensor) -> list[dict[str, Any]]:
@@ -178,6 +199,7 @@ register(
             *(_correlation_column(kind) for kind in CHANGES),
         ),
         of_input=misspecification,
+        quick_input=typos,
         order=90,
     )
 )

@@ -96,6 +96,7 @@ register(
             ),
         ),
         of_site=rows,
+        quick_site=rows,
         order=20,
     )
 )

@@ -111,8 +111,8 @@ class Finufft(Transform):
 
 
 def _slices(count: int, series: Series) -> list[slice]:
-    """Points of one nonuniform transform: many for each point of its grid, and little memory."""
-    size = max(1 << 17, 2 * (2 * series.count) ** series.dimension)
+    """Points of one nonuniform transform: many for each point of its grid, and little memory beside all."""
+    size = max(1 << 16, min(2 * (2 * series.count) ** series.dimension, count // 16))
     return [slice(low, low + size) for low in range(0, count, size)]
 
 

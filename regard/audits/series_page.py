@@ -1,0 +1,137 @@
+"""The page of a series: the head to look at and why, a map of the heads at every checkpoint, and growth on a
+common scale.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from regard.audits.checks.base import Column
+from regard.audits.series import CURVES, Series, Track
+from regard.audits.words import Sentence, say
+from regard.errors import MissingExtraError
+
+WIDTH, HEIGHT = 640, 260
+"""Of the picture of growth, in its own units; the page scales it."""
+MARGIN = 44
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A logarithmic scale of all positive numbers of a column, the same for every checkpoint and head."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, tracks: Sequence[Track]) -> Scale:
+        """The scale of some tracks."""
+        known = [value for track in tracks for value in track.values if math.isfinite(value) and value > 0]
+        return cls(min(known, default=1.0), max(known, default=1.0))
+
+    def share(self, value: float) -> float:
+        """Where a number is, from zero to one."""
+        if not value > 0 or not self.high > self.low:
+            return 0.0
+        return min(1.0, max(0.0, math.log(value / self.low) / math.log(self.high / self.low)))
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What the page shows of one column."""
+
+    column: Column
+    found: Series
+
+    @cached_property
+    def tracks(self) -> list[Track]:
+        """Its heads, those that grow most first."""
+        return self.found.ranked(self.column.name)
+
+    @cached_property
+    def scale(self) -> Scale:
+        """The scale of its numbers."""
+        return Scale.of(self.tracks)
+
+    @property
+    def leaders(self) -> list[Track]:
+        """The heads whose curves are drawn."""
+        return self.tracks[:CURVES]
+
+    @property
+    def marked(self) -> list[Track]:
+        """The heads that ran ahead of the others."""
+        return [track for track in self.tracks if track.fast]
+
+    @property
+    def sites(self) -> list[str]:
+        """The attention modules, in the order of the model."""
+        return list(dict.fromkeys(track.site for track in sorted(self.tracks, key=lambda t: t.layer)))
+
+    def at(self, site: str, checkpoint: int) -> list[tuple[Track, float, float]]:
+        """The heads of a module at a checkpoint: track, number, shade."""
+        own = sorted((t for t in self.tracks if t.site == site), key=lambda t: t.head)
+        return [(t, t.values[checkpoint], self.scale.share(t.values[checkpoint])) for t in own]
+
+    def curve(self, values: Sequence[float]) -> str:
+        """The points of a polyline; numbers that are not positive are left out."""
+        steps = max(len(self.found.names) - 1, 1)
+        known = [(i, v) for i, v in enumerate(values) if math.isfinite(v) and v > 0]
+        width, height = WIDTH - 2 * MARGIN, HEIGHT - 2 * MARGIN
+        return " ".join(
+            f"{MARGIN + i / steps * width:.1f},{HEIGHT - MARGIN - self.scale.share(v) * height:.1f}"
+            for i, v in known
+        )
+
+    @property
+    def typical(self) -> tuple[float, ...]:
+        """The median head at every checkpoint."""
+        from statistics import median
+
+        return tuple(median(t.values[i] for t in self.tracks) for i in range(len(self.found.names)))
+
+
+def verdict(found: Series) -> Sentence:
+    """The head to look at, and why; or that none runs ahead."""
+    panels = [Panel(column, found) for column in found.columns]
+    marked = [(panel, track) for panel in panels for track in panel.marked]
+    if not any(panel.tracks for panel in panels):
+        return say("No head is known in all checkpoints, so nothing was compared.")
+    if not marked:
+        return say("No head runs ahead of the others.")
+    panel, track = max(marked, key=lambda pair: max(_finite(step) for step in pair[1].ahead))
+    step = max(range(len(track.ahead)), key=lambda i: _finite(track.ahead[i]))
+    return say(
+        "Look at {place}: its {column} went from {before} to {after} on the way to {checkpoint}, and so grew "
+        "{times} times as much as that of the median head.",
+        place=track.label,
+        column=panel.column.title,
+        before=track.values[step],
+        after=track.values[step + 1],
+        checkpoint=found.names[step + 1],
+        times=math.exp(min(700.0, track.ahead[step])),
+    )
+
+
+def _finite(value: float) -> float:
+    return -math.inf if math.isnan(value) else value
+
+
+def html(found: Series) -> str:
+    """The whole page as text: one file that runs nothing."""
+    try:
+        import jinja2
+    except ImportError:
+        raise MissingExtraError("jinja2", "report") from None
+    folder = Path(__file__).parent / "templates"
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    panels = [Panel(column, found) for column in found.columns]
+    return environment.get_template("series.html.j2").render(
+        series=found, panels=panels, verdict=verdict(found).text, width=WIDTH, height=HEIGHT, margin=MARGIN
+    )
