@@ -229,8 +229,6 @@ def _on_texts(
     run: Audit | StreamedAudit
     tokenizer = tokenizer_of(checkpoint)
     domain, known = ("", texts) if texts else known_samples(tokenizer)
-    if domain not in ("", DOMAINS[0]):
-        terminal.say(terminal.messages(), UNREAD.format(domain))
     if way.low_memory:
         run = StreamedAudit(checkpoint, known, tokenizer=tokenizer, checks=asked, device=way.device)
     else:
@@ -241,6 +239,8 @@ def _on_texts(
             checks=asked,
             name=checkpoint.name,
         )
+    if domain not in ("", DOMAINS[0]):
+        terminal.say(terminal.messages(), UNREAD.format(domain))
     for item in run.inputs:
         if item.cut:
             terminal.say(

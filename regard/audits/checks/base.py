@@ -141,7 +141,7 @@ class Check:
     of_site: Callable[[Scene, Measurable], Result] | None = None
     of_input: Callable[[Scene], Result] | None = None
     order: int = 100
-    quick_site: Callable[[Scene, Site], Result] | None = None
+    quick_site: Callable[[Scene, Measurable], Result] | None = None
     quick_input: Callable[[Scene], Result] | None = None
 
     def quickly(self) -> Check | None:

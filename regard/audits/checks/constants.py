@@ -97,16 +97,22 @@ def _observed_layer(scene: Scene, site: ObservedSite) -> tuple[dict[str, Found],
     return {**found, "attention_branch_constant": largest(jacobian, scene.generator(site.layer))}, ""
 
 
-def branches(scene: Scene, site: Site) -> Result:
+def branches(scene: Scene, site: Measurable) -> Result:
     """What a quick look takes: attention with its norm and the MLP, without heads and the block."""
-    moving = Moving(scene, site)
     tokens = _mlp(scene, site)
-    branch = _branch(moving) if site.context is None else None
-    attention = {"attention_branch_constant": branch} if branch is not None else _attention(moving)
+    attention, missing = _quick_attention(scene, site)
     found = attention | ({"mlp_branch_constant": tokens[0]} if tokens else {})
     numbers = {name: value for name, (value, _) in found.items()}
-    worst = max(residual for _, residual in found.values())
-    return Result({**numbers, "residual": worst}, _by_token(scene, site, tokens))
+    worst = max((residual for _, residual in found.values()), default=math.nan)
+    return Result({**numbers, "residual": worst}, _by_token(scene, site, tokens), missing)
+
+
+def _quick_attention(scene: Scene, site: Measurable) -> tuple[dict[str, Found], str]:
+    if isinstance(site, ObservedSite):
+        return _observed_layer(scene, site)
+    moving = Moving(scene, site)
+    own = _branch(moving) if site.context is None else None
+    return {"attention_branch_constant": own} if own is not None else _attention(moving), ""
 
 
 def _values(found: list[Found]) -> list[float]:
