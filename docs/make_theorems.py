@@ -228,7 +228,7 @@ def index() -> str:
         "On the pages, a `Head` is one head of an attention and a `MultiHead` all of them with what mixes "
         "them; `TokenSet` is `Whole`, "
     )
-    text += "`Ball` or `Shell`, `Near` is `Neighborhood` or `Radii`.\n"
+    text += "`Ball` or `Shell`, `Near` is `Neighborhood`, `Radii`, `Box` or `Hull`.\n"
     for name in ROOMS:
         rows = "\n".join(row(theorem) for theorem in ordered() if room(theorem) == name)
         text += (

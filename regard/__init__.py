@@ -43,7 +43,7 @@ from regard.certificate import Certificate
 from regard.compute import apply, attend, explain
 from regard.costs import cost
 from regard.derive import linearize
-from regard.domains import Ball, Neighborhood, Radii, Shell, Whole, one_token
+from regard.domains import Ball, Box, Hull, Neighborhood, Radii, Shell, Whole, one_token
 from regard.dynamics import flow, iterate
 from regard.kernel import Kernel
 from regard.lookups import Factored, FunctionLookup, Identity, Linear, Table
@@ -66,16 +66,19 @@ from regard.potentials import (
     StudentT,
 )
 from regard.proofs import (
+    Decision,
     Radius,
     Witness,
     certified_radius,
     certify,
     cite,
+    decide,
     declare,
     deviation,
     falsify,
     falsify_deviation,
     image,
+    substitutions,
 )
 from regard.supports import Causal, Document, Full, Padding, Where, Window
 from regard.transport import wasserstein
@@ -136,9 +139,11 @@ __all__ = [
     "Attention",
     "Ball",
     "Bilinear",
+    "Box",
     "Causal",
     "Certificate",
     "Cosine",
+    "Decision",
     "Document",
     "Dot",
     "Entmax",
@@ -148,6 +153,7 @@ __all__ = [
     "Full",
     "FunctionLookup",
     "Gaussian",
+    "Hull",
     "Identity",
     "Kernel",
     "Laplace",
@@ -190,6 +196,7 @@ __all__ = [
     "certify",
     "cite",
     "cost",
+    "decide",
     "declare",
     "deviation",
     "explain",
@@ -200,5 +207,6 @@ __all__ = [
     "iterate",
     "linearize",
     "one_token",
+    "substitutions",
     "wasserstein",
 ]

@@ -9,15 +9,14 @@ import math
 import torch
 from torch import Tensor
 
+from regard._transforms import is_recorded
 from regard._types import Scalar
 from regard.errors import ArgumentError
 
 
 def holds(condition: Tensor) -> bool | None:
-    """Whether a tensor condition is true; None where values cannot be read (compiling, vmap,
-    meta tensors).
-    """
-    if torch.compiler.is_compiling() or condition.device.type == "meta":
+    """Whether a tensor condition is true; None where values cannot be read (a recorded program, vmap)."""
+    if is_recorded(condition):
         return None
     try:
         return bool(condition)
@@ -130,10 +129,10 @@ def same_device(name: str, value: Tensor, other_name: str, other: Tensor) -> Non
 
 def broadcast(names: str, *shapes: tuple[int, ...]) -> torch.Size:
     """The common batch shape, or an error that names the arguments."""
-    longest = max(shapes, key=len, default=())
-    if all(
-        shape == longest or len(shape) == 0 for shape in shapes
-    ):  # nearly always, and cheaper than torch's rule
+    longest: tuple[int, ...] = ()
+    for shape in shapes:
+        longest = shape if len(shape) > len(longest) else longest
+    if all(len(shape) == 0 or shape == longest for shape in shapes):  # nearly always, and cheaper
         return torch.Size(longest)
     try:
         return torch.broadcast_shapes(*shapes)

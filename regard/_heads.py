@@ -7,14 +7,14 @@ from __future__ import annotations
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from regard._object import tensors_in
 from regard._types import Features
 from regard.errors import ArgumentError
 
 
 def head_count(features: Features) -> int:
     """The largest size of dimension -3, one where there is none."""
-    counts = [t.shape[-3] for t in pytree.tree_leaves(features) if isinstance(t, Tensor) and t.ndim >= 3]
-    return max(counts) if counts else 1
+    return max([1, *(t.shape[-3] for t in tensors_in(features) if t.ndim >= 3)])
 
 
 def project_points(points: Tensor, weight: Tensor) -> Tensor:
@@ -52,4 +52,6 @@ def repeat_groups(name: str, tensor: Tensor, heads: int, dim: int = -3) -> Tenso
 def match_key_heads(queries: Features, keys: Features, least: int = 1) -> Features:
     """The keys' features, matched to the heads of the queries."""
     heads = max(head_count(queries), least)
+    if isinstance(keys, Tensor):
+        return repeat_groups("keys", keys, heads)
     return pytree.tree_map(lambda t: repeat_groups("keys", t, heads) if isinstance(t, Tensor) else t, keys)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from inspect import isabstract
 from typing import Any, TypeVar
 
@@ -85,6 +85,37 @@ def rebuild(cls: type[Self], names: tuple[str, ...], values: tuple[Any, ...]) ->
     for name, value in zip(names, values, strict=True):
         object.__setattr__(made, name, value)
     return made
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors that a value holds; torch's trees give the same, and take ten times as long."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Object):
+        for part in vars(value).values():
+            if part is not None and type(part) not in _SIMPLE:
+                yield from tensors_in(part)
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from tensors_in(part)
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))
+
+
+def outline(value: Any) -> Hashable:
+    """All of a value but the numbers in its tensors: types, shapes, and what is no tensor."""
+    if value is None or type(value) in _SIMPLE:
+        return value
+    if isinstance(value, Tensor):
+        return value.shape
+    if isinstance(value, Object):
+        return (type(value), *map(outline, vars(value).values()))
+    if isinstance(value, (tuple, list)):
+        return (type(value), *map(outline, value))
+    return value if isinstance(value, Hashable) else id(value)
+
+
+_SIMPLE = (float, int, bool, str)
 
 
 def _fields(cls: type) -> tuple[dataclasses.Field[Any], ...]:

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 from torch.autograd import forward_ad
 
 
@@ -47,6 +49,42 @@ def push(
     return value, transposed(tangents)[0]
 
 
+Backward = Callable[..., tuple[Any, ...]]
+
+
+def batches_gradients(backward: Backward) -> Backward:
+    """Decorator of a backward rule that uses torch.func: it also takes the batches of cotangents of
+    torch.autograd.grad(is_grads_batched=True), which torch maps by an older vmap that knows no torch.func.
+    """
+
+    @wraps(backward)
+    def rule(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
+        if torch.compiler.is_compiling() or not any(map(_is_batch, cotangents)):
+            return backward(ctx, *cotangents)
+        level = torch._C._vmapmode_increment_nesting() - 1
+        torch._C._vmapmode_decrement_nesting()
+        places = [index for index, c in enumerate(cotangents) if _is_batch(c)]
+        found: list[bool] = []
+
+        def one(*some: Tensor) -> tuple[Tensor, ...]:
+            every = list(cotangents)
+            for place, cotangent in zip(places, some, strict=True):
+                every[place] = cotangent
+            gradients = backward(ctx, *every)
+            found[:] = [gradient is not None for gradient in gradients]
+            return tuple(gradient for gradient in gradients if gradient is not None)
+
+        batches = (c for c in cotangents if c is not None and _is_batch(c))
+        results = iter(torch.func.vmap(one)(*(torch._remove_batch_dim(b, level, 0, 0) for b in batches)))
+        return tuple(torch._add_batch_dim(next(results), 0, level) if there else None for there in found)
+
+    return rule
+
+
+def _is_batch(value: Any) -> bool:
+    return isinstance(value, Tensor) and torch._C._functorch.is_legacy_batchedtensor(value)
+
+
 def moves(value: Tensor) -> bool:
     """Whether some derivative with respect to a tensor may be asked for: reverse or forward, by autograd
     or by any level of torch.func.
@@ -66,6 +104,24 @@ def moves(value: Tensor) -> bool:
 
     with temporarily_pop_interpreter_stack():
         return moves(torch._C._functorch.get_unwrapped(value) if here else value)
+
+
+def is_recorded(value: Tensor) -> bool:
+    """Whether a program is being recorded rather than run: compiled, exported or traced, or run on tensors
+    that have shapes but no numbers.
+    """
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or value.is_meta or is_fake(value)
+
+
+def is_only_run(*tensors: Tensor | None) -> bool:
+    """Whether a program is run and neither differentiated, mapped nor recorded."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors))
+    )
 
 
 def no_transform_runs() -> bool:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
+
 from regard.errors import AmbiguousRuleError, NoRuleError
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
@@ -67,6 +69,8 @@ class Verb:
 
     def choose(self, *types: type) -> Callable[..., Any]:
         """The most specific rule for these types; rules may look at fewer arguments than there are."""
+        if torch.compiler.is_compiling():  # a table that grows would have every program compiled again
+            return self._resolve(types)
         if types not in self._chosen:
             self._chosen[types] = self._resolve(types)
         return self._chosen[types]

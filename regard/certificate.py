@@ -136,7 +136,7 @@ def round_up(value: float) -> str:
         return "∞" if value == math.inf else f"{value:g}"
     digits = f"{value:.5g}"
     if float(digits) < value:
-        exponent = math.floor(math.log10(value)) - 4
+        exponent = math.floor(math.log10(abs(value))) - 4
         digits = f"{value + 10.0**exponent:.5g}"
     return digits
 
@@ -147,7 +147,7 @@ def round_down(value: float) -> str:
         return "∞" if value == math.inf else f"{value:g}"
     digits = f"{value:.5g}"
     if float(digits) > value:
-        exponent = math.floor(math.log10(value)) - 4
+        exponent = math.floor(math.log10(abs(value))) - 4
         digits = f"{value - 10.0**exponent:.5g}"
     return digits
 

@@ -149,6 +149,59 @@ class Radii(Near):
         )
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class Box(Near):
+    """Sequences whose token i has every entry within radii[i] of that of points[i]."""
+
+    points: Tensor | Measure
+    radii: Tensor
+
+    def __post_init__(self) -> None:
+        Radii(self.points, self.radii)
+
+    def __repr__(self) -> str:
+        moving = int((self.radii > 0).sum())
+        return (
+            f"Box({describe(self.points)}, entries of {moving} of {len(self.radii)} tokens move by at most "
+            f"{float(self.radii.max()):.6g})"
+        )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Hull(Near):
+    """Sequences whose token `token` is any mixture of its own embedding and the given ones (k, d), while all
+    others stay: the synonyms of a word, its spellings, and everything between them.
+    """
+
+    points: Tensor | Measure
+    token: int
+    embeddings: Tensor
+
+    def __post_init__(self) -> None:
+        tokens = _sequence(self.points)
+        given = _check.floating("embeddings", self.embeddings)
+        if given.ndim != 2 or not len(given) or given.shape[-1] != tokens.shape[-1]:
+            raise ArgumentError(
+                "embeddings",
+                f"is {describe(given)}",
+                f"give one or more embeddings of width {tokens.shape[-1]}, (k, {tokens.shape[-1]})",
+            )
+        _check.finite("embeddings", given)
+        if isinstance(self.token, bool) or not isinstance(self.token, int):
+            raise ArgumentError("token", f"is {self.token!r}", "give the position of a token")
+        if not -len(tokens) <= self.token < len(tokens):
+            raise ArgumentError("token", f"is {self.token}", f"there are {len(tokens)} tokens")
+
+    @property
+    def corners(self) -> Tensor:
+        """The token as it is, and the given embeddings, (k + 1, d) in float64."""
+        own = self.measure.points[self.token].unsqueeze(0)
+        return torch.cat([own, self.embeddings.detach().double()])
+
+    def __repr__(self) -> str:
+        return f"Hull({describe(self.points)}, token {self.token}, {len(self.embeddings)} embeddings)"
+
+
 def one_token(points: Tensor | Measure, index: int, radius: float) -> Radii:
     """Token `index` moves by at most `radius`, all others stay."""
     tokens = _sequence(points)

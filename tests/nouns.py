@@ -68,6 +68,7 @@ NORMALIZERS = {
     "entmax 1.5": r.Entmax(1.5),
     "entmax 2": r.Entmax(2.0),
     "entmax 3": r.Entmax(3.0),
+    "entmax learned": r.Entmax(torch.tensor(1.7, dtype=D)),
     "sparsemax": r.Sparsemax(),
     "sigmoid": r.Sigmoid(),
     "sigmoid biased": r.Sigmoid(torch.tensor(0.5, dtype=D)),

@@ -171,7 +171,8 @@ def _logits(report: Report) -> Iterator[Finding]:
         why = say(
             "In bfloat16 scores of that size are rounded to steps of {step}. {count} of {heads} "
             + counted(len(report.heads), "head")
-            + " have a logit above {limit}.",
+            + (" has" if len(large) == 1 else " have")
+            + " a logit above {limit}.",
             step=_bfloat_step(logit),
             count=len(large),
             heads=len(report.ranked("largest_logit")),
@@ -236,7 +237,7 @@ def _saturated(report: Report) -> Iterator[Finding]:
                 entropy=row.values["entropy"],
             ),
             say(
-                "{count} of {heads} heads have less than {limit}.",
+                "{count} of {heads} heads " + ("has" if len(low) == 1 else "have") + " less than {limit}.",
                 count=len(low),
                 heads=len(report.ranked("entropy")),
                 limit=SATURATED,

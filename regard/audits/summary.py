@@ -127,7 +127,7 @@ def _words(report: Report) -> Sentence | None:
         kind=worst["kind"],
         word=worst["word"],
     )
-    return say("Of") + made + told + moved + say("“{text}”.", text=worst["text"])
+    return say("Of") + made + told + moved + say("“{text}”", text=worst["text"])
 
 
 def changes(report: Report) -> list[dict[str, Any]]:

@@ -20,6 +20,8 @@ QUANTILES = (0.1, 0.5, 0.9, 1.0)
 """Of the heads, layers or stacks of a model."""
 FAR = 2.0
 """Times the largest of every known model, a number is far above them."""
+ALIKE = 1.01
+"""Times the largest, it is the same: other texts and roundings change that much."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ def compared(column: str, value: float) -> Sentence | None:
     if not models:
         return None
     most = max(model.columns[column][-1] for model in models)
+    most *= ALIKE
     word = "Ordinary" if value <= most else "Above" if value <= FAR * most else "Far above"
     verb = ":" if value <= most else " what known models have:"
     parts = [

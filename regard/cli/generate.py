@@ -24,7 +24,10 @@ def generate(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="The directory of a training, or of one of its checkpoints.")
     ],
-    prompt: Annotated[str, typer.Option(help="How the text begins.")] = "\n",
+    prompt: Annotated[
+        str | None,
+        typer.Option(help="How the text begins.", show_default="a new line, if the model knows one"),
+    ] = None,
     tokens: Annotated[int, typer.Option(help="How many tokens to write.")] = 400,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.8,
     top_k: Annotated[int | None, typer.Option(help="Draw among the k likeliest.", show_default=False)] = None,
@@ -42,7 +45,7 @@ def generate(
     from regard.nn import Sampling, load
     from regard.nn.generation import steps
     from regard.supports import Window
-    from regard.training.reading import alphabet_in, context_in, encode
+    from regard.training.reading import alphabet_in, beginning, context_in, encode
 
     directory = inside(run)
     if not (directory / "config.json").is_file():
@@ -50,6 +53,7 @@ def generate(
             "RUN", f"{run} holds no training", "give the --out of regard train, or a step-N in it"
         )
     alphabet, model = alphabet_in(directory.parent), load(directory)
+    prompt = beginning(alphabet) if prompt is None else prompt
     near = Window(
         context_in(directory.parent) - 1, 0
     )  # farther back than it was trained to look it would babble

@@ -93,11 +93,6 @@ def _free_energy(attention: Attention, x: Measure | Tensor, context: Measure | T
     if not isinstance(problem.normalizer, Softmax):
         return energy
     temperature = problem.normalizer.temperature
-    total = (
-        torch.tensor(float(problem.key_count))
-        if problem.log_counts is None
-        else problem.log_counts.logsumexp(-1, keepdim=True)
-    )
-    return energy - (temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature) * (
-        total.log() if problem.log_counts is None else total
-    ).to(energy)
+    counts = problem.log_counts
+    total = math.log(problem.key_count) if counts is None else counts.to(energy).logsumexp(-1, keepdim=True)
+    return energy - (temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature) * total

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from regard import _check
 from regard._heads import head_count, match_key_heads, repeat_groups
-from regard._object import Object
+from regard._object import Object, outline, tensors_in
 from regard._transforms import moves
 from regard._types import Features
 from regard.errors import ArgumentError
 from regard.normalizers import Normalizer, Reference
-from regard.potentials import Potential
+from regard.potentials import Bilinear, Dot, Potential
 from regard.supports import Causal, Full, Padding, Support
 from regard.supports.base import conjuncts
 
@@ -133,26 +133,57 @@ def pose(
     if x.dtype != torch.float64:
         _check_digits(x.dtype, potential=potential, normalizer=normalizer, log_weights=log_counts)
     potential, normalizer = normalizer.acting(potential)
-    marks = [
-        torch.arange(points.shape[-2], device=points.device) if given is None else given
-        for points, given in ((x, query_marks), (y, key_marks))
-    ]
-    queries, keys = _features(potential, x, y, *marks)
+    marks = _marks(x, y, query_marks, key_marks)
+    potential, queries, keys = _compare_with_enough_digits(potential, x, y, *marks)
     heads = max(head_count(queries), x.shape[-3] if x.ndim >= 3 else 1)
     groups = max(head_count(keys), values.shape[-3] if values.ndim >= 3 else 1)
     if log_counts is not None and log_counts.ndim >= 2 and log_counts.shape[-2] == groups:
         log_counts = repeat_groups("log_weights", log_counts, heads, -2)
     keys, values = match_key_heads(queries, keys, heads), repeat_groups("values", values, heads)
     nouns, tensors = (potential, normalizer, support), (queries, keys, values)
-    given = (log_counts, log_queries, query_marks, key_marks)
-    shapeless = Problem(*nouns, *tensors, x.shape[-2], *given)
-    return Problem(*nouns, *tensors, x.shape[-2], *given, _batch_shape(shapeless))
+    posed = Problem(
+        *nouns, *tensors, x.shape[-2], log_counts, log_queries, query_marks, key_marks, torch.Size()
+    )
+    object.__setattr__(posed, "batch_shape", _batch_shape(posed))  # nobody has seen it yet
+    return posed
+
+
+def _marks(
+    x: Tensor, y: Tensor, query_marks: Tensor | None, key_marks: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The marks of queries and keys, one tensor where both stand in order and are as many."""
+    own = torch.arange(x.shape[-2], device=x.device) if query_marks is None else query_marks
+    if key_marks is not None:
+        return own, key_marks
+    same = query_marks is None and x.shape[-2] == y.shape[-2]
+    return own, own if same else torch.arange(y.shape[-2], device=y.device)
+
+
+def _compare_with_enough_digits(
+    potential: Potential, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor
+) -> tuple[Potential, Features, Features]:
+    """The potential with the features of the tokens; half precision is for storage, not for scores.
+
+    A bare product is exact in the kernel, which sums in float32. Whatever else is done to half-precision
+    points before they meet (rotation, scaling, a norm) would be rounded to three digits, so it is done in
+    float32.
+    """
+    if x.dtype.itemsize < 4 and not isinstance(potential, (Dot, Bilinear)):
+        potential = pytree.tree_map(_widen, potential)
+        x, y = _widen(x), _widen(y)
+    return potential, *_features(potential, x, y, x_marks, y_marks)
+
+
+def _widen(value: Any) -> Any:
+    """Half-precision tensors in float32, everything else as it is."""
+    half = isinstance(value, Tensor) and value.dtype.is_floating_point and value.dtype.itemsize < 4
+    return value.float() if half else value
 
 
 def _check_digits(dtype: torch.dtype, **nouns: Any) -> None:
     """Points of fewer digits than the declaration: an error rather than a cast that nobody asked for."""
     for name, noun in nouns.items():
-        if any(isinstance(t, Tensor) and t.dtype == torch.float64 for t in pytree.tree_leaves(noun)):
+        if any(t.dtype == torch.float64 for t in tensors_in(noun)):
             raise ArgumentError(
                 name, f"has float64 tensors and the points are {dtype}", "convert one of them"
             )
@@ -160,9 +191,7 @@ def _check_digits(dtype: torch.dtype, **nouns: Any) -> None:
 
 def _batch_shape(problem: Problem) -> torch.Size:
     """The batch shape to which tokens, weights, parameters and support broadcast."""
-    shapes = [
-        t.shape[:-2] for t in pytree.tree_leaves((problem.queries, problem.keys)) if isinstance(t, Tensor)
-    ]
+    shapes = [t.shape[:-2] for t in tensors_in((problem.queries, problem.keys))]
     shapes.append(problem.values.shape[:-2])
     if problem.log_counts is not None:
         shapes.append(problem.log_counts.shape[:-1])
@@ -175,10 +204,31 @@ def _batch_shape(problem: Problem) -> torch.Size:
 
 
 def _structure_shape(problem: Problem) -> tuple[int, ...]:
-    """The batch shape that parameters and support add: a slope for each head, a length for each text."""
-    learned = [
-        t.shape for t in pytree.tree_leaves(problem.normalizer) if isinstance(t, Tensor)
-    ]  # a temperature for each head
+    """The batch shape that parameters and support add: a slope for each head, a length for each text.
+
+    It is found once for nouns and tokens of the same shapes.
+    """
+    if torch.compiler.is_compiling():
+        return _find_structure_shape(problem)
+    nouns = (problem.potential, problem.normalizer, problem.support, problem.query_marks, problem.key_marks)
+    empty = 0 in (problem.query_count, problem.key_count)
+    shapes = [(t.shape[:-2], t.shape[-1]) for t in tensors_in((problem.queries, problem.keys))]
+    key = (empty, outline(nouns), outline(shapes))
+    found = _structures.get(key)
+    if found is None:
+        if len(_structures) >= KEPT:
+            _structures.clear()
+        found = _structures[key] = _find_structure_shape(problem)
+    return found
+
+
+KEPT = 512
+"""How many shapes are remembered."""
+_structures: dict[Any, tuple[int, ...]] = {}
+
+
+def _find_structure_shape(problem: Problem) -> tuple[int, ...]:
+    learned = [t.shape for t in tensors_in(problem.normalizer)]  # a temperature for each head
     support = problem.support
     plain = isinstance(support, Full) or (isinstance(support, Causal) and problem.in_order())
     allowed = () if plain else support.allows(problem.rows()[..., :1], problem.columns()[..., :1]).shape[:-2]

@@ -6,6 +6,7 @@ import warnings
 from dataclasses import dataclass
 
 from regard._refused import Refused
+from regard._transforms import is_recorded
 from regard.compute.engine import Engine, Plan, Prediction, all_engines, count_pairs
 from regard.compute.problem import Problem
 from regard.errors import ArgumentError, PerformanceWarning, RefusalError
@@ -82,7 +83,9 @@ def _others(problem: Problem, why: str) -> Plan:
 def select(problem: Problem, engine: Engine | None = None) -> Plan:
     """The plan that runs: that of the named engine, if it can; else the first that an engine offers."""
     plan = explain_problem(problem, engine).plan
-    if engine is None and plan.engine.name == "reference" and count_pairs(problem) > LARGE:
+    if engine is not None or plan.engine.name != "reference" or is_recorded(problem.values):
+        return plan
+    if count_pairs(problem) > LARGE:
         held = f"the reference engine holds {count_pairs(problem):.2g} scores at once"
         message = f"{held}; explain(...) says why no other engine runs"
         warnings.warn(message, PerformanceWarning, stacklevel=3)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard import _check
 from regard.attention import Attention
+from regard.compute.direct import direct
 from regard.compute.engine import Engine
 from regard.compute.problem import Problem, pose
 from regard.compute.selection import select
@@ -28,6 +29,7 @@ def attend(
     support: Support = Full(),
     log_weights: Tensor | None = None,
     engine: Engine | None = None,
+    **torch_names: Any,
 ) -> Tensor:
     """Attention of queries q (..., m, d) to keys k (..., n, d) with values v (..., n, e): (..., m, e).
 
@@ -35,6 +37,12 @@ def attend(
     grouped queries. log_weights (..., n) says how often each key counts. Shapes are checked, values are not:
     NaN propagates, as in torch.
     """
+    for name in torch_names:
+        raise ArgumentError(name, *_TORCH.get(name, ("is no argument of attend", f"it takes {_OWN}")))
+    if engine is None and log_weights is None:
+        found = direct(q, k, v, potential, normalizer, support)
+        if found is not None:
+            return found
     q, k, v = cast_for_autocast(q, k, v)
     return _run(pose_tensors(q, k, v, potential, normalizer, support, log_weights), engine)
 
@@ -53,16 +61,21 @@ def attend_tokens(
 
 def cast_for_autocast(*tensors: Any) -> tuple[Any, ...]:
     """The tensors in the dtype that autocast asks for."""
-    if not (isinstance(tensors[0], Tensor) and torch.is_autocast_enabled(tensors[0].device.type)):
+    if not (isinstance(tensors[0], Tensor) and _is_autocast(tensors[0].device.type)):
         return tensors
     low = torch.get_autocast_dtype(tensors[0].device.type)
     return tuple(t.to(low) if isinstance(t, Tensor) and t.dtype == torch.float32 else t for t in tensors)
 
 
+def _is_autocast(kind: str) -> bool:
+    """Whether autocast is on for a kind of device; torch has no answer for those it does not know."""
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
 def _run(problem: Problem, engine: Engine | None) -> Tensor:
     """The outputs, with autocast off: every dtype is chosen by the plan."""
     kind = problem.device.type
-    if not torch.is_autocast_enabled(kind):
+    if not _is_autocast(kind):
         return select(problem, engine).run()
     with torch.autocast(kind, enabled=False):
         return select(problem, engine).run()
@@ -117,3 +130,19 @@ def pose_tensors(
 
 
 _EXAMPLES = {"Potential": "Gaussian(bandwidth=2.0)", "Normalizer": "Entmax(1.5)", "Support": "Causal()"}
+_OWN = "potential, normalizer, support, log_weights and engine"
+_TORCH = {
+    "is_causal": ("is torch's name", "write support=regard.Causal()"),
+    "attn_mask": (
+        "is torch's name",
+        "write support=regard.Where(mask) for a boolean mask; an additive one is a potential: "
+        "potential=regard.Dot() + regard.hf.pair_bias.PairBias(mask)",
+    ),
+    "dropout_p": (
+        "is torch's name",
+        "leave it out: weights that are dropped at random are no law, and attend has none",
+    ),
+    "scale": ("is torch's name", "write potential=regard.Dot(scale=...)"),
+    "enable_gqa": ("is torch's name", "leave it out: fewer heads of keys than of queries are grouped"),
+}
+"""How the options of F.scaled_dot_product_attention are written here."""

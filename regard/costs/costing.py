@@ -26,7 +26,7 @@ def cost(subject: Any, sizes: Sizes | int, *, inputs: Inputs | None = None) -> C
     shapes are enough.
 
     subject: an Attention, a map of `regard.maps`, a module of torch, an Architecture, or the config of a
-    model of transformers as a dict.
+    model of transformers: itself, as a dict, or the path of its config.json.
     sizes: how long the sequences are; a number means that many tokens of one sequence. inputs: what the
     module is called on, where that is not a sequence of tokens (batch, tokens) or (batch, tokens, width);
     only shapes are read.

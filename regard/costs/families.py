@@ -4,11 +4,14 @@ and what its family leaves unsaid.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from regard._check import describe
 from regard.costs.account import Cost
 from regard.costs.architecture import Architecture
 from regard.costs.costing import assess
@@ -120,7 +123,40 @@ def _refuse_bidirectional(config: Config) -> None:
 
 @assess.rule(Mapping)
 def _assess(config: Config, sizes: Sizes, inputs: Any) -> Cost:
-    found = assess.one(architecture_of(config), sizes, inputs)
+    return _counted(architecture_of(config), sizes, inputs)
+
+
+@assess.rule(Path)
+@assess.rule(str)
+def _assess_file(path: Path | str, sizes: Sizes, inputs: Any) -> Cost:
+    """The config.json at a path, or in the directory there."""
+    place = Path(path).expanduser()
+    place = place / "config.json" if place.is_dir() else place
+    try:
+        config = json.loads(place.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArgumentError(
+            "subject",
+            f"{place} cannot be read as JSON ({type(error).__name__})",
+            "give a config.json, or a directory that holds one",
+        ) from error
+    return _counted(config, sizes, inputs)
+
+
+@assess.rule(object)
+def _assess_config(config: Any, sizes: Sizes, inputs: Any) -> Cost:
+    """A config of transformers, which gives itself as a dict; nothing else is known."""
+    if not (callable(getattr(config, "to_dict", None)) and hasattr(config, "model_type")):
+        raise ArgumentError(
+            "subject",
+            f"is {describe(config)}",
+            "give a declaration, a map, a torch.nn.Module, an Architecture, the config of a model, or a path",
+        )
+    return _counted(config.to_dict(), sizes, inputs)
+
+
+def _counted(config: Any, sizes: Sizes, inputs: Any) -> Cost:
+    found = assess.one(config, sizes, inputs)
     assert isinstance(found, Cost)
     return found
 

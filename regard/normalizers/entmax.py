@@ -9,10 +9,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard._transforms import forward_rule
+from regard import _check
+from regard._transforms import forward_rule, is_recorded
+from regard._types import Scalar, over_scores
 from regard.errors import ArgumentError
 from regard.normalizers.base import Normalizer, Reference, expectation, without_empty_rows, zero_where
 from regard.normalizers.softmax import Softmax
+from regard.parameters import number
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -20,15 +23,22 @@ class Entmax(Normalizer):
     """p_j = c_j [(α-1) s_j - θ]_+^{1/(α-1)}: the law that maximizes ⟨p, s⟩ + H_α(p), H_α the Tsallis entropy
     (peters2019).
 
-    α = 1 is softmax, α = 2 sparsemax. Unlike softmax it counts: a key that counts twice is two equal keys.
+    α = 1 is softmax, α = 2 sparsemax. A tensor has one α > 1 for each head, and a gradient (correia2019).
+    Unlike softmax it counts: a key that counts twice is two equal keys.
     """
 
-    alpha: float = 1.5
+    alpha: Scalar = number(default=1.5)
     laws: ClassVar[bool] = True
     variational: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.alpha, (int, float)) and math.isfinite(self.alpha) and self.alpha >= 1):
+        if isinstance(self.alpha, Tensor):
+            _check.number("alpha", self.alpha)
+            if _check.holds((self.alpha <= 1).any()):
+                raise ArgumentError(
+                    "alpha", "has entries that are not above 1", "where it is learned use 1 + softplus(z)"
+                )
+        elif not (isinstance(self.alpha, (int, float)) and math.isfinite(self.alpha) and self.alpha >= 1):
             raise ArgumentError(
                 "alpha",
                 f"is {self.alpha}",
@@ -38,20 +48,28 @@ class Entmax(Normalizer):
     def sharp(self) -> bool:
         # p = r^k with k = 1/(α-1): for k < 1 it has infinite slope at the edge of its support, for large k it
         # multiplies rounding by k.
+        if isinstance(self.alpha, Tensor):
+            return _check.holds(((self.alpha > 2) | (self.alpha < 1.1)).any()) is not False
         return self.alpha > 2 or 1 < self.alpha < 1.1
 
     def weights(self, scores: Tensor, reference: Reference) -> Tensor:
-        if self.alpha == 1:
-            return Softmax().weights(scores, reference)
-        return sparse_law(scores, reference, float(self.alpha))
+        if not isinstance(self.alpha, Tensor):
+            return (
+                Softmax().weights(scores, reference)
+                if self.alpha == 1
+                else sparse_law(scores, reference, float(self.alpha))
+            )
+        alpha = over_scores(self.alpha).to(scores.dtype)  # type: ignore[union-attr]
+        shape = torch.broadcast_shapes(scores.shape, (*alpha.shape[:-2], 1, 1))
+        return sparse_law(scores.expand(shape), reference, alpha)
 
     def objective(self, weights: Tensor, scores: Tensor, reference: Reference) -> Tensor:
-        if self.alpha == 1:
+        if not isinstance(self.alpha, Tensor) and self.alpha == 1:
             return Softmax().objective(weights, scores, reference)
         density, counts = _density(weights, reference.log_counts)
-        return expectation(weights, scores) + (counts * (density - density**self.alpha)).sum(-1) / (
-            self.alpha * (self.alpha - 1)
-        )
+        power = over_scores(self.alpha)
+        entropy = (counts * (density - density**power) / (power * (power - 1))).sum(-1)
+        return expectation(weights, scores) + entropy
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -83,72 +101,94 @@ def _density(weights: Tensor, log_counts: Tensor | None) -> tuple[Tensor, Tensor
     ), counts
 
 
-def sparse_law(scores: Tensor, reference: Reference, alpha: float) -> Tensor:
-    """The alpha-entmax law of each row, zero for empty rows."""
+def sparse_law(scores: Tensor, reference: Reference, alpha: Scalar) -> Tensor:
+    """The alpha-entmax law of each row, zero for empty rows; alpha: a number, or a tensor (..., 1, 1)."""
     log_counts = reference.log_counts
     allowed = reference.supported(scores)
     if log_counts is not None:
         allowed = allowed.masked_fill((log_counts == -math.inf).unsqueeze(-2), -math.inf)
     filled, empty = without_empty_rows(allowed)
-    return zero_where(_SparseLaw.apply(filled, log_counts, alpha), empty)
+    function = _TracedSparseLaw if torch.compiler.is_compiling() else _SparseLaw
+    return zero_where(function.apply(filled, log_counts, alpha), empty)
 
 
-class _SparseLaw(torch.autograd.Function):
-    """The law and its derivative: J = diag(t) - t tᵀ / Σt with t_j = c_j (p_j / c_j)^{2-α} on the support."""
+class _TracedSparseLaw(torch.autograd.Function):
+    """The law and its derivative: J = diag(t) - t tᵀ / Σt with t_j = c_j (p_j / c_j)^{2-α} on the support.
+
+    torch.compile cannot trace functions that have forward mode or vmap rules; it traces this one.
+    """
 
     @staticmethod
-    def forward(scores: Tensor, log_counts: Tensor | None, alpha: float) -> Tensor:
+    def forward(scores: Tensor, log_counts: Tensor | None, alpha: Scalar) -> Tensor:
         return solve_threshold(scores, log_counts, alpha)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None, float], output: Tensor) -> None:
-        _, log_counts, ctx.alpha = inputs
-        ctx.has_counts = log_counts is not None
-        saved = (output, *(() if log_counts is None else (log_counts,)))
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None, Scalar], output: Tensor) -> None:
+        _, log_counts, alpha = inputs
+        learned = isinstance(alpha, Tensor)
+        ctx.alpha, ctx.learned = (None if learned else alpha), learned
+        saved = (output, *(t for t in (alpha, log_counts) if isinstance(t, Tensor)))
         ctx.save_for_backward(*saved)
         ctx.save_for_forward(*saved)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        law, *rest = ctx.saved_tensors
-        slope = _slope(law, rest[0] if rest else None, ctx.alpha)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        law, alpha, log_counts = _saved(ctx, ctx.saved_tensors)
+        slope = _slope(law, log_counts, alpha)
         level = _mean(slope, gradient)
-        by_counts = (law * (gradient - level)).sum(-2).sum_to_size(rest[0].shape) if rest else None
-        return slope * (gradient - level), by_counts, None
+        by_counts = None
+        if log_counts is not None:
+            by_counts = (law * (gradient - level)).sum(-2).sum_to_size(log_counts.shape)
+        by_alpha = None
+        if isinstance(alpha, Tensor):
+            by_alpha = ((gradient - level) * _spread(law, log_counts, alpha)).sum_to_size(alpha.shape)
+        return slope * (gradient - level), by_counts, by_alpha
+
+
+class _SparseLaw(_TracedSparseLaw):
+    """The same with forward mode and vmap."""
 
     @staticmethod
-    def jvp(ctx: Any, by_scores: Tensor | None, by_counts: Tensor | None, _: None) -> Tensor:
-        with forward_rule(ctx) as (law, *rest):
-            slope = _slope(law, rest[0] if rest else None, ctx.alpha)
+    def jvp(ctx: Any, by_scores: Tensor | None, by_counts: Tensor | None, by_alpha: Any) -> Tensor:
+        with forward_rule(ctx) as saved:
+            law, alpha, log_counts = _saved(ctx, saved)
+            slope = _slope(law, log_counts, alpha)
             change = (
                 torch.zeros_like(law) if by_scores is None else slope * (by_scores - _mean(slope, by_scores))
             )
-            if by_counts is None:
-                return change
-            grown = law * by_counts.unsqueeze(
-                -2
-            )  # each count moves its own mass, and the threshold makes room
-            return change + grown - slope * grown.sum(-1, keepdim=True) / _total(slope)
+            grown = [] if by_counts is None else [law * by_counts.unsqueeze(-2)]
+            grown += [] if by_alpha is None else [by_alpha * _spread(law, log_counts, alpha)]
+            for part in grown:  # what moves mass by itself, for which the threshold makes room
+                change = change + part - slope * part.sum(-1, keepdim=True) / _total(slope)
+            return change
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[Any, ...], scores: Tensor, log_counts: Tensor | None, alpha: float
+        info: Any, in_dims: tuple[Any, ...], scores: Tensor, log_counts: Tensor | None, alpha: Scalar
     ) -> tuple[Tensor, int]:
         size = info.batch_size
         scores = scores.expand(size, *scores.shape) if in_dims[0] is None else scores.movedim(in_dims[0], 0)
         if log_counts is not None:
-            log_counts = (
-                log_counts.expand(size, *log_counts.shape)
-                if in_dims[1] is None
-                else log_counts.movedim(in_dims[1], 0)
-            )
-            log_counts = log_counts.reshape(
-                size, *(1,) * (scores.ndim - 1 - log_counts.ndim), *log_counts.shape[1:]
-            )
+            log_counts = _mapped_beside(log_counts, in_dims[1], size, scores.ndim - 1)
+        if isinstance(alpha, Tensor):
+            alpha = _mapped_beside(alpha, in_dims[2], size, scores.ndim)
         return _SparseLaw.apply(scores, log_counts, alpha), 0
 
 
-def _slope(law: Tensor, log_counts: Tensor | None, alpha: float) -> Tensor:
+def _mapped_beside(value: Tensor, dim: int | None, size: int, rank: int) -> Tensor:
+    """A tensor with its mapped dimension in front of as many as `rank` says."""
+    value = value.expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
+    return value.reshape(size, *(1,) * (rank - value.ndim), *value.shape[1:])
+
+
+def _saved(ctx: Any, saved: tuple[Tensor, ...]) -> tuple[Tensor, Scalar, Tensor | None]:
+    """The law, alpha and the log-counts."""
+    law, *rest = saved
+    alpha = rest.pop(0) if ctx.learned else ctx.alpha
+    return law, alpha, rest[0] if rest else None
+
+
+def _slope(law: Tensor, log_counts: Tensor | None, alpha: Scalar) -> Tensor:
     """t_j, how fast the mass of a key grows with its score."""
     density, counts = _density(law, log_counts)
     inside = density > 0
@@ -157,6 +197,13 @@ def _slope(law: Tensor, log_counts: Tensor | None, alpha: float) -> Tensor:
         counts * torch.where(inside, density, torch.ones_like(density)) ** (2 - alpha),
         torch.zeros_like(law),
     )
+
+
+def _spread(law: Tensor, log_counts: Tensor | None, alpha: Any) -> Tensor:
+    """How the mass of a key grows with alpha, the threshold held: p/(α-1)² - p log(p/c)/(α-1)."""
+    density = _density(law, log_counts)[0]
+    logs = torch.where(density > 0, density, torch.ones_like(density)).log()
+    return law * (1 / (alpha - 1) - logs) / (alpha - 1)
 
 
 def _total(slope: Tensor) -> Tensor:
@@ -171,15 +218,20 @@ CHUNK = 1 << 17
 """Scores, for each thread, whose threshold is searched at once: an iteration passes over them four times,
 so they must stay in cache.
 """
+HALVINGS = 2
+"""How many times a bracket of the threshold is halved beyond the digits of its dtype."""
 COARSE = 8
 """A first search looks at the largest of every eight scores only."""
 
 
-def solve_threshold(scores: Tensor, log_counts: Tensor | None, alpha: float) -> Tensor:
+def solve_threshold(scores: Tensor, log_counts: Tensor | None, alpha: Scalar) -> Tensor:
     """p_j = c_j ((α-1) [s_j - τ]_+)^k with Σ_j p_j = 1, k = 1/(α-1)."""
     if scores.numel() == 0:
         return torch.zeros_like(scores)
     power = 1 / (alpha - 1)
+    if isinstance(power, Tensor) or is_recorded(scores):
+        counts = None if log_counts is None else log_counts.exp().unsqueeze(-2)
+        return _solve_by_halving(scores, counts, power)
     flat = scores.reshape(-1, scores.shape[-1])
     counts = (
         None
@@ -193,6 +245,25 @@ def solve_threshold(scores: Tensor, log_counts: Tensor | None, alpha: float) -> 
         some = slice(low, low + rows)
         _solve_rows(flat[some], None if counts is None else counts[some], start[some], power, laws[some])
     return laws.reshape(scores.shape)
+
+
+def _solve_by_halving(scores: Tensor, counts: Tensor | None, power: Any) -> Tensor:
+    """The same laws in a fixed number of plain operations: for powers that differ, for recorded programs."""
+    high = scores.amax(-1, keepdim=True)
+    low = high - power
+    if counts is not None:
+        alone = scores - power * counts.clamp_min(torch.finfo(scores.dtype).tiny) ** (-1 / power)
+        low = torch.where(counts.amax(-1, keepdim=True) > 0, alone.amax(-1, keepdim=True), low)
+    for _ in range(HALVINGS + round(-math.log2(torch.finfo(scores.dtype).eps))):
+        middle = 0.5 * (low + high)
+        mass = ((scores - middle).clamp(min=0) / power) ** power
+        enough = (mass if counts is None else mass * counts).sum(-1, keepdim=True) >= 1
+        low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
+    excess = (scores - low).clamp(min=0)
+    tiny = torch.finfo(scores.dtype).tiny
+    law = (excess / excess.amax(-1, keepdim=True).clamp_min(tiny)) ** power
+    law = law if counts is None else law * counts
+    return law / law.sum(-1, keepdim=True).clamp_min(tiny)
 
 
 def _below(scores: Tensor, counts: Tensor | None, power: float) -> Tensor:
@@ -273,7 +344,7 @@ def _norm_and_inverse_slope(excess: Tensor, counts: Tensor | None, power: float)
 def _bisection(scores: Tensor, counts: Tensor | None, low: Tensor, power: float, buffer: Tensor) -> Tensor:
     """For α > 2 the root is not convex in τ; halve the bracket to rounding instead."""
     high = scores.amax(-1, keepdim=True)
-    for _ in range(2 + round(-math.log2(torch.finfo(scores.dtype).eps))):
+    for _ in range(HALVINGS + round(-math.log2(torch.finfo(scores.dtype).eps))):
         middle = 0.5 * (low + high)
         mass = _raise_to(torch.sub(scores, middle, out=buffer).clamp_(min=0) / power, power)
         mass = (mass if counts is None else mass * counts).sum(-1, keepdim=True)

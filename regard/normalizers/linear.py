@@ -20,7 +20,7 @@ from regard.errors import ArgumentError
 from regard.normalizers.base import Normalizer, Reference
 from regard.normalizers.softmax import Softmax
 from regard.parameters import number, parameter, part
-from regard.potentials import Gaussian, Potential
+from regard.potentials import Bilinear, Cosine, Dot, Gaussian, Potential
 from regard.potentials.base import with_simple_parts
 from regard.potentials.reductions import Reduction, reduce
 
@@ -136,6 +136,10 @@ def _plain_gaussian(potential: _PlainGaussian, queries: Tensor, keys: Tensor, ca
 
 def _at_origin(potential: Potential) -> Potential:
     """The same potential with the origin of its points where it is."""
+    if isinstance(potential, Gaussian):
+        return _PlainGaussian(potential.bandwidth)
+    if isinstance(potential, (Dot, Bilinear, Cosine)):  # these have no parts
+        return potential
     return with_simple_parts(
         potential, lambda part: _PlainGaussian(part.bandwidth) if isinstance(part, Gaussian) else part
     )

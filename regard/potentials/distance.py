@@ -99,12 +99,12 @@ class StudentT(DistancePotential):
         return -0.5 * (nu + 1) * torch.log1p(ratio)
 
 
-class _Distances(torch.autograd.Function):
+class _TracedDistances(torch.autograd.Function):
     """|q_i - k_j| by direct differences, with derivatives that are zero where the distance is zero (a
     subgradient).
-    """
 
-    generate_vmap_rule = True
+    torch.compile cannot trace functions that have forward mode or vmap rules; it traces this one.
+    """
 
     @staticmethod
     def forward(queries: Tensor, keys: Tensor) -> Tensor:
@@ -122,18 +122,22 @@ class _Distances(torch.autograd.Function):
         queries, keys, distance = ctx.saved_tensors
         return _pull(queries, keys, _over(gradient, distance))
 
+
+class _Distances(_TracedDistances):
+    """The same with forward mode and vmap."""
+
+    generate_vmap_rule = True
+
     @staticmethod
     def jvp(ctx: Any, by_q: Tensor | None, by_k: Tensor | None) -> Tensor:
         with forward_rule(ctx) as (queries, keys, distance):
             return _over(_push(queries, keys, by_q, by_k), distance)
 
 
-class _SquaredDistances(torch.autograd.Function):
+class _TracedSquaredDistances(torch.autograd.Function):
     """|q_i - k_j|² by direct differences; a polynomial,
     so that its derivatives of any order are right at zero too.
     """
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(queries: Tensor, keys: Tensor) -> Tensor:
@@ -150,6 +154,12 @@ class _SquaredDistances(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         queries, keys = ctx.saved_tensors
         return _pull(queries, keys, 2 * gradient)
+
+
+class _SquaredDistances(_TracedSquaredDistances):
+    """The same with forward mode and vmap."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def jvp(ctx: Any, by_q: Tensor | None, by_k: Tensor | None) -> Tensor:
@@ -208,11 +218,17 @@ def distances(queries: Tensor, keys: Tensor) -> Tensor:
     """Euclidean distances (..., m, n) between rows, by direct differences:
     exact near zero and far from the origin.
     """
-    batch = torch.broadcast_shapes(queries.shape[:-2], keys.shape[:-2])
-    return _Distances.apply(queries.expand(*batch, -1, -1), keys.expand(*batch, -1, -1))
+    function = _TracedDistances if torch.compiler.is_compiling() else _Distances
+    return function.apply(*_together(queries, keys))
 
 
 def squared_distances(queries: Tensor, keys: Tensor) -> Tensor:
     """Squared Euclidean distances (..., m, n) between rows."""
+    function = _TracedSquaredDistances if torch.compiler.is_compiling() else _SquaredDistances
+    return function.apply(*_together(queries, keys))
+
+
+def _together(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Both with one batch shape."""
     batch = torch.broadcast_shapes(queries.shape[:-2], keys.shape[:-2])
-    return _SquaredDistances.apply(queries.expand(*batch, -1, -1), keys.expand(*batch, -1, -1))
+    return queries.expand(*batch, -1, -1), keys.expand(*batch, -1, -1)

@@ -52,13 +52,24 @@ class Alibi(PositionPotential):
 
     @staticmethod
     def heads(count: int) -> Alibi:
-        """The published slopes 2^(-8 i / count), i = 1..count, one for each head."""
-        if count < 1:
-            raise ArgumentError("count", f"is {count}", "give the number of heads, one or more")
-        return Alibi(2.0 ** (-8.0 * torch.arange(1, count + 1) / count))
+        """The published slopes, one for each head: 2^(-8 i / count), i = 1..count, for a power of two.
+
+        For other counts they are those of the released code (press2022), which models were trained with: all
+        of the next lower power of two, then every other one of the next higher.
+        """
+        if not isinstance(count, int) or count < 1:
+            raise ArgumentError("count", f"is {count!r}", "give the number of heads, one or more")
+        lower = 1 << (count.bit_length() - 1)
+        own, between = _slopes(lower), _slopes(2 * lower)[::2]
+        return Alibi(torch.cat([own, between[: count - lower]]))
 
     def pair(self, queries: Features, keys: Features) -> Tensor:
         return -over_scores(self.slope) * (queries - keys.mT).abs()
+
+
+def _slopes(count: int) -> Tensor:
+    """2^(-8 i / count), i = 1..count."""
+    return 2.0 ** (-8.0 * torch.arange(1, count + 1) / count)
 
 
 class Buckets(Object):
@@ -173,25 +184,33 @@ class Rotary(Potential):
                 f"{name} has no single projected query to rotate",
                 "wrap each term: Rotary(Dot(...)) + Alibi(...)",
             )
-        return self.rotate(queries, x_marks), self.rotate(keys, y_marks)
+        own = self._turns(queries, x_marks)
+        other = own if y_marks is x_marks else self._turns(keys, y_marks)
+        return self._turn(queries, *own), self._turn(keys, *other)
 
     def rotate(self, z: Tensor, marks: Tensor) -> Tensor:
         """Each coordinate pair of z (..., n, c) turned by its angle."""
-        frequencies = self._frequencies(z)
-        turning = 2 * frequencies.shape[-1]
+        return self._turn(z, *self._turns(z, marks))
+
+    def _turns(self, z: Tensor, marks: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin of the angles, (..., n, f)."""
         angle = (
-            marks.unsqueeze(-1).double() * frequencies.double()
+            marks.unsqueeze(-1).double() * self._frequencies(z).double()
         )  # a large angle in float32 has no digits left after the full turns
         kind = torch.promote_types(z.dtype, torch.float32)
-        cos, sin = angle.cos().to(kind), angle.sin().to(kind)
-        rest = z[..., turning:]
+        return angle.cos().to(kind), angle.sin().to(kind)
+
+    def _turn(self, z: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        turning = 2 * cos.shape[-1]
         if self.interleaved:
             a, b = z[..., 0:turning:2], z[..., 1:turning:2]
             turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
         else:
             a, b = z[..., : turning // 2], z[..., turning // 2 : turning]
             turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-        rest = rest.expand(*turned.shape[:-1], -1)
+        if turning == z.shape[-1]:
+            return turned.to(z.dtype)
+        rest = z[..., turning:].expand(*turned.shape[:-1], -1)
         return torch.cat([turned, rest.to(turned.dtype)], -1).to(z.dtype)
 
     def _frequencies(self, z: Tensor) -> Tensor:

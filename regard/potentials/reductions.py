@@ -9,6 +9,7 @@ positions).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor
 from regard import _check
 from regard._object import Object
 from regard._refused import Refused
+from regard._transforms import is_only_run
 from regard._types import Features, Scalar, over_scores
 from regard._verb import Verb
 from regard.potentials.base import Potential, Scaled, Sum
@@ -69,12 +71,17 @@ class Reduction(Object):
 
     def shared(self) -> Reduction:
         """The same scores with scale 1; queries and keys take its square root each, the queries its sign."""
-        if isinstance(self.scale, float) and self.scale == 1.0:
-            return self
-        scale = torch.as_tensor(self.scale, dtype=self.queries.dtype)
-        root = over_scores(scale.abs().sqrt())
+        if not isinstance(self.scale, Tensor):
+            if self.scale == 1.0:
+                return self
+            root = math.sqrt(abs(self.scale))
+            return self.replace(
+                queries=self.queries * math.copysign(root, self.scale), keys=self.keys * root, scale=1.0
+            )
+        scale = self.scale.to(self.queries.dtype)
+        roots = over_scores(scale.abs().sqrt())
         return self.replace(
-            queries=self.queries * (over_scores(scale.sign()) * root), keys=self.keys * root, scale=1.0
+            queries=self.queries * (over_scores(scale.sign()) * roots), keys=self.keys * roots, scale=1.0
         )
 
 
@@ -101,25 +108,44 @@ def _cosine(potential: Cosine, queries: Tensor, keys: Tensor, causal: bool) -> R
 @reduce.rule(Gaussian)
 def _gaussian(potential: Gaussian, queries: Tensor, keys: Tensor, causal: bool) -> Reduction:
     """-|q-k|²/2b² = (q-c)·(k-c)/b² - |k-c|²/2b² - |q-c|²/2b²;
-    the center c keeps the digits that an offset would cost.
+    the center c keeps the digits that an offset would cost, and is the origin where that costs none.
     """
     kind = torch.promote_types(queries.dtype, torch.float32)
     queries, keys = queries.to(kind), keys.to(kind)
-    if keys.shape[-2]:
+    precision = 1 / (_column(potential.bandwidth) ** 2)
+    squares = _squares(keys)
+    reach = _amplitude(queries, squares, precision)
+    if keys.shape[-2] and not _check.holds(reach * torch.finfo(torch.float32).eps <= CALM):
         center = keys.detach().mean(-2, keepdim=True)
         queries, keys = queries - center, keys - center
-    precision = 1 / (_column(potential.bandwidth) ** 2)
-    largest = [torch.linalg.vector_norm(z.detach(), dim=-1).amax() for z in (queries, keys) if z.numel()]
-    reach = torch.stack(largest).amax().square() if largest else keys.new_zeros(())
-    sharpest = precision.detach().amax() if isinstance(precision, Tensor) else precision
+        squares = keys.square().sum(-1)
+        reach = _amplitude(queries, squares, precision)
     return Reduction(
         queries,
         keys,
         1 / (potential.bandwidth**2),
-        key_bias=-0.5 * precision * keys.square().sum(-1),
+        key_bias=(-0.5 * precision) * squares,
         row_bias=lambda: -0.5 * precision * queries.square().sum(-1),
-        amplitude=reach * sharpest,
+        amplitude=reach,
     )
+
+
+CALM = 2e-6
+"""Where float32 scores of a Gaussian about the origin are off by less than this, its points stay there."""
+
+
+def _squares(points: Tensor) -> Tensor:
+    """|z|² of each row; in one pass where no derivative is asked for."""
+    if not is_only_run(points):
+        return points.square().sum(-1)
+    return torch.linalg.vector_norm(points, dim=-1).square_()
+
+
+def _amplitude(queries: Tensor, squares: Tensor, precision: Scalar) -> Tensor:
+    """The largest |z|² over bandwidth², of queries and of keys with these squares."""
+    largest = [z.amax() for z in (_squares(queries.detach()), squares.detach()) if z.numel()]
+    reach = torch.maximum(largest[0], largest[-1]) if largest else squares.new_zeros(())
+    return reach * (precision.detach().amax() if isinstance(precision, Tensor) else precision)
 
 
 @reduce.rule(PositionPotential)

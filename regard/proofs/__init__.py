@@ -4,6 +4,7 @@ from regard.proofs import modules, theorems  # noqa: F401 (registers the rules o
 from regard.proofs.approximation import approximation_error, kernel_error, row_errors
 from regard.proofs.certification import certify, declare, deviation
 from regard.proofs.citation import cite
+from regard.proofs.decision import Decision, decide
 from regard.proofs.falsification import Witness, falsify, falsify_deviation
 from regard.proofs.imaging import image
 from regard.proofs.misspecifications import (
@@ -14,6 +15,7 @@ from regard.proofs.misspecifications import (
     replaced_distance,
 )
 from regard.proofs.radius import Radius, certified_radius
+from regard.proofs.substitutions import Substitutions, substitutions
 from regard.proofs.theorem import THEOREMS, Bound, Refusal, Theorem
 from regard.proofs.theorems.contraction import contraction
 from regard.proofs.theorems.dot_whole import growing_witness
@@ -24,9 +26,11 @@ from regard.proofs.theorems.score_perturbation import score_perturbation
 __all__ = [
     "THEOREMS",
     "Bound",
+    "Decision",
     "Misspecification",
     "Radius",
     "Refusal",
+    "Substitutions",
     "Theorem",
     "Witness",
     "approximation_error",
@@ -37,6 +41,7 @@ __all__ = [
     "collapse_after",
     "consensus",
     "contraction",
+    "decide",
     "declare",
     "deviation",
     "dropped_distance",
@@ -51,4 +56,5 @@ __all__ = [
     "row_errors",
     "score_perturbation",
     "series_remainder",
+    "substitutions",
 ]

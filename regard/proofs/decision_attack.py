@@ -1,15 +1,23 @@
-"""Attacks on decisions: moves of an input, as short as can be found, after which another logit leads."""
+"""Attacks on decisions: moves of an input, as short as can be found, after which another logit leads; and
+inputs of a domain where the label leads least.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.norms import EntryMax, SequenceNorm, TokenMax, TokenSum
-from regard.proofs.places import units
+from regard._enclosed import lengths
+from regard._verb import Verb
+from regard.domains import Box, Hull, Near, Neighborhood, Radii
+from regard.norms import EntryMax, Frobenius, SequenceNorm, TokenMax, TokenSum
+from regard.proofs.classifier import Classifier
+from regard.proofs.falsification import Witness
+from regard.proofs.places import farthest, project, units
 
 
 class ShortestChange:
@@ -96,3 +104,117 @@ class ShortestChange:
 def _wide(values: Tensor) -> Tensor:
     """One number for each sequence, against tokens."""
     return values[..., None, None]
+
+
+inside = Verb("inside")
+"""inside.one(domain, x) -> whether a point is certainly in a neighborhood, rounding included."""
+
+
+@inside.rule(Radii)
+def _inside_radii(domain: Radii, x: Tensor) -> bool:
+    away = lengths(x.double() - domain.measure.points, 1).bound
+    return bool(((away <= domain.radii.double()) | (x.double() == domain.measure.points).all(-1)).all())
+
+
+@inside.rule(Box)
+def _inside_box(domain: Box, x: Tensor) -> bool:
+    away = (x.double() - domain.measure.points).abs() * (1 + 2.0**-52)
+    return bool((away <= domain.radii.double().unsqueeze(-1)).all())
+
+
+@inside.rule(Neighborhood)
+def _inside_neighborhood(domain: Neighborhood, x: Tensor) -> bool:
+    away = x.double() - domain.measure.points
+    rows = away.flatten().unsqueeze(0) if isinstance(domain.norm, Frobenius) else away
+    return bool((lengths(rows, 1).bound <= domain.radius).all()) or bool((away == 0).all())
+
+
+@inside.rule(Hull)
+def _inside_hull(domain: Hull, x: Tensor) -> bool:
+    """A corner: what is between them cannot be told from what is beside them in floating point."""
+    others = torch.arange(len(x)) != domain.token % len(x)
+    still = bool((x.double()[others] == domain.measure.points[others]).all())
+    return still and bool((domain.corners == x.double()[domain.token]).all(-1).any())
+
+
+@dataclass(frozen=True)
+class Found:
+    """The input where the label leads least, and whether another class leads there as the model runs."""
+
+    witness: Witness
+    changed: bool
+
+
+class LeastMargin:
+    """Inputs of a domain where a label leads as little as can be found."""
+
+    def __init__(self, classifier: Classifier, domain: Near, labels: tuple[int, ...]) -> None:
+        self.classifier, self.domain, self.labels = classifier, domain, labels
+        self.points = domain.measure.points
+
+    def find(self, steps: int) -> Found:
+        """From the input itself down the gradient, to the farthest point along it and halfway there."""
+        best, at = float(self._lead(self.points)), self.points
+        corners = self._corners()
+        starts = [self.points] if not corners else [corners[0]]
+        for corner in corners:
+            best, at = self._better(best, at, corner)
+        for begin in starts:
+            x = begin
+            for step in range(steps):
+                down = -self._slope(x)
+                aim = farthest.one(self.domain, down)
+                x = aim if step % 2 == 0 else project.one(self.domain, 0.5 * (x + aim))
+                best, at = self._better(best, at, x)
+                if best < 0 and self._changed(at):
+                    break
+        return self._found(at)
+
+    def _corners(self) -> list[Tensor]:
+        if not isinstance(self.domain, Hull):
+            return []
+        found = []
+        for corner in self.domain.corners:
+            x = self.points.clone()
+            x[self.domain.token] = corner
+            found.append(x)
+        return sorted(found, key=lambda x: float(self._lead(x)))
+
+    def _better(self, best: float, at: Tensor, x: Tensor) -> tuple[float, Tensor]:
+        lead = float(self._lead(x))
+        return (lead, x) if lead < best else (best, at)
+
+    def _lead(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return lead(self.classifier.logits(x), self.labels)
+
+    def _slope(self, x: Tensor) -> Tensor:
+        leaf = x.detach().requires_grad_()
+        with torch.enable_grad():
+            (slope,) = torch.autograd.grad(lead(self.classifier.logits(leaf), self.labels), leaf)
+        return slope
+
+    def _own(self, x: Tensor) -> Tensor:
+        """The input as the model's dtype has it, drawn in until it is certainly in the domain."""
+        for shrink in (0.0, 1e-12, 1e-9, 1e-6, 1e-4):
+            moved = (x + shrink * (self.points - x)).to(self.classifier.dtype)
+            if inside.one(self.domain, moved):
+                return moved
+        return self.points.to(self.classifier.dtype)
+
+    def _changed(self, x: Tensor) -> bool:
+        own = self._own(x)
+        exactly = bool((own.double() == self.points).all()) or inside.one(self.domain, own)
+        return exactly and bool(lead(self.classifier.run(own), self.labels) < 0)
+
+    def _found(self, x: Tensor) -> Found:
+        own = self._own(x)
+        changed = self._changed(x)
+        value = float(lead(self.classifier.run(own).double(), self.labels))
+        return Found(Witness(value, self.points, own.double(), Frobenius()), changed)
+
+
+def lead(logits: Tensor, labels: tuple[int, ...]) -> Tensor:
+    """By how much the least of the labels leads the largest of all other classes."""
+    chosen = torch.tensor(labels)
+    return logits[..., chosen].amin(-1) - logits.index_fill(-1, chosen, -math.inf).amax(-1)

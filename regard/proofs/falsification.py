@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.attention import Attention
 from regard.compute import ReferenceEngine, apply
-from regard.domains import Ball, Domain, Near, Neighborhood, Radii, Shell, TokenSet, Whole
+from regard.domains import Ball, Box, Domain, Hull, Near, Neighborhood, Radii, Shell, TokenSet, Whole
 from regard.errors import ArgumentError
 from regard.maps import Heads
 from regard.measure import Measure
@@ -382,8 +382,8 @@ class _Attack:
         return _primal(self._sequence_norm, z)
 
     def _allowed_unit(self, z: Tensor) -> Tensor:
-        if isinstance(self.domain, Radii):  # a token that may not move has no direction
-            z = z * (self.domain.radii > 0).to(z.dtype).unsqueeze(-1)
+        if isinstance(self.domain, (Radii, Box, Hull)):  # a token that may not move has no direction
+            z = z * (moves_of(self.domain) > 0).to(z.dtype).unsqueeze(-1)
         if self.own is not None:  # nor has one that is not the own
             z = z * (torch.arange(len(z)) == self.own).to(z.dtype).unsqueeze(-1)
         return _primal(self._sequence_norm, z) if bool((z != 0).any()) else z

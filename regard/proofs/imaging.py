@@ -464,9 +464,8 @@ def _image_ball(map: Any, domain: Near) -> Ball | None:
 def _around(map: Any, domain: Near) -> Near:
     value, margin = locate.one(map, domain.measure)
     points = value.points if value.log_weights is None and value.marks is None else value
-    if isinstance(domain, Radii):
+    if not isinstance(domain, Neighborhood):
         return Radii(points, _finite(token_moves(map, domain) + margin))
-    assert isinstance(domain, Neighborhood)
     moved = Upper(deviation(map, domain, domain.norm).value)
     radius = moved + margin * norm_factor(domain.norm, value.size)
     return Neighborhood(points, float(_finite(radius)), domain.norm)

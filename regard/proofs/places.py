@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regard._verb import Verb
-from regard.domains import Ball, Neighborhood, Radii, Shell, Whole
+from regard.domains import Ball, Box, Hull, Neighborhood, Radii, Shell, Whole
 from regard.norms import Frobenius
 
 
@@ -41,6 +41,18 @@ def _farthest_near(domain: Neighborhood, slope: Tensor) -> Tensor:
 @farthest.rule(Radii)
 def _farthest_radii(domain: Radii, slope: Tensor) -> Tensor:
     return domain.measure.points + (1 - 1e-12) * domain.radii.double().unsqueeze(-1) * units(slope)
+
+
+@farthest.rule(Box)
+def _farthest_box(domain: Box, slope: Tensor) -> Tensor:
+    return domain.measure.points + (1 - 1e-12) * domain.radii.double().unsqueeze(-1) * slope.sign()
+
+
+@farthest.rule(Hull)
+def _farthest_hull(domain: Hull, slope: Tensor) -> Tensor:
+    corners, found = domain.corners, domain.measure.points.clone()
+    found[domain.token] = corners[(corners @ slope[domain.token]).argmax()]
+    return found
 
 
 project = Verb("project")
@@ -86,3 +98,21 @@ def _radii(domain: Radii, x: Tensor) -> Tensor:
     away = x - center
     length = away.norm(dim=-1, keepdim=True).clamp_min(1e-300)
     return center + away * (domain.radii.double().unsqueeze(-1) * (1 - 1e-12) / length).clamp(max=1.0)
+
+
+@project.rule(Box)
+def _box(domain: Box, x: Tensor) -> Tensor:
+    center, radii = domain.measure.points, domain.radii.double().unsqueeze(-1) * (1 - 1e-12)
+    return center + (x - center).clamp(-radii, radii)
+
+
+@project.rule(Hull)
+def _hull(domain: Hull, x: Tensor) -> Tensor:
+    """A mixture of corners that is near, by a few steps toward the corner that is best (Frank and Wolfe)."""
+    corners, found = domain.corners, domain.measure.points.clone()
+    goal, at = x[domain.token], corners.mean(0)
+    for step in range(64):
+        corner = corners[(corners @ (goal - at)).argmax()]
+        at = at + (corner - at) * (2.0 / (step + 2.0))
+    found[domain.token] = at
+    return found

@@ -1,23 +1,29 @@
-"""certified_radius: how far an input can move before a classifier changes its mind, proved and attacked."""
+"""certified_radius: how far an input can move before a classifier changes its mind, proved and attacked.
+
+Two proofs: a margin over a constant for all inputs, and the ball model near this one. The larger radius
+counts.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from regard import _check
 from regard._upper import Lower, Upper, exact, root
-from regard.attention import Attention
 from regard.certificate import Certificate, Hypothesis, round_down
-from regard.domains import Whole
-from regard.errors import ArgumentError, RefusalError
-from regard.maps import Compose, Map
+from regard.domains import Box, Near, Neighborhood, Radii, Whole
+from regard.errors import ArgumentError
 from regard.norms import EntryMax, Frobenius, SequenceNorm, TokenMax, TokenSum
-from regard.proofs.certification import certify, declare
+from regard.proofs.certification import certify
+from regard.proofs.classifier import Classifier, classifier
+from regard.proofs.decision import margin_certificate
 from regard.proofs.decision_attack import ShortestChange
-from regard.proofs.theorem import Refusal, assumed, checked
+from regard.proofs.theorem import assumed, checked
 
 ROUNDING = 1e-9
 """What rounding in float64 may change in a logit, relative to the largest and to one; assumed."""
@@ -27,7 +33,7 @@ ROUNDING = 1e-9
 class Radius:
     """How far inputs can move without a change of decision; one number for each input of a batch.
 
-    value: proved, in the norm, for all moves that are shorter. attack: the shortest move that was found to
+    value: proved, in the norm, for all moves that are no longer. attack: the shortest move that was found to
     change the decision, ∞ where none was. label: the decision. margin: by how much its logit leads. moved:
     the inputs that the attack found. The proof is about the map in real arithmetic with the weights as they
     are.
@@ -63,29 +69,91 @@ def certified_radius(
     readout: Any = None,
     steps: int = 30,
 ) -> Radius:
-    """margin/(√2 L): two logits cannot meet before the input has moved so far, in the norm; beside an attack.
+    """How far x may move in the norm while the answer stays: proved from below, attacked from above.
 
     model: what `certify` takes, with one token of logits (1, classes) as its value, for each sequence x
-    (..., n, d). L is its certificate for all sequences of n tokens. token: only this one moves; None: all
-    may. readout: a map from the model's value to logits. steps: of the attack, which finds radii from
-    above.
+    (..., n, d). Two logits cannot meet within margin/(√2 L), L the certificate for all sequences of n tokens;
+    for one sequence (n, d) the ball model is asked too, radius by radius, and the one that is returned was
+    itself proved. token: only this one moves; None: all may. readout: a map from the model's value to logits.
+    steps: of the attack.
     """
     _check_arguments(x, token, norm, steps)
-    whole = _declared(model, readout)
+    found = classifier(model, readout, "certified_radius")
+    whole = found.exact
     points = x.detach().double()
-    logits = _logits(whole, points)
+    logits = found.logits(points).detach()
     top = logits.topk(2, -1)
     margin = top.values[..., 0] - top.values[..., 1]
+    label = top.indices[..., 0]
     certificate = _certificate(whole, Whole(tokens=x.shape[-2]), norm, token)
     slack = 2 * ROUNDING * (1 + logits.abs().amax(-1))
     sides = exact(2.0) if isinstance(norm, EntryMax) else root(2)
     value = (Lower((margin - slack).clamp_min(0.0), 1) / (sides * Upper(certificate.value))).bound
-    attack, moved = ShortestChange(whole, top.indices[..., 0], norm, token).find(points, steps)
-    hypotheses = (
+    attack, moved = ShortestChange(whole, label, norm, token).find(points, steps)
+    hypotheses: tuple[Hypothesis, ...] = (
         checked(f"constant ≤ {certificate.value:.9g} by {certificate.theorem}"),
         assumed(f"rounding of logits in float64 is below {ROUNDING:g} of the largest and one"),
     )
-    return Radius(value, attack, top.indices[..., 0], margin, moved, norm, certificate, hypotheses)
+    if x.ndim == 2 and float(margin) > 0:
+        near = _Near(found, points, token, norm, int(label)).search(float(value), float(attack))
+        if near is not None:
+            value, certificate = torch.tensor(near[0], dtype=torch.float64), near[1]
+            hypotheses = (checked(f"proved at this radius by {certificate.theorem}"), *certificate.hypotheses)
+    return Radius(value, attack, label, margin, moved, norm, certificate, hypotheses)
+
+
+RESOLUTION = 1.04
+"""How close the largest radius that was proved is to the smallest that was not, as a factor."""
+TRIES = 14
+"""How many radii are tried."""
+
+
+class _Near:
+    """The ball model about one sequence, at one radius after another."""
+
+    def __init__(
+        self, found: Classifier, points: Tensor, token: int | None, norm: SequenceNorm, label: int
+    ) -> None:
+        self.found, self.points, self.token, self.norm, self.label = found, points, token, norm, label
+
+    def domain(self, radius: float) -> Near:
+        """The inputs within a radius."""
+        n = len(self.points)
+        if self.token is None and isinstance(self.norm, (Frobenius, TokenSum)):
+            return Neighborhood(self.points, radius, Frobenius())  # no input is farther in Frobenius norm
+        radii = torch.zeros(n, dtype=torch.float64)
+        radii[slice(None) if self.token is None else self.token] = radius
+        return (Box if isinstance(self.norm, EntryMax) else Radii)(self.points, radii)
+
+    def proved(self, radius: float) -> Certificate | None:
+        """The certificate that the label leads within a radius."""
+        certificate = margin_certificate(self.found, self.domain(radius), (self.label,))[0]
+        return certificate if certificate.value < 0 else None
+
+    def search(self, known: float, attack: float) -> tuple[float, Certificate] | None:
+        """The largest radius that is proved, where it is more than what is known: up or down by factors from
+        a guess, then between the last two.
+        """
+        best: tuple[float, Certificate] | None = None
+        low, high = known, attack
+        radius = (attack if math.isfinite(attack) else float(self.points.norm())) / 16
+        radius = radius if radius > known else _next(low, high, known)
+        for _ in range(TRIES):
+            if not low < radius < high or (low > 0 and high / low < RESOLUTION):
+                break
+            certificate = self.proved(radius)
+            if certificate is None:
+                high = radius
+            else:
+                low, best = radius, (radius, certificate)
+            radius = _next(low, high, radius)
+        return best
+
+
+def _next(low: float, high: float, radius: float) -> float:
+    if not low:
+        return radius / 4
+    return min(2 * radius, math.sqrt(low * high)) if math.isfinite(high) else 2 * radius
 
 
 def _check_arguments(x: Tensor, token: int | None, norm: SequenceNorm, steps: int) -> None:
@@ -99,31 +167,6 @@ def _check_arguments(x: Tensor, token: int | None, norm: SequenceNorm, steps: in
         raise ArgumentError("token", f"is {token}", f"there are {x.shape[-2]} tokens")
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise ArgumentError("steps", f"is {steps!r}", "give a positive integer")
-
-
-def _declared(model: Any, readout: Any) -> Any:
-    """From tokens to logits, as one map."""
-    try:
-        parts = [
-            part if isinstance(part, (Attention, Map)) else declare.one(part)
-            for part in _present(model, readout)
-        ]
-    except Refusal as refusal:
-        raise RefusalError("certified_radius", [str(refusal)]) from None
-    return parts[0] if len(parts) == 1 else Compose(tuple(parts))
-
-
-def _present(model: Any, readout: Any) -> list[Any]:
-    return [model] if readout is None else [model, readout]
-
-
-def _logits(whole: Any, points: Tensor) -> Tensor:
-    value = whole(points)
-    if value.shape[:-2] != points.shape[:-2] or value.shape[-2] != 1 or value.shape[-1] < 2:
-        found = f"takes {list(points.shape)} to {list(value.shape)}"
-        remedy = "a decision is between logits of one token (1, classes): give a readout that makes them"
-        raise ArgumentError("model", found, remedy)
-    return value.detach().squeeze(-2)
 
 
 def _certificate(whole: Any, domain: Whole, norm: SequenceNorm, token: int | None) -> Certificate:

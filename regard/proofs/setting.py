@@ -12,7 +12,19 @@ from torch import Tensor
 from regard._enclosed import Numbers, length, lengths
 from regard._upper import Upper, exact, relative_error, root, sizes
 from regard.attention import log_counts
-from regard.domains import Ball, Domain, Edited, Near, NearbyLaws, Neighborhood, Radii, Shell, Whole
+from regard.domains import (
+    Ball,
+    Box,
+    Domain,
+    Edited,
+    Hull,
+    Near,
+    NearbyLaws,
+    Neighborhood,
+    Radii,
+    Shell,
+    Whole,
+)
 from regard.parameters import walk
 from regard.potentials import Potential, SoftCap
 from regard.potentials.base import linear_terms, of_terms
@@ -41,6 +53,12 @@ def moves_of(domain: Near) -> Tensor:
     """How far each token may move."""
     if isinstance(domain, Radii):
         return domain.radii.double()
+    if isinstance(domain, Box):
+        return (exact(domain.radii.double()) * root(domain.measure.points.shape[-1])).bound
+    if isinstance(domain, Hull):
+        moves = torch.zeros(domain.measure.size, dtype=torch.float64)
+        moves[domain.token] = lengths(domain.corners - domain.corners[0], 1).amax().bound
+        return moves
     assert isinstance(domain, Neighborhood)
     return torch.full((domain.measure.size,), float(domain.radius), dtype=torch.float64)
 

@@ -11,7 +11,7 @@ from regard import _check
 from regard._gather import gather_rows
 from regard.errors import ArgumentError
 from regard.parameters import number, parameter
-from regard.supports.base import Support
+from regard.supports.base import EVERYTHING, Span, Support
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -34,6 +34,15 @@ class Document(Support):
     def allows(self, queries: Tensor, keys: Tensor) -> Tensor:
         column = self.ids.unsqueeze(-1)
         return gather_rows("ids", column, queries) == gather_rows("ids", column, keys).mT
+
+    def span(self, low: int, high: int) -> Span:
+        """From the first to the last token of the documents that are met; all where ids cannot be read."""
+        own = self.ids[..., max(low, 0) : high + 1]
+        if own.numel() == 0 or _check.holds(own.amax() >= own.amin()) is None:
+            return EVERYTHING
+        least, most = own.amin(-1, keepdim=True), own.amax(-1, keepdim=True)
+        near = ((self.ids >= least) & (self.ids <= most)).reshape(-1, self.ids.shape[-1]).any(0).nonzero()
+        return float(near[0]), float(near[-1])
 
 
 @dataclass(frozen=True, eq=False, repr=False)

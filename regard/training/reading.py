@@ -20,6 +20,12 @@ def context_in(checkpoint: Path) -> int:
     return int(_read_state(checkpoint, "recipe")["context"])
 
 
+def beginning(alphabet: Alphabet) -> str:
+    """How a text may begin: after a line break, after a space, else with the first character there is."""
+    known = alphabet.characters
+    return "\n" if known is None else next((c for c in ("\n", " ") if c in known), known[0])
+
+
 def _read_state(checkpoint: Path, name: str) -> Any:
     path = checkpoint / "state.json"
     try:

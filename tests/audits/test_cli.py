@@ -184,7 +184,7 @@ def test_the_real_model_by_its_weights(tmp_path):
     done = regard("audit", "--weights-only", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     assert "72 heads by their weights alone" in done.stdout
-    assert "Largest QK norms: (0, 2)" in done.stdout
+    assert "Heads with the largest QK norms: head 2 of encoder.layer.0.attention.self" in done.stdout
     assert json.loads((tmp_path / "report.json").read_text())["inputs"] == []
 
 

@@ -289,7 +289,7 @@ def test_wrong_arguments():
         cost(r.Attention(r.Dot()), 5)
     with pytest.raises(r.errors.ArgumentError, match=r"^inputs: are given for a map"):
         cost(attention(), 5, inputs=(random(5, WIDTH),))
-    with pytest.raises(r.errors.NoRuleError, match="assess has no rule for object"):
+    with pytest.raises(r.errors.ArgumentError, match=r"^subject: is <object"):
         cost(object(), 5)
 
 

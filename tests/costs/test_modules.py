@@ -594,3 +594,22 @@ def test_wrong_architectures(fields, message):
     with pytest.raises(r.errors.ArgumentError) as found:
         Architecture(**{"width": 32, "layers": 2, "heads": 4, "hidden": 48, **fields})
     assert str(found.value).startswith(message)
+
+
+def test_configs_and_paths(tmp_path):
+    """A config of transformers is a config, and so is the file that it is kept in."""
+    import json
+
+    config = transformers.LlamaConfig(
+        num_hidden_layers=2, vocab_size=100, hidden_size=32, intermediate_size=64
+    )
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    whole = str(cost(config.to_dict(), 16))
+    for subject in (config, tmp_path, str(tmp_path), tmp_path / "config.json"):
+        assert str(cost(subject, 16)) == whole
+
+
+@pytest.mark.parametrize("subject", [3, [], object(), "nowhere"])
+def test_what_has_no_cost_is_said(subject):
+    with pytest.raises(r.errors.ArgumentError, match="subject: "):
+        cost(subject, 16)

@@ -299,6 +299,17 @@ def test_what_rounding_may_take_from_a_gap():
         assert found == pytest.approx(math.sqrt(2 * slack) * radius, rel=2e-3)
 
 
+def test_rounding_of_scores_that_are_not_known():
+    """Ten digits of the largest are assumed beside the roundings that are counted; zeros have these only."""
+    x = torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]], dtype=torch.float64)
+    counted = float(relative_error(16 * (3 + 2 + 2) + 1024))
+    for scale, largest in ((0.0, 0.0), (3.0, 12.0)):
+        attention = r.Attention(r.Potential.of(lambda q, k, scale=scale: scale * (q * k).sum(-1)))
+        slack = counted * (largest + math.log(4) + 1) + 1e-10 * largest
+        found = float(row_errors(attention, attention.weights(x), x).max())
+        assert found == pytest.approx(math.sqrt(2 * slack) * math.sqrt(5) / 2, rel=2e-3)
+
+
 def test_rows_must_nearly_sum_to_one():
     """To a thousandth, above and below; and no entry is negative."""
     x, flat = torch.tensor([[3.0], [4.0]], dtype=torch.float64), r.Attention(r.Dot(scale=0.0))

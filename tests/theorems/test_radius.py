@@ -10,7 +10,8 @@ import torch
 import regard as r
 from regard.certificate import round_down, round_up
 from regard.maps import Affine, Compose
-from regard.nonexpansive import Flatten, GroupSort, IntoBall, Pool
+from regard.nonexpansive import Flatten, GroupSort, IntoBall, MixTokens, Pool
+from tests.ball_model.networks import network, sequence
 
 D = torch.float64
 
@@ -113,13 +114,30 @@ def test_a_batch_is_its_sequences():
     assert f"decision {int(alone.label)} holds within" in str(alone)
 
 
-def test_without_a_constant_nothing_is_certified():
-    attention = r.Attention(r.Dot())
-    found = r.certified_radius(
-        attention, drawn(3, 2), readout=Compose((Pool(), Affine(torch.eye(2, dtype=D))))
-    )
-    assert math.isinf(found.certificate.value)
-    assert float(found.value) == 0
+def test_without_a_constant_only_the_ball_model_speaks():
+    """Dot products have no constant: batches have no radius, one sequence has that of the ball model."""
+    model, readout = r.Attention(r.Dot()), Compose((Pool(), Affine(torch.eye(2, dtype=D))))
+    many = r.certified_radius(model, drawn(1, 3, 2), readout=readout)
+    assert math.isinf(many.certificate.value)
+    assert float(many.value) == 0
+    one = r.certified_radius(model, drawn(3, 2), readout=readout)
+    assert one.certificate.theorem == "the ball model of a network"
+    assert 0.5 * float(one.attack) < float(one.value) < float(one.attack)
+    near = r.Neighborhood(drawn(3, 2), float(one.value))
+    assert r.decide(model, drawn(3, 2), near, readout=readout).holds
+
+
+def test_the_radius_of_one_token_was_itself_proved():
+    """In balls and in boxes; the attack is above, and the decision at the radius holds."""
+    net = Compose((network(3), MixTokens(torch.tensor([[1.0, 0.0, 0.0, 0.0]], dtype=D))))
+    x, readout = sequence(3), Affine(drawn(8, 3, seed=4))
+    for norm, kind in ((r.Frobenius(), r.Radii), (r.EntryMax(), r.Box)):
+        found = r.certified_radius(net, x, 1, norm, readout=readout)
+        radii = torch.zeros(4, dtype=D)
+        radii[1] = float(found.value)
+        assert 0 < float(found.value) < float(found.attack)
+        assert found.certificate.value < 0
+        assert r.decide(net, x, kind(x, radii), readout=readout).holds
 
 
 def test_a_readout_is_one_more_map():

@@ -32,21 +32,21 @@ beside its radius.
 """
 PROBES = 8
 """At how many places of a ball scores are compared before the basis is changed."""
-__all__ = ["MARGIN", "NEAR", "any_input_bounds", "product_norm", "spectra"]
+__all__ = ["MARGIN", "NEAR", "any_input_bounds", "product_norm", "product_norms", "spectra"]
 
 
 def spectra(weights: Weights) -> Result:
     """|scale · W_Q W_Kᵀ|₂ and |W_V W_O|₂ for each head, with the gain of the norm before and without, and the
     bound of its constant that needs no input.
     """
-    alone = _norms(weights.matrices, None)
-    acting = alone if weights.entering is None else _norms(weights.matrices, weights.entering)
+    alone = product_norms(weights.matrices, None)
+    acting = alone if weights.entering is None else product_norms(weights.matrices, weights.entering)
     found = {"qk_norm": acting[0], "ov_norm": acting[1], "qk_norm_alone": alone[0], "ov_norm_alone": alone[1]}
     numbers = {name: as_list(norms) for name, norms in found.items()}
     return Result({**numbers, "any_input_bound": any_input_bounds(weights)})
 
 
-def _norms(own: Matrices, norm: Normalize | None) -> tuple[Tensor, Tensor]:
+def product_norms(own: Matrices, norm: Normalize | None) -> tuple[Tensor, Tensor]:
     """|scale · W_Q W_Kᵀ|₂ and |W_V W_O|₂ of each head, of what a norm makes of tokens before its gain."""
     heads = len(own.w_o)
     w_q, w_k, w_v = (_spread(_folded(w, norm), heads) for w in (own.w_q, own.w_k, own.w_v))

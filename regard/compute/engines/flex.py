@@ -64,6 +64,8 @@ class Flex(Engine):
 
     def offer(self, problem: Problem) -> FlexPlan | Refused:
         """On a CPU, only a caller who asks for it by name gets it."""
+        if problem.device.type == "meta":
+            return Refused("it runs nothing on a device without memory.")
         if problem.device.type != "cpu":
             return self.plan(problem)
         return Refused(

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-import torch.utils._pytree as pytree
 from torch import Tensor
 
+from regard._object import tensors_in
 from regard._refused import Refused
 from regard._transforms import moves
 from regard._types import over_scores
@@ -25,7 +25,7 @@ from regard.compute.engine import (
 )
 from regard.compute.kernel.call import Arguments, Call, lay_out
 from regard.compute.kernel.flash import run_call
-from regard.compute.kernel.tiles import Tiling, rows_per_tile
+from regard.compute.kernel.tiles import Tile, Tiling, rows_per_tile
 from regard.compute.precision import loses_digits
 from regard.compute.problem import Problem, SupportParts
 from regard.normalizers import Softmax
@@ -59,7 +59,7 @@ class Sdpa(Engine):
             return reduction
         temperature = problem.normalizer.temperature
         residues = _temper_residues(reduction, temperature)
-        if any(isinstance(t, Tensor) and moves(t) for t in pytree.tree_leaves(residues)):
+        if any(moves(t) for t in tensors_in(residues)):
             return Refused("the fused kernel gives no derivative to a bias on pairs of positions.")
         reduction, wide = _with_enough_digits(problem, reduction, parts)
         if wide is not problem:
@@ -69,7 +69,8 @@ class Sdpa(Engine):
         queries, bias, scale = _temper(reduction, temperature)
         tiling = _tile(wide, parts, residues)
         bias = _add_key_masks(wide, bias, () if tiling is not None else parts.padding, queries.dtype)
-        queries = queries.expand(*problem.batch_shape, -1, -1)
+        if queries.shape[:-2] != problem.batch_shape:
+            queries = queries.expand(*problem.batch_shape, -1, -1)
         keys, values = reduction.keys.to(queries.dtype), wide.values.to(queries.dtype)
         call, arguments = lay_out(queries, keys, values, bias, tiling, parts.causal, scale)
         return FusedPlan(self, problem, reduction, residues, call, arguments)
@@ -89,7 +90,7 @@ class FusedPlan(Plan):
     arguments: Arguments
 
     def run(self) -> Tensor:
-        if self.problem.device.type != "cpu":
+        if self._is_elsewhere():
             return self.run_elsewhere().to(self.problem.dtype)
         return self.call.restore(run_call(self.call, self.arguments)[0]).to(self.problem.dtype)
 
@@ -97,8 +98,8 @@ class FusedPlan(Plan):
         problem = self.problem
         assert isinstance(problem.normalizer, Softmax)
         temperature = problem.normalizer.temperature
-        on_cpu = problem.device.type == "cpu"
-        lse = run_call(self.call, self.arguments)[1] if on_cpu else self.log_sum_exp_elsewhere()
+        elsewhere = self._is_elsewhere()
+        lse = self.log_sum_exp_elsewhere() if elsewhere else run_call(self.call, self.arguments)[1]
         energy = (
             temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
         ) * self.call.restore_rows(lse)
@@ -117,8 +118,12 @@ class FusedPlan(Plan):
         rows = math.prod(problem.batch_shape) * problem.query_count
         return Prediction(share * count * (4 * width + 5), tile + 4.0 * rows * (width + 1), self._describe())
 
+    def _is_elsewhere(self) -> bool:
+        """Whether the program will run where this kernel is not: on another device, exported, or traced."""
+        return self.problem.device.type != "cpu" or torch.compiler.is_exporting() or torch.jit.is_tracing()
+
     def run_elsewhere(self) -> Tensor:
-        """On other devices than a CPU: torch's public door with one additive mask."""
+        """Through torch's public door, with one additive mask."""
         q, k, v, _ = self.arguments
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=self._whole_mask(), scale=self.call.scale)
         return self.call.restore(out)
@@ -135,7 +140,7 @@ class FusedPlan(Plan):
         marks = (problem.rows(), problem.columns())
         rows = max(problem.query_count, 1)
         tiling = Tiling(problem.support, *marks, rows, False, self.residues, heads=self.call.batch)
-        mask = tiling.bias(next(iter(tiling)), q.dtype)
+        mask = tiling.bias(Tile(slice(None), slice(None)), q.dtype)
         return mask if bias is None else bias if mask is None else mask + bias
 
     def _describe(self) -> str:
@@ -176,10 +181,13 @@ def _with_enough_digits(
 ) -> tuple[Reduction, Problem]:
     """The reduction in the dtype of the run; the problem, in float64 where terms of a score cancel.
 
-    Half precisions stay as they are unless there are biases, which need float32.
+    Half precisions stay as they are unless there are biases, or a scale or temperature that the queries take;
+    those need float32.
     """
     kind = reduction.queries.dtype
-    if reduction.key_bias is not None or reduction.residues or problem.log_counts is not None:
+    taken = (reduction.scale, problem.normalizer.temperature)  # type: ignore[attr-defined]
+    biased = reduction.key_bias is not None or reduction.residues or problem.log_counts is not None
+    if biased or any(isinstance(t, Tensor) for t in taken):
         kind = working_dtype(kind)
     if kind == torch.float32 and loses_digits(reduction):
         problem = problem.to(torch.float64)
@@ -197,9 +205,23 @@ def _tile(problem: Problem, parts: SupportParts, residues: tuple[Residue, ...]) 
     """Blocks of rows, where the mask or the bias is more than a causal flag and a bias on keys."""
     if not parts.rest and not residues and (not parts.causal or problem.in_order()):
         return None
-    batch = max(1, math.prod(problem.batch_shape))
-    rows = min(max(32, rows_per_tile(batch, problem.key_count, 1)), 256)
-    return Tiling(problem.support, problem.rows(), problem.columns(), rows, problem.in_order(), residues)
+    first = problem.support.allows(problem.rows()[..., :1], problem.columns()[..., :1])
+    masked = problem.batch_shape if residues else first.shape[:-2]  # one mask serves all heads, a bias one
+    most = min(max(32, rows_per_tile(max(1, math.prod(masked)), problem.key_count, 1)), 256)
+    marks = (problem.rows(), problem.columns())
+    tiling = Tiling(problem.support, *marks, most, problem.in_order(), residues)
+    return tiling if residues or not problem.in_order() else _narrowed(tiling)
+
+
+def _narrowed(tiling: Tiling) -> Tiling:
+    """The same with fewer rows a block where they see fewer keys together, as in a window."""
+    middle = tiling.query_marks.shape[-1] // 2
+
+    def work(rows: int) -> float:
+        seen = tiling.columns_of(middle // rows * rows, middle // rows * rows + rows - 1)
+        return (seen.stop - seen.start) * (1 + 16 / rows)
+
+    return tiling.replace(rows=min((tiling.rows, 128, 64, 32), key=lambda rows: work(min(rows, tiling.rows))))
 
 
 def _add_key_masks(

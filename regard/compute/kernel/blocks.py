@@ -17,7 +17,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from regard._object import Object
-from regard._transforms import forward_rule, push
+from regard._transforms import batches_gradients, forward_rule, push
 from regard._types import Features
 from regard.compute.kernel.products import covariance
 from regard.compute.kernel.sweep import (
@@ -266,6 +266,7 @@ class _Online(torch.autograd.Function):
         ctx.save_for_forward(*output, *leaves)
 
     @staticmethod
+    @batches_gradients
     def backward(ctx: Any, by_out: Tensor | None, by_lse: Tensor | None) -> tuple[Any, ...]:
         out, lse, *leaves = ctx.saved_tensors
         wanted = places_of(ctx.needs_input_grad[2:])

@@ -48,6 +48,8 @@ class Call(Object):
 
     def restore(self, out: Tensor) -> Tensor:
         """Outputs of the kernel (B, H, m, ·) in the caller's shape (..., m, e)."""
+        if out.shape[-1] == self.width and len(self.batch) == 2:
+            return out
         return out[..., : self.width].reshape(*self.batch, out.shape[-2], self.width)
 
     def restore_rows(self, lse: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard._transforms import forward_rule
+from regard._transforms import batches_gradients, forward_rule, is_only_run
 from regard.compute.kernel.aten import pull_kernel, run_kernel
 from regard.compute.kernel.call import Arguments, Call, lay_out
 from regard.compute.kernel.products import Products
@@ -43,6 +43,8 @@ def run_call(call: Call, arguments: Arguments) -> tuple[Tensor, Tensor]:
     q, k, v, _ = arguments
     if 0 in (*q.shape[:-1], k.shape[-2]):
         return _run_nothing(q, k, v)
+    if is_only_run(*arguments):
+        return run_kernel(call, *arguments)
     function = _TracedFlash if torch.compiler.is_compiling() else _Flash
     out, lse = function.apply(call, *arguments)
     return out, lse
@@ -89,6 +91,7 @@ class _TracedFlash(torch.autograd.Function):
         ctx.save_for_forward(q, k, v, *output, *(() if bias is None else (bias,)))
 
     @staticmethod
+    @batches_gradients
     def backward(ctx: Any, by_out: Tensor | None, by_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, *rest = ctx.saved_tensors
         bias = rest[0] if rest else None
@@ -135,6 +138,7 @@ class _Pull(torch.autograd.Function):
         ctx.save_for_forward(*(t for t in tensors if t is not None))
 
     @staticmethod
+    @batches_gradients
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
         given = places_of([c is not None for c in cotangents])
         if not given:

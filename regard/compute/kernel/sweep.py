@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from regard._object import Object, rebuild
-from regard._transforms import forward_rule, push
+from regard._transforms import batches_gradients, forward_rule, push
 from regard.compute.kernel.tiles import Index, Tile, Tiling
 
 QUERY, KEY, SHARED = "query", "key", "shared"
@@ -180,6 +180,7 @@ class _SumBlocks(torch.autograd.Function):
         ctx.save_for_forward(*arguments)
 
     @staticmethod
+    @batches_gradients
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
         arguments = ctx.saved_tensors
         wanted = places_of(ctx.needs_input_grad[2:])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard import _check
 from regard._object import Object
 from regard.potentials.reductions import Residue
 from regard.supports import Full, Support
@@ -97,13 +98,15 @@ class Tiling(Object):
         return self.replace(rows=max(1, self.rows // max(1, factor)))
 
     def __iter__(self) -> Iterator[Tile]:
-        queries, keys = self.query_marks.shape[-1], self.key_marks.shape[-1]
+        queries = self.query_marks.shape[-1]
         for element in [None] if self.batch is None else itertools.product(*map(range, self.batch)):
             for low in range(0, queries, self.rows):
                 high = min(low + self.rows, queries)
-                yield Tile(slice(low, high), self._columns(low, high - 1, keys), element)
+                yield Tile(slice(low, high), self.columns_of(low, high - 1), element)
 
-    def _columns(self, low: int, high: int, keys: int) -> slice:
+    def columns_of(self, low: int, high: int) -> slice:
+        """The keys that queries low, ..., high may see; all where tokens are not in order."""
+        keys = self.key_marks.shape[-1]
         if not self.in_order:
             return slice(0, keys)
         first, last = self.support.span(low, high)
@@ -129,7 +132,7 @@ class Tiling(Object):
             part = residue.tile(tile.rows, tile.columns)
             total = part if total is None else total + part
         allowed = self.allowed(tile)
-        if allowed is not None:
+        if allowed is not None and not _check.holds(allowed.all()):
             total = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device) if total is None else total
             total = total.masked_fill(~allowed, -math.inf)
         if total is None:
@@ -146,6 +149,8 @@ def as_four_dimensions(t: Tensor, batch: torch.Size, expand: bool) -> Tensor:
 
     Not expanded, dimensions of size one stay: the kernel broadcasts a bias without a copy.
     """
+    if t.ndim == 4 and len(batch) == 2 and (not expand or t.shape[:2] == batch):
+        return t if t.stride(-1) == 1 else t.contiguous()
     if len(batch) > 2:
         t = t.expand(*batch, *t.shape[-2:]).reshape(math.prod(batch[:-1]), batch[-1], *t.shape[-2:])
     else:

@@ -1,0 +1,126 @@
+"""Activations at numbers, with their derivatives, and what is beyond the second order on an interval."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard import maps
+from regard._upper import ELEMENTARY, UNIT, Upper, exact, sizes
+from regard._verb import Verb
+from regard.proofs.near.stages import curvature_of
+from regard.proofs.theorem import Refusal
+from regard.proofs.tokenwise import steepness
+
+
+@dataclass(frozen=True)
+class Bend:
+    """φ(h + s) = value + slope s + second s²/2 + r with |r - middle| ≤ `beyond` where |s| ≤ reach, entry by
+    entry; the third derivative is at most `third` there.
+
+    steep: |φ(h + s) - φ(h) - slope s| ≤ steep |s|. error: how far value, slope and second may be off.
+    """
+
+    value: Tensor
+    slope: Tensor
+    second: Tensor
+    third: Upper
+    middle: Tensor
+    beyond: Upper
+    steep: Upper
+    error: Upper
+
+
+bend = Verb("bend")
+"""bend.one(activation, h, reach) -> Bend, for arguments within `reach` of h."""
+
+
+@bend.rule(maps.Activation)
+def _unknown(activation: maps.Activation, h: Tensor, reach: Upper) -> Bend:
+    name = type(activation).__name__
+    raise Refusal(f"{name} has no ball model; say its derivatives with @bend.rule({name})")
+
+
+def smooth(activation: maps.Activation, h: Tensor, reach: Upper, jets: Jets) -> Bend:
+    """From the derivatives at h and the largest fourth one anywhere: |φ'''| ≤ |φ'''(h)| + reach · max|φ''''|
+    on the interval; no more than a bound by slopes alone.
+    """
+    value, slope, second, third, fourth = jets
+    error = Upper(8 * ELEMENTARY * UNIT) * (1 + sizes(h))
+    _, anywhere = curvature_of(activation)
+    near = (sizes(third) + error + Upper(fourth) * reach).minimum(Upper(anywhere))
+    steep = Upper(float(steepness.one(activation))) + sizes(slope) + error
+    beyond = near * reach.square() * reach / 6
+    return Bend(value, slope, second, near, torch.zeros_like(h), beyond, steep, error)
+
+
+Jets = tuple[Tensor, Tensor, Tensor, Tensor, float]
+"""φ, φ', φ'', φ''' at numbers, and at least max |φ''''|."""
+
+
+@bend.rule(maps.Gelu)
+def _gelu(activation: maps.Gelu, h: Tensor, reach: Upper) -> Bend:
+    return smooth(activation, h, reach, _tanh_gelu(h) if activation.tanh else _normal_gelu(h))
+
+
+def _normal_gelu(h: Tensor) -> Jets:
+    """hΦ, Φ + hp, (2 - h²)p, (h³ - 4h)p with p the normal density; φ'''' = (7h² - h⁴ - 4)p."""
+    density = torch.exp(-0.5 * h * h) / math.sqrt(2 * math.pi)
+    law = 0.5 * torch.special.erfc(-h / math.sqrt(2))
+    return h * law, law + h * density, (2 - h * h) * density, (h**3 - 4 * h) * density, 1.59578
+
+
+def _tanh_gelu(h: Tensor) -> Jets:
+    """h(1 + T)/2, T = tanh y, y = a(h + bh³): by the chain rule."""
+    a, b = math.sqrt(2 / math.pi), 0.044715
+    y = a * (h + b * h**3)
+    t = torch.tanh(y)
+    y1, y2, y3 = a * (1 + 3 * b * h * h), 6 * a * b * h, 6 * a * b
+    s = 1 / torch.cosh(y).clamp_max(1e150).square()
+    t1 = s * y1
+    t2 = s * y2 - 2 * t * s * y1**2
+    t3 = s * y3 - 6 * t * s * y1 * y2 + (4 * t * t * s - 2 * s * s) * y1**3
+    value = torch.nn.functional.gelu(h, approximate="tanh")
+    return value, 0.5 * (1 + t) + 0.5 * h * t1, t1 + 0.5 * h * t2, 1.5 * t2 + 0.5 * h * t3, 1.604
+
+
+@bend.rule(maps.Silu)
+def _silu(activation: maps.Silu, h: Tensor, reach: Upper) -> Bend:
+    """hσ(ch): σ' = σ(1-σ), and so on."""
+    c = activation.slope
+    s = torch.sigmoid(c * h)
+    s1 = s * torch.sigmoid(-c * h)
+    s2, s3 = s1 * (1 - 2 * s), s1 * (1 - 6 * s1)
+    jets = (activation(h), s + c * h * s1, 2 * c * s1 + c * c * h * s2, 3 * c * c * s2 + c**3 * h * s3)
+    return smooth(activation, h, reach, (*jets, 0.50001 * abs(c) ** 3))
+
+
+@bend.rule(maps.Tanh)
+def _tanh(activation: maps.Tanh, h: Tensor, reach: Upper) -> Bend:
+    """T, 1 - T², -2T(1 - T²), (6T² - 2)(1 - T²)."""
+    t = torch.tanh(h)
+    s = 1 / torch.cosh(h).clamp_max(1e150).square()
+    return smooth(activation, h, reach, (t, s, -2 * t * s, (6 * t * t - 2) * s, 4.0859))
+
+
+@bend.rule(maps.Relu)
+def _relu(activation: maps.Relu, h: Tensor, reach: Upper) -> Bend:
+    """The chord where the sign may change: on [l, u] with l < 0 < u, max(x, 0) lies between λx and λ(x - l),
+    λ = u/(u - l). Any λ of [0, 1] is sound with the larger of (1-λ)u and -λl.
+    """
+    far = reach.bound
+    low, high = h - far * (1 + 4 * UNIT), h + far * (1 + 4 * UNIT)
+    low, high = low - 4 * UNIT * h.abs(), high + 4 * UNIT * h.abs()
+    crossing = (low < 0) & (high > 0)
+    slope = torch.where(crossing, high / (high - low), (h > 0).double()).clamp(0.0, 1.0)
+    most = torch.maximum((1 - slope) * high, -slope * low) * (1 + 8 * UNIT)
+    middle = torch.where(crossing, 0.5 * most, 0.0)
+    value = torch.where(crossing, slope * h, h.clamp_min(0.0))
+    error = Upper(8 * UNIT) * (sizes(h) + reach)
+    zero = torch.zeros_like(h)
+    return Bend(
+        value, slope, zero, exact(zero), middle, Upper(middle), Upper(torch.full_like(h, math.inf)), error
+    )

@@ -1,0 +1,138 @@
+"""Sets of moves by their widths in all directions: |a·e| ≤ (aᵀQa)^{1/2}, and sums of such sets (M1)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard._enclosed import computed_lengths, largest_roots
+from regard._upper import UNIT, Lower, Upper, relative_error, root
+
+SMALLEST = 1e-140
+"""No weight of a sum is less, so that what is nothing may be divided by it."""
+
+
+def lifted(shape: Tensor, error: Upper) -> Tensor:
+    """Q̃ + error I, no less than any Q within `error` (...,) of Q̃ in spectral norm, and than its symmetric
+    part.
+    """
+    shape = 0.5 * (shape + shape.mT)
+    added = (error + Upper(4 * UNIT) * computed_lengths(shape.flatten(-2))).bound
+    shape.diagonal(dim1=-2, dim2=-1).add_(added.unsqueeze(-1))
+    return shape
+
+
+def pushed(matrix: Tensor, shape: Tensor) -> Tensor:
+    """M Q Mᵀ, no less than the true one: products are off by γ |M|_F² |Q|_F."""
+    size = computed_lengths(matrix.flatten(-2))
+    error = relative_error(2 * matrix.shape[-1] + 4) * size.square() * computed_lengths(shape.flatten(-2))
+    return lifted(matrix @ shape @ matrix.mT, error)
+
+
+def no_shape(n: int, width: int) -> Tensor:
+    """Nothing moves."""
+    return torch.zeros(n, width, width, dtype=torch.float64)
+
+
+def widths(shape: Tensor, directions: Tensor) -> Upper:
+    """At least (aᵀQa)^{1/2} for directions (n or 1, d, m), (n, m)."""
+    squares = (directions * (shape @ directions)).sum(-2).clamp_min(0.0)
+    lengths = computed_lengths(directions.mT)
+    rounding = relative_error(2 * shape.shape[-1] + 4) * computed_lengths(shape.flatten(-2)).unsqueeze(-1)
+    return (Upper(squares) + rounding * lengths.square()).sqrt()
+
+
+def longest(shape: Tensor) -> Upper:
+    """At least |e|, for each token: λ_max(Q)^{1/2}."""
+    return largest_roots(shape)
+
+
+class Sum:
+    """The ellipsoid of a sum of sets of moves: (Σ s_k)(Σ Q_k/s_k) for any weights s_k > 0 (M1).
+
+    Weights are the lengths tr(Q_k)^{1/2}: many segments in random directions then cost (π/2)^{1/2}, where
+    boxes cost the root of the width.
+    """
+
+    def __init__(self, n: int, width: int) -> None:
+        self._weight = torch.full((n,), SMALLEST, dtype=torch.float64)
+        self._matrix = no_shape(n, width)
+        self._error = Upper(torch.zeros(n, dtype=torch.float64))
+        self._size = Upper(torch.zeros(n, dtype=torch.float64))
+        self._count = 1
+
+    def shape(self, shape: Tensor, factor: Upper | None = None) -> Sum:
+        """A set with this shape (n, d, d), every move of it times a number that is at most `factor` (n,)."""
+        times = torch.ones_like(self._weight) if factor is None else factor.bound
+        trace = shape.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0.0)
+        weight = (times * trace.sqrt()).clamp_min(SMALLEST)
+        self._matrix = self._matrix + (times.square() / weight)[..., None, None] * shape
+        size = Upper(times.square() / weight, 3) * computed_lengths(shape.flatten(-2))
+        return self._counted(weight, size)
+
+    def gram(self, columns: Tensor, factor: Upper) -> Sum:
+        """V w with |w| ≤ factor (n,), for matrices V (n, d, p) whose entries may be rounded twice."""
+        times, whole = factor.bound, computed_lengths(columns.flatten(-2))
+        weight = (times * whole.value).clamp_min(SMALLEST)
+        scale = times.square() / weight
+        self._matrix = self._matrix + (scale[..., None, None] * columns) @ columns.mT
+        self._counted(weight, Upper(scale, 3) * whole.square(), columns.shape[-1])
+        return self.ball(relative_error(2) * whole * factor)
+
+    def ball(self, radius: Upper) -> Sum:
+        """Any move that is at most so long, (n,)."""
+        width = self._matrix.shape[-1]
+        size = radius.bound.clamp_min(SMALLEST)
+        weight = size * width**0.5
+        self._matrix.diagonal(dim1=-2, dim2=-1).add_((size.square() / weight).unsqueeze(-1))
+        return self._counted(weight, Upper(size.square() / weight, 3) * root(width))
+
+    def segments(self, columns: Tensor) -> Sum:
+        """Σ_k c_k v_k with |c_k| ≤ 1 for the columns v_k of (n, d, p), whose entries may be rounded twice."""
+        lengths = computed_lengths(columns.mT).value.clamp_min(SMALLEST)
+        self._matrix = self._matrix + (columns / lengths.unsqueeze(-2)) @ columns.mT
+        size = (Upper(columns.square().sum(-2)) / Lower(lengths)).sum(-1)
+        size = Upper(size.value, size.roundings + columns.shape[-2] + 2)
+        whole = Upper(lengths, columns.shape[-2] + 4).sum(-1)
+        self._counted(whole.bound, size, columns.shape[-1])
+        return self.ball(relative_error(2) * whole)
+
+    def add(self, weight: Tensor, matrix: Tensor, error: Upper) -> Sum:
+        """What another sum has gathered: Σ s_k, Σ Q_k/s_k and what rounding may have changed in it."""
+        self._matrix = self._matrix + matrix
+        self._error = self._error + error
+        return self._counted(weight, computed_lengths(matrix.flatten(-2)))
+
+    def _counted(self, weight: Tensor, size: Upper, terms: int = 1) -> Sum:
+        self._weight = self._weight + weight
+        self._error = self._error + relative_error(terms + 8) * size
+        self._size = self._size + size
+        self._count += 1
+        return self
+
+    def better(self, other: Sum) -> Sum:
+        """For each token the smaller of two sums."""
+        mine = self._trace() <= other._trace()
+        found = Sum(*self._matrix.shape[:2])
+        found._weight = torch.where(mine, self._weight, other._weight)
+        found._matrix = torch.where(mine[:, None, None], self._matrix, other._matrix)
+        found._error, found._size = (
+            Upper(torch.where(mine, a.bound, b.bound))
+            for a, b in ((self._error, other._error), (self._size, other._size))
+        )
+        found._count = max(self._count, other._count)
+        return found
+
+    def _trace(self) -> Tensor:
+        return self._weight * self._matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Upper]:
+        """Σ s_k, Σ Q_k/s_k and what rounding may have changed in it, for `add`."""
+        return self._weight, self._matrix, self._error
+
+    def done(self) -> Tensor:
+        """The shape of the sum (n, d, d)."""
+        weight = Upper(self._weight, self._count + 2)
+        shape = weight.bound[..., None, None] * self._matrix
+        return lifted(shape, weight * (self._error + relative_error(self._count + 4) * self._size))

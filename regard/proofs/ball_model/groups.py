@@ -1,0 +1,155 @@
+"""Remainders that several tokens share: Σ_g B_ig w_g with |w_g| ≤ 1."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from regard._enclosed import computed_lengths
+from regard._upper import Upper, relative_error
+from regard.proofs.ball_model.ellipsoids import SMALLEST, Sum, pushed
+
+_NUMBERS = itertools.count()
+
+
+@dataclass(frozen=True)
+class Groups:
+    """B (n, d, k) as numbers; the column k is named `labels`[k] and belongs to the group `owner`[k]."""
+
+    columns: Tensor
+    labels: Tensor
+    owner: Tensor
+
+    @cached_property
+    def _index(self) -> tuple[int, Tensor]:
+        found, index = torch.unique(self.owner, return_inverse=True)
+        return len(found), index
+
+    @cached_property
+    def sizes(self) -> Upper:
+        """At least |B_ig|_F, (n, groups)."""
+        squares = Upper(self._gathered(self.columns.square().sum(1)), sum(self.columns.shape[1:]) + 2)
+        return squares.sqrt()
+
+    def reach(self, directions: Tensor) -> Upper:
+        """At least Σ_g |B_igᵀa| for directions (n or 1, d, m), (n, m)."""
+        rounding = relative_error(self.columns.shape[1] + 4) * self.sizes.sum(-1).unsqueeze(-1)
+        return self.lengths(directions.mT @ self.columns) + rounding * computed_lengths(directions.mT)
+
+    def lengths(self, slopes: Tensor) -> Upper:
+        """At least Σ_g |b_g| for slopes (..., k)."""
+        return Upper(self._gathered(slopes.square()), slopes.shape[-1] + 3).sqrt().sum(-1)
+
+    def _gathered(self, squares: Tensor) -> Tensor:
+        """Sums over the columns of each group, (..., k) to (..., groups)."""
+        count, index = self._index
+        return squares.new_zeros(*squares.shape[:-1], count).index_add_(-1, index, squares)
+
+    def through(self, matrix: Tensor) -> Groups:
+        return self.replaced(matrix @ self.columns)
+
+    def replaced(self, columns: Tensor) -> Groups:
+        """The same groups with other matrices."""
+        return Groups(columns, self.labels, self.owner)
+
+    def plus(self, other: Groups) -> Groups:
+        """The sum; columns of one name add."""
+        if len(self.labels) <= len(other.labels) and bool(
+            (other.labels[: len(self.labels)] == self.labels).all()
+        ):
+            joined = other.columns.clone()
+            joined[..., : len(self.labels)] += self.columns
+            return other.replaced(joined)
+        place = {label: k for k, label in enumerate(other.labels.tolist())}
+        shared = torch.tensor([label in place for label in self.labels.tolist()], dtype=torch.bool)
+        where = torch.tensor([place[label] for label in self.labels[shared].tolist()], dtype=torch.long)
+        joined = other.columns.index_add(-1, where, self.columns[..., shared])
+        return _side_by_side(other.replaced(joined), self.of(~shared))
+
+    def of(self, chosen: Tensor) -> Groups:
+        """Some of the columns."""
+        return Groups(self.columns[..., chosen], self.labels[chosen], self.owner[chosen])
+
+    def pieces(self) -> Iterator[Tensor]:
+        """The matrix of each group, all tokens together, (n d, columns)."""
+        count, index = self._index
+        return (self.columns[..., index == group].flatten(0, 1) for group in range(count))
+
+    def merged_into(self, found: Sum) -> Sum:
+        """Each group as an ellipsoid of the sum."""
+        if not self.columns.shape[-1]:
+            return found
+        weight = self.sizes.value.clamp_min(SMALLEST)
+        scaled = self.columns / weight[:, self._index[1]].unsqueeze(1)
+        size = Upper(self.sizes.value.square() / weight, 2 * self.sizes.roundings + 3).sum(-1)
+        error = relative_error(self.columns.shape[-1] + 8) * size
+        return found.add(Upper(weight).sum(-1).bound, scaled @ self.columns.mT, error)
+
+
+def no_groups(n: int, width: int) -> Groups:
+    """No remainder yet."""
+    none = torch.zeros(0, dtype=torch.long)
+    return Groups(torch.zeros(n, width, 0, dtype=torch.float64), none, none)
+
+
+def _side_by_side(first: Groups, second: Groups) -> Groups:
+    parts = zip(_fields(first), _fields(second), strict=True)
+    columns, labels, owner = (torch.cat(pair, -1) for pair in parts)
+    return Groups(columns, labels, owner)
+
+
+def _fields(groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
+    return groups.columns, groups.labels, groups.owner
+
+
+def opened(groups: Groups, shape: Tensor, most: int) -> tuple[Groups, Tensor]:
+    """Ellipsoids (n, d, d) as groups that other tokens may share, and what is left of them: of all columns,
+    old and new, the `most` longest stay groups.
+
+    With Π = VVᵀ, e = Πe + (I - Π)e. Vᵀe lies in the ellipsoid of VᵀQV, which is no more than diag(λ) + δ.
+    """
+    n, width = shape.shape[:2]
+    values, vectors = torch.linalg.eigh(shape)
+    energy = torch.cat([groups.columns.square().sum((0, 1)), values.clamp_min(0.0).flatten()])
+    kept = torch.zeros(len(energy), dtype=torch.bool)
+    kept[energy.argsort(descending=True)[:most]] = True
+    old, new = kept[: len(groups.labels)], kept[len(groups.labels) :].unflatten(0, (n, width))
+    basis = vectors * new.unsqueeze(-2)
+    inner = basis.mT @ shape @ basis
+    unit = relative_error(2 * width + 4) * width
+    off = computed_lengths((inner - torch.diag_embed(values * new)).flatten(1)) + unit * computed_lengths(
+        shape.flatten(1)
+    )
+    lengths = (Upper(values.clamp_min(0.0), 1) + off.unsqueeze(-1)).sqrt().bound
+    fresh = _fresh(basis * lengths.unsqueeze(-2), new)
+    left = Sum(n, width).shape(pushed(torch.eye(width, dtype=torch.float64) - basis @ basis.mT, shape))
+    rounding = relative_error(width + 8) * width * computed_lengths(shape.flatten(1)).sqrt()
+    left.ball(rounding + relative_error(4) * computed_lengths(lengths))
+    groups.of(~old).merged_into(left)
+    return _side_by_side(groups.of(old), fresh), left.done()
+
+
+def closed(groups: Groups, shape: Tensor, most: int) -> tuple[Groups, Tensor]:
+    """The `most` longest columns, and ellipsoids with all others."""
+    if len(groups.labels) <= most:
+        return groups, shape
+    kept = torch.zeros(len(groups.labels), dtype=torch.bool)
+    kept[groups.columns.square().sum((0, 1)).argsort(descending=True)[:most]] = True
+    return groups.of(kept), groups.of(~kept).merged_into(Sum(*shape.shape[:2]).shape(shape)).done()
+
+
+def _fresh(roots: Tensor, kept: Tensor) -> Groups:
+    """The kept columns of each token (n, d, d) as a group of its own."""
+    n, width = roots.shape[:2]
+    token, column = kept.nonzero().unbind(-1)
+    columns = torch.zeros(n, width, len(token), dtype=torch.float64)
+    columns[token, :, torch.arange(len(token))] = roots[token, :, column]
+    names = [next(_NUMBERS) for _ in range(n)]
+    owner = torch.tensor(names)[token]
+    labels = torch.tensor([next(_NUMBERS) for _ in range(len(token))], dtype=torch.long)
+    return Groups(columns, labels, owner)

@@ -1,0 +1,196 @@
+"""The ball model through a network, map by map."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from regard import maps
+from regard._enclosed import computed_lengths
+from regard._upper import Upper, exact, relative_error
+from regard._verb import Verb
+from regard.attention import Attention
+from regard.nonexpansive import Center, MixTokens, Pool, Reflected
+from regard.proofs.ball_model.attention import attend
+from regard.proofs.ball_model.ellipsoids import Sum, no_shape
+from regard.proofs.ball_model.groups import closed, opened
+from regard.proofs.ball_model.neurons import feed_forward, gated, mixed
+from regard.proofs.ball_model.norms import normalize
+from regard.proofs.ball_model.quadratic import Quadratic
+from regard.proofs.ball_model.state import State
+from regard.proofs.locating import summands
+from regard.proofs.near.stages import FeedForward, group_feed_forward
+from regard.proofs.rewriting import as_residual
+from regard.proofs.subject import subject_of
+from regard.proofs.theorem import Refusal
+
+OPEN, KEPT = 36_000_000, 18_000_000
+"""How many numbers groups may hold in attention and after it; the shortest columns go on as ellipsoids of
+single tokens.
+"""
+NEGLIGIBLE = 1e-18
+"""What is left of ellipsoids in comparison with groups, in squares, that is not opened again."""
+
+through = Verb("through")
+"""through.one(map, state) -> State: what a map makes of a state."""
+
+
+def shared(state: State) -> State:
+    """The state with its ellipsoids opened, so that remainders know each other in all that follows."""
+    trace = float(state.shape.diagonal(dim1=-2, dim2=-1).sum())
+    if not state.linear.shape[-1] or trace <= NEGLIGIBLE * float(state.groups.columns.square().sum()):
+        return state
+    groups, left = opened(state.groups, state.shape, OPEN // (state.tokens * state.width))
+    return replace(state, groups=groups, shape=left)
+
+
+@through.rule(object)
+def _unknown(map: object, state: State) -> State:
+    raise Refusal(f"{type(map).__name__} has no ball model")
+
+
+@through.rule(maps.Compose)
+def _compose(map: maps.Compose, state: State) -> State:
+    for inner in group_feed_forward(map.maps):
+        state = through.one(inner, state)
+    return state
+
+
+@through.rule(FeedForward)
+def _feed_forward(map: FeedForward, state: State) -> State:
+    return feed_forward(state, map.first, map.activation, map.second, residual=False)
+
+
+@through.rule(maps.Pointwise)
+def _pointwise(map: maps.Pointwise, state: State) -> State:
+    """A feed-forward layer that mixes nothing."""
+    same = maps.Affine(torch.eye(state.width, dtype=torch.float64))
+    return feed_forward(state, same, map.activation, same, residual=False)
+
+
+@through.rule(maps.Gated)
+def _gated(map: maps.Gated, state: State) -> State:
+    return gated(state, map, residual=False)
+
+
+@through.rule(maps.Normalize)
+def _normalize(map: maps.Normalize, state: State) -> State:
+    return normalize(state, map)
+
+
+@through.rule(maps.Affine)
+def _affine(map: maps.Affine, state: State) -> State:
+    matrix, value = map.w.mT.unsqueeze(0), state.center @ map.w
+    off = exact(0.0)
+    after, lost = mixed(state, matrix, off, value, map.b, residual=False)
+    size = computed_lengths(map.w.flatten()) * computed_lengths(state.center)
+    return after.with_rest(Sum(*after.center.shape).ball(lost + relative_error(state.width + 4) * size))
+
+
+@through.rule(Center)
+def _center(map: Center, state: State) -> State:
+    matrix = torch.eye(state.width, dtype=torch.float64) - 1 / state.width
+    return through.one(maps.Affine(matrix), state)
+
+
+@through.rule(maps.Heads)
+@through.rule(Attention)
+def _attention(map: Attention | maps.Heads, state: State) -> State:
+    subject = subject_of(map)
+    if len(subject.separate) > 1 and subject.w_o is None:
+        raise Refusal(
+            "an attention with several heads gives a sequence for each; mix them with Heads(attention, w_o)"
+        )
+    return attend(shared(state), subject)
+
+
+@through.rule(maps.Residual)
+def _residual(map: maps.Residual, state: State) -> State:
+    inner = map.map
+    parts = group_feed_forward(inner.maps) if isinstance(inner, maps.Compose) else [inner]
+    if len(parts) == 1 and isinstance(parts[0], FeedForward):
+        layer = parts[0]
+        return feed_forward(state, layer.first, layer.activation, layer.second, residual=True)
+    if isinstance(inner, maps.Gated):
+        return gated(state, inner, residual=True)
+    state = shared(state)
+    return _narrowed(_added(state, through.one(inner, state)))
+
+
+def _narrowed(state: State) -> State:
+    """The state with fewer columns."""
+    groups, shape = closed(state.groups, state.shape, KEPT // (state.tokens * state.width))
+    return replace(state, groups=groups, shape=shape)
+
+
+@through.rule(maps.Added)
+def _add(map: maps.Added, state: State) -> State:
+    state = shared(state)
+    first, *others = (through.one(part, state) for part in summands(map))
+    for other in others:
+        first = _added(first, other)
+    return first
+
+
+@through.rule(Reflected)
+def _reflected(map: Reflected, state: State) -> State:
+    return through.one(as_residual(map, state.width), state)
+
+
+def _added(first: State, second: State) -> State:
+    """The sum of two states of one origin."""
+    if first.center.shape != second.center.shape:
+        raise Refusal("a sum of maps that give sequences of different shapes")
+    curved = None
+    if first.curved is not None and second.curved is not None:
+        curved = first.curved.plus(second.curved)
+    both = replace(
+        second,
+        center=first.center + second.center,
+        linear=first.linear + second.linear,
+        curved=curved,
+        groups=first.groups.plus(second.groups),
+    )
+    size = computed_lengths(first.center) + computed_lengths(second.center) + first.size + second.size
+    rest = Sum(*both.center.shape).shape(first.shape).ball(relative_error(4) * size)
+    return both.with_rest(rest)
+
+
+@through.rule(MixTokens)
+def _mix_tokens(map: MixTokens, state: State) -> State:
+    return mix_tokens(state, map.w.detach().double())
+
+
+@through.rule(Pool)
+def _pool(map: Pool, state: State) -> State:
+    weights = torch.full((1, state.tokens), 1 / math.sqrt(state.tokens), dtype=torch.float64)
+    return mix_tokens(state, weights, relative_error(4))
+
+
+def mix_tokens(state: State, w: Tensor, error: Upper | None = None) -> State:
+    """x ↦ w x for weights (m, n) of tokens, which may be off by `error` of their size."""
+    if w.shape[-1] != state.tokens:
+        raise Refusal(f"{w.shape[-1]} tokens are mixed and the sequence has {state.tokens}")
+    rows, state = len(w), shared(state)
+    curved = state.curved
+    after = replace(
+        state,
+        center=w @ state.center,
+        linear=_over_tokens(w, state.linear),
+        curved=None if curved is None else Quadratic(_over_tokens(w, curved.forms)),
+        groups=state.groups.replaced(_over_tokens(w, state.groups.columns)),
+        shape=no_shape(rows, state.width),
+    )
+    size = computed_lengths(state.center) + state.reach
+    unit = relative_error(state.tokens + 4) if error is None else relative_error(state.tokens + 4) + error
+    rest = Sum(rows, state.width).ball(unit * (Upper(w.abs()) * size).sum(-1))
+    for j in range(state.tokens):
+        rest.shape(state.shape[j].expand(rows, -1, -1), Upper(w[:, j].abs()))
+    return after.with_rest(rest)
+
+
+def _over_tokens(w: Tensor, tensors: Tensor) -> Tensor:
+    return (w @ tensors.flatten(1)).unflatten(-1, tensors.shape[1:])

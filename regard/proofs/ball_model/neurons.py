@@ -1,0 +1,158 @@
+"""Feed-forward layers, plain and gated: neurons that move together over |u| ≤ 1 (M4).
+
+A neuron's argument moves by s = b·u + r, |r| ≤ ρ. Beyond φ's + φ''(b·u)²/2 there remain φ''(b·u)r + φ''r²/2
+and the third order. Neurons one by one are segments; together, Σ_k (b_k·u)² ≤ |b|² and Σ_k (b_k·u)⁴ ≤
+λ_max[(b_k·b_l)²] bound sums with unknown coefficients, by Cauchy and Schwarz.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard import maps
+from regard._enclosed import computed_lengths
+from regard._upper import Upper, exact, relative_error, sizes
+from regard.proofs.ball_model.activations import Bend, bend
+from regard.proofs.ball_model.ellipsoids import Sum
+from regard.proofs.ball_model.squares import Squares
+from regard.proofs.ball_model.state import State
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """wᵀx_i + b for neurons k: `value` (n, m) at the center, off by `error`, and slopes b_ik (n, m, d0);
+    |b_ik·u| ≤ first, and what else moves it is at most `rest`.
+    """
+
+    value: Tensor
+    error: Upper
+    along: Tensor
+    first: Upper
+    rest: Upper
+
+    @property
+    def reach(self) -> Upper:
+        """At least how far the argument is from `value`."""
+        return self.first + self.rest
+
+    def product(self, other: Arguments) -> Upper:
+        """At least |s t - (b·u)(c·u)| of two arguments."""
+        return self.first * other.rest + self.rest * other.reach
+
+
+def arguments(state: State, w: Tensor, b: Tensor | None) -> Arguments:
+    """The arguments of neurons with weights w (d, m)."""
+    columns, unit = computed_lengths(w.mT), relative_error(state.width + 4)
+    value = state.center @ w if b is None else state.center @ w + b
+    bias = exact(0.0) if b is None else sizes(b)
+    error = unit * (computed_lengths(state.center).unsqueeze(-1) * columns + bias)
+    slip = unit * computed_lengths(state.linear.flatten(1)).unsqueeze(-1) * columns
+    along = w.mT @ state.linear
+    return Arguments(
+        value, error, along, state.inputs.reach(along), state.rest(w.unsqueeze(0)) + error + slip
+    )
+
+
+def feed_forward(
+    state: State, first: maps.Affine, activation: maps.Activation, second: maps.Affine, residual: bool
+) -> State:
+    """w_2ᵀφ(w_1ᵀx + b_1) + b_2, and x more with a residual connection."""
+    w_1, w_2 = first.w, second.w
+    at = arguments(state, w_1, first.b)
+    found: Bend = bend.one(activation, at.value, at.reach)
+    value, matrix = (found.value + found.middle) @ w_2, w_2.mT @ (found.slope.unsqueeze(-1) * w_1.mT)
+    thick, mixing = computed_lengths(w_1.flatten()), computed_lengths(w_2.flatten())
+    steep = sizes(found.slope).amax(-1)
+    off = thick * mixing * (relative_error(len(w_2) + 4) * steep + found.error.amax(-1))
+    active = computed_lengths(found.value) + computed_lengths(found.middle)
+    blur = relative_error(len(w_2) + 6) * active + found.error.norm() + steep * at.error.norm()
+    after, lost = mixed(state, matrix, off, value, second.b, residual)
+    squares = Squares(at.along, state.own)
+    rest = _beyond(at, found, w_2.mT, squares).ball(lost + blur * mixing)
+    if not bool((found.second != 0).any()):
+        return after.with_rest(rest)
+    return squares.into(after, 0.5 * w_2.mT * found.second.unsqueeze(-2), rest)
+
+
+def mixed(
+    state: State, matrix: Tensor, off: Upper, value: Tensor, bias: Tensor | None, residual: bool
+) -> tuple[State, Upper]:
+    """The state after x ↦ value + M(x - c) + bias, and x more with a residual connection; and what rounding
+    hides of it, M being off by `off`.
+    """
+    value = value if bias is None else value + bias
+    if residual:
+        value = value + state.center
+        matrix = matrix + torch.eye(state.width, dtype=torch.float64)
+    after = state.through(matrix, value)
+    sums = relative_error(8) * (computed_lengths(value) + computed_lengths(state.center))
+    sums = sums if bias is None else sums + relative_error(4) * computed_lengths(bias)
+    off = off + relative_error(2) * computed_lengths(matrix.flatten(1))
+    return after, state.lost(matrix, off) + sums
+
+
+def _beyond(at: Arguments, found: Bend, mixing: Tensor, squares: Squares) -> Sum:
+    """What is beyond the first two orders: neurons one by one, or together."""
+    second = sizes(found.second) + found.error
+    slip = found.error * at.first.square()
+    bent = second.halved() * at.product(at) + found.beyond
+    whole = found.steep * at.reach + second.halved() * at.first.square()
+    one_by_one = Sum(len(at.value), len(mixing)).segments(_times(mixing, bent.minimum(whole) + slip))
+    if not bool((found.second != 0).any()):
+        return one_by_one
+    cubic = found.third * at.reach / 3
+    small = (second.halved() + cubic) * at.rest.square() + slip
+    together = Sum(len(at.value), len(mixing)).segments(_times(mixing, small))
+    together.gram(_times(mixing, second * at.rest), squares.norm)
+    together.gram(_times(mixing, cubic), squares.quartic.sqrt())
+    return one_by_one.better(together)
+
+
+def _times(mixing: Tensor, halves: Upper) -> Tensor:
+    return mixing * halves.bound.unsqueeze(-2)
+
+
+def gated(state: State, map: maps.Gated, residual: bool) -> State:
+    """w_outᵀ(φ(h) g): with s and t the moves of h and g,
+
+    φ(h + s)(g + t) = φg + φ'g s + φ t + [φ''g s²/2 + φ' s t] + φ'' s² t/2 + R(g + t), R the third order;
+    (b·u)(c·u) = ((b+c)·u)²/4 - ((b-c)·u)²/4.
+    """
+    w_out = map.w_out
+    h, g = arguments(state, map.w, map.b), arguments(state, map.w_gate, map.b_gate)
+    found: Bend = bend.one(map.activation, h.value, h.reach)
+    active, gate = found.value + found.middle, g.value
+    slopes = (found.slope * gate).unsqueeze(-1) * map.w.mT + active.unsqueeze(-1) * map.w_gate.mT
+    thick, mixing = _both_lengths(map), computed_lengths(w_out.flatten())
+    largest = sizes(found.slope) * sizes(gate) + sizes(active)
+    off = relative_error(len(w_out) + 12) * largest.amax(-1) + (found.error * (sizes(gate) + 1)).amax(-1)
+    shifts = found.error * sizes(gate) + sizes(found.slope) * sizes(gate) * h.error + sizes(active) * g.error
+    blur = relative_error(len(w_out) + 12) * computed_lengths(active * gate) + shifts.norm()
+    value = (active * gate) @ w_out
+    after, lost = mixed(state, w_out.mT @ slopes, thick * mixing * off, value, None, residual)
+    rest = _gated_beyond(h, g, found, w_out.mT).ball(lost + blur * mixing)
+    along = torch.cat([h.along, h.along + g.along, h.along - g.along], 1)
+    quarter = 0.25 * found.slope
+    forms = torch.cat([0.5 * found.second * gate, quarter, -quarter], 1)
+    both = computed_lengths(h.along) + computed_lengths(g.along)
+    rounding = relative_error(8) * both.square() * sizes(found.slope)
+    rest.ball(mixing * rounding.norm())
+    weights = torch.cat([w_out.mT] * 3, -1) * forms.unsqueeze(-2)
+    return Squares(along, state.own).into(after, weights, rest)
+
+
+def _both_lengths(map: maps.Gated) -> Upper:
+    return computed_lengths(map.w.flatten()) + computed_lengths(map.w_gate.flatten())
+
+
+def _gated_beyond(h: Arguments, g: Arguments, found: Bend, mixing: Tensor) -> Sum:
+    """What is beyond the first two orders, neuron by neuron."""
+    second, gate = sizes(found.second) + found.error, sizes(g.value)
+    slope = sizes(found.slope) + found.error
+    bent = (second * gate).halved() * h.product(h) + slope * h.product(g)
+    cubic = second.halved() * h.reach.square() * g.reach + found.beyond * (gate + g.reach)
+    slip = found.error * (gate + 1) * h.first * (h.first + g.first)
+    return Sum(len(h.value), len(mixing)).segments(_times(mixing, bent + cubic + slip))

@@ -1,0 +1,202 @@
+"""decide: can any input of a neighborhood change the answer? Proved, refuted by an input, or open."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.certificate import Certificate, Hypothesis, round_down
+from regard.domains import Near
+from regard.errors import ArgumentError
+from regard.maps import Compose
+from regard.norms import Frobenius, TokenMax
+from regard.proofs.ball_model.beginning import is_small, second_order
+from regard.proofs.ball_model.margin import least
+from regard.proofs.ball_model.state import State
+from regard.proofs.classifier import Classifier, check_sequence, classifier
+from regard.proofs.decision_attack import LeastMargin
+from regard.proofs.falsification import Witness
+from regard.proofs.question import question
+from regard.proofs.theorem import NO_THEOREM, Refusal, assumed, checked
+from regard.proofs.theorems.ball_model import THEOREM, arithmetic, run, start
+
+QUANTITY = "lead of any other class"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether the answer is the same for every input of a domain.
+
+    holds: True, proved; False, an input of the domain changes it, was run as the model runs, and is
+    `attack.other`; None, open. margin: at most by how much another class leads anywhere, negative where none
+    does; the proof is about the model in real arithmetic with its weights as they are. attack: the input
+    with the least lead of the label that was found. runner_up: the class that comes nearest.
+    """
+
+    holds: bool | None
+    label: tuple[int, ...]
+    runner_up: int
+    margin: Certificate
+    attack: Witness
+    reason: str = ""
+
+    @property
+    def least_margin(self) -> float:
+        """At least the lead of the label anywhere in the domain; minus infinity where nothing is proved."""
+        return -self.margin.value
+
+    def __str__(self) -> str:
+        names = ", ".join(str(label) for label in self.label)
+        said = f"the answer {names}" if len(self.label) == 1 else f"the leading set {{{names}}}"
+        lines = [f"{said} {WORDS[self.holds]} on {self.margin.domain}"]
+        if self.holds is not False:
+            lines.append(
+                f"  proved: it leads by at least {round_down(self.least_margin)}; nearest is {self.runner_up}"
+            )
+        lines.append(f"  attack: the smallest lead found is {self.attack.value:.6g}")
+        lines += [f"  {self.reason}"] if self.reason else []
+        return "\n".join(lines + [f"  {hypothesis}" for hypothesis in self.margin.hypotheses])
+
+    __repr__ = __str__
+
+
+WORDS = {True: "cannot change", False: "changes", None: "may or may not change"}
+
+
+def decide(
+    model: Any,
+    x: Tensor,
+    domain: Near,
+    *,
+    readout: Any = None,
+    label: int | Sequence[int] | None = None,
+    steps: int = 20,
+) -> Decision:
+    """Whether the label leads all other classes for every input of the domain, which is around x (n, d).
+
+    model: what `certify` takes, from tokens to logits (1, classes); readout: a map that makes them of its
+    value. label: None means the class that leads at x; several mean that each of them leads all others (the k
+    most probable next tokens). steps: of the attack, which runs first; what it finds is run by the model
+    itself, in its own dtype.
+    """
+    check_sequence("x", x)
+    _check_domain(domain, x)
+    with question():
+        found = classifier(model, readout)
+        logits = found.run(x)
+        labels = _labels(label, logits)
+        attack = LeastMargin(found, domain, labels).find(steps)
+        if attack.changed:
+            return _refuted(found, domain, labels, attack.witness)
+        return _proved(found, domain, labels, attack.witness)
+
+
+def _check_domain(domain: Near, x: Tensor) -> None:
+    if not isinstance(domain, Near):
+        remedy = "give a neighborhood of x: one_token(x, index, radius), Radii, Box, Hull or Neighborhood"
+        raise ArgumentError("domain", f"is {domain!r}", remedy)
+    points = domain.measure.points
+    if points.shape != x.shape or not bool((points == x.detach().double()).all()):
+        raise ArgumentError("domain", "is around another sequence than x", "make it from x itself")
+
+
+def _labels(label: int | Sequence[int] | None, logits: Tensor) -> tuple[int, ...]:
+    classes = logits.shape[-1]
+    if label is None:
+        return (int(logits.argmax(-1)),)
+    labels = (label,) if isinstance(label, int) else tuple(label)
+    wrong = [
+        one for one in labels if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < classes
+    ]
+    if wrong or not 0 < len(set(labels)) < classes or len(set(labels)) != len(labels):
+        raise ArgumentError(
+            "label", f"is {label!r}", f"give different classes of 0 … {classes - 1}, not all of them"
+        )
+    return labels
+
+
+def _refuted(found: Classifier, domain: Near, labels: tuple[int, ...], witness: Witness) -> Decision:
+    rival = _rival(found.run(_moved(witness)), labels)
+    margin = Certificate(math.inf, domain, Frobenius(), NO_THEOREM, quantity=QUANTITY)
+    kind = str(found.dtype).rpartition(".")[-1]
+    reason = f"class {rival} leads by {-witness.value:.6g} there, as the model runs in {kind}"
+    return Decision(False, labels, rival, margin, witness, reason)
+
+
+def _moved(witness: Witness) -> Tensor:
+    """The input that was found."""
+    assert isinstance(witness.other, Tensor)
+    return witness.other
+
+
+def _rival(logits: Tensor, labels: tuple[int, ...]) -> int:
+    """The class that leads among the others."""
+    return int(logits.index_fill(-1, torch.tensor(labels), -math.inf).argmax(-1))
+
+
+def _proved(found: Classifier, domain: Near, labels: tuple[int, ...], witness: Witness) -> Decision:
+    certificate, rival, reason = margin_certificate(found, domain, labels)
+    holds = True if certificate.value < 0 else None
+    rival = _rival(found.run(_moved(witness)), labels) if rival is None else rival
+    return Decision(holds, labels, rival, certificate, witness, reason)
+
+
+def margin_certificate(
+    found: Classifier, domain: Near, labels: tuple[int, ...]
+) -> tuple[Certificate, int | None, str]:
+    """At most by how much another class leads, with that class, and why there is no more; the second order is
+    tried where the first does not suffice.
+    """
+    try:
+        state = start(domain)
+        best, rival = _least(found, state, labels)
+        if best <= 0 and is_small(state):
+            best, rival = max(
+                (best, rival), _least(found, second_order(state), labels), key=lambda pair: pair[0]
+            )
+    except Refusal as refusal:
+        none = Certificate(
+            math.inf, domain, Frobenius(), NO_THEOREM, refused=(str(refusal),), quantity=QUANTITY
+        )
+        return none, None, f"the bounds do not speak of it: {refusal}"
+    hypotheses = (checked("every class has its own functional of one state"), *_arithmetic(found))
+    made = Certificate(-best, domain, _norm(domain), THEOREM.cited, hypotheses, quantity=QUANTITY)
+    return made, rival, "" if best > 0 else "the bounds do not reach so far; use a smaller radius"
+
+
+def _norm(domain: Near) -> Any:
+    return getattr(domain, "norm", TokenMax())
+
+
+def _arithmetic(found: Classifier) -> tuple[Hypothesis, ...]:
+    if found.dtype == torch.float64:
+        return (arithmetic(),)
+    kind = str(found.dtype).rpartition(".")[-1]
+    return arithmetic(), assumed(f"the model in {kind} decides as it would with exact numbers")
+
+
+def _least(found: Classifier, state: State, labels: tuple[int, ...]) -> tuple[float, int]:
+    """At most the least lead of a label over another class, and that class."""
+    body, weights, bias = found.split
+    try:
+        after = run(Compose(body), state)
+    except Refusal:
+        if state.curved is None:
+            raise
+        return -math.inf, 0
+    weights = torch.eye(after.width, dtype=torch.float64) if weights is None else weights
+    bias = torch.zeros(weights.shape[-1], dtype=torch.float64) if bias is None else bias
+    others = [k for k in range(weights.shape[-1]) if k not in labels]
+    found_least = math.inf, others[0]
+    for label in labels:
+        directions = weights[:, label].unsqueeze(-1) - weights[:, others]
+        values = least(after, directions, bias[label] - bias[others])
+        k = int(values.argmin())
+        found_least = min(found_least, (float(values[k]), others[k]), key=lambda pair: pair[0])
+    low = found_least[0]
+    return (low if not math.isnan(low) else -math.inf), found_least[1]

@@ -1,0 +1,102 @@
+"""Whole networks near an input, with remainders that keep their directions: what decisions rest on."""
+
+from __future__ import annotations
+
+import math
+
+from regard._enclosed import computed_lengths, spectral_norms
+from regard._upper import Upper
+from regard.certificate import Hypothesis
+from regard.domains import Near
+from regard.errors import ArgumentError
+from regard.maps import Compose, Map
+from regard.norms import EntryMax, Frobenius, SequenceNorm, TokenMax, TokenSum
+from regard.proofs.ball_model.beginning import at_rest, begin, is_small, second_order
+from regard.proofs.ball_model.ellipsoids import longest
+from regard.proofs.ball_model.network import through
+from regard.proofs.ball_model.state import State
+from regard.proofs.locating import in_double, one_sequence
+from regard.proofs.theorem import Bound, Refusal, Theorem, assumed
+
+THEOREM = Theorem(
+    name="ball_model",
+    title="the ball model of a network",
+    statement=r"""
+For every input of a neighborhood, parametrized by $|u| \le 1$, the tokens after each map are
+$$ x_i = c_i + A_iu + u^\top H_iu + \sum_g B_{ig}w_g + e_i,\qquad |w_g| \le 1,\quad |a\cdot e_i| \le
+(a^\top Q_ia)^{1/2}\ \forall a, $$
+where a map acts on $A$, $H$, $B$ by its exact derivatives at the center and adds its remainder to $Q$: sets
+of moves are added by $Q = (\sum s_k)(\sum Q_k/s_k)$; a quadratic move $u^\top H_cu$ by the Gram matrix
+$\langle H_c, H_d\rangle$ after its part along $A_i^\top A_i$ is taken out; neurons together by
+$\lambda_{\max}[(b_k\cdot b_l)^2]$; norm layers by homogeneity; softmax rows by $-\mathrm{down} \le E_j \le
+\mathrm{up}$. Before attention the ellipsoids become groups, which tokens share. A functional is at least
+$$ a\cdot c + \min_{|u|\le1}\bigl(A^\top a\cdot u + u^\top(a\cdot H)u\bigr) - \sum_g|B_g^\top a| -
+(a^\top Qa)^{1/2}. $$
+""",
+    hypotheses=(
+        "a neighborhood of one sequence: tokens in balls or boxes, all in one ball, one token in the hull of "
+        "embeddings",
+        "attention with softmax rows of Dot, Bilinear or Rotary scores, norm layers, feed-forward layers "
+        "plain and gated, affine maps, sums",
+    ),
+    proof=r"""
+By induction over maps: the identities of docs/ball-model.md for each of them, Taylor's formula with what
+the state before it reaches, and the triangle inequality for sums of sets. What rounding changes in $c$, $A$,
+$H$, $B$ is a remainder of its own.
+""",
+)
+
+
+@THEOREM.deviation(Compose, Near, SequenceNorm)
+def ball_model(map: Map, domain: Near, norm: SequenceNorm) -> list[Bound]:
+    """The norm of the moves of all tokens, to the first order and, where that is small, to the second."""
+    network = in_double(map)
+    one_sequence(network)
+    first = start(domain)
+    center = run(network, at_rest(domain.measure.points))
+    found = [_deviation(run(network, first), center, norm)]
+    if is_small(first):
+        found.append(_deviation(run(network, second_order(first)), center, norm))
+    return [Bound(value, (arithmetic(),)) for value in found]
+
+
+def start(domain: Near) -> State:
+    """The neighborhood as a state."""
+    measure = domain.measure
+    if measure.log_weights is not None or measure.marks is not None:
+        raise Refusal("weights and marks of the points have no ball model; give the points without them")
+    state: State = begin.one(domain)
+    return state
+
+
+def run(network: Map, state: State) -> State:
+    """A network on a state; what leaves the range of numbers is refused."""
+    try:
+        after: State = through.one(network, state)
+    except ArgumentError as error:
+        raise Refusal(f"the value at the given sequence is no number: {error}") from None
+    if not all(bool(part.isfinite().all()) for part in (after.center, after.linear, after.shape)):
+        raise Refusal("its remainders leave the range of numbers on this domain; use a smaller radius")
+    return after
+
+
+def _deviation(state: State, still: State, norm: SequenceNorm) -> Upper:
+    """At least how far values are from that of the given sequence, which is near the center of `still`."""
+    shift = computed_lengths(state.center - still.center) * (1 + Upper(2.0**-50)) + longest(still.shape)
+    each = shift + spectral_norms(state.linear) + longest(state.rest_shape)
+    if not math.isfinite(float(each.amax())):
+        raise Refusal("its remainders leave the range of numbers on this domain; use a smaller radius")
+    if isinstance(norm, (TokenMax, EntryMax)):
+        return each.amax()
+    if isinstance(norm, TokenSum):
+        return each.sum()
+    assert isinstance(norm, Frobenius)
+    together = shift.norm() + spectral_norms(state.linear.flatten(0, 1)) + state.joint_rest()
+    return each.norm().minimum(together)
+
+
+def arithmetic() -> Hypothesis:
+    """What is taken on trust of the machine."""
+    return assumed(
+        "float64 rounds to nearest, exponentials are right to eight units, eigenvalues are backward stable"
+    )

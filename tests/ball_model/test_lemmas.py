@@ -1,0 +1,303 @@
+"""Each lemma of the ball model alone: identities, remainders against points of their sets, equality cases."""
+
+import math
+
+import mpmath
+import pytest
+import torch
+
+from regard import maps
+from regard._upper import exact
+from regard.domains import Radii
+from regard.proofs.ball_model.activations import bend
+from regard.proofs.ball_model.attention_gram import attention_gram
+from regard.proofs.ball_model.beginning import begin, second_order
+from regard.proofs.ball_model.ellipsoids import Sum, longest, widths
+from regard.proofs.ball_model.groups import closed, no_groups, opened
+from regard.proofs.ball_model.inputs import BallPart, BoxPart, Inputs, SimplexPart, shares_of
+from regard.proofs.ball_model.margin import quadratic_minimum
+from regard.proofs.ball_model.network import through
+from regard.proofs.ball_model.quadratic import Quadratic, own_square, split
+from regard.proofs.ball_model.rows import Row, beyond_linear, beyond_square
+from regard.proofs.ball_model.squares import largest_row
+from tests.ball_model.networks import D, attention, drawn, hidden, network, norm, sequence
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def test_the_norm_layer_is_homogeneous():
+    """N(g + t) = w^{-1/2} (g + z)(1 + q)^{-1/2}."""
+    g, t, eps, d = drawn(generator(), 6), 0.3 * drawn(generator(1), 6), 0.01, 6
+    g, t = g - g.mean(), t - t.mean()
+    w, along = g @ g / d + eps, g @ t / (g @ g)
+    z = (t - along * g) / (1 + along)
+    q = z @ z / (d * w) + eps * ((1 + along) ** -2 - 1) / w
+    assert maps.Normalize(eps)(g + t) == pytest.approx((g + z) * (1 + q) ** -0.5 / w.sqrt(), abs=1e-14)
+
+
+def test_a_row_of_softmax_in_its_centered_scores():
+    """o' - o = Σ P (e^a/Z - 1) y, with Z = Σ P e^a ≥ 1."""
+    scores, moves, values = drawn(generator(), 5), drawn(generator(1), 5), drawn(generator(2), 5, 3)
+    law = scores.softmax(-1)
+    a = moves - law @ moves
+    z = law @ a.exp()
+    found = (law * (a.exp() / z - 1)) @ (values - law @ values)
+    assert z >= 1
+    assert found == pytest.approx((scores + moves).softmax(-1) @ values - law @ values, abs=1e-14)
+
+
+def test_the_gram_matrix_of_attention_against_written_out_forms():
+    n, c, e, k = 4, 3, 2, 5
+    law = drawn(generator(), n, n).softmax(-1)
+    values = drawn(generator(1), n, e)
+    apart = values.unsqueeze(0) - (law @ values).unsqueeze(1)
+    slopes = drawn(generator(2), n, n, k)
+    q, key, v = (drawn(generator(3 + i), n, width, k) for i, width in enumerate((c, c, e)))
+    square = own_square(drawn(generator(7), n, 6, k)).square
+    gram, inner = attention_gram(law, apart, slopes, (q, key, v), square)
+    scores = torch.einsum("ick,jcl->ijkl", q, key) + 0.5 * slopes.unsqueeze(-1) * slopes.unsqueeze(-2)
+    forms = torch.einsum("ij,ijd,ijkl->idkl", law, apart, scores)
+    forms = forms + torch.einsum("ij,ijk,jdl->idkl", law, slopes, v)
+    forms = 0.5 * (forms + forms.mT)
+    assert gram == pytest.approx(torch.einsum("ickl,idkl->icd", forms, forms), abs=1e-12)
+    assert inner == pytest.approx(torch.einsum("ickl,ikl->ic", forms, square), abs=1e-12)
+
+
+@pytest.mark.parametrize("pre", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_second_order_is_the_second_derivative(pre, gated):
+    """A and 2H of a whole network against torch. Without eps: what it bends in norm layers is a remainder."""
+    kind = {"pre": pre, "gated": gated, "activation": maps.Silu(), "turned": "rotary", "norms": (True, 0.0)}
+    net, x = network(3, **kind), sequence(3, tokens=3)
+    radii = torch.tensor([0.0, 1e-9, 0.0], dtype=D)
+    state = through.one(net, second_order(begin.one(Radii(x, radii))))
+
+    def last(u):
+        return net(torch.cat([x[:1], (x[1] + u).unsqueeze(0), x[2:]]))[0, :2]
+
+    zero = torch.zeros(8, dtype=D)
+    slopes = torch.autograd.functional.jacobian(last, zero)
+    bends = torch.stack(
+        [torch.autograd.functional.hessian(lambda u, c=c: last(u)[c], zero) for c in range(2)]
+    )
+    assert state.linear[0, :2] / 1e-9 == pytest.approx(slopes, abs=1e-11)
+    assert state.curved.forms[0, :2] / 1e-18 == pytest.approx(0.5 * bends, abs=1e-10)
+
+
+def test_a_sum_of_segments_and_its_equality_case():
+    """One segment is itself; two orthogonal ones of one length have the ellipsoid 2(aaᵀ + bbᵀ)."""
+    one = torch.tensor([[[3.0], [4.0]]], dtype=D)
+    found = Sum(1, 2).segments(one).done()
+    assert float(longest(found)) == pytest.approx(5.0, rel=1e-12)
+    two = Sum(1, 2).segments(torch.eye(2, dtype=D).unsqueeze(0)).done()
+    assert two[0] == pytest.approx(2 * torch.eye(2, dtype=D), rel=1e-12)
+
+
+def test_sums_hold_every_sum():
+    """Random points of an ellipsoid, a ball, a mixed set and segments, along random directions."""
+    g = generator(5)
+    root, columns, mixed = drawn(g, 1, 4, 4), drawn(g, 1, 4, 3), drawn(g, 1, 4, 2)
+    radius, factor = exact(torch.tensor([0.3], dtype=D)), exact(torch.tensor([0.7], dtype=D))
+    found = Sum(1, 4).shape(root @ root.mT).segments(columns).ball(radius).gram(mixed, factor).done()
+    a = drawn(g, 1, 4, 50)
+    most = (root.mT @ a).norm(dim=1) + (columns.mT @ a).abs().sum(1) + 0.3 * a.norm(dim=1)
+    most = most + 0.7 * (mixed.mT @ a).norm(dim=1)
+    assert bool((widths(found, a).bound >= most).all())
+
+
+def test_a_quadratic_with_a_positive_part_is_one_sided():
+    """H = M: the split gives [0, 1] |M| and next to nothing around it, not ±|M|_F."""
+    linear = drawn(generator(), 1, 5, 5)
+    own = own_square(linear)
+    forms = Quadratic(own.square.unsqueeze(1) * torch.tensor([1.0, -2.0], dtype=D)[None, :, None, None])
+    offset, around = split(forms.grams(own), own)
+    top = float(torch.linalg.eigvalsh(own.square[0])[-1])
+    assert offset[0] == pytest.approx(torch.tensor([top, -2 * top], dtype=D), rel=1e-9)
+    assert float(longest(around)) < 1e-4 * top
+
+
+def test_splits_hold_the_quadratic():
+    g = generator(4)
+    linear, forms = drawn(g, 1, 3, 4), drawn(g, 1, 2, 4, 4)
+    forms = 0.5 * (forms + forms.mT)
+    own = own_square(linear)
+    offset, around = split(Quadratic(forms).grams(own), own)
+    u = torch.nn.functional.normalize(drawn(g, 500, 4), dim=-1)
+    values = torch.einsum("sk,ckl,sl->sc", u, forms[0], u)
+    a = drawn(g, 20, 2)
+    high = (a @ offset[0]).clamp_min(0) + widths(around, a.mT.unsqueeze(0)).bound[0]
+    low = (a @ offset[0]).clamp_max(0) - widths(around, a.mT.unsqueeze(0)).bound[0]
+    assert bool((values @ a.mT <= high + 1e-12).all())
+    assert bool((values @ a.mT >= low - 1e-12).all())
+
+
+def test_collatz_and_wielandt():
+    """λ_max from above, and equal for a matrix of ones."""
+    pairs = drawn(generator(), 6, 6).abs()
+    pairs = pairs + pairs.mT
+    assert float(largest_row(pairs)) >= float(torch.linalg.eigvalsh(pairs)[-1])
+    assert float(largest_row(torch.ones(4, 4, dtype=D))) == pytest.approx(4.0, rel=1e-8)
+
+
+ACTIVATIONS = [maps.Gelu(), maps.Gelu(True), maps.Silu(), maps.Silu(1.702), maps.Tanh(), maps.Relu()]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=repr)
+@pytest.mark.parametrize("reach", [1e-3, 0.3, 2.0])
+def test_remainders_of_activations_hold_on_their_interval(activation, reach):
+    h = torch.linspace(-6, 6, 241, dtype=D)
+    found = bend.one(activation, h, exact(torch.full_like(h, reach)))
+    s = torch.linspace(-1, 1, 201, dtype=D).unsqueeze(-1) * reach
+    model = found.value + found.slope * s + found.second * s**2 / 2 + found.middle
+    rest = (activation(h + s) - model).abs()
+    assert bool((rest <= (found.beyond + found.error).bound * (1 + 1e-9) + 1e-14).all())
+    if not isinstance(activation, maps.Relu):
+        assert float((rest.amax(0) / found.beyond.bound).max()) > (0.9 if reach < 0.01 else 0.2)
+
+
+def test_fourth_derivatives_of_activations_are_bounded():
+    """The numbers that cubic remainders rest on, on a fine grid."""
+    from regard.proofs.ball_model import activations
+
+    x = torch.linspace(-14, 14, 40001, dtype=D)
+    for activation, jets in (
+        (maps.Gelu(), activations._normal_gelu(x)),
+        (maps.Gelu(True), activations._tanh_gelu(x)),
+    ):
+        at = x.clone().requires_grad_()
+        value = activation(at)
+        for order in range(4):
+            assert value.detach() == pytest.approx(jets[order], abs=1e-12)
+            (value,) = torch.autograd.grad(value.sum(), at, create_graph=True)
+        assert float(value.detach().abs().max()) < jets[4]
+
+
+def test_exponentials_from_above():
+    numbers = [1e-8, 1e-3, 0.5, 3.0]
+    t = exact(torch.tensor(numbers, dtype=D))
+    linear, square = beyond_linear(t).bound.tolist(), beyond_square(t).bound.tolist()
+    for number, one, two in zip(numbers, linear, square, strict=True):
+        x = mpmath.mpf(number)
+        with mpmath.workdps(40):
+            assert 1 <= one / (mpmath.expm1(x) - x) < 1.002
+            assert 1 <= two / (mpmath.expm1(x) - x - x**2 / 2) < 1.002
+
+
+@pytest.mark.parametrize("scale", [1e-3, 0.1, 1.0])
+def test_rows_hold_their_remainders(scale):
+    """E_j between -down and up, Z below its bound and the factor of values, for random moves."""
+    g = generator(2)
+    law = drawn(g, 4, 5).softmax(-1)
+    slopes = scale * drawn(g, 4, 5, 3)
+    slopes = slopes - torch.einsum("ij,ijk->ik", law, slopes).unsqueeze(1)
+    rest = 0.2 * scale * torch.rand(4, 5, generator=g, dtype=D)
+    first = exact(slopes.norm(dim=-1))
+    shaken = law.sqrt().unsqueeze(-1) * slopes
+    spread = exact(torch.linalg.matrix_norm(shaken, 2) * (1 + 1e-12))
+    row = Row(law, first, exact(2 * rest), exact(torch.zeros(4, 5, dtype=D)), spread)
+    for _ in range(200):
+        u = torch.nn.functional.normalize(drawn(g, 3), dim=0)
+        plain = slopes @ u
+        more = rest * (2 * torch.rand(4, 5, generator=g, dtype=D) - 1)
+        more = more - (law * more).sum(-1, keepdim=True)
+        more = more.clamp(-2 * rest, 2 * rest)
+        a = plain + more
+        a = a - (law * a).sum(-1, keepdim=True)
+        if bool(((a - plain).abs() > 2 * rest).any()):
+            continue
+        z = (law * a.exp()).sum(-1, keepdim=True)
+        error = (a.exp() - 1) / z - a - plain**2 / 2
+        assert bool((error <= row.up.bound).all())
+        assert bool((-error <= row.down.bound).all())
+        assert bool((z - 1 <= row.above.bound).all())
+        assert bool(((a.exp() / z - 1 - plain).abs() <= row.factor.bound).all())
+
+
+@pytest.mark.parametrize("part", [BallPart(4), BoxPart(4), SimplexPart(4)])
+def test_reaches_are_attained(part):
+    """The largest |a·u| over a ball, a box, a simplex."""
+    a = drawn(generator(8), 4)
+    if isinstance(part, BallPart):
+        points = torch.stack([a / a.norm()])
+    elif isinstance(part, BoxPart):
+        points = torch.stack([a.sign() / 2])
+    else:
+        points = math.sqrt(4 / 3) * (torch.eye(4, dtype=D) - 0.25)
+    assert float(part.reach(a)) == pytest.approx(float((points @ a).abs().max()), rel=1e-9)
+    assert float(points.norm(dim=-1).max()) <= 1 + 1e-12
+
+
+def test_a_product_of_balls_lies_in_the_ball():
+    shares = shares_of([0.1, 2.0, 0.5])
+    assert math.fsum(share**2 for share in shares) <= 1
+    inputs = Inputs((BallPart(2),) * 3, shares)
+    a = drawn(generator(), 6)
+    exactly = sum(share * float(piece.norm()) for share, piece in zip(shares, a.split(2), strict=True))
+    assert float(inputs.reach(a)) == pytest.approx(exactly, rel=1e-9)
+
+
+def test_opening_and_closing_lose_no_direction():
+    """Reaches after an ellipsoid is opened, with all columns or a few, and after groups are closed."""
+    g = generator(1)
+    root, a = drawn(g, 2, 5, 5), drawn(g, 1, 5, 30)
+    shape = root @ root.mT
+    before = widths(shape, a).bound
+    for most in (10, 4, 0):
+        groups, left = opened(no_groups(2, 5), shape, most)
+        after = (groups.reach(a) + widths(left, a)).bound
+        assert len(groups.labels) == most
+        assert bool((after >= before * (1 - 1e-12)).all())
+        assert bool((after <= before * (1 + 1e-6) if most == 10 else after <= 3 * before).all())
+        kept, tail = closed(groups, left, 3)
+        assert bool(((kept.reach(a) + widths(tail, a)).bound >= before * (1 - 1e-12)).all())
+
+
+def test_the_least_value_of_a_quadratic():
+    """By duality: exact for a convex and for an indefinite form."""
+    g = generator(6)
+    for form in (torch.diag(torch.tensor([1.0, 2.0, 3.0], dtype=D)), drawn(g, 3, 3)):
+        form = 0.5 * (form + form.mT)
+        slope = drawn(g, 3)
+        u = torch.nn.functional.normalize(drawn(g, 40000, 3), dim=-1)
+        u = u * torch.rand(40000, 1, generator=g, dtype=D) ** 0.2
+        seen = float((u @ slope + ((u @ form) * u).sum(-1)).min())
+        found = quadratic_minimum(slope, form)
+        assert found <= seen
+        assert found >= seen - 0.15 * abs(seen) - 0.05
+
+
+STAGES = {
+    "norm": lambda g: norm(g, 6),
+    "rms": lambda g: norm(g, 6, centered=False, eps=1e-2),
+    "gelu": lambda g: hidden(g, 6, maps.Gelu()),
+    "relu": lambda g: hidden(g, 6, maps.Relu()),
+    "gated": lambda g: hidden(g, 6, maps.Silu(), gated=True),
+    "attention": lambda g: attention(g, 6, sharp=2.0),
+}
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("stage", STAGES)
+def test_each_stage_alone_holds_its_values(stage, order):
+    """A state with ellipsoids: values at points of it stay within the reach of the state after the map, along
+    random directions.
+    """
+    g = generator(11)
+    map, x = STAGES[stage](g), drawn(g, 3, 6)
+    state = begin.one(Radii(x, torch.tensor([0.1, 0.0, 0.2], dtype=D)))
+    state = second_order(state) if order == 2 else state
+    before = through.one(maps.Affine(torch.eye(6, dtype=D)), state)
+    ball = exact(torch.full((3,), 0.05, dtype=D))
+    before = before.with_rest(Sum(3, 6).ball(ball))
+    after = through.one(map, before)
+    a = drawn(g, 1, 6, 8)
+    reach = (after.first(a) + after.rest(a)).bound
+    for _ in range(60):
+        away = torch.nn.functional.normalize(drawn(g, 3, 6), dim=-1) * torch.tensor(
+            [[0.1], [0.0], [0.2]], dtype=D
+        )
+        more = 0.05 * torch.nn.functional.normalize(drawn(g, 3, 6), dim=-1)
+        moved = (map(x + away + more) - after.center) @ a[0]
+        assert bool((moved.abs() <= reach).all())

@@ -1,0 +1,193 @@
+"""Decisions: proved, refuted by an input that was run, or open; bad input is said so."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import regard as r
+from regard.errors import ArgumentError
+from regard.maps import Affine, Compose
+from regard.nonexpansive import MixTokens
+from regard.proofs.decision_attack import inside
+from tests.ball_model.networks import D, drawn, network, sequence
+
+
+def classifier(seed=1, classes=3, tokens=4, **kind):
+    """The first token of a network, read out."""
+    first = torch.zeros(1, tokens, dtype=D)
+    first[0, 0] = 1.0
+    weights = drawn(torch.Generator().manual_seed(seed), 8, classes)
+    return Compose((network(seed, **kind), MixTokens(first))), Affine(weights)
+
+
+def test_a_linear_classifier_changes_exactly_beyond_its_margin():
+    """e_1·x against -e_1·x: the least lead over a ball is 2 (x_1 - r)."""
+    model = Affine(torch.tensor([[1.0, -1.0], [0.0, 0.0]], dtype=D))
+    x = torch.tensor([[0.7, 0.2]], dtype=D)
+    close = r.decide(model, x, r.one_token(x, 0, 0.699))
+    assert close.holds is True
+    assert close.least_margin == pytest.approx(0.002, rel=1e-6)
+    assert close.least_margin <= 0.002
+    beyond = r.decide(model, x, r.one_token(x, 0, 0.701))
+    assert beyond.holds is False
+    assert beyond.attack.value < 0
+
+
+def test_each_answer_of_a_network():
+    model, readout = classifier()
+    x = sequence(1)
+    small = r.decide(model, x, r.one_token(x, 1, 1e-3), readout=readout)
+    assert small.holds is True
+    assert 0 < small.least_margin <= small.attack.value
+    assert small.margin.value == -small.least_margin
+    assert "cannot change" in str(small)
+    large = r.decide(model, x, r.one_token(x, 0, 30.0), readout=readout)
+    assert large.holds is not True
+    assert ("changes" if large.holds is False else "may or may not") in str(large)
+
+
+def test_a_planted_counterexample_is_never_called_proved():
+    """A domain that reaches just beyond the shortest change that is known, in every kind."""
+    model, readout = classifier(2)
+    x = sequence(2)
+    known = r.certified_radius(model, x, 0, readout=readout)
+    over = float(known.attack) * (1 + 1e-9)
+    found = r.decide(model, x, r.one_token(x, 0, over), readout=readout)
+    assert found.holds is not True
+    assert found.least_margin <= 0
+    corner = known.moved[0].unsqueeze(0)
+    hull = r.decide(model, x, r.Hull(x, 0, corner), readout=readout)
+    assert hull.holds is False
+    assert bool((hull.attack.other[0] == corner[0]).all())
+
+
+def test_a_counterexample_is_run_by_the_model_in_its_own_dtype_and_is_inside():
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(8, 2, 12, 0.0, batch_first=True), 1, enable_nested_tensor=False
+    ).eval()
+    first = torch.zeros(1, 3)
+    first[0, 0] = 1.0
+    x = torch.randn(3, 8)
+    readout = Compose((MixTokens(first), Affine(torch.randn(8, 2))))
+    domain = r.one_token(x, 1, 40.0)
+    found = r.decide(encoder, x, domain, readout=readout, steps=40)
+    small = r.decide(encoder, x, r.one_token(x, 1, 1e-3), readout=readout)
+    assert small.holds is True
+    assert any("float32" in str(hypothesis) for hypothesis in small.margin.hypotheses)
+    if found.holds is False:
+        moved = found.attack.other.float()
+        assert bool((moved.double() == found.attack.other).all())
+        assert inside.one(domain, moved)
+        logits = readout(encoder(moved.unsqueeze(0)).squeeze(0))[0]
+        assert int(logits.argmax()) != found.label[0]
+
+
+def test_the_leading_set_of_several_classes():
+    model, readout = classifier(3, classes=5)
+    x = sequence(3)
+    order = Compose((model, readout))(x).flatten().argsort(descending=True).tolist()
+    domain = r.one_token(x, 2, 1e-4)
+    top = r.decide(model, x, domain, readout=readout, label=order[:2])
+    assert top.holds is True
+    assert top.runner_up == order[2]
+    assert "leading set" in str(top)
+    wrong = r.decide(model, x, domain, readout=readout, label=[order[0], order[3]])
+    assert wrong.holds is False
+
+
+def test_a_label_that_does_not_lead_is_refuted_by_the_input_itself():
+    model, readout = classifier()
+    x = sequence(1)
+    last = int(Compose((model, readout))(x).argmin())
+    found = r.decide(model, x, r.one_token(x, 1, 0.0), readout=readout, label=last)
+    assert found.holds is False
+    assert bool((found.attack.other == x).all())
+
+
+def test_a_tie_is_open():
+    x = torch.ones(1, 2, dtype=D)
+    found = r.decide(Affine(torch.eye(2, dtype=D)), x, r.one_token(x, 0, 0.0))
+    assert found.holds is None
+    assert found.least_margin <= 0
+
+
+def test_a_radius_beyond_the_bounds_is_open_with_a_reason():
+    model, readout = classifier(4, sharp=3.0)
+    readout = Affine(1e-6 * readout.w, torch.tensor([1.0, 0.0, 0.0], dtype=D))
+    x = sequence(4)
+    found = r.decide(model, x, r.one_token(x, 1, 1e3), readout=readout)
+    assert found.holds is None
+    assert math.isinf(found.margin.value)
+    assert "smaller radius" in str(found)
+
+
+def test_the_second_order_decides_where_the_first_does_not():
+    """Somewhere between what is proved by both and by none."""
+    from regard.proofs.ball_model.beginning import second_order
+    from regard.proofs.classifier import classifier as of
+    from regard.proofs.decision import _least
+    from regard.proofs.theorems.ball_model import start
+
+    model, readout = classifier(5)
+    x = sequence(5)
+    found = of(model, readout)
+    label = (int(found.logits(x).argmax()),)
+    state = start(r.one_token(x, 1, 0.05))
+    first, second = _least(found, state, label)[0], _least(found, second_order(state), label)[0]
+    seen = r.decide(model, x, r.one_token(x, 1, 0.05), readout=readout).attack.value
+    assert first < second <= seen
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"label": 7}, "label"),
+        ({"label": (0, 1, 2)}, "label"),
+        ({"label": ()}, "label"),
+        ({"label": True}, "label"),
+        ({"domain": r.Ball(1.0)}, "neighborhood of x"),
+        ({"domain": r.one_token(sequence(9), 0, 0.1)}, "around another"),
+        ({"x": sequence(1)[0]}, "one sequence"),
+        ({"readout": Affine(torch.ones(8, 1, dtype=D))}, "logits"),
+    ],
+)
+def test_bad_input_is_named(change, match):
+    model, readout = classifier()
+    x = sequence(1)
+    arguments = {"x": x, "domain": r.one_token(x, 1, 0.01), "readout": readout, "label": None, **change}
+    with pytest.raises(ArgumentError, match=match):
+        r.decide(model, arguments.pop("x"), arguments.pop("domain"), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "token", "match"),
+    [
+        (torch.zeros(0, 8, dtype=D), 1, "embeddings"),
+        (torch.zeros(2, 7, dtype=D), 1, "embeddings"),
+        (torch.zeros(2, 8, dtype=D), 4, "token"),
+        (torch.zeros(2, 8, dtype=D), True, "token"),
+    ],
+)
+def test_a_hull_that_makes_no_sense_is_refused(embeddings, token, match):
+    with pytest.raises(ArgumentError, match=match):
+        r.Hull(sequence(1), token, embeddings)
+
+
+def test_a_model_without_a_readout_is_told_to_have_one():
+    x = sequence(1)
+    with pytest.raises(ArgumentError, match="give a readout"):
+        r.decide(network(1), x, r.one_token(x, 1, 0.01))
+
+
+def test_what_is_inside():
+    x = sequence(1)
+    radii = torch.tensor([0.0, 0.1, 0.0, 0.0], dtype=D)
+    moved = x.clone()
+    moved[1, 0] += 0.09
+    for domain in (r.Radii(x, radii), r.Box(x, radii), r.Neighborhood(x, 0.1), r.Hull(x, 1, moved[1:2])):
+        assert inside.one(domain, x)
+        assert inside.one(domain, moved)
+        assert not inside.one(domain, moved + 0.2)

@@ -1,0 +1,60 @@
+"""Exchanges of words: all of them, exactly."""
+
+import itertools
+
+import pytest
+import torch
+
+import regard as r
+from regard.errors import ArgumentError
+
+D = torch.float64
+TABLE = torch.randn(9, 2, generator=torch.Generator().manual_seed(3), dtype=D)
+TOKENS = torch.tensor([1, 4, 2, 7])
+
+
+def logits(tokens):
+    """A bag of words with a product of neighbors, so that pairs matter."""
+    found = TABLE[tokens]
+    return found.sum(1) + (found[:, :-1] * found[:, 1:]).sum(1)
+
+
+@pytest.mark.parametrize("words", [1, 2])
+@pytest.mark.parametrize("batch", [1, 5, 64])
+def test_every_exchange_is_run(words, batch):
+    choices = {0: [3, 5], 2: [0, 6, 8], 3: [1]}
+    found = r.substitutions(logits, TOKENS, choices, words=words, batch=batch)
+    label = int(logits(TOKENS.unsqueeze(0)).argmax())
+    leads = {}
+    for size in range(1, words + 1):
+        for positions in itertools.combinations(choices, size):
+            for tokens in itertools.product(*(choices[position] for position in positions)):
+                moved = TOKENS.clone()
+                moved[list(positions)] = torch.tensor(tokens)
+                own = logits(moved.unsqueeze(0))[0]
+                leads[tuple(zip(positions, tokens, strict=True))] = float(own[label] - own[1 - label])
+    assert found.count == len(leads)
+    assert found.lead == pytest.approx(min(leads.values()))
+    assert {tuple(sorted(one.items())) for one in found.changed} == {
+        one for one, lead in leads.items() if lead < 0
+    }
+    assert found.holds == (min(leads.values()) >= 0)
+    assert str(found.count) in str(found)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"choices": {}}, "choices"),
+        ({"choices": {0: []}}, "choices"),
+        ({"choices": {9: [1]}}, "positions"),
+        ({"tokens": torch.zeros(3)}, "tokens"),
+        ({"tokens": TOKENS.unsqueeze(0)}, "tokens"),
+        ({"words": 0}, "words"),
+        ({"batch": 1.5}, "batch"),
+    ],
+)
+def test_bad_lists_are_named(change, match):
+    arguments = {"tokens": TOKENS, "choices": {0: [3]}, **change}
+    with pytest.raises(ArgumentError, match=match):
+        r.substitutions(logits, arguments.pop("tokens"), arguments.pop("choices"), **arguments)
