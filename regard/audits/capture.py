@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from regard.audits.adapters.base import Call
+from regard.audits.adapters.base import Block, Call, NotCovered
+from regard.audits.calling import called, fresh, moving_tensors, path_and_turn
 
 Function = Callable[[Tensor], Tensor]
 
@@ -20,24 +22,43 @@ class _Enough(Exception):
 
 
 def capture(model: nn.Module, options: dict[str, Any], paths: Sequence[str]) -> dict[str, Call]:
-    """The first call and its output of each of these modules while the model runs,
-    and how often it was called.
+    """Every call of these modules while the model runs, by name: the path for the first call of a module,
+    `called` for others.
     """
-    calls: dict[str, Call] = {}
-
-    def recorder(path: str) -> Callable[..., None]:
-        def record(module: nn.Module, arguments: Any, options: Any, output: Any) -> None:
-            known = calls.get(path)
-            calls[path] = (
-                Call(arguments, options, output) if known is None else replace(known, times=known.times + 1)
-            )
-
-        return record
-
-    handles = [_module(model, path).register_forward_hook(recorder(path), with_kwargs=True) for path in paths]
-    with quiet(model), _hooks(handles), torch.no_grad():
-        model(**options)
+    with recording(model, paths) as calls, quiet(model), torch.no_grad():
+        model(**fresh(options))
     return calls
+
+
+@contextmanager
+def recording(model: nn.Module, paths: Sequence[str]) -> Iterator[dict[str, Call]]:
+    """While inside, the calls of these modules are kept; no hook remains, whatever happens."""
+    calls: dict[str, Call] = {}
+    handles = []
+    try:
+        for path in paths:
+            handles += _record(calls, path, _module(model, path))
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _record(calls: dict[str, Call], path: str, module: nn.Module) -> list[Any]:
+    """Hooks that keep what the module at a path is called with, before it can change that, and returns."""
+    entered: list[tuple[Any, Any]] = []
+    turns = itertools.count()
+
+    def enter(module: nn.Module, arguments: Any, options: Any) -> None:
+        entered.append((fresh(arguments), fresh(options)))
+
+    def leave(module: nn.Module, arguments: Any, options: Any, output: Any) -> None:
+        calls[called(path, next(turns))] = Call(*entered.pop(), output)
+
+    return [
+        module.register_forward_pre_hook(enter, with_kwargs=True),
+        module.register_forward_hook(leave, with_kwargs=True),
+    ]
 
 
 @contextmanager
@@ -86,9 +107,11 @@ def _module(model: nn.Module, path: str) -> nn.Module:
 
 
 def first_tensor(call: Call) -> Tensor:
-    """What a module acted on: its first tensor argument."""
-    values = [*call.arguments, *call.options.values()]
-    return next(value for value in values if isinstance(value, Tensor))
+    """What a module acted on: its first tensor of real numbers."""
+    found = next(moving_tensors((call.arguments, call.options)), None)
+    if found is None:
+        raise NotCovered("a module was called without a tensor of real numbers")
+    return found
 
 
 def tokens_in(call: Call) -> Tensor:
@@ -99,63 +122,88 @@ def tokens_in(call: Call) -> Tensor:
 
 def output_tensor(output: Any) -> Tensor:
     """The tokens (n, e) that a module returned, alone or first of several."""
-    found = output[0] if isinstance(output, (tuple, list)) else output
-    found = found if isinstance(found, Tensor) else found.last_hidden_state
+    found = next(moving_tensors(output), None)
+    found = output.last_hidden_state if found is None else found
     return found.reshape(-1, found.shape[-1])
 
 
-def replay(model: nn.Module, trace: dict[str, Call], paths: Sequence[str]) -> Function:
-    """A function that calls the captured modules again, one after the other, with their captured arguments
+def call_again(module: nn.Module, call: Call, tokens: dict[Tensor, Tensor]) -> Any:
+    """A module, called as it was but with other tensors in the place of some."""
+    other = {id(old): new.reshape(*old.shape[:-1], new.shape[-1]) for old, new in tokens.items()}
+    arguments, options = pytree.tree_map(
+        lambda leaf: other.get(id(leaf), leaf), (fresh(call.arguments), fresh(call.options))
+    )
+    return module(*arguments, **options)
+
+
+def replay(model: nn.Module, trace: dict[str, Call], names: Sequence[str]) -> Function:
+    """A function that makes the captured calls again, one after the other, with their captured arguments
     but on other tokens: (n, d) to (n, e).
     """
 
     def run(x: Tensor) -> Tensor:
         with quiet(model):
-            for path in paths:
-                arguments, options = _with_tokens(trace[path].arguments, trace[path].options, x)
-                x = output_tensor(_module(model, path)(*arguments, **options))
+            for name in names:
+                module = _module(model, path_and_turn(name)[0])
+                x = output_tensor(call_again(module, trace[name], {first_tensor(trace[name]): x}))
         return x
 
     return run
 
 
-def _with_tokens(
-    arguments: tuple[Any, ...], options: dict[str, Any], x: Tensor
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A call with x in place of its first tensor; where a sequence is compared with itself,
-    in each of those places.
-    """
-    old = first_tensor(Call(arguments, options, None))
-    new = x.reshape(*old.shape[:-1], x.shape[-1])
-    return tuple(new if v is old else v for v in arguments), {
-        k: new if v is old else v for k, v in options.items()
-    }
+def branch(model: nn.Module, trace: dict[str, Call], block: Block, names: Sequence[str]) -> Function:
+    """A branch of a block, or the end of one, as a function of the tokens that enter its first module."""
+    if not block.through or tuple(names) == (block.path,):
+        return replay(model, trace, names)
+    module = _module(model, path_and_turn(block.path)[0])
+    start, end = ((path_and_turn(name)[0], 0) for name in (names[0], names[-1]))
+    return _between(model, lambda: call_again(module, trace[block.path], {}), start, end)
 
 
 def passage(model: nn.Module, options: dict[str, Any], start: str, end: str) -> Function:
-    """The tokens that enter the module `start` to the tokens that leave the module `end`,
-    the rest of the model as it is.
-    """
+    """The tokens that enter one call to the tokens that leave another, the rest of the model as it is."""
+    return _between(model, lambda: model(**fresh(options)), path_and_turn(start), path_and_turn(end))
+
+
+def _between(
+    model: nn.Module, call: Callable[[], Any], start: tuple[str, int], end: tuple[str, int]
+) -> Function:
+    """The same in one call of the model or of a part of it, from one call of a module to another."""
 
     def run(x: Tensor) -> Tensor:
         found: list[Tensor] = []
 
         def enter(module: nn.Module, arguments: Any, named: Any) -> Any:
-            return _with_tokens(arguments, named, x)
+            return _with_tokens(Call(arguments, named, None), x)
 
         def leave(module: nn.Module, arguments: Any, output: Any) -> None:
             found.append(output_tensor(output))
             raise _Enough
 
         handles = [
-            _module(model, start).register_forward_pre_hook(enter, with_kwargs=True),
-            _module(model, end).register_forward_hook(leave),
+            _module(model, start[0]).register_forward_pre_hook(_only(start[1], enter), with_kwargs=True),
+            _module(model, end[0]).register_forward_hook(_only(end[1], leave)),
         ]
         with quiet(model), _hooks(handles):
             try:
-                model(**options)
+                call()
             except _Enough:
                 return found[0]
-        raise RuntimeError(f"the model did not call {end}")
+        raise RuntimeError(f"the model did not call {end[0]}")
 
     return run
+
+
+def _with_tokens(call: Call, x: Tensor) -> Any:
+    """The arguments of a call with x in place of its first tensor; where a sequence is compared with itself,
+    in each of those places.
+    """
+    old = first_tensor(call)
+    new = x.reshape(*old.shape[:-1], x.shape[-1])
+    return pytree.tree_map(lambda leaf: new if leaf is old else leaf, (call.arguments, call.options))
+
+
+def _only(turn: int, hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook that acts in one call of its module alone."""
+    calls = itertools.count()
+    return lambda *arguments: hook(*arguments) if next(calls) == turn else None

@@ -120,6 +120,8 @@ def _coverage(report: Report) -> str:
         f"{len(report.covered)} of {_count_of(len(report.coverage), 'attention layer')} covered, "
         f"{_count_of(heads, 'head')}, {inputs}."
     )
+    if report.observed:
+        text += f" {len(report.observed)} of them observed, not declared: nothing is proved about these."
     return "\n".join(
         [text, *(f"- Not covered: `{_code(entry.site)}`: {escape(entry.reason)}" for entry in report.missing)]
     )

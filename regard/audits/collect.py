@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from regard._written import number
 from regard.audits.checks.base import HEAD, LAYER, STACK, Column
-from regard.audits.report import Coverage, InputEntry, Report, Row, Skipped
+from regard.audits.report import DECLARED, OBSERVED, Coverage, InputEntry, Report, Row, Skipped
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,9 +35,12 @@ class Measured(Protocol):
     name: str
     checks: tuple[Check, ...]
     inputs: list[Input]
-    places: list[Place]
     store: Store
     original: nn.Module
+
+    @property
+    def places(self) -> list[Place]:
+        """Where attention is."""
 
     @property
     def model(self) -> nn.Module:
@@ -55,7 +58,7 @@ def collect(run: Measured, partial: str) -> Report:
         model=_model(run),
         settings={"checks": [check.name for check in run.checks], "arithmetic": str(_arithmetic(run))},
         partial=partial,
-        inputs=[InputEntry(item.name, item.tokens, item.cut) for item in run.inputs],
+        inputs=[InputEntry(item.name, item.tokens, item.cut, item.unknown) for item in run.inputs],
         coverage=list(known.values()),
         columns=[column for check in run.checks for column in check.columns],
         rows=rows,
@@ -76,6 +79,7 @@ class _Gathering:
         self.sites = [
             (item, place, store.get(site_key(item, place))) for item in run.inputs for place in run.places
         ]
+        self.observed = {place.name for _, place, unit in self.sites if unit and unit.get("observed")}
         self.wholes = [(item, store.get(input_key(item))) for item in run.inputs]
 
     def coverage(self) -> list[Coverage]:
@@ -83,40 +87,42 @@ class _Gathering:
         from regard.audits.run import unknown
 
         entries = [self._coverage(place) for place in self.run.places]
-        reason = "no adapter knows this kind of attention"
+        reason = "no adapter knows this kind of attention, and it was not seen to compute any"
         return entries + [
             Coverage(path, -1, kind, 0, False, reason, math.nan, "")
-            for path, kind in unknown(self.run.original)
+            for path, kind in unknown(self.run.original, self.run.places)
         ]
 
     def _coverage(self, place: Place) -> Coverage:
         found = [unit for _, own, unit in self.sites if own is place and unit is not None]
         alone = next(unit for own, unit in self.weights if own is place)
-        reasons = [unit["reason"] for unit in [*found, alone] if unit is not None and "reason" in unit]
         measured = [unit for unit in found if "reason" not in unit]
+        observed = next((unit["observed"] for unit in measured if "observed" in unit), "")
+        units = found if observed else [*found, alone]
+        reasons = [unit["reason"] for unit in units if unit is not None and "reason" in unit]
         worst = max((unit["disagreement"] for unit in measured), default=math.nan)
         heads = measured[0]["heads"] if measured else _head_count(alone)
-        asked = any(check.of_site for check in self.run.checks)
-        if asked and not found:
+        if any(check.of_site for check in self.run.checks) and not found:
             reasons.append("not measured yet")
         block = place.block(self.run.original)
         return Coverage(
-            place.path,
+            place.name,
             place.layer,
             place.kind,
             heads,
             not reasons,
-            next(iter(reasons), ""),
+            next(iter(reasons), observed),
             worst,
             "" if block is None else block.path,
-            max((unit["rounding"] for unit in measured), default=0.0),
+            max((unit.get("rounding", 0.0) for unit in measured), default=0.0),
+            "" if reasons else OBSERVED if observed else DECLARED,
         )
 
     def rows(self) -> list[Row]:
         """One row for each head, layer and stack."""
         found: dict[tuple[str, str, int], dict[str, list[float]]] = {}
         columns = {column.name: column for check in self.run.checks for column in check.columns}
-        places = {place.path: place.layer for place in self.run.places}
+        places = {place.name: place.layer for place in self.run.places}
         for where, index, results in self._results():
             for check, answer in results.items():
                 if "reason" in answer:
@@ -132,10 +138,12 @@ class _Gathering:
 
     def _results(self) -> list[tuple[str, int | None, dict[str, Any]]]:
         weights = [
-            (place.path, None, unit["results"]) for place, unit in self.weights if unit and "results" in unit
+            (place.name, None, unit["results"])
+            for place, unit in self.weights
+            if unit and "results" in unit and place.name not in self.observed
         ]
         sites = [
-            (place.path, item.index, unit["results"])
+            (place.name, item.index, unit["results"])
             for item, place, unit in self.sites
             if unit and "results" in unit
         ]

@@ -16,6 +16,8 @@ from regard.audits.yardstick import compared
 
 ALARMING, NOTABLE, NOTE = "alarming", "notable", "note"
 
+UNKNOWN_TOKENS = 0.2
+"""Beyond this share of unknown tokens an input is not what the model reads."""
 LARGE_LOGIT = 50.0
 """Scores beyond this are rounded to steps of a quarter in bfloat16."""
 OUTLIER = 4.0
@@ -89,6 +91,23 @@ def _at(row: Row | Coverage, column: str, level: str, what: Sentence, why: Sente
 
 def _above(report: Report, column: str, limit: float) -> list[Row]:
     return [row for row in report.ranked(column) if row.values[column] > limit]
+
+
+def _unknown(report: Report) -> Iterator[Finding]:
+    """Inputs of which the tokenizer knows little: what is measured there is about the unknown token."""
+    strange = [entry for entry in report.inputs if entry.unknown > UNKNOWN_TOKENS]
+    if strange:
+        found = say(
+            "The tokenizer does not know up to {percent} % of the tokens of {strange} of {inputs} "
+            + counted(len(report.inputs), "input")
+            + ".",
+            percent=round(100 * max(entry.unknown for entry in strange)),
+            strange=len(strange),
+            inputs=len(report.inputs),
+        )
+        why = "All unknown words are one token to the model, so these numbers are not about the text."
+        advice = "Give inputs of the kind that the model was trained on (--text)."
+        yield Finding(ALARMING, found.text, why, advice, "", -1, -1, "", found.numbers, found.names)
 
 
 def _value(row: Row, column: str) -> float:
@@ -426,5 +445,6 @@ def _capital(text: str) -> str:
 
 
 RULES: tuple[Callable[[Report], Iterator[Finding]], ...] = (
-    _promises, _rounding, _logits, _branches, _network, _outliers, _massive, _collapse, _saturated,
+    _unknown, _promises, _rounding, _logits, _branches, _network, _outliers, _massive, _collapse,
+    _saturated,
 )  # fmt: skip

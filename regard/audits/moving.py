@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from regard._heads import mix_heads
 from regard.attention import Attention
-from regard.audits.capture import Function, tokens_in
+from regard.audits.calling import path_and_turn
+from regard.audits.capture import Function, output_tensor, tokens_in
 from regard.audits.checks.base import Scene
 from regard.audits.site import Site, in_double
 from regard.compute import apply
@@ -37,7 +38,14 @@ class Moving:
         block = self.site.block
         branch = () if block is None else block.attention
         known = self.site.path in branch and branch[0] in self.scene.trace
-        return branch[: branch.index(self.site.path)] if known else ()
+        found = branch[: branch.index(self.site.path)] if known else ()
+        if not found or block is None or not block.through:
+            return found
+        left = output_tensor(self.scene.trace[found[-1]].output)  # what is found may leave something out
+        return found if left.shape == self.site.points.shape and self._enters(left) else ()
+
+    def _enters(self, tokens: Tensor) -> bool:
+        return bool(torch.allclose(in_double(tokens), self.site.points))
 
     @cached_property
     def stream(self) -> Tensor:
@@ -48,7 +56,7 @@ class Moving:
     @cached_property
     def norm(self) -> Function:
         """Those modules, in float64."""
-        own = [copy.deepcopy(self.scene.model.get_submodule(path)) for path in self.before]
+        own = [copy.deepcopy(self.scene.model.get_submodule(path_and_turn(name)[0])) for name in self.before]
         return nn.Sequential(*own).to("cpu", torch.float64).eval()
 
     def heads(self) -> Jacobian:

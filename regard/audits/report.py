@@ -17,17 +17,22 @@ if TYPE_CHECKING:
     from regard.audits.findings import Finding
 
 SCHEMA = 4
+DECLARED, OBSERVED = "declared", "observed"
+"""How a layer is covered: as a declaration that is proved to be the module, or as what it was seen to
+compute.
+"""
 
 
 @dataclass(frozen=True)
 class InputEntry:
-    """One input: its text or a name, its tokens where they have names,
-    and whether it was cut to what the model takes.
+    """One input: its text or a name, its tokens where they have names, whether it was cut to what the model
+    takes, and the share of its tokens that the tokenizer does not know.
     """
 
     name: str
     tokens: list[str]
     cut: bool = False
+    unknown: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,7 @@ class Coverage:
     on the worst input.
 
     rounding: how far the module is from itself in float64, relative, where that had to be looked at.
+    level: declared, or observed, and then the reason says which piece of it was not understood.
     """
 
     site: str
@@ -47,6 +53,7 @@ class Coverage:
     disagreement: float
     block: str
     rounding: float = 0.0
+    level: str = ""
 
 
 @dataclass(frozen=True)
@@ -118,6 +125,11 @@ class Report:
     def covered(self) -> list[Coverage]:
         """The attention modules that were measured."""
         return [entry for entry in self.coverage if entry.covered]
+
+    @property
+    def observed(self) -> list[Coverage]:
+        """The attention modules that were measured without a declaration, each with the reason."""
+        return [entry for entry in self.coverage if entry.level == OBSERVED]
 
     @property
     def missing(self) -> list[Coverage]:

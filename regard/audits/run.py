@@ -6,29 +6,34 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from regard.audits.adapters import Adapter, adapter_of
 from regard.audits.adapters.base import Block, Call, NotCovered
+from regard.audits.adapters.general import General
+from regard.audits.calling import called, path_and_turn
 from regard.audits.capture import capture, quiet
 from regard.audits.checks import Check
 from regard.audits.checks import checks as all_checks
-from regard.audits.checks.base import Result, Scene, Weights
+from regard.audits.checks.base import Measurable, Result, Scene, Weights
 from regard.audits.collect import collect
 from regard.audits.inputs import Input, inputs_of
 from regard.audits.memory import give_back
 from regard.audits.report import Report
+from regard.audits.residual import blocks_of
 from regard.audits.rounding import agreeing
+from regard.audits.samples import samples
 from regard.audits.site import Site
 from regard.audits.store import Store
+from regard.audits.watching import ObservedSite, Sight, Spot, spots, watching
 from regard.errors import ArgumentError, MissingExtraError
 
 Progress = Callable[[str, int, int], None]
@@ -105,7 +110,32 @@ class Audit:
         )
         if not self.inputs and any(check.of_site or check.of_input for check in self.checks):
             raise ArgumentError("inputs", "are empty", "give at least one text")
-        self.places = list(places(self.original))
+
+    @cached_property
+    def places(self) -> list[Place]:
+        """Where attention is: in modules that an adapter knows, and wherever the model is seen to compute it
+        on its shortest input.
+        """
+        if self.disk is not None or not self.inputs:
+            return list(places(self.original))
+        shortest = min(self.inputs, key=lambda item: _size(item.options))
+        options = self._options(shortest)
+        noticed = _notice(self.model, options, shortest.index)
+        found = list(all_places(self.original, noticed))
+        alone = [place for place in found if place.block(self.model) is None]
+        if not alone:
+            return found
+        calls = _run(self.model, options, list(_modules(self.model)), shortest.index)
+        blocks = blocks_of(self.model, calls, ((place.path, place.spot.turn) for place in alone))
+        return [
+            _learned(
+                self.model, replace(place, around=blocks.get((place.path, place.spot.turn))), calls, noticed
+            )
+            for place in found
+        ]
+
+    def _options(self, item: Input) -> dict[str, Any]:
+        return _cast_options(item.options, next(self.model.parameters()).dtype)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -135,11 +165,11 @@ class Audit:
         """All that is to be done."""
         steps: list[Step] = []
         for place in self.places:
-            steps.append((f"weights of {place.path}", weights_key(place), partial(self._weights, place)))
+            steps.append((f"weights of {place.name}", weights_key(place), partial(self._weights, place)))
         for item in self.inputs:
             scene = _Lazy(partial(self._scene, item))
             for place in self.places:
-                name = f"input {item.index + 1}, {place.path}"
+                name = f"input {item.index + 1}, {place.name}"
                 steps.append((name, site_key(item, place), partial(self._site, item, place, scene)))
             steps.append(
                 (f"input {item.index + 1}, whole", input_key(item), partial(self._whole, item, scene))
@@ -148,6 +178,9 @@ class Audit:
 
     def _weights(self, place: Place) -> None:
         asked = [check for check in self.checks if check.of_weights is not None]
+        if place.spot.turn or place.spot.part:  # shared weights are asked once
+            self.store.put(weights_key(place), {"results": {}})
+            return
         try:
             weights = Weights.of(place.adapter, self.model, place.path, place.layer) if asked else None
         except NotCovered as reason:
@@ -158,11 +191,11 @@ class Audit:
 
     def _scene(self, item: Input) -> Scene:
         blocks = [block for place in self.places if (block := place.block(self.model)) is not None]
-        paths = {place.path for place in self.places} | {
-            path for block in blocks for path in block_paths(block)
-        }
-        options = _cast_options(item.options, next(self.model.parameters()).dtype)
-        trace = _run(self.model, options, sorted(paths), item.index)
+        paths = {place.path for place in self.places}
+        paths |= {path_and_turn(name)[0] for block in blocks for name in block_paths(block)}
+        options = self._options(item)
+        with nullcontext(None) if self.disk is not None else watching(_modules(self.model)) as watch:
+            trace = _run(self.model, options, sorted(paths), item.index)
         return Scene(
             self.model,
             options,
@@ -173,6 +206,8 @@ class Audit:
             item.text,
             item.words,
             item.encode,
+            {} if watch is None else spots(watch.noticed),
+            next((place.around for place in self.places if isinstance(place.around, str)), ""),
         )
 
     def _site(self, item: Input, place: Place, lazy: _Lazy) -> None:
@@ -184,14 +219,29 @@ class Audit:
 
     def _measure_one(self, item: Input, place: Place, scene: Scene) -> None:
         try:
-            site, gap, rounding = place.agreeing_site(self.model, scene.trace.get(place.path))
-        except (NotCovered, ArgumentError) as reason:
-            self.store.put(site_key(item, place), {"reason": f"{reason}, on input {item.index + 1}"})
+            site, reason, found = self._judge(item, place, scene)
+        except (NotCovered, ArgumentError) as error:
+            self.store.put(site_key(item, place), {"reason": f"{error}, on input {item.index + 1}"})
             return
         asked = [check for check in self.checks if check.of_site is not None]
         results = {check.name: answer(check.of_site, scene, site) for check in asked}
-        found = {"heads": site.heads, "disagreement": gap, "rounding": rounding, "results": results}
-        self.store.put(site_key(item, place), found)
+        found |= {"heads": site.heads, "results": results}
+        self.store.put(site_key(item, place), {**found, "observed": reason} if reason else found)
+
+    def _judge(self, item: Input, place: Place, scene: Scene) -> tuple[Measurable, str, dict[str, Any]]:
+        """The layer as a declaration that is proved to be the module; where there is none, as what was seen
+        to happen, and why no more.
+        """
+        try:
+            call = scene.trace.get(place.spot.call)
+            call = None if call is None else replace(call, sight=scene.seen.get(place.spot))
+            site, gap, rounding = place.agreeing_site(self.model, call)
+            return site, "", {"disagreement": gap, "rounding": rounding}
+        except (NotCovered, ArgumentError) as error:
+            if place.spot not in scene.seen or place.spot.call not in scene.trace:
+                raise
+            observed = place.observe(scene, str(error))
+            return observed, str(error), {"disagreement": observed.disagreement(), "rounding": 0.0}
 
     def _whole(self, item: Input, scene: _Lazy) -> None:
         asked = [check for check in self.checks if check.of_input is not None]
@@ -205,28 +255,48 @@ class Audit:
 
 @dataclass(frozen=True)
 class Place:
-    """Where attention is in a model, and who knows it."""
+    """Where attention is in a model, and who knows it.
 
-    path: str
+    around: the block around it, found by what modules do, or why none is known.
+    """
+
+    spot: Spot
     layer: int
     kind: str
     adapter: Adapter
+    around: Block | str | None = None
+
+    @property
+    def path(self) -> str:
+        """Of the module."""
+        return self.spot.path
+
+    @property
+    def name(self) -> str:
+        """What a report calls it."""
+        return self.spot.name
 
     def block(self, model: nn.Module) -> Block | None:
         """What stands around it."""
-        return self.adapter.block(model, self.path, model.get_submodule(self.path))
+        found = self.adapter.block(model, self.path, model.get_submodule(self.path))
+        if found is not None:
+            return block_in_call(found, self.spot.turn)
+        return self.around if isinstance(self.around, Block) else None
 
     def site(self, model: nn.Module, call: Call | None) -> Site:
         """The declaration for one call."""
         if call is None:
             raise NotCovered("the module was not called on this input")
-        if call.times > 1:
-            raise NotCovered(
-                f"the module was called {call.times} times on one input, and an audit is of one call"
-            )
         with quiet(model):
             declared = self.adapter.declare(model, self.path, model.get_submodule(self.path), call)
-        return Site(self.path, self.layer, self.kind, declared, self.block(model))
+        return Site(self.name, self.layer, self.kind, declared, self.block(model))
+
+    def observe(self, scene: Scene, reason: str) -> ObservedSite:
+        """What was seen to happen on an input."""
+        block = self.block(scene.model)
+        return ObservedSite(
+            self.spot, self.layer, self.kind, reason, scene.model, scene.trace, scene.seen[self.spot], block
+        )
 
     def agreeing_site(self, model: nn.Module, call: Call | None) -> tuple[Site, float, float]:
         """The declaration, how far it is from the module, and how far the module's rounding takes it."""
@@ -253,9 +323,18 @@ class _Lazy:
 
 def places(model: nn.Module) -> Iterator[Place]:
     """The attention modules that an adapter knows, in the order of the model."""
-    known = ((path, module, adapter_of(module)) for path, module in model.named_modules())
-    for layer, (path, module, adapter) in enumerate((path, m, a) for path, m, a in known if a is not None):
-        yield Place(path, layer, type(module).__name__, adapter)
+    return all_places(model, ())
+
+
+def all_places(model: nn.Module, noticed: Iterable[Spot]) -> Iterator[Place]:
+    """The same and where attention was noticed: every call of a module, in the order of the model."""
+    modules = dict(model.named_modules())
+    known = [Spot(path) for path, module in modules.items() if adapter_of(module) is not None]
+    order = {path: number for number, path in enumerate(modules)}
+    found = sorted({*known, *noticed}, key=lambda spot: (order[spot.path], spot.turn, spot.part))
+    for layer, spot in enumerate(found):
+        module = modules[spot.path]
+        yield Place(spot, layer, type(module).__name__, adapter_of(module) or General())
 
 
 def sites(model: nn.Module, options: dict[str, Any]) -> list[Site]:
@@ -267,9 +346,9 @@ def sites(model: nn.Module, options: dict[str, Any]) -> list[Site]:
     return [place.site(model, trace.get(place.path)) for place in found]
 
 
-def unknown(model: nn.Module) -> Iterator[tuple[str, str]]:
+def unknown(model: nn.Module, found: Iterable[Place] | None = None) -> Iterator[tuple[str, str]]:
     """Modules that call themselves attention, and are neither known nor wrap or sit inside what is known."""
-    known = [place.path for place in places(model)]
+    known = [place.path for place in (places(model) if found is None else found)]
     for path, module in model.named_modules():
         related = any(
             path in ("", own) or own.startswith(f"{path}.") or path.startswith(f"{own}.") for own in known
@@ -281,6 +360,14 @@ def unknown(model: nn.Module) -> Iterator[tuple[str, str]]:
 def block_paths(block: Block) -> tuple[str, ...]:
     """Every module that a block names."""
     return (block.path, *block.attention, *block.mlp, *(() if block.final is None else (block.final,)))
+
+
+def block_in_call(block: Block, turn: int) -> Block:
+    """The block in a later call of it; the norm after the last block is called once."""
+    if turn == 0:
+        return block
+    attention, mlp = (tuple(called(path, turn) for path in part) for part in (block.attention, block.mlp))
+    return Block(called(block.path, turn), attention, mlp, block.final)
 
 
 def weights_key(place: Place) -> str:
@@ -341,28 +428,58 @@ def _run(model: nn.Module, options: dict[str, Any], paths: list[str], index: int
         return capture(model, options, paths)
     except ArgumentError:
         raise
-    except (TypeError, ValueError, IndexError, KeyError, RuntimeError) as error:
+    except (AttributeError, TypeError, ValueError, IndexError, KeyError, RuntimeError) as error:
         found = f"{index + 1} cannot be run ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})"
         remedy = "give what the model itself takes: its keyword arguments, or texts with its tokenizer"
         raise ArgumentError("inputs", found, remedy) from error
 
 
+def _notice(model: nn.Module, options: dict[str, Any], index: int) -> dict[Spot, Sight]:
+    """Where a model computes attention on an input, and what was noticed there.
+
+    Some models replace modules of theirs when they are first called, and are looked at again.
+    """
+    before = _modules(model)
+    with watching(before) as watch:
+        _run(model, options, [], index)
+    same = all(before.get(path) is module for path, module in model.named_modules())
+    return spots(watch.noticed) if same else _notice(model, options, index)
+
+
+def _learned(model: nn.Module, place: Place, calls: dict[str, Call], noticed: dict[Spot, Sight]) -> Place:
+    """A place that no family's adapter knows, with what its call says about its weights."""
+    if not isinstance(place.adapter, General) or place.spot.call not in calls:
+        return place
+    call = replace(calls[place.spot.call], sight=noticed.get(place.spot))
+    module = model.get_submodule(place.path)
+    return replace(place, adapter=place.adapter.learn(model, place.path, module, call))
+
+
+def _modules(model: nn.Module) -> dict[str, nn.Module]:
+    return dict(model.named_modules())
+
+
+def _size(options: dict[str, Any]) -> int:
+    return sum(leaf.numel() for leaf in pytree.tree_leaves(options) if isinstance(leaf, Tensor))
+
+
 def _chain(blocks: list[Block], trace: dict[str, Call]) -> list[Block]:
-    """The blocks of stacks that were called one after the other, each once: others are no chain of maps."""
+    """The blocks of stacks all of which were called: others are no chain of maps."""
     bad = {
         block.path.rpartition(".")[0]
         for block in blocks
-        if block.path not in trace or trace[block.path].times > 1
+        if any(name not in trace for name in block_paths(block))
     }
     return [block for block in blocks if block.path.rpartition(".")[0] not in bad]
 
 
 def _cast_options(options: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     """Keyword arguments in the arithmetic of the model."""
-    real = {
-        name for name, value in options.items() if isinstance(value, Tensor) and value.dtype.is_floating_point
-    }
-    return {name: value.to(dtype) if name in real else value for name, value in options.items()}
+
+    def cast(leaf: Any) -> Any:
+        return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.dtype.is_floating_point else leaf
+
+    return {name: pytree.tree_map(cast, value) for name, value in options.items()}
 
 
 def _finite(model: nn.Module) -> None:
@@ -381,4 +498,4 @@ def _finite(model: nn.Module) -> None:
 
 def included_sentences() -> list[str]:
     """The sentences that come with the package."""
-    return (Path(__file__).parent / "sentences.txt").read_text(encoding="utf-8").splitlines()
+    return samples("sentences")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -52,7 +53,7 @@ def _coverage(report: Report) -> Sentence | None:
         heads=heads,
         **({"inputs": len(report.inputs)} if report.inputs else {}),
     )
-    for extra in (_agreement(report), _cut(report), _missing(report)):
+    for extra in (_agreement(report), _observed(report), _cut(report), _missing(report)):
         found = found if extra is None else found + extra
     return found
 
@@ -65,9 +66,23 @@ def _agreement(report: Report) -> Sentence | None:
     gaps = [entry.disagreement for entry in report.covered if not math.isnan(entry.disagreement)]
     if not gaps:
         return None
+    if report.observed:
+        what = "What is declared or observed gives the module's own output to {gap} or better."
+        return say(what, gap=_ceiling(max(*gaps, 1e-16)))
     if max(gaps) == 0:
         return say("Each declaration equals the module's own output exactly.")
     return say("Each declaration equals the module's own output to {gap} or better.", gap=_ceiling(max(gaps)))
+
+
+def _observed(report: Report) -> Sentence | None:
+    """Layers that are measured as they were seen to compute, and what of them was not understood."""
+    parts = [
+        say("{count} because {reason}", count=count, reason=reason)
+        for reason, count in Counter(entry.reason for entry in report.observed).items()
+    ]
+    found = joined(parts, "; ")
+    text = f"Observed, not declared, so nothing is proved about them: {found.text}."
+    return Sentence(text, found.numbers, found.names) if parts else None
 
 
 def _ceiling(value: float) -> float:

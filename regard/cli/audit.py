@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     _Audit = Audit | StreamedAudit | WeightAudit
 
 STOPPED = 130
+UNREAD = (
+    "the tokenizer does not know words: the included samples of the kind {} are taken instead of sentences"
+)
 """The exit status of a process that was interrupted."""
 
 HELP = """How regular is the attention of a trained model?
@@ -129,8 +132,8 @@ class _Way:
 
 
 def _texts(values: list[str], alone: bool) -> list[str]:
+    """The texts that were given; none means those that come with the package, as the tokenizer knows them."""
     from regard.audits.inputs import texts_of
-    from regard.audits.run import included_sentences
 
     if alone and values:
         raise ArgumentError(
@@ -138,7 +141,7 @@ def _texts(values: list[str], alone: bool) -> list[str]:
             "is given, and --weights-only and a series read no texts",
             "leave it out, or audit one model with texts",
         )
-    return [] if alone else texts_of(values) if values else included_sentences()
+    return texts_of(values)
 
 
 def _find_checks(names: str | None, alone: bool) -> list[Check]:
@@ -220,20 +223,24 @@ def _on_texts(
     from regard.audits import terminal
     from regard.audits.load import load_weights, tokenizer_of
     from regard.audits.run import Audit
+    from regard.audits.samples import DOMAINS, known_samples
     from regard.audits.streaming import StreamedAudit
 
     run: Audit | StreamedAudit
     tokenizer = tokenizer_of(checkpoint)
+    domain, known = ("", texts) if texts else known_samples(tokenizer)
     if way.low_memory:
-        run = StreamedAudit(checkpoint, texts, tokenizer=tokenizer, checks=asked, device=way.device)
+        run = StreamedAudit(checkpoint, known, tokenizer=tokenizer, checks=asked, device=way.device)
     else:
         run = Audit(
             load_weights(checkpoint, way.device),
-            texts,
+            known,
             tokenizer=tokenizer,
             checks=asked,
             name=checkpoint.name,
         )
+    if domain not in ("", DOMAINS[0]):
+        terminal.say(terminal.messages(), UNREAD.format(domain))
     for item in run.inputs:
         if item.cut:
             terminal.say(

@@ -46,7 +46,7 @@ class Plug:
         ·); weights if asked for.
         """
         arguments = Arguments.of(options)
-        posed = self._pose((query, key, value), attention_mask, arguments, _causal(module, arguments))
+        posed = self.pose((query, key, value), attention_mask, arguments, reads_as_causal(module, arguments))
         if self.record is not None and self.record.recording:
             self.record.add(module, posed.statistics())
         if arguments.dropout or arguments.output_attentions:
@@ -54,7 +54,8 @@ class Plug:
             return out.transpose(1, 2).contiguous(), weights if arguments.output_attentions else None
         return posed.attend().transpose(1, 2).contiguous(), None
 
-    def _pose(self, tensors: Tensors, mask: Tensor | None, arguments: Arguments, causal: bool) -> Posed:
+    def pose(self, tensors: Tensors, mask: Tensor | None, arguments: Arguments, causal: bool) -> Posed:
+        """What a call with these arguments computes; causal: whether that is meant where no mask is given."""
         self._check_normalizer(causal)
         queries = tensors[0].shape[2]
         causal = (
@@ -118,7 +119,7 @@ class Plug:
             )
 
 
-def _causal(module: nn.Module, arguments: Arguments) -> bool:
+def reads_as_causal(module: nn.Module, arguments: Arguments) -> bool:
     """As transformers decides it: the argument, else the module, else yes."""
     return bool(getattr(module, "is_causal", True) if arguments.is_causal is None else arguments.is_causal)
 

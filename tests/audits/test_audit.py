@@ -86,7 +86,8 @@ def test_every_family_is_measured(family):
     )  # rotations are in float32 inside transformers
     for column in ("entropy", "qk_norm", "ov_norm", "head_constant"):
         assert all(math.isfinite(row.values[column]) for row in report.heads), column
-    assert report.skipped == []
+    assert all("no residual stream" in entry.reason for entry in report.skipped)
+    assert not report.skipped or family == "multihead"
     assert Report.from_dict(json.loads(json.dumps(report.to_dict()))).to_dict() == report.to_dict()
 
 
@@ -180,7 +181,7 @@ def wrong_bias(declared):
 
 @pytest.mark.parametrize("wrong", [wrong_scale, wrong_bias])
 def test_a_wrong_adapter_is_found(monkeypatch, wrong):
-    """The declaration no longer equals the module, and the site is reported, not measured."""
+    """The declaration no longer equals the module: nothing of it is used, and the page says so."""
     model, call = model_of("bert"), call_of("bert")
     adapter = type(adapter_of(next(m for m in model.modules() if adapter_of(m) is not None)))
     right = adapter.declare
@@ -192,9 +193,12 @@ def test_a_wrong_adapter_is_found(monkeypatch, wrong):
 
     monkeypatch.setattr(adapter, "declare", broken)
     report = r.audit(model, [call], checks=named("rows", "weights"))
-    assert report.heads == []
-    assert "differs from the module's own output" in report.missing[0].reason
-    assert f"Not covered: {report.missing[0].site}" in " ".join(summary(report))
+    assert not report.missing
+    assert {entry.level for entry in report.coverage} == {"observed"}
+    assert "differs from the module's own output" in report.observed[0].reason
+    assert all("qk_norm" not in row.values for row in report.heads)
+    assert "Observed, not declared" in " ".join(summary(report))
+    assert "because the declaration differs" in " ".join(summary(report))
 
 
 class StrangeAttention(torch.nn.Module):
@@ -215,7 +219,7 @@ def test_unknown_attention_is_listed():
     report = r.audit(Strange(), [{"x": torch.zeros(1, 2, 3)}])
     assert [(m.site, m.kind) for m in report.missing] == [("block", "StrangeAttention")]
     assert "0 of 1 attention layers are covered" in summary(report)[0]
-    assert "no adapter knows" in summary(report)[0]
+    assert "not seen to compute any" in summary(report)[0]
 
 
 def test_inputs_are_checked():
@@ -466,19 +470,29 @@ class Twice(torch.nn.Module):
         return self.attention(x, x, x)[0] + self.attention(5 * x, 5 * x, 5 * x)[0]
 
 
-def test_a_module_that_is_called_twice_is_not_covered():
+def test_a_module_that_is_called_twice_is_declared_twice():
     report = r.audit(
-        Twice(), [{"x": torch.randn(1, 4, 8, dtype=torch.float64)}], checks=named("rows", "depth")
+        Twice(), [{"x": torch.randn(1, 4, 8, dtype=torch.float64)}], checks=named("rows", "depth", "weights")
     )
-    assert "called 2 times" in report.missing[0].reason
+    assert [(e.site, e.level) for e in report.covered] == [
+        ("attention", "declared"),
+        ("attention (call 2)", "declared"),
+    ]
+    assert (
+        report.heads[0].values["entropy"] > report.heads[2].values["entropy"]
+    )  # of tokens five times as far
+    assert "qk_norm" in report.heads[0].values
     layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).double()
     shared = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     shared.layers = torch.nn.ModuleList([shared.layers[0]] * 3)
-    report = r.audit(
-        shared, [{"src": torch.randn(1, 4, 8, dtype=torch.float64)}], checks=named("rows", "depth")
+    x = torch.randn(1, 4, 8, dtype=torch.float64)
+    report = r.audit(shared.eval(), [{"src": x}], checks=named("rows", "depth"))
+    assert [entry.level for entry in report.coverage] == ["declared"] * 3
+    (row,) = report.stacks
+    dense = torch.autograd.functional.jacobian(shared, x)
+    assert row.values["network_constant"] == pytest.approx(
+        float(torch.linalg.matrix_norm(dense.reshape(32, 32), 2)), rel=1e-3
     )
-    assert not report.covered
-    assert not report.stacks
 
 
 def test_an_error_in_one_check_leaves_the_others():

@@ -189,3 +189,36 @@ def test_identity_follows_the_weights(tmp_path):
     model_of("bert", gain=2.0).save_pretrained(tmp_path)  # the same sizes and the same header, other numbers
     assert checkpoint.identity() != before
     assert config_of(checkpoint).model_type == "bert"
+
+
+def test_a_pointer_of_git_lfs_is_called_that(tmp_path):
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 90868376\n"
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        where = tmp_path / name.split(".")[0]
+        where.mkdir()
+        (where / "config.json").write_text('{"model_type": "bert"}')
+        (where / name).write_text(pointer)
+        with pytest.raises(r.errors.ArgumentError, match=r"pointer of Git LFS.*git lfs pull"):
+            find(str(where))
+
+
+def test_a_config_without_a_type_is_guessed_and_that_is_said(tmp_path):
+    directory = save(tmp_path / "model", "bert")
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    del config["model_type"]
+    path.write_text(json.dumps(config))
+    with pytest.warns(UserWarning, match="taken for bert, by its architectures"):
+        assert type(load_weights(find(str(directory)))).__name__ == "BertModel"
+    path.write_text(json.dumps({**config, "architectures": None}))
+    with pytest.raises(r.errors.ArgumentError, match="model_type"):
+        load_weights(find(str(directory)))
+
+
+def test_the_missing_piece_of_a_tokenizer_is_named(tmp_path):
+    directory = save(tmp_path / "model", "bert")
+    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    (directory / "vocab.json").write_text("{}")
+    (directory / "tokenizer.json").unlink()
+    with pytest.raises(r.errors.ArgumentError, match=r"merges\.txt"):
+        tokenizer_of(find(str(directory)))

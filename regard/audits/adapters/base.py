@@ -26,12 +26,12 @@ class NotCovered(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """What a module was called with, and what it returned."""
+    """What a module was called with, and what it returned; sight: the attention that was noticed in it."""
 
     arguments: tuple[Any, ...]
     options: dict[str, Any]
     output: Any
-    times: int = 1  # how often it was called in one pass of the model
+    sight: Any = None
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,16 @@ class Block:
     path: the enclosing block; attention and mlp: modules that, called one after the other, are a branch
     before its residual connection, with the norm in front where there is one (an mlp that is no chain of
     modules is empty);
-    final: the norm after the last block.
+    final: the norm after the last block;
+    through: whether a branch is what happens in the block from its first module to its last, and not only a
+    chain of modules.
     """
 
     path: str
     attention: tuple[str, ...]
     mlp: tuple[str, ...]
     final: str | None
+    through: bool = False
 
 
 class Adapter(ABC):

@@ -15,6 +15,7 @@ from regard.audits.adapters.norms import normalize_of
 from regard.audits.adapters.surroundings import may_turn
 from regard.audits.inputs import Word
 from regard.audits.site import Site
+from regard.audits.watching import ObservedSite, Sight, Spot
 from regard.errors import ArgumentError
 from regard.maps import Normalize
 
@@ -24,6 +25,9 @@ with a certificate.
 """
 HEAD, LAYER, STACK = "head", "layer", "stack"
 """What a column has one number for."""
+
+Measurable = Site | ObservedSite
+"""A layer that is declared, or one that was seen to compute attention and is not."""
 
 _checks: dict[str, Check] = {}
 
@@ -83,6 +87,8 @@ class Weights:
 class Scene:
     """One input: the model, how it is called, what its modules did, the blocks around attention,
     and random numbers of its own.
+
+    seen: where attention was seen to happen; alone: why some attention has no block around it.
     """
 
     model: nn.Module
@@ -94,6 +100,8 @@ class Scene:
     text: str | None = None
     words: tuple[Word, ...] = ()
     encode: Callable[[str], dict[str, Any]] | None = None
+    seen: dict[Spot, Sight] = field(default_factory=dict)
+    alone: str = ""
 
     @cached_property
     def stacks(self) -> dict[str, list[Block]]:
@@ -130,10 +138,10 @@ class Check:
     question: str
     columns: tuple[Column, ...] = ()
     of_weights: Callable[[Weights], Result] | None = None
-    of_site: Callable[[Scene, Site], Result] | None = None
+    of_site: Callable[[Scene, Measurable], Result] | None = None
     of_input: Callable[[Scene], Result] | None = None
     order: int = 100
-    quick_site: Callable[[Scene, Site], Result] | None = None
+    quick_site: Callable[[Scene, Measurable], Result] | None = None
     quick_input: Callable[[Scene], Result] | None = None
 
     def quickly(self) -> Check | None:
@@ -156,19 +164,23 @@ def checks() -> tuple[Check, ...]:
     return tuple(sorted(_checks.values(), key=lambda check: (check.order, check.name)))
 
 
-def provable(scene: Scene, site: Site, inputs: int) -> bool:
-    """Whether theorems about rows are asked here: on the first inputs alone,
-    and an error where they do not hold.
+def provable(scene: Scene, site: Measurable, inputs: int) -> Site | None:
+    """The declaration where theorems about rows are asked: on the first inputs alone, and an error where
+    they do not hold.
     """
     if scene.index >= inputs:
-        return False
+        return None
+    if isinstance(site, ObservedSite):
+        raise ArgumentError(
+            "site", f"is observed and not declared ({site.reason})", "proofs are about declarations"
+        )
     if site.context is not None:
         raise ArgumentError("site", "is cross-attention", "its constants are in the column of the layer")
     if site.blind:
         raise ArgumentError(
             "inputs", f"{scene.index + 1} has tokens that see no key", "give the text without padding"
         )
-    return True
+    return site
 
 
 def too_long(scene: Scene, tokens: int, longest: int, what: str) -> str:

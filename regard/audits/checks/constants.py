@@ -12,10 +12,22 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Generator, Tensor
 
-from regard.audits.capture import Function, output_tensor, replay, tokens_in
-from regard.audits.checks.base import EXACT, HEAD, LAYER, Check, Column, Result, Scene, as_list, register
+from regard.audits.adapters.base import NotCovered
+from regard.audits.capture import Function, branch, output_tensor, replay, tokens_in
+from regard.audits.checks.base import (
+    EXACT,
+    HEAD,
+    LAYER,
+    Check,
+    Column,
+    Measurable,
+    Result,
+    Scene,
+    as_list,
+    register,
+)
 from regard.audits.moving import Moving
-from regard.audits.site import Site
+from regard.audits.watching import ObservedSite
 from regard.derive import linearize
 from regard.derive.jacobian import Jacobian
 
@@ -31,13 +43,11 @@ Found = tuple[float, float]
 """A constant and its residual."""
 
 
-def constants(scene: Scene, site: Site) -> Result:
+def constants(scene: Scene, site: Measurable) -> Result:
     """The largest singular value of the derivative of each head, of the layer,
     of both branches with their norms, and of the block.
     """
-    moving = Moving(scene, site)
-    heads, after = _heads(moving)
-    found = _attention(moving)
+    heads, after, found, missing = _parts(scene, site)
     tokens = _mlp(scene, site)
     if tokens:
         found["mlp_branch_constant"] = tokens[0]
@@ -46,19 +56,63 @@ def constants(scene: Scene, site: Site) -> Result:
     worst = max(residual for _, residual in (*heads, *after, *found.values()))
     numbers: dict[str, Any] = {name: value for name, (value, _) in found.items()}
     numbers |= {"head_constant": _values(heads), "head_branch_constant": _values(after), "residual": worst}
-    return Result(numbers, _by_token(scene, site, tokens))
+    return Result(numbers, _by_token(scene, site, tokens), missing)
 
 
-def branches(scene: Scene, site: Site) -> Result:
-    """What a quick look takes: attention with its norm and the MLP, without heads and the block."""
+def _parts(scene: Scene, site: Measurable) -> tuple[list[Found], list[Found], dict[str, Found], str]:
+    """Of heads alone, of heads with the norm before them, of all together, and what is missing."""
+    if isinstance(site, ObservedSite):
+        heads, after = _observed_heads(scene, site)
+        return heads, after, *_observed_layer(scene, site)
     moving = Moving(scene, site)
+    return *_heads(moving), _attention(moving), ""
+
+
+def _observed_heads(scene: Scene, site: ObservedSite) -> tuple[list[Found], list[Found]]:
+    """By automatic differentiation of the module, head by head."""
+    alone = [site.head_jacobian(head) for head in range(site.heads)]
+    after = [site.after_norm(jacobian) for jacobian in alone]
+    heads = [largest(jacobian, scene.generator(site.layer)) for jacobian in alone]
+    if not any(jacobian is not None for jacobian in after):
+        return heads, heads
+    return heads, [largest(one, scene.generator(site.layer)) for one in after if one is not None]
+
+
+def _observed_layer(scene: Scene, site: ObservedSite) -> tuple[dict[str, Found], str]:
+    """The same for all heads together; its output projection may not be known."""
+    try:
+        found = {
+            name: largest(jacobian, scene.generator(site.layer))
+            for name, jacobian in site.jacobians().items()
+        }
+    except NotCovered as reason:
+        return {}, f"no constant of the layer: {reason}"
+    block = site.block
+    if block is None or not block.attention or block.attention[0] == site.spot.call:
+        return {**found, "attention_branch_constant": found["layer_constant"]}, ""
+    if site.context is not None or not all(path in scene.trace for path in block.attention):
+        return found, ""
+    run = branch(scene.model, scene.trace, block, block.attention)
+    jacobian = linearize(run, tokens_in(scene.trace[block.attention[0]]))
+    return {**found, "attention_branch_constant": largest(jacobian, scene.generator(site.layer))}, ""
+
+
+def branches(scene: Scene, site: Measurable) -> Result:
+    """What a quick look takes: attention with its norm and the MLP, without heads and the block."""
     tokens = _mlp(scene, site)
-    branch = _branch(moving) if site.context is None else None
-    attention = {"attention_branch_constant": branch} if branch is not None else _attention(moving)
+    attention, missing = _quick_attention(scene, site)
     found = attention | ({"mlp_branch_constant": tokens[0]} if tokens else {})
     numbers = {name: value for name, (value, _) in found.items()}
-    worst = max(residual for _, residual in found.values())
-    return Result({**numbers, "residual": worst}, _by_token(scene, site, tokens))
+    worst = max((residual for _, residual in found.values()), default=math.nan)
+    return Result({**numbers, "residual": worst}, _by_token(scene, site, tokens), missing)
+
+
+def _quick_attention(scene: Scene, site: Measurable) -> tuple[dict[str, Found], str]:
+    if isinstance(site, ObservedSite):
+        return _observed_layer(scene, site)
+    moving = Moving(scene, site)
+    own = _branch(moving) if site.context is None else None
+    return {"attention_branch_constant": own} if own is not None else _attention(moving), ""
 
 
 def _values(found: list[Found]) -> list[float]:
@@ -110,21 +164,22 @@ def _attention(moving: Moving) -> dict[str, Found]:
 def _branch(moving: Moving) -> Found | None:
     """The attention branch of the block as the model runs it; None where that is the layer itself."""
     scene, block = moving.scene, moving.site.block
-    if block is None or block.attention[0] == moving.site.path:
+    if block is None or not block.attention or block.attention[0] == moving.site.path:
         return None
     if not all(path in scene.trace for path in block.attention):
         return None
-    run = replay(scene.model, scene.trace, block.attention)
+    run = branch(scene.model, scene.trace, block, block.attention)
     point = tokens_in(scene.trace[block.attention[0]])
     return largest(linearize(run, point), scene.generator(moving.site.layer))
 
 
-def _mlp(scene: Scene, site: Site) -> list[Found]:
+def _mlp(scene: Scene, site: Measurable) -> list[Found]:
     """Of the feed-forward branch; and of it at each token, where it is large and no token meets another."""
     paths = () if site.block is None else site.block.mlp
-    if not paths or not all(path in scene.trace for path in paths):
+    if site.block is None or not paths or not all(path in scene.trace for path in paths):
         return []
-    run, point = replay(scene.model, scene.trace, paths), tokens_in(scene.trace[paths[0]])
+    run = branch(scene.model, scene.trace, site.block, paths)
+    point = tokens_in(scene.trace[paths[0]])
     whole = largest(linearize(run, point), scene.generator(site.layer))
     if whole[0] < SUSPECT or not is_tokenwise(run, point):
         return [whole]
@@ -151,7 +206,7 @@ def is_tokenwise(run: Function, point: Tensor) -> bool:
     return True
 
 
-def _by_token(scene: Scene, site: Site, tokens: list[Found]) -> Any:
+def _by_token(scene: Scene, site: Measurable, tokens: list[Found]) -> Any:
     """What the MLP does to each token, and how long tokens are when they leave the block."""
     block = None if site.block is None else scene.trace.get(site.block.path)
     if block is None or len(tokens) < 2:

@@ -28,7 +28,7 @@ def depth(scene: Scene) -> Result:
     """
     found = {stack: _stack(scene, stack) for stack in scene.stacks}
     if not found:
-        return Result()
+        return Result(reason=scene.alone)
     numbers = {
         name: {stack: values[name] for stack, values in found.items()}
         for name in ("network_constant", "product")

@@ -16,6 +16,7 @@ from regard.audits.checks.base import (
     PROVED,
     Check,
     Column,
+    Measurable,
     Result,
     Scene,
     as_list,
@@ -49,9 +50,10 @@ STEPS = 18
 """Steps of gradient ascent of the attack."""
 
 
-def word_deviation(scene: Scene, site: Site) -> Result:
+def word_deviation(scene: Scene, place: Measurable) -> Result:
     """The certified deviation for each share, and the attack."""
-    if not provable(scene, site, INPUTS):
+    site = provable(scene, place, INPUTS)
+    if site is None:
         return Result()
     reason = _too_large(scene, site)
     if reason:

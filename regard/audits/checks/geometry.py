@@ -10,8 +10,17 @@ import torch
 from torch import Tensor
 
 from regard.audits.capture import tokens_in
-from regard.audits.checks.base import EXACT, LAYER, Check, Column, Result, Scene, as_list, register
-from regard.audits.site import Site
+from regard.audits.checks.base import (
+    EXACT,
+    LAYER,
+    Check,
+    Column,
+    Measurable,
+    Result,
+    Scene,
+    as_list,
+    register,
+)
 
 MASS = 0.3
 """A token that receives this share of all attention of the layer is a sink."""
@@ -19,13 +28,13 @@ MASSIVE = 5.0
 """So is one whose norm is this many times the median."""
 
 
-def geometry(scene: Scene, site: Site) -> Result:
+def geometry(scene: Scene, site: Measurable) -> Result:
     """Radius, effective rank and mean cosine, with and without sinks, and token norms."""
     x = stream(scene, site)
     norms = x.norm(dim=-1)
     typical = float(norms.median())
     sinks = norms > MASSIVE * typical
-    if site.context is None:
+    if site.context is None and site.laws.shape[-1] == len(x):
         sinks = sinks | (site.laws.mean((0, 1)) > max(MASS, 3 / len(x)))
     rest = x[~sinks]
     numbers = {
@@ -40,7 +49,7 @@ def geometry(scene: Scene, site: Site) -> Result:
     return Result(numbers, {"norms": as_list(norms), "sinks": sinks.nonzero().flatten().tolist()})
 
 
-def stream(scene: Scene, site: Site) -> Tensor:
+def stream(scene: Scene, site: Measurable) -> Tensor:
     """The tokens that enter the block: a norm layer before attention would hide how large they are."""
     if site.block is None or len(tokens_in(scene.trace[site.block.path])) != len(site.points):
         return site.points

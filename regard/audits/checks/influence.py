@@ -29,8 +29,10 @@ PAIRS = 400_000
 
 def influence(scene: Scene) -> Result:
     """|∂ output / ∂ token j|₂ for each token of the first stack; the output is the mean of its tokens."""
-    if not scene.stacks or scene.index >= INPUTS:
+    if scene.index >= INPUTS:
         return Result()
+    if not scene.stacks:
+        return Result(reason=scene.alone)
     values = token_influence(scene)
     share = float(values.max() / values.sum()) if float(values.sum()) > 0 else math.nan
     stack = next(iter(scene.stacks))

@@ -7,9 +7,19 @@ from typing import Any
 from torch import Tensor
 
 from regard._round import EPS
-from regard.audits.checks.base import HEAD, PROVED, Check, Column, Result, Scene, provable, register, too_long
+from regard.audits.checks.base import (
+    HEAD,
+    PROVED,
+    Check,
+    Column,
+    Measurable,
+    Result,
+    Scene,
+    provable,
+    register,
+    too_long,
+)
 from regard.audits.narrowing import Narrowed, narrow_head
-from regard.audits.site import Site
 from regard.domains import Ball, Domain, Neighborhood
 from regard.norms import Frobenius
 from regard.proofs import certify
@@ -21,11 +31,12 @@ LONGEST = 64
 """Up to how many tokens: bounds at a point are sums over pairs of tokens in the width of a token."""
 
 
-def ladder(scene: Scene, site: Site) -> Result:
+def ladder(scene: Scene, place: Measurable) -> Result:
     """The smallest bound of each head on the ball its tokens fill, and at this input;
     and all rungs below them.
     """
-    if not provable(scene, site, AT_INPUTS):
+    site = provable(scene, place, AT_INPUTS)
+    if site is None:
         return Result()
     heads = [narrow_head(head, site.source) for head in site.singles]
     balls = [observed_ball(head.points) for head in heads]

@@ -99,7 +99,11 @@ def typos(scene: Scene) -> Result:
 def _refuse_other_inputs(scene: Scene) -> None:
     if scene.text is None or scene.encode is None:
         raise ArgumentError("inputs", "are not texts", "give texts and a tokenizer to see what a typo does")
-    if not scene.words or not scene.stacks:
+    if not scene.stacks:
+        raise ArgumentError(
+            "model", f"has no stack of blocks ({scene.alone})", "other checks do not need one"
+        )
+    if not scene.words:
         raise ArgumentError(
             "tokenizer", "does not say which token is from which word", "use a fast tokenizer"
         )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.audits.checks.base import EXACT, HEAD, Check, Column, Result, Scene, as_list, register
-from regard.audits.site import Site
+from regard.audits.checks.base import EXACT, HEAD, Check, Column, Measurable, Result, Scene, as_list, register
 
 SHOWN = 3
 """Of how many inputs the laws themselves are kept."""
@@ -16,7 +15,7 @@ longer inputs and larger layers keep their statistics alone.
 """
 
 
-def rows(scene: Scene, site: Site) -> Result:
+def rows(scene: Scene, site: Measurable) -> Result:
     """Statistics of the laws, for each head."""
     laws = site.laws
     entropy = torch.special.entr(laws).sum(-1)

@@ -1,0 +1,204 @@
+"""Modules that no family's adapter knows, read by their structure: which columns of which linear layer are
+queries, keys and values is found by what the module handed to attention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention import Attention
+from regard.audits.adapters.base import Adapter, Block, Call, Declared, Matrices, NotCovered
+from regard.audits.adapters.columns import Columns, Turned, find_columns, find_turned, linear_layers
+from regard.audits.adapters.masks import Pairs, bias_of, support_of
+from regard.audits.adapters.turnings import turnings
+from regard.audits.calling import moving_tensors
+from regard.lookups import Linear
+from regard.potentials import Dot, Potential, Rotary, SoftCap
+from regard.potentials.base import Sum
+
+if TYPE_CHECKING:
+    from regard.audits.watching import Seen
+
+CLOSE = 1e-4
+"""How far an output projection may be from what the module returned, relative."""
+
+
+@dataclass(frozen=True)
+class General(Adapter):
+    """learned: the matrices that were found on an input, or why there are none."""
+
+    learned: Matrices | str = "nothing was read of it yet"
+
+    def declare(self, model: nn.Module, path: str, module: nn.Module, call: Call) -> Declared:
+        return _Reading(model, path, module, call).declared()
+
+    def learn(self, model: nn.Module, path: str, module: nn.Module, call: Call) -> General:
+        """The same with what a call says about its matrices."""
+        try:
+            return General(_Reading(model, path, module, call).matrices())
+        except NotCovered as reason:
+            return General(str(reason))
+
+    def matrices(self, model: nn.Module, path: str, module: nn.Module) -> Matrices:
+        if isinstance(self.learned, str):
+            raise NotCovered(self.learned)
+        return self.learned
+
+    def block(self, model: nn.Module, path: str, module: nn.Module) -> Block | None:
+        return None
+
+    def parameters(self, model: nn.Module, path: str, module: nn.Module) -> tuple[str, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
+class Form:
+    """How scores are made of queries and keys: scale · q·k, a cap on it, and what is added."""
+
+    scale: float
+    softcap: float | None
+    bias: Tensor | None
+
+
+def form_of(potential: Potential, width: int) -> Form:
+    """The form of the scores of a call; NotCovered where they are something else."""
+    terms = list(potential.terms) if isinstance(potential, Sum) else [potential]
+    added = [term.bias for term in terms if hasattr(term, "bias")]
+    rest = [term for term in terms if not hasattr(term, "bias")]
+    cap = rest[0].cap if len(rest) == 1 and isinstance(rest[0], SoftCap) else None
+    core = rest[0].potential if len(rest) == 1 and isinstance(rest[0], SoftCap) else rest[0] if rest else None
+    if len(rest) != 1 or not isinstance(core, Dot):
+        raise NotCovered("its scores are computed by hand, and were seen without their queries and keys")
+    return Form(float(core.factor(width)), None if cap is None else float(cap), sum(added) if added else None)
+
+
+class _Reading:
+    """What one call of a module says about its weights."""
+
+    def __init__(self, model: nn.Module, path: str, module: nn.Module, call: Call) -> None:
+        if call.sight is None:
+            raise NotCovered(f"no adapter knows {type(module).__name__}")
+        self.model, self.path, self.module, self.call = model, path, module, call
+        self.seen: Seen = call.sight.resolve()[0]
+        if self.seen.sizes[0] != 1:
+            raise NotCovered("it attends in windows")
+        self.form = form_of(self.seen.double.potential, self.seen.tensors[0].shape[-1])
+        self.layers = linear_layers(module)
+        self.points = self._tokens(first=True)[0]
+
+    def _tokens(self, first: bool) -> list[Tensor]:
+        """The tokens (n, d) that a module was given: the first, or all."""
+        found = [
+            part.detach().double().reshape(-1, part.shape[-1])
+            for part in moving_tensors((self.call.arguments, self.call.options))
+            if part.ndim >= 2
+        ]
+        if not found:
+            raise NotCovered("it was given no tokens")
+        return found[:1] if first else found
+
+    def matrices(self) -> Matrices:
+        """All that weights say."""
+        (query, key), value = self._turned(), self._value()
+        if query.frequencies is not None and key.frequencies is None:
+            raise NotCovered("positions turn its queries and not its keys")
+        w_o, b_o = self._output()
+        self.turned = query
+        return Matrices(
+            query.columns.weight * query.factor,
+            key.columns.weight * key.factor,
+            value.weight,
+            w_o,
+            self.form.scale,
+            None if query.columns.bias is None else query.columns.bias * query.factor,
+            None if key.columns.bias is None else key.columns.bias * key.factor,
+            value.bias,
+            b_o,
+            self.form.softcap,
+        )
+
+    def declared(self) -> Declared:
+        """The declaration of the call."""
+        own = self.matrices()
+        potential: Potential = Dot(own.w_q, own.w_k, own.scale, own.b_q, own.b_k)
+        if self.turned.frequencies is not None:
+            turned = self.turned
+            potential = Rotary(potential, frequencies=turned.frequencies, interleaved=turned.interleaved)
+        potential = potential if own.softcap is None else SoftCap(potential, own.softcap)
+        pairs = self._pairs()
+        bias = bias_of(pairs, len(own.w_q))
+        attention = Attention(
+            potential if bias is None else potential + bias,
+            Linear(own.w_v, own.b_v),
+            normalizer=self.seen.double.normalizer,
+            support=support_of(pairs.allowed),
+        )
+        output = next(moving_tensors(self.call.output)).detach()
+        output = output.reshape(1, -1, output.shape[-1])
+        context = None if self.context is self.points else self.context.unsqueeze(0)
+        return Declared(attention, own.w_o, own.b_o, self.points.unsqueeze(0), context, None, output)
+
+    def _pairs(self) -> Pairs:
+        _, _, n, m = self.seen.sizes
+        allowed = self.seen.double.support.allows(torch.arange(n), torch.arange(m))
+        bias = self.form.bias
+        return Pairs(
+            allowed.expand(1, allowed.shape[-3] if allowed.ndim > 2 else 1, n, m),
+            None if bias is None else bias.expand(1, -1, n, m),
+        )
+
+    @property
+    def context(self) -> Tensor:
+        """What values are made of."""
+        self._value()
+        return self._source
+
+    def _value(self) -> Columns:
+        wanted = self.seen.double.tensors[2][0]
+        for source in self._tokens(first=False):
+            found = find_columns(self.layers, source, wanted)
+            if found is not None:
+                first = source.shape == self.points.shape and torch.equal(source, self.points)
+                self._source = self.points if first else source
+                return found
+        raise NotCovered(f"its values are not {self._linear('v')}")
+
+    def _turned(self) -> tuple[Turned, Turned]:
+        """Queries and keys, turned by positions or not."""
+        self._value()
+        q, k, _ = (part[0] for part in self.seen.double.tensors)
+        ways = list(turnings(self.model, self.path, self.call, len(self.points)))
+        query = find_turned(self.layers, self.points, q, ways)
+        if query is None:
+            raise NotCovered(f"its queries are not {self._linear('q')}")
+        same = [way for way in ways if way.frequencies is query.frequencies]
+        same = [way for way in same if way.interleaved == query.interleaved]
+        key = find_turned(self.layers, self._source, k, same)
+        if key is None:
+            raise NotCovered(f"its keys are not {self._linear('k')}")
+        return query, key
+
+    def _linear(self, letter: str) -> str:
+        """What queries, keys or values are not, and what may be between."""
+        norms = [name for name, _ in self.module.named_children() if "norm" in name.lower()]
+        between = [name for name in norms if name.lower().startswith((letter, "kv", "qk", "norm"))] or norms
+        what = "a linear function of its tokens that regard can read"
+        return f"{what}: {', '.join(between)} stands between" if between else what
+
+    def _output(self) -> tuple[Tensor, Tensor | None]:
+        """The output projection: what takes the heads to what the module returned."""
+        heads = self.seen.double.output[0]
+        joined = heads.transpose(0, 1).flatten(1)
+        output = next(moving_tensors(self.call.output), None)
+        for _, weight, bias in self.layers if output is not None else ():
+            if len(weight) != joined.shape[-1] or output is None or weight.shape[-1] != output.shape[-1]:
+                continue
+            found = joined @ weight if bias is None else joined @ weight + bias
+            wanted = output.detach().double().reshape(-1, output.shape[-1])
+            if found.shape == wanted.shape and float((found - wanted).norm()) <= CLOSE * float(wanted.norm()):
+                return weight.unflatten(0, (len(heads), -1)), bias
+        raise NotCovered("what it returns is not its heads under a linear layer of its own")

@@ -1,0 +1,53 @@
+"""The ways in which rotary positions may turn the queries and keys of a call: frequencies from the model or
+from the call, two orders of coordinates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+
+from regard.audits.adapters.base import Call
+from regard.audits.adapters.surroundings import ancestors
+from regard.potentials import Dot, Rotary
+
+
+@dataclass(frozen=True)
+class Way:
+    """frequencies (f,): of the first 2f coordinates, None for no turn; positions (n,)."""
+
+    frequencies: Tensor | None
+    interleaved: bool
+    positions: Tensor
+
+    def turn(self, given: Tensor) -> Tensor:
+        """Tokens (h, n, c), turned."""
+        if self.frequencies is None or 2 * len(self.frequencies) > given.shape[-1]:
+            return given
+        rotary = Rotary(Dot(), frequencies=self.frequencies, interleaved=self.interleaved)
+        return rotary.rotate(given, self.positions)
+
+
+def turnings(model: nn.Module, path: str, call: Call, tokens: int) -> Iterator[Way]:
+    """All ways that are worth a try, none first."""
+    positions = torch.arange(tokens)
+    yield Way(None, False, positions)
+    for frequencies in _frequencies(model, path, call):
+        for interleaved in (False, True):
+            yield Way(frequencies, interleaved, positions)
+
+
+def _frequencies(model: nn.Module, path: str, call: Call) -> Iterator[Tensor]:
+    """Those that modules above hold, the nearest first, and those of the call itself."""
+    for above in ["", *ancestors(path)][::-1]:
+        for child in model.get_submodule(above).children():
+            for name, buffer in child.named_buffers(recurse=False):
+                if name.endswith("inv_freq") and buffer.ndim == 1:
+                    yield buffer.detach().double().cpu()
+    for leaf in pytree.tree_leaves((call.arguments, call.options)):
+        if isinstance(leaf, Tensor) and leaf.is_complex() and leaf.shape[-2] > 1:
+            yield leaf.detach().reshape(-1, *leaf.shape[-2:])[0, 1].angle().double().cpu()

@@ -1,0 +1,105 @@
+"""Coverage of architectures: which are declared, which observed, counted over a sample; the table of all is
+written by docs/make_coverage.py.
+"""
+
+import pytest
+import torch
+from torch import nn
+
+import regard as r
+from regard.audits.adapters.general import General
+from regard.audits.checks import checks
+from regard.audits.run import Audit
+from tests.audits.architectures import coverage_of, inputs_for, tiny_model
+from tests.audits.families import enlivened
+
+pytest.importorskip("transformers")
+
+DECLARED = ("phi", "phi3", "mixtral", "glm4", "stablelm", "gpt_oss", "cohere", "bart", "clip")
+OBSERVED = {
+    "qwen3": "q_norm",
+    "deepseek_v3": "kv_a_layernorm",
+    "gptj": "computed by hand",
+    "bloom": "computed by hand",
+    "albert": "not its heads",
+}
+NOTHING = ("fnet", "mamba")
+
+
+def named(*names):
+    return [check for check in checks() if check.name in names]
+
+
+def one(kind):
+    """A tiny model with live weights, and what it takes."""
+    model = enlivened(tiny_model(kind), 1.0)
+    return model, inputs_for(model)[0]
+
+
+@pytest.mark.parametrize("kind", DECLARED)
+def test_families_without_a_line_of_their_own_are_declared(kind):
+    assert coverage_of(kind) == ("declared", "")
+
+
+@pytest.mark.parametrize("kind", OBSERVED)
+def test_what_is_not_understood_is_observed_and_said(kind):
+    level, reason = coverage_of(kind)
+    assert level == "observed"
+    assert OBSERVED[kind] in reason
+
+
+@pytest.mark.parametrize("kind", NOTHING)
+def test_models_without_attention_are_told_so_kindly(kind):
+    model, call = one(kind)
+    with pytest.warns(UserWarning, match="no attention that regard finds"):
+        report = r.audit(model, [call], checks=named("rows"))
+    assert not report.rows
+    assert "no attention that regard finds" in report.summary()[0]
+
+
+def test_what_is_read_are_the_weights():
+    """Phi-3 keeps queries, keys and values in one matrix: the columns that were found are its own."""
+    model, call = one("phi3")
+    run = Audit(model, [call], checks=named("weights"))
+    place = run.places[0]
+    assert isinstance(place.adapter, General)
+    found = place.adapter.matrices(model, place.path, model.get_submodule(place.path))
+    fused = model.layers[0].self_attn.qkv_proj.weight.double().T
+    heads, groups, width = len(found.w_q), len(found.w_k), found.w_q.shape[-1]
+    parts = fused.split([heads * width, groups * width, groups * width], -1)
+    for own, part, count in zip(
+        (found.w_q, found.w_k, found.w_v), parts, (heads, groups, groups), strict=True
+    ):
+        assert torch.allclose(own, part.unflatten(-1, (count, width)).movedim(-2, 0))
+
+
+def test_every_certificate_of_a_general_layer_holds():
+    """Proofs about a layer that was read are above the exact constant of the module itself."""
+    model, call = one("phi3")
+    report = r.audit(model.double(), [call], checks=named("constants", "bounds"))
+    for row in report.heads:
+        assert row.values["head_constant"] <= row.values["point_bound"] * (1 + 1e-6)
+        assert row.values["point_bound"] <= row.values["ball_bound"] * (1 + 1e-6)
+
+
+class Twisted(nn.Module):
+    """Looks like any attention, and turns its queries in a way of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (
+            layer(x).unflatten(-1, (2, 4)).transpose(1, 2)
+            for layer in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        mixed = nn.functional.scaled_dot_product_attention(q.tanh(), k, v)
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+
+
+def test_queries_that_are_no_linear_function_are_not_declared():
+    report = r.audit(enlivened(Twisted()), [{"x": torch.randn(1, 6, 8)}], checks=named("rows", "weights"))
+    assert [entry.level for entry in report.coverage] == ["observed"]
+    assert "its queries are not a linear function" in report.observed[0].reason
+    assert all("qk_norm" not in row.values for row in report.heads)
