@@ -41,7 +41,7 @@ through = Verb("through")
 def shared(state: State) -> State:
     """The state with its ellipsoids opened, so that remainders know each other in all that follows."""
     trace = float(state.shape.diagonal(dim1=-2, dim2=-1).sum())
-    if not state.linear.shape[-1] or trace <= NEGLIGIBLE * float(state.groups.columns.square().sum()):
+    if trace <= NEGLIGIBLE * float(state.groups.columns.square().sum()):
         return state
     groups, left = opened(state.groups, state.shape, OPEN // (state.tokens * state.width))
     return replace(state, groups=groups, shape=left)
