@@ -249,7 +249,7 @@ def test_opening_and_closing_lose_no_direction():
         after = (groups.reach(a) + widths(left, a)).bound
         assert len(groups.labels) == most
         assert bool((after >= before * (1 - 1e-12)).all())
-        assert bool((after <= before * (1 + 1e-6) if most == 10 else after <= 3 * before).all())
+        assert bool((after <= before * (1 + 1e-6 if most == 10 else 2.0)).all())
         kept, tail = closed(groups, left, 3)
         assert bool(((kept.reach(a) + widths(tail, a)).bound >= before * (1 - 1e-12)).all())
 
@@ -265,7 +265,7 @@ def test_the_least_value_of_a_quadratic():
         seen = float((u @ slope + ((u @ form) * u).sum(-1)).min())
         found = quadratic_minimum(slope, form)
         assert found <= seen
-        assert found >= seen - 0.15 * abs(seen) - 0.05
+        assert found >= seen - 0.05 * abs(seen) - 0.02
 
 
 STAGES = {
@@ -301,3 +301,24 @@ def test_each_stage_alone_holds_its_values(stage, order):
         more = 0.05 * torch.nn.functional.normalize(drawn(g, 3, 6), dim=-1)
         moved = (map(x + away + more) - after.center) @ a[0]
         assert bool((moved.abs() <= reach).all())
+
+
+@pytest.mark.parametrize("radius", [0.05, 0.3])
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_is_beyond_the_second_order_is_in_the_remainder(stage, radius):
+    """x' - c - Au - uᵀHu at points u of the ball, along directions: each is within what is proved, and some
+    use a part of it that is not small, so that a remainder that is left out is seen.
+    """
+    g = generator(17)
+    map, x = STAGES[stage](g), drawn(g, 3, 6)
+    state = through.one(map, second_order(begin.one(Radii(x, torch.tensor([0.0, radius, 0.0], dtype=D)))))
+    a = torch.nn.functional.normalize(drawn(g, 6, 40), dim=0)
+    proved = state.rest(a.unsqueeze(0), curved=False).bound
+    largest = torch.zeros_like(proved)
+    for u in torch.nn.functional.normalize(drawn(g, 300, 6), dim=-1):
+        moved = x.clone()
+        moved[1] += radius * u
+        model = state.center + state.linear @ u + torch.einsum("ndkl,k,l->nd", state.curved.forms, u, u)
+        largest = torch.maximum(largest, ((map(moved) - model) @ a).abs())
+    assert bool((largest <= proved).all())
+    assert stage == "relu" or float((largest / proved).max()) > 0.02  # where no sign is open there is nothing

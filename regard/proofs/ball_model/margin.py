@@ -58,10 +58,19 @@ def quadratic_minimum(slope: Tensor, form: Tensor) -> float:
     values, vectors = torch.linalg.eigh(form)
     along = vectors.mT @ slope
     base = max(0.0, -lowest)
-    candidates = [base + (length + size) * 10.0 ** (k / 4) for k in range(-32, 5)]
-    scores = [-float((along.square() / (values + mu).clamp_min(1e-300)).sum()) / 4 - mu for mu in candidates]
-    best = candidates[max(range(len(scores)), key=scores.__getitem__)]
-    return max(_dual(slope, form, mu, mu + lowest) for mu in (best, base + length + size))
+    extra = _best_shift(values, along, base, length + size)
+    return max(_dual(slope, form, mu, mu + lowest) for mu in (base + extra, base + length + size))
+
+
+def _best_shift(values: Tensor, along: Tensor, base: float, size: float) -> float:
+    """About the best μ - base, by ever finer grids of logarithms."""
+    exponent, step = -2.0, 0.5
+    for _ in range(4):
+        shifts = size * 10.0 ** (exponent + step * torch.arange(-12, 13, dtype=torch.float64))
+        whole = (values + base + shifts.unsqueeze(-1)).clamp_min(1e-300)
+        scores = -(along.square() / whole).sum(-1) / 4 - shifts
+        exponent, step = exponent + step * (int(scores.argmax()) - 12), step / 8
+    return float(size * 10.0**exponent)
 
 
 def _dual(slope: Tensor, form: Tensor, mu: float, sigma: float) -> float:
