@@ -15,7 +15,7 @@ from regard.proofs.misspecifications import (
     replaced_distance,
 )
 from regard.proofs.radius import Radius, certified_radius
-from regard.proofs.substitutions import Substitutions, substitutions
+from regard.proofs.exchanges import Substitutions, substitutions
 from regard.proofs.theorem import THEOREMS, Bound, Refusal, Theorem
 from regard.proofs.theorems.contraction import contraction
 from regard.proofs.theorems.dot_whole import growing_witness
