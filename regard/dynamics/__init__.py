@@ -3,12 +3,12 @@
 from regard.dynamics.blow_up import BlowUpError
 from regard.dynamics.closures import Closure, closure
 from regard.dynamics.coalescence import Coalescence, Merge, coalesce
-from regard.dynamics.collapse import Collapse, collapse
+from regard.dynamics.collapsing import Collapse, collapse
+from regard.dynamics.diffusion import Heat, heat, score, score_slope
 from regard.dynamics.displacement import Displacement
 from regard.dynamics.drifts import drift
 from regard.dynamics.equal_angles import Equiangular, equiangular
 from regard.dynamics.flowing import flow, iterate
-from regard.dynamics.heat import Heat, heat, score, score_slope
 from regard.dynamics.hull import HullWarning
 from regard.dynamics.merging import Merged, merge_within
 from regard.dynamics.observables import (

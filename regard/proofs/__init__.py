@@ -5,6 +5,7 @@ from regard.proofs.approximation import approximation_error, kernel_error, row_e
 from regard.proofs.certification import certify, declare, deviation
 from regard.proofs.citation import cite
 from regard.proofs.decision import Decision, decide
+from regard.proofs.exchanges import Substitutions, substitutions
 from regard.proofs.falsification import Witness, falsify, falsify_deviation
 from regard.proofs.imaging import image
 from regard.proofs.misspecifications import (
@@ -15,7 +16,6 @@ from regard.proofs.misspecifications import (
     replaced_distance,
 )
 from regard.proofs.radius import Radius, certified_radius
-from regard.proofs.substitutions import Substitutions, substitutions
 from regard.proofs.theorem import THEOREMS, Bound, Refusal, Theorem
 from regard.proofs.theorems.contraction import contraction
 from regard.proofs.theorems.dot_whole import growing_witness
