@@ -3,6 +3,7 @@ halved or a term that is left out makes one of them false.
 """
 
 import itertools
+import math
 from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from regard.proofs.ball_model.norms import Token, _Moves, normalize
 from regard.proofs.ball_model.quadratic import own_square, symmetric
 from regard.proofs.ball_model.rows import Row
 from regard.proofs.subject import subject_of
+from regard.proofs.theorem import Refusal
 from tests.ball_model.networks import D, attention, drawn, norm
 
 
@@ -377,3 +379,21 @@ def test_the_reach_of_a_state_is_all_that_moves_it():
     state = state.with_rest(Sum(2, 4).ball(exact(vector(0.5, 0.25))))
     assert bool((state.reach.bound >= vector(0.5, 0.55)).all())
     assert state.reach.bound == pytest.approx(vector(0.5, 0.85), rel=1e-6)
+
+
+def test_the_factor_of_a_key_that_has_no_weight_is_attained_from_above():
+    """Z = 1: e^a - 1 - a°, however far it moves."""
+    _, row = remainder((1e-12, 1 - 1e-12), (3.0, 0.0), (0.5, 0.0), 1e-5)
+    seen, proved = math.expm1(3.5) - 3.0, float(row.factor.bound[0, 0])
+    assert 0.999 * proved < seen < proved * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("share", [0.89, 0.91])
+def test_a_token_may_lose_nine_tenths_of_itself(share):
+    x = drawn(generator(3), 1, 5)
+    state = begin.one(Radii(x, share * x.norm(dim=-1)))
+    if share > 0.9:
+        with pytest.raises(Refusal, match="nine tenths"):
+            normalize(state, maps.Normalize(0.1, centered=False))
+    else:
+        assert bool(torch.isfinite(normalize(state, maps.Normalize(0.1, centered=False)).shape).all())

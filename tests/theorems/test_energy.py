@@ -1,6 +1,7 @@
 """Columns of attention by the energy of scores: closed forms, cases of equality, attacks, what is refused."""
 
 import math
+from fractions import Fraction
 
 import mpmath
 import pytest
@@ -603,3 +604,17 @@ def test_temperature_divides_the_scores():
     assert rung(hot, Ball(1.0, 0 * EYE[0]), Frobenius()) == pytest.approx(
         rung(r.Attention(r.Dot(scale=0.5)), Ball(1.0, 0 * EYE[0]), Frobenius()), rel=1e-9
     )
+
+
+def test_a_center_that_cancels_the_bias():
+    """b = Aᵀc + β of numbers that cancel: what their product lost is more than all that is left of b."""
+    lost = []
+    for k in range(20):
+        a, center = 1e-12 / 3, 3e20 + 7e13 * k
+        beta = -(a * center) + 1e-9 * (1 if k % 2 else -1)
+        form = Form(*(torch.tensor(value, dtype=D) for value in ([[a]], [beta], [0.0])))
+        truth = abs(Fraction(a) * Fraction(center) + Fraction(beta))  # at m = 0 and y = ±1
+        bound = bilinear_energy(form, torch.tensor([center], dtype=D), exact(1.0))
+        assert Fraction(float(bound)) >= truth
+        lost.append(truth > 2 * abs(Fraction(a * center + beta)))
+    assert any(lost)
