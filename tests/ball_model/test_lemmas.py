@@ -1,6 +1,7 @@
 """Each lemma of the ball model alone: identities, remainders against points of their sets, equality cases."""
 
 import math
+from types import SimpleNamespace
 
 import mpmath
 import pytest
@@ -10,6 +11,7 @@ from regard import maps
 from regard._upper import exact
 from regard.domains import Radii
 from regard.proofs.ball_model.activations import bend
+from regard.proofs.ball_model.attention import HeadMoves
 from regard.proofs.ball_model.attention_gram import attention_gram
 from regard.proofs.ball_model.beginning import begin, second_order
 from regard.proofs.ball_model.ellipsoids import Sum, longest, widths
@@ -322,3 +324,15 @@ def test_what_is_beyond_the_second_order_is_in_the_remainder(stage, radius):
         largest = torch.maximum(largest, ((map(moved) - model) @ a).abs())
     assert bool((largest <= proved).all())
     assert stage == "relu" or float((largest / proved).max()) > 0.02  # where no sign is open there is nothing
+
+
+def test_products_of_moves_that_rounding_hides():
+    """Keys that differ by less than a product keeps: the scores move by 2⁻²⁷, of which none is computed."""
+    query = SimpleNamespace(moves=torch.full((2, 2, 1), 2.0**27, dtype=D))
+    key = SimpleNamespace(moves=torch.tensor([[[1.0], [2.0**-54]], [[1.0], [-(2.0**-54)]]], dtype=D))
+    head = SimpleNamespace(first_width=1, query=query, key=key, law=torch.full((2, 2), 0.5, dtype=D))
+    head.state = SimpleNamespace(tokens=2, own=own_square(torch.ones(2, 1, 1, dtype=D)))
+    head._written_out, head._mean = True, lambda pairs: HeadMoves._mean(head, pairs)
+    head.products_of = HeadMoves.products_of.func(head)
+    assert bool((head.products_of == 2.0**27).all())
+    assert bool((HeadMoves.bilinear.func(head).bound >= 2.0**-27).all())
