@@ -10,6 +10,7 @@ import torch
 from regard import maps
 from regard._upper import exact
 from regard.domains import Radii
+from regard.proofs.ball_model import beginning
 from regard.proofs.ball_model.activations import bend
 from regard.proofs.ball_model.attention import HeadMoves
 from regard.proofs.ball_model.attention_gram import attention_gram
@@ -336,3 +337,18 @@ def test_products_of_moves_that_rounding_hides():
     head.products_of = HeadMoves.products_of.func(head)
     assert bool((head.products_of == 2.0**27).all())
     assert bool((HeadMoves.bilinear.func(head).bound >= 2.0**-27).all())
+
+
+def test_what_rounding_changed_in_a_sum_goes_on_into_another():
+    """(Σ s)(Σ Q/s) with nothing but an error of one half, and a weight of two."""
+    error, none = exact(torch.tensor([0.5], dtype=D)), torch.zeros(1, 3, 3, dtype=D)
+    found = Sum(1, 3).add(torch.tensor([2.0], dtype=D), none, error).done()
+    assert found[0] == pytest.approx(torch.eye(3, dtype=D), rel=1e-12)
+
+
+@pytest.mark.parametrize("most", [299, 300])
+def test_second_derivatives_are_carried_where_all_their_numbers_have_room(monkeypatch, most):
+    """Three tokens of five coordinates, one of which moves: 3 · 4 · 5 · 5 · 5 numbers."""
+    monkeypatch.setattr(beginning, "CURVED", most * 5)
+    state = begin.one(Radii(sequence(0, 3, 5), torch.tensor([0.1, 0.0, 0.0], dtype=D)))
+    assert beginning.is_small(state) == (most == 300)
