@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from regard import _check
 from regard._heads import head_count, match_key_heads, repeat_groups
@@ -218,7 +219,8 @@ def _structure_shape(problem: Problem) -> tuple[int, ...]:
     if found is None:
         if len(_structures) >= KEPT:
             _structures.clear()
-        found = _structures[key] = _find_structure_shape(problem)
+        with _disable_current_modes():  # what is asked for its shape alone is no work: counters do not see it
+            found = _structures[key] = _find_structure_shape(problem)
     return found
 
 

@@ -21,6 +21,7 @@ from regard.flows.columns import COSINE, column_of
 from regard.flows.frames import principal_camera
 from regard.maps import Map
 from regard.measure import Measure
+from regard.parameters import shared
 
 OBSERVED: tuple[Observable, ...] = (Clusters(COSINE), EffectiveRank(), MeanCosine())
 
@@ -32,8 +33,8 @@ class Replayed(Map):
     residual: whether the tokens are added to what comes out.
     """
 
-    path: str
-    function: Callable[[Tensor], Tensor]
+    path: str = shared()
+    function: Callable[[Tensor], Tensor] = shared()
     residual: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:

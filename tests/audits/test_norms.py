@@ -18,6 +18,7 @@ from regard.audits.adapters.surroundings import may_turn
 from regard.audits.checks.base import Weights, checks
 from regard.audits.checks.spectra import MARGIN, NEAR, any_input_bounds
 from regard.audits.run import Place
+from regard.audits.watching import Spot
 from regard.domains import Whole
 from regard.lookups import Linear
 from regard.maps import Normalize
@@ -210,7 +211,7 @@ def sites(name):
         adapter = adapter_of(model.get_submodule(path))
         weights = Weights.of(adapter, model, path, layer)
         if weights.entering is not None:
-            yield weights, Place(path, layer, "", adapter).site(model, found[path])
+            yield weights, Place(Spot(path), layer, "", adapter).site(model, found[path])
 
 
 def filled(norm):

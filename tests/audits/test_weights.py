@@ -56,7 +56,7 @@ def test_narrow_numbers_are_read_exactly(dtype, tmp_path):
     q, k = own.q_proj.weight.double()[:width], own.k_proj.weight.double()[:width]
     wanted = float(torch.linalg.matrix_norm(q.mT @ k, 2)) / width**0.5
     row = next(row for row in found.heads if (row.layer, row.head) == (1, 0))
-    assert row.values["qk_norm"] == pytest.approx(wanted, rel=1e-12)
+    assert row.values["qk_norm_alone"] == pytest.approx(wanted, rel=1e-12)
 
 
 def test_shards_and_pickles(tmp_path):
