@@ -1,0 +1,123 @@
+"""Arithmetic with few digits, by a calculator that means ill: every sum, product and function is off by as
+much as proofs allow for, in directions that are drawn. What proofs say of rounding is then seen.
+"""
+
+import sys
+from contextlib import contextmanager
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+BITS = 21
+UNIT = 2.0 ** (1 - BITS)
+"""Rounding in either direction: one unit is a whole place, not half of one."""
+aten = torch.ops.aten
+ONE = {
+    aten.add,
+    aten.sub,
+    aten.rsub,
+    aten.mul,
+    aten.div,
+    aten.sqrt,
+    aten.rsqrt,
+    aten.reciprocal,
+    aten.pow,
+    aten.add_,
+    aten.square,
+}
+FUNCTIONS = {
+    aten.exp,
+    aten.expm1,
+    aten.log,
+    aten.log1p,
+    aten.tanh,
+    aten.sigmoid,
+    aten.cosh,
+    aten.erfc,
+    aten.special_erfc,
+    aten.gelu,
+    aten._softmax,
+}
+PRODUCTS = {aten.mm, aten.bmm, aten.mv, aten.dot}
+SUMS = {aten.sum, aten.mean}
+
+
+class Coarse(TorchDispatchMode):
+    """Rounds what torch computes to `BITS` digits, up or down; sums are off by a unit for every term."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        kind = function.overloadpacket
+        if not isinstance(found, torch.Tensor) or found.dtype != torch.float64:
+            return found
+        if kind in ONE:
+            return self._rounded(found)
+        if kind in FUNCTIONS:
+            return self._rounded(found * (1 + 8 * UNIT * self._signs(found)))
+        if kind in PRODUCTS:
+            return self._rounded(found + UNIT * self._signs(found) * self._terms(function, args))
+        if kind in SUMS:
+            return self._rounded(
+                found + UNIT * self._signs(found) * self._added(function, args, kwargs or {})
+            )
+        return found
+
+    def _signs(self, like):
+        """Of errors: all one way, or each its own."""
+        together = torch.rand(2, generator=self.generator, dtype=torch.float64)
+        if together[0] < 0.5:
+            return torch.full_like(like, 1.0 if together[1] < 0.5 else -1.0)
+        return torch.randint(0, 2, like.shape, generator=self.generator).double() * 2 - 1
+
+    def _terms(self, function, args):
+        """(count - 1) Σ |a b| of products that are added; what is zero rounds nothing."""
+        sizes = [part.abs() for part in args]
+        counts = function(*((part != 0).double() for part in args))
+        return (counts - 1).clamp_min(0.0) * function(*sizes)
+
+    def _added(self, function, args, kwargs):
+        total = aten.sum if function.overloadpacket is aten.mean else function.overloadpacket
+        tensor, *others = args
+        count = total((tensor != 0).double(), *others, **kwargs)
+        share = tensor.numel() / max(1, count.numel()) if function.overloadpacket is aten.mean else 1
+        return (count - 2).clamp_min(0.0) * total(tensor.abs(), *others, **kwargs) / share
+
+    def _rounded(self, found):
+        mantissa, exponent = torch.frexp(found)
+        scaled = mantissa * 2.0**BITS
+        up = self._signs(found) > 0
+        near = torch.where(up, scaled.ceil(), scaled.floor())
+        value = torch.ldexp(near / 2.0**BITS, exponent)
+        value = torch.where(torch.isfinite(found) & (found != 0), value, found)
+        return found.copy_(value)
+
+
+@contextmanager
+def coarse(seed):
+    """Few digits in all of torch, and proofs that know of it."""
+    changed = [
+        module
+        for name, module in sys.modules.items()
+        if name.startswith("regard") and hasattr(module, "UNIT")
+    ]
+    patches = [mock.patch.object(module, "UNIT", UNIT) for module in changed]
+    patches.append(mock.patch.object(sys.modules["regard._round"], "EPS", 2 * UNIT))
+    for patch in patches:
+        patch.start()
+    try:
+        with Coarse(seed):
+            yield
+    finally:
+        for patch in patches:
+            patch.stop()
+
+
+def representable(tensor):
+    """The nearest numbers that few digits can write."""
+    mantissa, exponent = torch.frexp(tensor)
+    return torch.ldexp((mantissa * 2.0**BITS).round() / 2.0**BITS, exponent)
