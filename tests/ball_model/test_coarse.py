@@ -20,8 +20,8 @@ from regard.proofs.ball_model.neurons import arguments
 from regard.proofs.ball_model.quadratic import Quadratic, own_square, quartic_norms, reach_of_forms, split
 from regard.proofs.ball_model.squares import Squares
 from regard.proofs.ball_model.state import State
-from tests.ball_model.coarse import coarse, representable
 from tests.ball_model.networks import D, drawn, norm
+from tests.coarse import coarse, representable
 
 N, WIDE, MOVING, COLUMNS = 2, 3, 2, 3
 
@@ -141,7 +141,15 @@ PARTS = {
     "all": {"center": 1.0, "linear": 1e-2, "curved": 1e-2, "groups": 1e-2, "shape": 1e-2},
     "little": {"center": 1.0, "linear": 1e-4, "groups": 1e-4, "shape": 1e-5},
 }
-TIGHT = {"affine": 0.1, "tokens": 0.1, "sum": 0.02, "relu": 0.02, "hidden": 0.02, "gelu": 0.01, "norm": 0.01}
+TIGHT = {
+    "affine": 0.1,
+    "tokens": 0.1,
+    "sum": 0.02,
+    "relu": 0.02,
+    "hidden": 0.02,
+    "gelu": 0.003,
+    "norm": 0.005,
+}
 """Which share of all that is accounted for is needed at least once where only the center has a size."""
 MAPS |= {
     "tokens": lambda g, biased: r.nonexpansive.MixTokens(numbers(g, N, N)),

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 BITS = 21
 UNIT = 2.0 ** (1 - BITS)
-"""Rounding in either direction: one unit is a whole place, not half of one."""
+"""Of numbers that are moved before they are rounded: one unit is a whole place, not half of one."""
 aten = torch.ops.aten
 ONE = {
     aten.add,
@@ -39,6 +39,7 @@ FUNCTIONS = {
     aten.gelu,
     aten._softmax,
 }
+LOGARITHMS = {aten.logsumexp, aten._log_softmax}
 PRODUCTS = {aten.mm, aten.bmm, aten.mv, aten.dot}
 SUMS = {aten.sum, aten.mean}
 
@@ -49,16 +50,22 @@ class Coarse(TorchDispatchMode):
     def __init__(self, seed):
         super().__init__()
         self.generator = torch.Generator().manual_seed(seed)
+        self.place = seed
+        self.drawn = torch.randint(0, 2, (4096,), generator=self.generator).double() * 2 - 1
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         found = function(*args, **(kwargs or {}))
         kind = function.overloadpacket
         if not isinstance(found, torch.Tensor) or found.dtype != torch.float64:
             return found
+        if kind is aten.nextafter:  # the next number that few digits can write
+            return found + (found - args[0]).sign() * 2 * UNIT * found.abs()
         if kind in ONE:
             return self._rounded(found)
         if kind in FUNCTIONS:
             return self._rounded(found * (1 + 8 * UNIT * self._signs(found)))
+        if kind in LOGARITHMS:
+            return self._rounded(found + 8 * UNIT * self._signs(found) * (1 + found.abs()))
         if kind in PRODUCTS:
             return self._rounded(found + UNIT * self._signs(found) * self._terms(function, args))
         if kind in SUMS:
@@ -69,10 +76,14 @@ class Coarse(TorchDispatchMode):
 
     def _signs(self, like):
         """Of errors: all one way, or each its own."""
-        together = torch.rand(2, generator=self.generator, dtype=torch.float64)
-        if together[0] < 0.5:
-            return torch.full_like(like, 1.0 if together[1] < 0.5 else -1.0)
-        return torch.randint(0, 2, like.shape, generator=self.generator).double() * 2 - 1
+        self.place = (self.place * 1103515245 + 12345) % 2**31
+        kind = self.place >> 16
+        if kind & 1:
+            return 1.0 if kind & 2 else -1.0
+        start = kind % (len(self.drawn) // 2)
+        if like.numel() > len(self.drawn) // 2:
+            return torch.randint(0, 2, like.shape, generator=self.generator).double() * 2 - 1
+        return self.drawn[start : start + like.numel()].view(like.shape)
 
     def _terms(self, function, args):
         """(count - 1) Σ |a b| of products that are added; what is zero rounds nothing."""
@@ -88,13 +99,11 @@ class Coarse(TorchDispatchMode):
         return (count - 2).clamp_min(0.0) * total(tensor.abs(), *others, **kwargs) / share
 
     def _rounded(self, found):
-        mantissa, exponent = torch.frexp(found)
-        scaled = mantissa * 2.0**BITS
-        up = self._signs(found) > 0
-        near = torch.where(up, scaled.ceil(), scaled.floor())
-        value = torch.ldexp(near / 2.0**BITS, exponent)
-        value = torch.where(torch.isfinite(found) & (found != 0), value, found)
-        return found.copy_(value)
+        """Dekker's splitting, of a number that is moved by less than half of its last place."""
+        moved = found + found * (0.49 * UNIT / 2) * self._signs(found)
+        large = moved * (2.0 ** (53 - BITS) + 1)
+        value = large - (large - moved)
+        return found.copy_(torch.where(torch.isnan(value), found, value))
 
 
 @contextmanager
