@@ -107,23 +107,25 @@ class Coarse(TorchDispatchMode):
 
 
 @contextmanager
-def coarse(seed):
-    """Few digits in all of torch, and proofs that know of it."""
-    changed = [
-        module
-        for name, module in sys.modules.items()
-        if name.startswith("regard") and hasattr(module, "UNIT")
-    ]
-    patches = [mock.patch.object(module, "UNIT", UNIT) for module in changed]
-    patches.append(mock.patch.object(sys.modules["regard._round"], "EPS", 2 * UNIT))
+def large_unit(unit=UNIT):
+    """Proofs that take roundings to be as large; nothing is rounded."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("regard")]
+    patches = [mock.patch.object(module, "UNIT", unit) for module in modules if hasattr(module, "UNIT")]
+    patches.append(mock.patch.object(sys.modules["regard._round"], "EPS", 2 * unit))
     for patch in patches:
         patch.start()
     try:
-        with Coarse(seed):
-            yield
+        yield
     finally:
         for patch in patches:
             patch.stop()
+
+
+@contextmanager
+def coarse(seed):
+    """Few digits in all of torch, and proofs that know of it."""
+    with large_unit(), Coarse(seed):
+        yield
 
 
 def representable(tensor):
