@@ -32,9 +32,9 @@ PAIRS = 4_000_000
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Compressed:
-    """What `compress` makes. measure: the atoms, (k, d), or (h, k, d) for heads, where atoms without mass fill
-    up. log_mass: the logarithm of their mass beside that of the keys, which `Measure` does not keep; never
-    above zero but for rounding. groups (n,), or (h, n): the atom of each key, -1 for keys without mass.
+    """What `compress` makes. measure: the atoms, (k, d), or (h, k, d) for heads, where atoms without mass
+    fill up. log_mass: the logarithm of their mass beside that of the keys, which `Measure` does not keep; at
+    most zero, but for rounding. groups (n,), or (h, n): the atom of each key, -1 for keys without mass.
     certificate: how far outputs are from those of all keys.
     """
 
@@ -114,9 +114,7 @@ def joined(parts: Sequence[Upper]) -> Upper:
 def over_ball(atoms: Sequence[Atoms], ball: Ball) -> Upper:
     """Every query of a ball, all heads."""
     width = atoms[0].anchors.shape[-1]
-    center = (
-        torch.zeros(width, dtype=torch.float64) if ball.center is None else ball.center.detach().double()
-    )
+    center = torch.zeros(width, dtype=torch.float64) if ball.center is None else ball.center.detach().double()
     return joined([tangent_atoms.ball_bound(one, center, ball.radius) for one in atoms])
 
 

@@ -58,9 +58,7 @@ def compress(
     except Refusal as refusal:
         raise RefusalError("compress", [f"{refusal}."]) from None
     atoms, masses, labels = zip(*found, strict=True)
-    groups = torch.full((len(heads), len(task.massive)), -1)
-    groups[:, task.massive] = torch.stack(labels)
-    mass, groups = torch.stack(masses), groups
+    mass, groups = torch.stack(masses), torch.stack([task.spread(one) for one in labels])
     if len(heads) == 1:
         mass, groups = mass[0], groups[0]
     certificate = task.certificate(heads, atoms)
@@ -74,7 +72,7 @@ class _Task:
     """What is asked, with keys in float64 that all have mass."""
 
     keys: Measure
-    massive: Tensor
+    massive: Tensor | None
     dtype: torch.dtype
     size: int | None
     tolerance: float | None
@@ -83,7 +81,11 @@ class _Task:
 
     @staticmethod
     def of(
-        context: Measure, size: int | None, tolerance: float | None, queries: Tensor | None, domain: Ball | None
+        context: Measure,
+        size: int | None,
+        tolerance: float | None,
+        queries: Tensor | None,
+        domain: Ball | None,
     ) -> _Task:
         if context.batch_shape or not context.size:
             raise ArgumentError(
@@ -91,9 +93,7 @@ class _Task:
             )
         if context.marks is not None:
             raise ArgumentError("context", "has marks", "marks tell keys apart; compress what has none")
-        massive = context.masses() > 0
-        logs = None if context.log_weights is None else context.log_weights.detach().double()[massive]
-        keys = Measure(context.points.detach().double()[massive], logs)
+        massive, keys = _with_mass(context)
         _check_goal(size, tolerance, keys.size)
         _check_ball(domain)
         queries = None if queries is None else _check_queries(queries)
@@ -118,6 +118,14 @@ class _Task:
             raise ArgumentError("queries", f"have width {self.queries.shape[-1]}", f"give width {wide}")
         if self.ball is not None and self.ball.center is not None and len(self.ball.center) != wide:
             raise ArgumentError("domain", f"has a center of {len(self.ball.center)}", f"give width {wide}")
+
+    def spread(self, labels: Tensor) -> Tensor:
+        """Labels of all keys, -1 of those without mass."""
+        if self.massive is None:
+            return labels
+        found = torch.full(self.massive.shape, -1)
+        found[self.massive] = labels
+        return found
 
     def center(self, wide: int) -> Tensor:
         """The middle of the ball."""
@@ -172,7 +180,9 @@ class _Task:
     def _reach(self, atoms: Atoms) -> Upper:
         if self.ball is None:
             return exact(0.0)
-        away = exact(float(self.ball.radius)) + computed_lengths(atoms.anchors - self.center(atoms.anchors.shape[-1]))
+        away = exact(float(self.ball.radius)) + computed_lengths(
+            atoms.anchors - self.center(atoms.anchors.shape[-1])
+        )
         return (away * atoms.groups.reaches).amax()
 
 
@@ -208,14 +218,18 @@ def _compressed(head: Head, form: KeyForm, task: _Task, heads: int) -> Found:
 
 
 def _partition(head: Head, form: KeyForm, task: _Task, center: Tensor, radius: float) -> Partition:
-    points = task.keys.points
-    tilt = form.tilts(center.unsqueeze(0))[0]
-    logs = points @ tilt
-    bias = form.bias(points)
+    keys = task.keys
+    columns = keys.points.mT.contiguous()
+    logs = form.tilts(center.unsqueeze(0))[0] @ columns
+    bias = form.bias(keys.points)
     logs = logs if bias is None else logs + bias
-    logs = logs if task.keys.log_weights is None else logs + task.keys.log_weights
-    values = points @ head.matrix(points.shape[-1]) if head.factors else points
-    return Partition(radius * (points @ form.a.mT), values, logs)
+    logs = logs if keys.log_weights is None else logs + keys.log_weights
+    factor = form.multiple
+    logits = radius * (columns * factor if factor is not None else form.a @ columns)
+    if factor and radius and not head.factors:
+        return Partition(logits, None, logs, 1 / abs(radius * factor))
+    values = head.matrix(keys.dimension).mT @ columns if head.factors else columns
+    return Partition(logits, values, logs)
 
 
 class _Goal:
@@ -223,20 +237,24 @@ class _Goal:
     small cells have them: D = s²/2 and E = s σ.
     """
 
-    def __init__(self, partition: Partition, radius: float, tolerance: float, aim: float | None = None) -> None:
+    def __init__(
+        self, partition: Partition, radius: float, tolerance: float, aim: float | None = None
+    ) -> None:
         self.partition, self.radius, self.tolerance = partition, radius, tolerance
         self.aim = tolerance if aim is None else aim
-        values, logits = partition.values, partition.logits
-        self.values = float((values - 0.5 * (values.amax(0) + values.amin(0))).norm(dim=-1).amax())
-        wide = max(float(logits.std(0, correction=0).amax()), 1e-300)
-        self.ratio = float(values.std(0, correction=0).amax()) / wide
+        self.values, self.ratio = partition.proportions()
         self.mass = 2 * self.aim / (self.values + 4 * self.ratio + 1e-300)
-        self.value = self.aim - 2 * math.tanh(min(self.mass, 1e6) / 4) * self.values if self.aim < math.inf else 0.0
+        self.value = (
+            self.aim - 2 * math.tanh(min(self.mass, 1e6) / 4) * self.values if self.aim < math.inf else 0.0
+        )
 
     @property
     def side(self) -> float:
-        """The side of a cell of a grid that just does."""
-        return 0.9 * math.sqrt(24 * min(self.mass, 1.0))
+        """The side of a cell of a grid, evenly filled, that is within the thresholds, and a little less."""
+        sides = torch.logspace(-6, 1, 400, dtype=torch.float64)
+        spread, reach = sides / math.sqrt(12), sides * math.sqrt(len(self.partition.logits)) / 2
+        blame = self.blame(Widths(reach, spread, self.ratio * reach, self.ratio * spread))
+        return 0.95 * float(sides[blame <= 1].amax()) if bool((blame <= 1).any()) else float(sides[0])
 
     def tighter(self, bound: float) -> _Goal:
         """The next thresholds, where these gave this bound."""
@@ -265,8 +283,7 @@ def _for_queries(head: Head, form: KeyForm, task: _Task, heads: int) -> Found:
 
 
 def _atoms(head: Head, form: KeyForm, task: _Task, labels: Tensor, anchors: Tensor) -> Found:
-    cells = Cells(head, form, task.keys, labels, anchors)
-    cells.dtype = task.dtype
+    cells = Cells(head, form, task.keys, labels, anchors, task.dtype)
     total = math.log(task.keys.size) if task.keys.log_weights is None else 0.0
     return cells.atoms(), cells.log_mass - total, labels
 
@@ -284,6 +301,15 @@ def _further(context: Compressed, attention: Attention, **goal: object) -> Compr
         value = Upper(math.inf)
     whole = certified(value, again.certificate.domain, "twice")
     return Compressed(again.measure, context.log_mass + again.log_mass, groups, whole, again.atoms)
+
+
+def _with_mass(context: Measure) -> tuple[Tensor | None, Measure]:
+    """Which keys have mass, None where all have, and these in float64."""
+    points, weights = context.points.detach().double(), context.log_weights
+    if weights is None:
+        return None, context if points is context.points else Measure(points)
+    massive = weights.detach() > -math.inf
+    return massive, Measure(points[massive], weights.detach().double()[massive])
 
 
 # Arguments

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.compression.partitions import cluster
 from regard.measure import Measure
-from regard.proofs.cells import Cells, sums_in
+from regard.proofs.cells import Cells
 from regard.proofs.key_form import KeyForm
 from regard.proofs.subject import Head
 
@@ -19,24 +19,20 @@ ROOM = 8_000_000
 """Numbers that one block of rows may take."""
 
 
-def clustered(
-    head: Head, form: KeyForm, keys: Measure, queries: Tensor, size: int
-) -> tuple[Tensor, Tensor]:
+def clustered(head: Head, form: KeyForm, keys: Measure, queries: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Labels (n,) and the anchor of each group (k, d)."""
-    seen, outputs = looked_at(head, keys, queries)
+    seen = looked_at(head, keys, queries)
     values = keys.points @ head.matrix(keys.dimension) if head.factors else keys.points
     labels = cluster(features(form, keys.points, values, queries, seen), seen + 1e-3 / keys.size, size)
     return labels, tilted(head, form, keys, queries, labels)
 
 
-def looked_at(head: Head, keys: Measure, queries: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean weight of each key (n,) over the queries, and the outputs."""
-    total, outputs = keys.points.new_zeros(keys.size), []
+def looked_at(head: Head, keys: Measure, queries: Tensor) -> Tensor:
+    """The mean weight of each key over the queries, (n,)."""
+    total = keys.points.new_zeros(keys.size)
     for block in queries.split(max(1, ROOM // keys.size)):
-        rows = head.attention.weights(block, keys)
-        total = total + rows.sum(0)
-        outputs.append(rows @ head.lookup.values(keys.points, keys.marks))
-    return total / len(queries), torch.cat(outputs)
+        total = total + head.attention.weights(block, keys).sum(0)
+    return total / len(queries)
 
 
 def features(form: KeyForm, keys: Tensor, values: Tensor, queries: Tensor, seen: Tensor) -> Tensor:

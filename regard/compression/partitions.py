@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from regard.proofs.cells import covariances, largest_in, sums_in
+from regard._groups import FEW, covariances, largest_in, spread_out, squares, sums_in
 
 Criterion = Callable[["Widths"], Tensor]
 """How much each cell is in the way of a bound, (k,)."""
 
-NARROW = 16
-"""Up to this width cells are cut across the direction of their largest spread, beyond along a coordinate."""
 SMALLEST = 1e-13
 """Cells whose logits differ by less than this part of the largest are not cut."""
 
@@ -41,27 +40,38 @@ class Widths:
 class Partition:
     """Cells of keys, cut until nobody is in the way.
 
-    logits (n, q): what a unit query sees of each key, times the radius of the queries; values (n, e); logs
-    (n,): logarithms of the weights under the query in the middle.
+    logits (q, n): what a unit query sees of each key, times the radius of the queries; values (e, n), None
+    where they are `ratio` times the logits; logs (n,): logarithms of the weights under the query in the
+    middle.
     """
 
-    def __init__(self, logits: Tensor, values: Tensor, logs: Tensor) -> None:
-        self.logits, self.values, self.logs = logits, values, logs
-        self.labels = torch.zeros(len(logits), dtype=torch.long)
+    def __init__(self, logits: Tensor, values: Tensor | None, logs: Tensor, ratio: float = 0.0) -> None:
+        self.logits, self.values, self.logs, self.ratio = logits, values, logs, ratio
+        self.labels = torch.zeros(logits.shape[-1], dtype=torch.long)
         self.count = 1
         self._blame = logits.new_zeros(0)
-        self._middle, self._direction = logits[:0], logits[:0]
+        self._middle, self._direction = logits[:, :0], logits[:, :0]
+        self._largest = float(logits.abs().amax())
+
+    def proportions(self) -> tuple[float, float]:
+        """The radius of the values, and their spread over that of the logits."""
+        values = self.logits if self.values is None else self.values
+        middle = 0.5 * (values.amax(-1) + values.amin(-1))
+        radius = float(squares(values - middle.unsqueeze(-1)).amax().sqrt())
+        if self.values is None:
+            return self.ratio * radius, self.ratio
+        wide = max(float(self.logits.std(-1, correction=0).amax()), 1e-300)
+        return radius, float(values.std(-1, correction=0).amax()) / wide
 
     def on_grid(self, side: float) -> None:
-        """Begin with the cells of a grid, where that is cheap."""
-        low = self.logits.amin(0)
-        sizes = ((self.logits.amax(0) - low) / side).floor().long() + 1
-        if math.prod(sizes.tolist()) > 4 * len(self.logits):
+        """Begin with the cells of a grid, where there are many keys for each."""
+        low = self.logits.amin(-1)
+        sizes = ((self.logits.amax(-1) - low) / side).floor().long() + 1
+        if 8 * math.prod(sizes.tolist()) > len(self.labels):
             return
-        cells = ((self.logits - low) / side).floor().long()
-        key = cells[:, 0]
-        for k in range(1, cells.shape[-1]):
-            key = key * sizes[k] + cells[:, k]
+        key = torch.zeros_like(self.labels)
+        for row, least, size in zip(self.logits, low, sizes, strict=True):
+            key = key * size + ((row - least) / side).long()
         used = torch.bincount(key) > 0
         self.labels = (used.cumsum(0) - 1)[key]
         self.count = int(used.sum())
@@ -79,8 +89,7 @@ class Partition:
         """Cut the cells that are most in the way until there are so many, or none can be cut."""
         active = torch.arange(self.count)
         while self.count < size and len(active):
-            room = size - self.count
-            active = self._round(active, criterion, lambda blame: _worst(blame, room))
+            active = self._round(active, criterion, partial(_worst, room=size - self.count))
 
     def _round(self, active: Tensor, criterion: Criterion, chosen: Callable[[Tensor], Tensor]) -> Tensor:
         """Look at the cells that changed, choose among all, cut them; the cells that changed."""
@@ -90,23 +99,17 @@ class Partition:
     def _look(self, active: Tensor, criterion: Criterion) -> None:
         """Blame, middle and direction of some cells."""
         where, local = self._members(active)
-        logits, values = self.logits[where], self.values[where]
         count = len(active)
-        logs = self.logs[where]
-        masses = (logs - largest_in(logs, local, count)[local]).exp()
-        masses = masses / sums_in(masses, local, count)[local]
-        middle = sums_in(masses.unsqueeze(-1) * logits, local, count)
-        away = logits - middle[local]
-        spread, direction = _spread(masses, away, local, count)
-        value_away = values - sums_in(masses.unsqueeze(-1) * values, local, count)[local]
-        widths = Widths(
-            largest_in(away.norm(dim=-1), local, count, 0.0),
-            spread,
-            largest_in(value_away.norm(dim=-1), local, count, 0.0),
-            _spread(masses, value_away, local, count)[0],
-        )
-        flat = widths.reach <= SMALLEST * (1 + self.logits.abs().amax())
-        self._keep(active, torch.where(flat, 0.0, criterion(widths)), middle, direction)
+        logs = _at(self.logs, where)
+        masses = (logs - spread_out(largest_in(logs, local, count), local)).exp_()
+        masses = masses / spread_out(sums_in(masses, local, count), local)
+        reach, spread, middle, direction = _width(masses, _at(self.logits, where), local, count)
+        value_reach, value_spread = self.ratio * reach, self.ratio * spread
+        if self.values is not None:
+            value_reach, value_spread, *_ = _width(masses, _at(self.values, where), local, count)
+        flat = reach <= SMALLEST * (1 + self._largest)
+        blame = torch.where(flat, 0.0, criterion(Widths(reach, spread, value_reach, value_spread)))
+        self._keep(active, blame, middle, direction)
 
     def _keep(self, active: Tensor, blame: Tensor, middle: Tensor, direction: Tensor) -> None:
         self._blame = self._with(self._blame, active, blame)
@@ -114,19 +117,19 @@ class Partition:
         self._direction = self._with(self._direction, active, direction)
 
     def _with(self, known: Tensor, active: Tensor, found: Tensor) -> Tensor:
-        whole = found.new_zeros(self.count, *found.shape[1:])
-        whole[: len(known)] = known
-        whole[active] = found
+        whole = found.new_zeros(*found.shape[:-1], self.count)
+        whole[..., : known.shape[-1]] = known
+        whole[..., active] = found
         return whole
 
     def _split(self, cells: Tensor) -> Tensor:
         if not len(cells):
             return cells
         where, local = self._members(cells)
-        away = self.logits[where] - self._middle[cells][local]
-        side = (away * self._direction[cells][local]).sum(-1) > 0
+        away = _at(self.logits, where) - spread_out(self._middle[:, cells], local)
+        side = (away * spread_out(self._direction[:, cells], local)).sum(0) > 0
         new = self.count + torch.arange(len(cells))
-        self.labels[where] = torch.where(side, new[local], cells[local])
+        self.labels[where] = torch.where(side, spread_out(new, local), spread_out(cells, local))
         self.count += len(cells)
         kept = torch.bincount(self.labels, minlength=self.count)
         whole = (kept[new] == 0) | (kept[cells] == 0)  # all on one side of their middle, by rounding
@@ -134,12 +137,14 @@ class Partition:
         self._blame = torch.cat([self._blame, self._blame.new_zeros(len(cells))])
         return torch.cat([cells[~whole], new[~whole]])
 
-    def _members(self, cells: Tensor) -> tuple[Tensor, Tensor]:
+    def _members(self, cells: Tensor) -> tuple[Tensor | slice, Tensor]:
         """The keys of some cells, and which of these each is in."""
+        if len(cells) == self.count:
+            return slice(None), self.labels
         number = torch.full((self.count,), -1, dtype=torch.long)
         number[cells] = torch.arange(len(cells))
-        local = number[self.labels]
-        where = (local >= 0).nonzero()[:, 0] if len(cells) < self.count else torch.arange(len(local))
+        local = spread_out(number, self.labels)
+        where = (local >= 0).nonzero()[:, 0]
         return where, local[where]
 
     def compact(self) -> Tensor:
@@ -159,14 +164,23 @@ def _worst(blame: Tensor, room: int) -> Tensor:
     return found & (blame >= 0.5 * largest)
 
 
-def _spread(masses: Tensor, away: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The root of the largest variance, and its direction."""
-    if away.shape[-1] <= NARROW:
+def _at(values: Tensor, where: Tensor | slice) -> Tensor:
+    return values if isinstance(where, slice) else spread_out(values, where)
+
+
+def _width(masses: Tensor, columns: Tensor, labels: Tensor, count: int) -> tuple[Tensor, ...]:
+    """Of each cell the largest distance from the middle, the root of the largest variance, the middle, and
+    the direction of that variance: an eigenvector, or a coordinate where there are many.
+    """
+    middle = sums_in(masses * columns, labels, count)
+    away = columns - spread_out(middle, labels)
+    reach = largest_in(squares(away), labels, count, 0.0).sqrt()
+    if len(columns) <= FEW:
         values, vectors = torch.linalg.eigh(covariances(masses, away, labels, count))
-        return values[:, -1].clamp_min(0).sqrt(), vectors[:, :, -1]
-    variances = sums_in(masses.unsqueeze(-1) * away.square(), labels, count)
-    direction = torch.nn.functional.one_hot(variances.argmax(-1), away.shape[-1]).to(away)
-    return variances.sum(-1).sqrt(), direction
+        return reach, values[:, -1].clamp_min(0).sqrt(), middle, vectors[:, :, -1].mT
+    variances = sums_in(masses * away.square(), labels, count)
+    direction = torch.nn.functional.one_hot(variances.argmax(0), len(columns)).to(away).mT
+    return reach, variances.sum(0).sqrt(), middle, direction
 
 
 # Clusters
@@ -178,7 +192,7 @@ def cluster(features: Tensor, weights: Tensor, size: int, rounds: int = 8) -> Te
     for _ in range(rounds):
         labels = _nearest(features, centers)
         totals = sums_in(weights, labels, len(centers))
-        means = sums_in(weights.unsqueeze(-1) * features, labels, len(centers))
+        means = torch.zeros_like(centers).index_add_(0, labels, weights.unsqueeze(-1) * features)
         filled = totals > 0
         centers = torch.where(filled.unsqueeze(-1), means / totals.clamp_min(1e-300).unsqueeze(-1), centers)
     return torch.unique(_nearest(features, centers), return_inverse=True)[1]

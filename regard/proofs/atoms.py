@@ -142,8 +142,10 @@ class Atoms:
         bias = self.form.bias(self.points)
         scores = scores if bias is None else scores + bias
         weights = scores.log_softmax(-1)
-        return Numbers(weights, self._log_error(queries, scores)), weights.exp() @ self.values, self.rounding(
-            computed_lengths(queries).amax(), len(self.points)
+        return (
+            Numbers(weights, self._log_error(queries, scores)),
+            weights.exp() @ self.values,
+            self.rounding(computed_lengths(queries).amax(), len(self.points)),
         )
 
     def _log_error(self, queries: Tensor, scores: Tensor) -> Upper:

@@ -8,14 +8,14 @@ changed in its mean, its sums and the weights is part of each number. Numbers ar
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from regard._enclosed import Matrix, computed_lengths, largest_roots
-from regard._upper import ELEMENTARY, Upper, exact, relative_error, sizes
+from regard._enclosed import Matrix, computed_lengths, largest_roots, spectral_norms
+from regard._groups import FEW, covariances, largest_in, spread_out, squares, sums_in
+from regard._upper import ELEMENTARY, Upper, relative_error, sizes
 from regard.measure import Measure
 from regard.proofs.atoms import Atoms, Errors, Given, Groups
 from regard.proofs.key_form import KeyForm
@@ -23,24 +23,33 @@ from regard.proofs.near.head import value_matrix
 from regard.proofs.near.local_scores import rounding_of_logs
 from regard.proofs.subject import Head
 
-WIDE = 30_000_000
-"""So many entries of covariances are worth their eigenvalues; beyond, traces stand for them."""
+MANY = 20_000
+"""Beyond so many groups of wide keys traces stand for their largest eigenvalues."""
 
 
 class Cells:
     """Keys `context` (n, d), float64 and each with mass, in groups `labels` (n,), with anchors (k, d) or one
-    for all (1, d). `dtype`: in what the atoms are stored.
+    for all (1, d); the atoms are stored in `dtype`.
     """
 
-    dtype: torch.dtype = torch.float64
-
     def __init__(
-        self, head: Head, form: KeyForm, context: Measure, labels: Tensor, anchors: Tensor
+        self,
+        head: Head,
+        form: KeyForm,
+        context: Measure,
+        labels: Tensor,
+        anchors: Tensor,
+        dtype: torch.dtype = torch.float64,
     ) -> None:
-        self.head, self.form, self.labels, self.anchors = head, form, labels, anchors
+        self.head, self.form, self.labels, self.anchors, self.dtype = head, form, labels, anchors, dtype
         self.points, self.log_weights = context.points, context.log_weights
-        self.count = int(labels.max()) + 1
-        self.crowd = int(torch.bincount(labels).max())
+        self.sizes = torch.bincount(labels)
+        self.count, self.crowd = len(self.sizes), int(self.sizes.max())
+        self.width = self.points.shape[-1]
+
+    @cached_property
+    def _columns(self) -> Tensor:
+        return self.points.mT.contiguous()
 
     # The laws
 
@@ -58,7 +67,7 @@ class Cells:
     def logs(self) -> Tensor:
         """log w_j + θ_c·y_j + bias_j, (n,)."""
         tilts = self.tilts
-        scores = self.points @ tilts[0] if len(tilts) == 1 else (self.points * tilts[self.labels]).sum(-1)
+        scores = tilts[0] @ self._columns if len(tilts) == 1 else (self.points * tilts[self.labels]).sum(-1)
         bias = self.form.bias(self.points)
         scores = scores if bias is None else scores + bias
         return scores if self.log_weights is None else scores + self.log_weights
@@ -66,17 +75,14 @@ class Cells:
     @cached_property
     def log_error(self) -> Upper:
         """How far any of them is from the true one."""
-        width = self.points.shape[-1]
         steep = computed_lengths(self.tilts).amax()
-        kept = self.logs[self.logs > -math.inf]
-        largest = sizes(kept).amax()
-        found = relative_error(width + 4) * (steep * self.reach + largest)
+        found = relative_error(self.width + 4) * (steep * self.reach + Upper(self.logs.abs().amax()))
         return found + self.form.bias_error(self.reach)
 
     @cached_property
     def reach(self) -> Upper:
         """At least |y_j|."""
-        return computed_lengths(self.points).amax()
+        return _length(squares(self._columns).amax(), self.width)
 
     @cached_property
     def log_sums(self) -> Tensor:
@@ -89,7 +95,7 @@ class Cells:
 
     @cached_property
     def _exponentials(self) -> Tensor:
-        return (self.logs - self._tops[self.labels]).exp()
+        return (self.logs - spread_out(self._tops, self.labels)).exp_()
 
     @cached_property
     def _sums(self) -> Tensor:
@@ -98,7 +104,7 @@ class Cells:
     @cached_property
     def masses(self) -> Tensor:
         """p_j, (n,)."""
-        return self._exponentials / self._sums[self.labels]
+        return self._exponentials / spread_out(self._sums, self.labels)
 
     @cached_property
     def mass_error(self) -> Upper:
@@ -114,7 +120,7 @@ class Cells:
 
     @cached_property
     def _means(self) -> Tensor:
-        return sums_in(self.masses.unsqueeze(-1) * self.points, self.labels, self.count)
+        return sums_in(self.masses * self._columns, self.labels, self.count).mT.contiguous()
 
     @cached_property
     def log_atoms(self) -> Tensor:
@@ -144,7 +150,6 @@ class Cells:
     @cached_property
     def weight_error(self) -> Upper:
         """At least how far a log-weight as stored is from F_c - θ_c·k - bias(k), up to one number for all."""
-        width = self.points.shape[-1]
         steep = computed_lengths(self.tilts).amax() * (self.reach + self.mean_error)
         sums = self.log_error + relative_error(self.crowd + 2 * ELEMENTARY + 4)
         logs = rounding_of_logs(torch.cat([self.log_sums, self._tops, self.log_atoms]), 1)
@@ -152,104 +157,111 @@ class Cells:
         kept = self.measure.log_masses().double()
         stored = sizes(kept + self.log_mass - self.log_atoms).amax()
         stored = stored + Upper(2 * torch.finfo(self.dtype).eps) * (1 + sizes(kept).amax())
-        return sums + logs + stored + relative_error(width + 6) * steep + 2 * bias
+        return sums + logs + stored + relative_error(self.width + 6) * steep + 2 * bias
 
     # How wide the groups are
 
     @cached_property
     def _away(self) -> Tensor:
-        return self.points - self.means[self.labels]
+        return self._columns - spread_out(self.means.mT.contiguous(), self.labels)
 
     @cached_property
     def spans(self) -> Upper:
         """At least |y_j - k|, (k,)."""
-        return Upper(*self._longest(self._away))
+        return self._longest(self._away)
+
+    @cached_property
+    def _deviations(self) -> Upper:
+        return self._deviation(self._away)
 
     @cached_property
     def reaches(self) -> Upper:
         """At least |A(y_j - m)|, m the true mean: no query a unit away changes scores more."""
-        moved = Upper(*self._longest(self._scores_away))
+        moved = (
+            self._scaled(self.spans) if self.form.multiple is not None else self._longest(self._scores_away)
+        )
         return moved + self._score_error * self.spans + self.form.form.norm * self.mean_error
 
     @cached_property
     def spreads(self) -> Upper:
         """At least the root of |A Cov_p Aᵀ|."""
-        return self._deviation(self._scores_away) + self._score_error * self.spans
+        alike = self.form.multiple is not None
+        found = self._scaled(self._deviations) if alike else self._deviation(self._scores_away)
+        return found + self._score_error * self.spans
 
     @cached_property
     def value_reaches(self) -> Upper:
         """At least |V_j - V(m)|."""
-        moved = Upper(*self._longest(self._values_away))
+        moved = self._longest(self._values_away) if self.head.factors else self.spans
         return moved + self._value_error * self.spans + self.head.w * self.mean_error
 
     @cached_property
     def value_spreads(self) -> Upper:
         """At least the root of |Cov_p(V)|."""
-        return self._deviation(self._values_away) + self._value_error * self.spans
+        found = self._deviation(self._values_away) if self.head.factors else self._deviations
+        return found + self._value_error * self.spans
+
+    def _scaled(self, sizes: Upper) -> Upper:
+        return Upper(self.form.a[0, 0].abs()) * sizes
 
     @cached_property
     def _scores_away(self) -> Tensor:
-        return self._away @ self.form.a.mT
+        return self.form.a @ self._away
 
     @cached_property
     def _score_error(self) -> Upper:
         length = computed_lengths(self.form.a.flatten())
-        return relative_error(self.points.shape[-1] + 3) * length + self.form.form.error
+        return relative_error(self.width + 3) * length + self.form.form.error
 
     @cached_property
     def _value_matrix(self) -> Matrix:
-        return value_matrix(self.head, self.points.shape[-1])
+        return value_matrix(self.head, self.width)
 
     @cached_property
     def _values_away(self) -> Tensor:
-        return self._away @ self._value_matrix.center if self.head.factors else self._away
+        return self._value_matrix.center.mT @ self._away
 
     @cached_property
     def _value_error(self) -> Upper:
+        if not self.head.factors:
+            return relative_error(1)
         matrix = self._value_matrix
-        return relative_error(self.points.shape[-1] + 3) * matrix.length + matrix.error
+        return relative_error(self.width + 3) * matrix.length + matrix.error
 
-    def _longest(self, vectors: Tensor) -> tuple[Tensor, int]:
-        found = computed_lengths(vectors)
-        return largest_in(found.value, self.labels, self.count, 0.0), found.roundings
+    def _longest(self, columns: Tensor) -> Upper:
+        return _length(largest_in(squares(columns), self.labels, self.count, 0.0), len(columns))
 
-    def _deviation(self, vectors: Tensor) -> Upper:
+    def _deviation(self, columns: Tensor) -> Upper:
         """The root of the largest eigenvalue of Σ p_j v_j v_jᵀ: p is at most e^error times the computed."""
-        width = vectors.shape[-1]
         inflated = self.mass_error.halved().exp()
-        if self.count * width * width > WIDE:
-            squares = sums_in(self.masses * vectors.square().sum(-1), self.labels, self.count)
-            return Upper(squares.clamp_min(1e-290), self.crowd + width + 4).sqrt() * inflated
-        gram = covariances(self.masses, vectors, self.labels, self.count)
-        return largest_roots(gram, self.crowd + 2) * inflated
-
+        if len(columns) <= FEW:
+            gram = covariances(self.masses, columns, self.labels, self.count)
+            return largest_roots(gram, self.crowd + 2) * inflated
+        if self.count > MANY:
+            traces = sums_in(self.masses * squares(columns), self.labels, self.count)
+            return Upper(traces.clamp_min(1e-290), self.crowd + len(columns) + 4).sqrt() * inflated
+        order = self.labels.argsort(stable=True)
+        scaled = (columns * self.masses.sqrt())[:, order].split(self.sizes.tolist(), -1)
+        norms = [spectral_norms(part) for part in scaled]
+        most = max(norm.roundings for norm in norms) + 4
+        return Upper(torch.stack([norm.value for norm in norms]), most) * inflated
 
     def atoms(self) -> Atoms:
         """What bounds need of them, without the keys."""
+        spans = self.spans + self.mean_error
+        values = self.value_reaches, self.value_spreads
         return Atoms(
             self.head,
             self.form,
-            self.measure.points.double(),
+            self.means,
             self.measure.log_masses().double(),
             self.anchors,
-            Groups(self.reaches, self.spreads, self.spans + self.mean_error, self.value_reaches, self.value_spreads),
+            Groups(self.reaches, self.spreads, spans, *values),
             Errors(self.tilt_error, self.mean_error, self.weight_error),
             Given(self.reach, len(self.points)),
         )
 
 
-def sums_in(values: Tensor, labels: Tensor, count: int) -> Tensor:
-    """Σ over each group, (n, …) to (k, …)."""
-    return values.new_zeros(count, *values.shape[1:]).index_add_(0, labels, values)
-
-
-def largest_in(values: Tensor, labels: Tensor, count: int, none: float = -math.inf) -> Tensor:
-    """The largest of each group, (n,) to (k,)."""
-    return values.new_full((count,), none).scatter_reduce(0, labels, values, "amax")
-
-
-def covariances(masses: Tensor, vectors: Tensor, labels: Tensor, count: int) -> Tensor:
-    """Σ p_j v_j v_jᵀ over each group, (k, d, d)."""
-    scaled = masses.unsqueeze(-1) * vectors
-    rows = [sums_in(scaled * vectors[:, i : i + 1], labels, count) for i in range(vectors.shape[-1])]
-    return torch.stack(rows, -2)
+def _length(square: Tensor, width: int) -> Upper:
+    """At least the root of computed sums of squares; squares that vanished are paid for."""
+    return Upper(square + width * 1e-305 * (square < 1e-280).double(), width + 2).sqrt()

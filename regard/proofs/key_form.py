@@ -8,6 +8,7 @@ Bilinear scores have no bias; those of a Gaussian have -|k|²/2b².
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -35,6 +36,14 @@ class KeyForm:
     @property
     def a(self) -> Tensor:
         return self.form.a
+
+    @cached_property
+    def multiple(self) -> float | None:
+        """The number that A is times the identity; None where it is no multiple of it."""
+        a = self.form.a
+        square = a.shape[0] == a.shape[1]
+        alike = square and bool((a == a[0, 0] * torch.eye(len(a), dtype=a.dtype)).all())
+        return float(a[0, 0]) if alike else None
 
     def tilts(self, queries: Tensor) -> Tensor:
         """Aᵀx + β (m, d), rounded."""

@@ -17,18 +17,19 @@ THEOREM = Theorem(
     name="tangent_atoms",
     title="tangent atoms for groups of keys",
     statement=r"""
-Softmax rows of scores $\theta\cdot y_j$, $\theta = A^\top x + \beta$, weights $w_j$ (a bias of keys is part of
-$\log w_j$), values affine in the keys. Keys are in groups $c$; $Z_c(\theta) = \sum_cw_je^{\theta\cdot y_j}$,
-$o_c$ the output of the group alone. For any law $p^c$ on each group the **atom** is $k_c = \sum p_jy_j$ with
-$\log\tilde w_c = \sum p_j(\log w_j - \log p_j)$; hats are of attention to the atoms, $F = \log\sum Z_c$.
+Softmax rows of scores $\theta\cdot y_j$, $\theta = A^\top x + \beta$, weights $w_j$ (a bias of keys is part
+of $\log w_j$), values affine in the keys. Keys are in groups $c$; $Z_c(\theta) = \sum_cw_je^{\theta\cdot
+y_j}$, $o_c$ the output of the group alone. For any law $p^c$ on each group the **atom** is $k_c = \sum
+p_jy_j$ with $\log\tilde w_c = \sum p_j(\log w_j - \log p_j)$; hats are of attention to the atoms, $F =
+\log\sum Z_c$.
 
 1. $\hat F \le F$, and with $\nu_j = \hat P_cp^c_j$: $\nu V = \hat o$, $\mathrm{KL}(\nu\,|\,P) = F - \hat F$.
 2. For queries $\theta^1, \dots, \theta^m$ the mean of $F - \hat F$ does not grow when each group is tilted by
    the mean query that looks at it: $p^c_j \propto w_je^{\theta_c\cdot y_j}$, $\theta_c =
    \sum_q\hat P_c(q)\theta^q/\sum_q\hat P_c(q)$.
-3. With such a $p^c$, whatever $\theta_c = A^\top x_c + \beta$ is, $u = |x - x_c|$, $b = u\max|A(y_j - k_c)|$,
-   $s = u\|A\,\mathrm{Cov}_p A^\top\|^{1/2}$, $\sigma = \|\mathrm{Cov}_p(V)\|^{1/2}$, $r = \max|V_j - V(k_c)|$:
-   $0 \le \log Z_c - \log\hat Z_c \le D_c$ and $|o_c - V(k_c)| \le E_c$,
+3. With such a $p^c$, whatever $\theta_c = A^\top x_c + \beta$ is, $u = |x - x_c|$, $b = u\max|A(y_j -
+   k_c)|$, $s = u\|A\,\mathrm{Cov}_p A^\top\|^{1/2}$, $\sigma = \|\mathrm{Cov}_p(V)\|^{1/2}$, $r =
+   \max|V_j - V(k_c)|$: $0 \le \log Z_c - \log\hat Z_c \le D_c$ and $|o_c - V(k_c)| \le E_c$,
    $$ D_c = \min\left(\log\Big(1 + s^2\frac{e^b - 1 - b}{b^2}\Big), \frac{b^2}{2}, b\right),\qquad
       E_c = \min\left(s\,\sigma\,\frac{e^b - 1}{b}, r\right). $$
 4. One query: with $t_c = \hat P_c(e^{D_c} - 1)$, $$ |o - \hat o| \le \sum_c\left[\frac{t_c}{1 + t_c}|V(k_c) -
@@ -49,18 +50,18 @@ $\pi$ at $\hat P$. For fixed $\pi$ the sum over queries is, group by group, $\su
 + \sum p_j(\log w_j - \log p_j)]$, which is largest at the Gibbs law of the mean query. Both steps raise $\hat
 F$ in the mean.
 
-3: $\log w_j = F_c + \log p_j - \theta_c\cdot y_j$ with $F_c = \log Z_c(\theta_c)$, so $\log\tilde w_c = F_c -
-\theta_c\cdot k_c$ and $\log Z_c - \log\hat Z_c = \log\sum p_je^{\xi_j}$, $\xi_j = (\theta - \theta_c)\cdot(y_j
-- k_c) = (x - x_c)\cdot A(y_j - k_c)$. $\xi$ has mean zero under $p$, $|\xi| \le b$, variance at most $s^2$.
-Jensen gives the lower bound; Bennett's inequality, Hoeffding's lemma and $\xi \le b$ the three upper ones. $o_c
-- V(k_c) = \sum p_j(e^{\xi_j} - 1)(V_j - V(k_c))/\sum p_je^{\xi_j}$, whose denominator is at least one; by
-Cauchy and Schwarz and $|e^\xi - 1| \le |\xi|(e^b - 1)/b$ its length is at most $s\sigma(e^b - 1)/b$. And $o_c$
-is in the hull of the values.
+3: $\log w_j = F_c + \log p_j - \theta_c\cdot y_j$ with $F_c = \log Z_c(\theta_c)$, so $\log\tilde w_c = F_c
+- \theta_c\cdot k_c$ and $\log Z_c - \log\hat Z_c = \log\sum p_je^{\xi_j}$, $\xi_j = (\theta -
+\theta_c)\cdot(y_j - k_c) = (x - x_c)\cdot A(y_j - k_c)$. $\xi$ has mean zero under $p$, $|\xi| \le b$,
+variance at most $s^2$. Jensen gives the lower bound; Bennett's inequality, Hoeffding's lemma and $\xi \le
+b$ the three upper ones. $o_c - V(k_c) = \sum p_j(e^{\xi_j} - 1)(V_j - V(k_c))/\sum p_je^{\xi_j}$, whose
+denominator is at least one; by Cauchy and Schwarz and $|e^\xi - 1| \le |\xi|(e^b - 1)/b$ its length is at
+most $s\sigma(e^b - 1)/b$. And $o_c$ is in the hull of the values.
 
 4: $P_c = \hat P_ce^{\delta_c}/S$ with $0 \le \delta_c \le D_c$ and $S = \sum\hat P_ce^{\delta_c} \ge 1 + \hat
 P_c(e^{\delta_c} - 1)$. Since $\sum\hat P_c(V(k_c) - \hat o) = 0$, $o - \hat o = \sum\hat P_c(e^{\delta_c} -
-1)/S\,(V(k_c) - \hat o) + \sum P_c(o_c - V(k_c))$; each coefficient grows in $\delta_c$ when $S$ is replaced by
-its bound.
+1)/S\,(V(k_c) - \hat o) + \sum P_c(o_c - V(k_c))$; each coefficient grows in $\delta_c$ when $S$ is
+replaced by its bound.
 
 5: $o - \hat o = \sum(P_c - \hat P_c)V(k_c) + \sum P_c(o_c - V(k_c))$. The first is that of two Gibbs laws on
 the atoms whose scores differ by $\delta_c \in [0, D_c]$: `score_perturbation`.
@@ -74,7 +75,7 @@ computed are not farther apart than the bound.
 )
 
 SHARP = 8 * ELEMENTARY
-"""Roundings of the two quotients below: expm1(b) is at most 4.4 times as large as expm1(b) - b from 1/2 on."""
+"""Roundings of the two quotients below: from 1/2 on expm1(b) is at most 4.4 (expm1(b) - b)."""
 
 
 def gaps(atoms: Atoms, apart: Upper) -> tuple[Upper, Upper]:
