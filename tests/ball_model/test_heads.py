@@ -28,13 +28,15 @@ def near_equal(g, size, *shape):
     return representable(size * (1 + 1e-3 * drawn(g, *shape)))
 
 
-def state_of(g, center=0.0, linear=0.0, groups=0.0, shape=0.0):
+def state_of(g, center=0.0, linear=0.0, groups=0.0, shape=0.0, first=1.0):
+    """first: the size of the first token beside that of the other."""
+    uneven = torch.tensor([[first], [1.0]], dtype=D)
     columns = near_equal(g, groups, N, WIDE, 2)
     root = near_equal(g, shape, N, WIDE, 1)
     return State(
         Inputs((BallPart(MOVING),), (1.0,)),
-        near_equal(g, center, N, WIDE),
-        near_equal(g, linear, N, WIDE, MOVING),
+        near_equal(g, center, N, WIDE) * uneven,
+        near_equal(g, linear, N, WIDE, MOVING) * uneven.unsqueeze(-1),
         None,
         Groups(columns, torch.arange(2) - 10, torch.tensor([-5, -6])) if groups else no_groups(N, WIDE),
         representable(root @ root.mT),
@@ -56,7 +58,10 @@ CASES = {
     "far": ({"center": 64.0}, {}),
     "large": ({"center": 8.0}, {"size": 8.0}),
     "bias": ({}, {"bias": 4.0}),
-    "positions": ({}, {"slope": 512.0}),
+    "positions": ({"center": 1.0}, {"slope": 500.3}),
+    "uneven": ({"center": 64.0, "first": 2.0**-12}, {}),
+    "uneven the other way": ({"center": 2.0**-6, "first": 2.0**12}, {}),
+    "uneven moves": ({"linear": 4.0, "first": 2.0**-12}, {"bias": 1.0}),
     "linear": ({"linear": 1.0}, {"bias": 1.0}),
     "linear alone": ({"linear": 1.0}, {}),
     "linear about a token": ({"center": 1.0, "linear": 1e-3}, {}),
