@@ -8,6 +8,7 @@ import torch
 import regard as r
 from regard._upper import relative_error
 from regard.proofs.ball_model.attention import head_moves
+from regard.proofs.ball_model.beginning import at_rest
 from regard.proofs.ball_model.groups import Groups, no_groups
 from regard.proofs.ball_model.inputs import BallPart, Inputs
 from regard.proofs.ball_model.network import shared, through
@@ -132,6 +133,19 @@ def test_an_attention_of_width_one_holds_its_values_in_few_digits(kind):
             one = torch.ones(1, 1, 1, dtype=D)
             most = (after.shape.squeeze(-1).clamp_min(0.0).sqrt() + fresh.reach(one).bound).squeeze(-1)
             assert bool(((value - found).squeeze(-1).abs() <= most).all())
+
+
+def test_laws_of_many_tokens_in_few_digits():
+    """Scores that are next to nothing: the sum of exponentials is all that is rounded."""
+    g = generator(3)
+    x, map = representable(1e-3 * drawn(g, 512, WIDE)), attention(g)
+    (many,) = head_moves(at_rest(x), subject_of(map))
+    with coarse(3):
+        (few,) = head_moves(at_rest(x), subject_of(map))
+        law, error = few.law, few.score_error.bound
+    off = (law.log() - many.law.log()).abs()
+    assert bool((off <= 2 * error.unsqueeze(-1)).all())
+    assert float((off / error.unsqueeze(-1)).max()) > 0.2
 
 
 def test_sizes_of_projected_tokens_are_attained():
