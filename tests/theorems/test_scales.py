@@ -143,3 +143,24 @@ def test_margins_of_located_values_scale(kind):
             return
         assert margin(UP, 1.0) == pytest.approx(plain, rel=1e-9)
         assert margin(1.0, UP) == pytest.approx(UP * plain, rel=1e-9)
+
+
+def projected(size, out):
+    weights = drawn(1, WIDE, 2) / size, drawn(2, WIDE, 2) / size
+    return alone(size, out, r.Dot(*weights, b_q=drawn(3, 2), b_k=drawn(4, 2)))
+
+
+@pytest.mark.parametrize("make", [projected, MAPS["gaussian"], MAPS["bilinear"]])
+def test_what_atoms_get_wrong_scales(make):
+    """On a ball, and query by query."""
+
+    def found(size, out):
+        compressed = r.compress(size * drawn(30, 12, WIDE), make(size, out), size=4, domain=Ball(1.5 * size))
+        return compressed.certificate.value, compressed.bounds(size * drawn(31, 5, WIDE))
+
+    with large_unit():
+        whole, rows = found(1.0, 1.0)
+        for size, out in ((UP, 1.0), (1.0, UP)):
+            other, each = found(size, out)
+            assert other == pytest.approx(out * whole, rel=1e-9)
+            assert each == pytest.approx(out * rows, rel=1e-9)
