@@ -9,6 +9,9 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from regard import _round
+from regard.proofs.near import facts
+
 BITS = 21
 UNIT = 2.0 ** (1 - BITS)
 """Of numbers that are moved before they are rounded: one unit is a whole place, not half of one."""
@@ -112,7 +115,8 @@ def large_unit(unit=UNIT):
     """Proofs that take roundings to be as large; nothing is rounded."""
     modules = [module for name, module in sys.modules.items() if name.startswith("regard")]
     patches = [mock.patch.object(module, "UNIT", unit) for module in modules if hasattr(module, "UNIT")]
-    patches.append(mock.patch.object(sys.modules["regard._round"], "EPS", 2 * unit))
+    patches.append(mock.patch.object(_round, "EPS", 2 * unit))
+    _forget()
     for patch in patches:
         patch.start()
     try:
@@ -120,6 +124,13 @@ def large_unit(unit=UNIT):
     finally:
         for patch in patches:
             patch.stop()
+        _forget()
+
+
+def _forget():
+    """What was computed with another unit."""
+    _round.gamma.cache_clear()
+    facts._kept.clear()
 
 
 @contextmanager
