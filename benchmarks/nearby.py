@@ -63,7 +63,9 @@ def attacked(attention: r.Attention, domain: NearbyLaws, steps: int, restarts: i
         generator = torch.Generator().manual_seed(seed)
         start = torch.randn(x.shape, generator=generator, dtype=D)
         if seed % 2:  # where the scores of one query are largest
-            start = torch.func.grad(lambda y, q=x[seed]: attention.potential.scores(q[None], y[None])[0, 0])(x[0])
+            start = torch.func.grad(lambda y, q=x[seed]: attention.potential.scores(q[None], y[None])[0, 0])(
+                x[0]
+            )
         away = center + ball.radius * torch.nn.functional.normalize(start, dim=-1)
         goal = x.lerp(away.expand_as(x), 0.5 + 0.4 * (seed % 2)).requires_grad_()
         odds = torch.randn(len(x), generator=generator, dtype=D).requires_grad_()
