@@ -63,9 +63,7 @@ def attacked(attention: r.Attention, domain: NearbyLaws, steps: int, restarts: i
         generator = torch.Generator().manual_seed(seed)
         start = torch.randn(x.shape, generator=generator, dtype=D)
         if seed % 2:  # where the scores of one query are largest
-            start = torch.func.grad(lambda y, q=x[seed]: attention.potential.scores(q[None], y[None])[0, 0])(
-                x[0]
-            )
+            start = _steepest(attention, x[seed])
         away = center + ball.radius * torch.nn.functional.normalize(start, dim=-1)
         goal = x.lerp(away.expand_as(x), 0.5 + 0.4 * (seed % 2)).requires_grad_()
         odds = torch.randn(len(x), generator=generator, dtype=D).requires_grad_()
@@ -83,6 +81,11 @@ def attacked(attention: r.Attention, domain: NearbyLaws, steps: int, restarts: i
             assert isinstance(found, r.Measure)
             best = max(best, float(r.wasserstein(r.Measure(before), found, 1.0)))
     return best
+
+
+def _steepest(attention: r.Attention, query: Tensor) -> Tensor:
+    """The direction in which a key gains most from a query."""
+    return torch.func.grad(lambda key: attention.potential.scores(query[None], key[None])[0, 0])(query)
 
 
 def _split(x: Tensor, goal: Tensor, odds: Tensor, center: Tensor, radius: float, budget: float) -> r.Measure:
