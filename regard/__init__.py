@@ -41,7 +41,7 @@ from regard import (
 from regard.attention import Attention
 from regard.audits import audit
 from regard.certificate import Certificate
-from regard.compression import compress
+from regard.compression import compress, mercer
 from regard.compute import apply, attend, explain
 from regard.costs import cost
 from regard.derive import linearize
@@ -210,6 +210,7 @@ __all__ = [
     "image",
     "iterate",
     "linearize",
+    "mercer",
     "one_token",
     "substitutions",
     "wasserstein",
