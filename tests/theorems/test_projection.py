@@ -14,10 +14,18 @@ from regard.nonexpansive import Center, IntoBall
 from regard.norms import EntryMax, Frobenius, OwnToken, TokenMax, TokenSum, Wasserstein
 from regard.proofs import certify, deviation, image
 from regard.proofs.locating import locate
+from regard.proofs.near.stages import stage
 from tests.theorems.exact import generator, normal
 
 D = torch.float64
 NORMS = [Frobenius(), TokenMax(), TokenSum(), Wasserstein(1.0), Wasserstein(2.0), OwnToken()]
+
+
+def test_the_derivative_of_centering_is_centering():
+    g = generator(3)
+    value, tangents = normal(g, 3, 4), normal(g, 3, 4, 2)
+    found = stage.one(Center(), value, torch.zeros(3, dtype=D))
+    assert found.push(tangents) == pytest.approx(tangents - tangents.mean(1, keepdim=True), abs=1e-14)
 
 
 @pytest.mark.parametrize("norm", NORMS, ids=repr)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from regard import Attention, Ball, Bilinear, Dot, Gaussian, Linear, Measure, compress
+from regard._upper import exact
 from regard.compression.expectation import next_anchors
 from regard.proofs.cells import Cells
 from regard.proofs.key_form import key_form
@@ -149,6 +150,23 @@ def test_mass_that_a_group_gains_is_attained():
     moved = float((attention(query, context) - attention(query, cells.measure)).abs())
     bound = float(tangent_atoms.ball_bound(cells.atoms(), torch.zeros(2, dtype=D), 1.0))
     assert moved <= bound <= moved * (1 + b)
+
+
+@pytest.mark.parametrize("b", [0.02, 1.0, 3.0])
+def test_what_one_query_sees_of_the_mass_that_a_group_gains(b):
+    """The same keys: t/(1 + t) of the way from the far key, t = P̂(e^D - 1); attained where D is."""
+    keys = torch.tensor([[b, 0.0], [-b, 0.0], [0.0, 1.0]], dtype=D)
+    attention = Attention(Dot(scale=1.0), Linear(torch.tensor([[0.0], [1.0]], dtype=D)))
+    cells = _cells(attention, Measure(keys), torch.tensor([0, 0, 1]), torch.zeros(1, 2, dtype=D))
+    query, atoms = torch.tensor([[1.0, 0.0]], dtype=D), cells.atoms()
+    moved = float((attention(query, Measure(keys)) - attention(query, cells.measure)).abs())
+    gap = float(tangent_atoms.gaps(atoms, exact(torch.ones(1, 2, dtype=D)))[0].bound[0, 0])
+    far = float(attention(query, cells.measure))
+    gained = (1 - far) * math.expm1(gap)
+    bound = float(tangent_atoms.row_bounds(atoms, query))
+    assert bound == pytest.approx(gained / (1 + gained) * far, rel=1e-9)
+    assert moved <= bound
+    assert b > 0.1 or bound <= moved * (1 + b)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
