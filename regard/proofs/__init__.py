@@ -16,6 +16,7 @@ from regard.proofs.misspecifications import (
     replaced_distance,
 )
 from regard.proofs.radius import Radius, certified_radius
+from regard.proofs.similarity import Similarity, certified_cosine
 from regard.proofs.theorem import THEOREMS, Bound, Refusal, Theorem
 from regard.proofs.theorems.contraction import contraction
 from regard.proofs.theorems.dot_whole import growing_witness
@@ -30,11 +31,13 @@ __all__ = [
     "Misspecification",
     "Radius",
     "Refusal",
+    "Similarity",
     "Substitutions",
     "Theorem",
     "Witness",
     "approximation_error",
     "apriori",
+    "certified_cosine",
     "certified_radius",
     "certify",
     "cite",
