@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.decisions.reviews import sentences, typos
-from regard.decisions.shipped import WEIGHTS, Reviews, load, words_of
+from regard.decisions.shipped import LAYERS, WEIGHTS, WIDTH, Reviews, load, words_of
 
 TARGETS = {"words in clauses they were never seen in": 0.95, "the same with one typo": 0.85}
 BATCH, STEPS = 128, 2500
@@ -50,10 +50,10 @@ def mistyped(words: list[str], draw: random.Random) -> list[str]:
     return [*words[:k], draw.choice(typos(words[k])), *words[k + 1 :]]
 
 
-def train(path: Path) -> None:
+def train(path: Path, width: int = WIDTH, layers: int = LAYERS) -> None:
     """Minutes of one thread; the same seed gives the same weights on the same machine."""
     torch.manual_seed(0)
-    model, seed, step = Reviews(), 0, 0
+    model, seed, step = Reviews(width, layers), 0, 0
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, STEPS)
     while step < STEPS:

@@ -67,6 +67,7 @@ from regard.potentials import (
 )
 from regard.proofs import (
     Decision,
+    PairExchanges,
     Radius,
     Similarity,
     Witness,
@@ -77,6 +78,7 @@ from regard.proofs import (
     decide,
     declare,
     deviation,
+    exchange_pairs,
     falsify,
     falsify_deviation,
     image,
@@ -168,6 +170,7 @@ __all__ = [
     "Neighborhood",
     "OwnToken",
     "Padding",
+    "PairExchanges",
     "Potential",
     "Radii",
     "Radius",
@@ -203,6 +206,7 @@ __all__ = [
     "decide",
     "declare",
     "deviation",
+    "exchange_pairs",
     "explain",
     "falsify",
     "falsify_deviation",

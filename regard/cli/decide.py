@@ -15,7 +15,7 @@ import typer
 from regard.errors import ArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
-    from regard.decisions.answers import Answers, WordAnswer
+    from regard.decisions.word_answers import Answers, WordAnswer
 
 TEXT = "The film was not boring, although the plot was weak."
 """What the shipped classifier is asked, unless another text is given."""
@@ -100,7 +100,7 @@ def _show(found: Answers) -> None:
     from rich.text import Text
 
     from regard.audits.terminal import output, say
-    from regard.decisions.answers import shown
+    from regard.decisions.word_answers import shown
 
     console = output()
     for sentence in found.sentences():

@@ -11,8 +11,8 @@ from regard._files import write_together, writing
 from regard._pages import content_hash, environment, markup
 from regard._written import plain
 from regard.audits.page import TEMPLATES as REPORT
-from regard.decisions.answers import Answers, WordAnswer, shown
 from regard.decisions.asked import EMBEDDING
+from regard.decisions.word_answers import Answers, WordAnswer, shown
 
 TEMPLATES = Path(__file__).parent / "templates"
 SHADES = 10
@@ -101,10 +101,16 @@ def _row(found: Answers, one: WordAnswer) -> dict[str, Any]:
         "attack": shown(found, one.attack),
         "reason": one.reason,
         "typos": one.typos,
-        "gap": f"{one.attack / one.proved:.2g}"
-        if 0 < one.proved < math.inf and one.attack < math.inf
-        else "–",
+        "gap": _times(one),
     }
+
+
+def _times(one: WordAnswer) -> str:
+    """How many times as far the attack is."""
+    if not 0 < one.proved < math.inf or not one.attack < math.inf:
+        return "–"
+    ratio = one.attack / one.proved
+    return f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.1f}"
 
 
 def _curve(found: Answers) -> list[dict[str, Any]]:

@@ -43,14 +43,14 @@ def groups_of(word: str) -> list[int]:
 class Reviews(nn.Module):
     """From words to the two logits of `LABELS`."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH, layers: int = LAYERS) -> None:
         super().__init__()
-        self.letters = nn.EmbeddingBag(BUCKETS, WIDTH, mode="mean")
-        self.positions = nn.Embedding(LONGEST, WIDTH)
-        self.norm = nn.LayerNorm(WIDTH)
-        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, 0.1, activation="gelu", batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
-        self.readout = nn.Linear(WIDTH, 2)
+        self.letters = nn.EmbeddingBag(BUCKETS, width, mode="mean")
+        self.positions = nn.Embedding(LONGEST, width)
+        self.norm = nn.LayerNorm(width)
+        layer = nn.TransformerEncoderLayer(width, HEADS, 2 * width, 0.1, activation="gelu", batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.readout = nn.Linear(width, 2)
 
     def embed(self, sentences: list[list[str]]) -> Tensor:
         """Sentences of equally many words as tokens (batch, n + 1, d), as they enter the first layer."""
@@ -67,12 +67,12 @@ class Reviews(nn.Module):
         return found
 
 
-def load(path: Path = WEIGHTS) -> Reviews:
+def load(path: Path = WEIGHTS, width: int = WIDTH, layers: int = LAYERS) -> Reviews:
     """The classifier with its weights."""
     try:
         from safetensors.torch import load_file
     except ImportError as error:
         raise MissingExtraError("safetensors", "hf") from error
-    model = Reviews()
+    model = Reviews(width, layers)
     model.load_state_dict(load_file(path))
     return model.eval()

@@ -15,6 +15,7 @@ from regard.proofs.misspecifications import (
     misspecification,
     replaced_distance,
 )
+from regard.proofs.pair_exchanges import PairExchanges, exchange_pairs
 from regard.proofs.radius import Radius, certified_radius
 from regard.proofs.similarity import Similarity, certified_cosine
 from regard.proofs.theorem import THEOREMS, Bound, Refusal, Theorem
@@ -29,6 +30,7 @@ __all__ = [
     "Bound",
     "Decision",
     "Misspecification",
+    "PairExchanges",
     "Radius",
     "Refusal",
     "Similarity",
@@ -48,6 +50,7 @@ __all__ = [
     "declare",
     "deviation",
     "dropped_distance",
+    "exchange_pairs",
     "falsify",
     "falsify_deviation",
     "growing_witness",

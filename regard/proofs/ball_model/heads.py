@@ -12,7 +12,7 @@ from regard._enclosed import computed_lengths
 from regard._upper import ELEMENTARY, UNIT, Upper, exact, relative_error, sizes
 from regard.domains import Neighborhood
 from regard.proofs.ball_model.attention_gram import attention_gram
-from regard.proofs.ball_model.ellipsoids import Sum, longest, pushed, trace_roots, widths
+from regard.proofs.ball_model.ellipsoids import Sum, pushed, trace_roots, widths
 from regard.proofs.ball_model.quadratic import Grams, form_norms, reach_of_forms, split, symmetric
 from regard.proofs.ball_model.rows import Row
 from regard.proofs.ball_model.scores import Projection, products
@@ -188,7 +188,7 @@ class HeadMoves:
     @property
     def slope_sizes_of_shape(self) -> Upper:
         """At least what the slopes of ellipsoids are made of, (n, n)."""
-        far = longest(self.state.shape)
+        far = trace_roots(self.state.shape)
         query, key = self.query, self.key
         k, q = computed_lengths(key.value).amax(), computed_lengths(query.value)
         thick_q, thick_k = (computed_lengths(side.w.flatten(1)) for side in (query, key))
@@ -269,8 +269,8 @@ class HeadMoves:
         inner.mixture(law * row.factor, first @ first.mT, computed_lengths(first.flatten(1)), d)
         # the rest of a value's move is multiplied by e^a/Z - 1; of single tokens' ellipsoids by e^a/Z
         times = law * (row.factor + row.first)
-        rest = pushed(self.values.w.mT, self.state.rest_shape)
-        inner.mixture(times, rest, trace_roots(rest), 1)
+        around = self.values.around
+        inner.mixture(times, around, trace_roots(around), 1)
         if bool((self.state.shape != 0).any()):
             own = pushed(self.values.w.mT, self.state.shape)
             inner.mixture(law, own, trace_roots(own), 1)
