@@ -24,7 +24,7 @@ START = "^"
 def words_of(text: str) -> list[str]:
     """Words and signs, in small letters."""
     found = re.findall(r"[^\W\d_]+|\d+|[^\w\s]", text.lower())
-    if not found:
+    if not any(word.isalnum() for word in found):
         raise ArgumentError("--text", f"has no word: {text!r}", "give a sentence")
     if len(found) >= LONGEST:
         raise ArgumentError(

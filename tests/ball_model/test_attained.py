@@ -376,11 +376,11 @@ def test_scores_that_are_sums_of_turned_and_plain_products():
 
 
 def test_the_reach_of_a_state_is_all_that_moves_it():
-    """A ball of the input and an ellipsoid."""
+    """A ball of the input and an ellipsoid, each by the root of its trace."""
     state = begin.one(Radii(drawn(generator(), 2, 4), vector(0.0, 0.3)))
     state = state.with_rest(Sum(2, 4).ball(exact(vector(0.5, 0.25))))
     assert bool((state.reach.bound >= vector(0.5, 0.55)).all())
-    assert state.reach.bound == pytest.approx(vector(0.5, 0.85), rel=1e-6)
+    assert state.reach.bound == pytest.approx(vector(1.0, 1.1), rel=1e-6)
 
 
 def test_the_factor_of_a_key_that_has_no_weight_is_attained_from_above():
