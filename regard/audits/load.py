@@ -341,8 +341,8 @@ def _pretrained(checkpoint: Checkpoint, config: Any, door: Any) -> nn.Module:
         found = f"{checkpoint.directory} could not be loaded ({type(error).__name__}: {_first_line(error)})"
         raise ArgumentError("MODEL", found, "check that config and weights belong together") from error
     _complete(checkpoint, notes)
-    found: nn.Module = model.eval()
-    return found
+    ready: nn.Module = model.eval()
+    return ready
 
 
 def _complete(checkpoint: Checkpoint, notes: dict[str, Any]) -> None:

@@ -64,7 +64,7 @@ def blocks(map: Map) -> list[Map]:
     return [Compose(tuple(parts)) for parts in found]
 
 
-def _flat(map: Map) -> list[Map]:
+def _flat(map: Any) -> list[Any]:
     return [inner for part in map.maps for inner in _flat(part)] if isinstance(map, Compose) else [map]
 
 

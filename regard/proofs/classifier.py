@@ -88,7 +88,7 @@ def _run(part: Any, value: Tensor) -> Tensor:
         return made
     exactly = in_double(part)
     if value.ndim == 2:
-        return exactly(value.double())  # type: ignore[no-any-return]
+        return exactly(value.double())
     return torch.stack([_run(exactly, one) for one in value])
 
 
