@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard import _check
 from regard._verb import Verb
@@ -84,11 +84,22 @@ def _function(function: Any, x: Any, context: Any, batch: int | None) -> Jacobia
         raise ArgumentError(
             "context", "was given with a function", "only attention has a context: put it into the function"
         )
+    if isinstance(function, nn.Module):
+        _check_not_random(function)
     batch = 0 if batch is None else batch
     point = _check_no_transform(_check.floating("x", x))
     if not 0 <= batch <= max(0, point.ndim - 1):
         raise ArgumentError("batch", f"is {batch}", f"x has {point.ndim} dimensions")
     return GraphJacobian(function, point, batch)
+
+
+def _check_not_random(module: nn.Module) -> None:
+    """Refuse a module whose dropout is on: each product would be that of another map."""
+    for part in module.modules():
+        share = part.p if isinstance(part, nn.modules.dropout._DropoutNd) else getattr(part, "dropout", 0.0)
+        if part.training and isinstance(share, float) and share > 0:
+            found = f"is a module with dropout in training mode ({type(part).__name__}), which is random"
+            raise ArgumentError("map", found, "call module.eval() first")
 
 
 def _check_no_transform(points: Tensor) -> Tensor:
