@@ -87,7 +87,7 @@ def test_certificates_know_the_bias():
     learned = r.Attention(r.Dot(draw(4, 3), draw(4, 3, seed=1)) + r.PairBias(draw(4, 4, seed=6)))
     bound = r.certify(learned, domain, norm).value
     assert r.falsify(learned, domain, norm).value <= bound < math.inf
-    wrong = biased.replace(potential=r.Dot() + r.PairBias(torch.full((4, 4), math.inf)))
+    wrong = biased.replace(potential=masked.potential + r.PairBias(torch.full((4, 4), math.inf)))
     assert "infinite or no number" in str(r.certify(wrong, domain, norm).ladder())
 
 
