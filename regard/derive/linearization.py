@@ -17,7 +17,14 @@ from regard.compute.application import problem_of
 from regard.compute.engine import working_dtype
 from regard.compute.engines.sdpa import FusedPlan, Sdpa
 from regard.derive.blocks import AttentionBlocks
-from regard.derive.graph import GraphJacobian, check_index, check_vector, nudge_tensor, second_derivative
+from regard.derive.graph import (
+    GraphJacobian,
+    check_index,
+    check_vector,
+    double,
+    nudge_tensor,
+    second_derivative,
+)
 from regard.derive.heads import HeadsJacobian
 from regard.derive.jacobian import Jacobian
 from regard.derive.softmax import AbsorbedProducts, FusedProducts
@@ -209,7 +216,7 @@ class AttentionJacobian(Jacobian):
         return GraphJacobian(self._run, self.point, len(self.batch_shape) if all(same) else same.index(False))
 
     def in_double(self) -> Jacobian:
-        attention, x, context = pytree.tree_map(_double, (self._attention, self._x, self._context))
+        attention, x, context = pytree.tree_map(double, (self._attention, self._x, self._context))
         return AttentionJacobian(attention, x, context, self._batch)
 
     def nudge(self, relative: float, generator: torch.Generator) -> Jacobian:
@@ -225,7 +232,3 @@ class AttentionJacobian(Jacobian):
         return AttentionJacobian(
             pytree.tree_map(nudge, self._attention), self._x.replace(points=points), context, self._batch
         )
-
-
-def _double(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.dtype.is_floating_point else value
