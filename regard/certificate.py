@@ -82,7 +82,7 @@ class Certificate:
         chance, bound = escape(self._chance()), escape(round_up(self.value))
         place = f"in {escape(repr(self.norm))} on {escape(str(self.domain))}{chance}"
         rests = "".join(f"<li>{escape(str(hypothesis))}</li>" for hypothesis in self.hypotheses)
-        head = f"<p>{escape(self.quantity)} ≤ <b>{bound}</b> {place}<br>by {escape(self.theorem)}</p>"
+        head = f"<p>{escape(self.quantity)} ≤ <b>{bound}</b> {place}<br/>by {escape(self.theorem)}</p>"
         ladder = f"<details><summary>all bounds</summary><pre>{escape(self.ladder())}</pre></details>"
         return f"<div>{head}<ul>{rests}</ul>{ladder}</div>"
 

@@ -26,6 +26,7 @@ TOP = (
     "training",
     "cli",
     "testing",
+    "plot",
     "__main__",
     "__init__",
     "hf",

@@ -26,6 +26,7 @@ from regard.derive.graph import (
     second_derivative,
 )
 from regard.derive.heads import HeadsJacobian
+from regard.derive.influence import Influence
 from regard.derive.jacobian import Jacobian
 from regard.derive.softmax import AbsorbedProducts, FusedProducts
 from regard.errors import ArgumentError
@@ -192,15 +193,15 @@ class AttentionJacobian(Jacobian):
         blocks = self._blocks()
         return self._products_as_graph().rows() if blocks is None else blocks.rows()
 
-    def influence(self) -> Tensor:
+    def influence(self) -> Influence:
         """|J_ij|₂, how much output token i moves for a step of input token j: (..., m, n)."""
         if 0 in (self.size_in, self.size_out):
-            return self.value.new_zeros(*self.value.shape[:-1], self.point.shape[-2])
+            return super().influence()
         blocks = self._blocks()
         return (
             self._products_as_graph().influence()
             if blocks is None
-            else blocks.influence().to(self.value.dtype)
+            else Influence.of(blocks.influence().to(self.value.dtype))
         )
 
     def _blocks(self) -> AttentionBlocks | None:
