@@ -7,6 +7,7 @@ reports and certificates; nothing is measured again.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ from regard.errors import ArgumentError, MissingExtraError
 INK, ACCENT = "#0a3154", "#a63c08"
 NAMED = 40
 """Tokens up to which each is named at the axis."""
+LINE = 38
+"""Letters of the name of a theorem in one line."""
 WRITTEN = 16
 """Heads up to which a map has its numbers written in."""
 
@@ -92,17 +95,17 @@ def ladder(certificate: Certificate, *, axes: Any = None) -> Any:
     finite = [rung for rung in rungs if math.isfinite(rung.value)]
     if not finite:
         raise ArgumentError("certificate", "is infinite", "certificate.ladder() says why no theorem applies")
-    axes = _axes(axes, (6.0, 0.8 + 0.4 * len(finite)))
+    axes = _axes(axes, (8.0, 1.2 + 0.5 * len(finite)))
     places = range(len(finite))
     axes.barh(places, [rung.value for rung in finite], color=[ACCENT, *[INK] * (len(finite) - 1)])
-    axes.set_yticks(places, [rung.theorem for rung in finite])
+    axes.set_yticks(places, [textwrap.fill(rung.theorem, LINE) for rung in finite])
     axes.invert_yaxis()
     if finite[-1].value > 30 * max(finite[0].value, 1e-300):
         axes.set_xscale("log")
     for place, rung in zip(places, finite, strict=True):
         axes.annotate(f" {round_up(rung.value)}", (rung.value, place), va="center")
     axes.margins(x=0.15)
-    axes.set(xlabel=f"{certificate.quantity} in {certificate.norm!r}")
+    axes.set(xlabel=f"{certificate.quantity} ≤, in {certificate.norm!r}")
     return axes
 
 

@@ -34,7 +34,7 @@ def report():
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
-    return r.audit(model, torch.randn(1, 6, 8), checks=["rows", "influence"])
+    return r.audit(model, torch.randn(1, 6, 8), checks=["rows", "influence"])  # one input, no list
 
 
 def drawn(axes):
@@ -84,6 +84,7 @@ def test_a_head_map_is_the_report(report):
 
 
 def test_laws_and_words_of_a_report(report):
+    assert len(report.inputs) == 1
     site = report.covered[0].site
     entry = next(e for e in report.tables["rows"] if e["site"] == site)
     torch.testing.assert_close(
@@ -91,6 +92,7 @@ def test_laws_and_words_of_a_report(report):
     )
     heights = [bar.get_height() for bar in plot.words(report).patches]
     assert heights == report.tables["influence"][0]["influence"]
+    assert len(heights) == 6
     with pytest.raises(r.errors.ArgumentError, match="head: is 7"):
         plot.head_laws(report, site, 7)
     with pytest.raises(r.errors.ArgumentError, match=r"no rows of nowhere on input 0; it has layers\.0"):
