@@ -86,7 +86,7 @@ from regard.transport import wasserstein
 
 __version__ = "0.1.0"
 
-_LAZY = ("hf", "nn", "plot", "testing", "training")
+_LAZY = ("callbacks", "hf", "nn", "plot", "testing", "training")
 """There when they are asked for, and costing nothing before."""
 
 _MODULES = (

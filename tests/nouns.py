@@ -29,7 +29,7 @@ POTENTIALS = {
     "additive bare": r.Additive(None, None, _t(4)),
     "alibi": r.Alibi(0.3),
     "alibi heads": r.Alibi.heads(2),
-    "pair bias": r.PairBias(_t(2, 16, 16)),
+    "pair bias heads": r.PairBias(_t(2, 16, 16)),
     "pair bias of keys": r.Dot() + r.PairBias(_t(1, 16)),
     "relative": r.RelativeBias(_t(2, 7), r.potentials.Clipped(3)),
     "relative logarithmic": r.RelativeBias(_t(8), r.potentials.Logarithmic(8, 5)),

@@ -27,6 +27,7 @@ TOP = (
     "cli",
     "testing",
     "plot",
+    "callbacks",
     "__main__",
     "__init__",
     "hf",
