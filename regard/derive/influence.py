@@ -41,7 +41,7 @@ class Influence(Tensor):
         rows, columns = names(tokens, self.shape[-2]), names(tokens, self.shape[-1])
         return pandas.DataFrame(self.plain().cpu().numpy(), index=rows, columns=columns)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         if not self.numel():
             return f"Influence of shape {list(self.shape)}, without numbers"
         numbers = self.plain()
