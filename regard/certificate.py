@@ -17,7 +17,7 @@ from regard._written import read_object, write_object
 from regard.norms import Norm
 
 SHOWN = 3
-"""How many refusals an infinite bound shows; ladder() has all."""
+"""How many refusals the repr of an infinite bound shows; print and ladder() have all."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,13 @@ class Certificate:
     quantity: str = "constant"
 
     def __str__(self) -> str:
+        return self._text(len(self.refused))
+
+    def __repr__(self) -> str:
+        return self._text(SHOWN)
+
+    def _text(self, refusals: int) -> str:
+        """The bound and what it rests on; why it is infinite, in so many sentences."""
         lines = [
             f"{self.quantity} ≤ {round_up(self.value)} in {self.norm!r} on {self.domain}{self._chance()}",
             f"  by {self.theorem}",
@@ -65,14 +72,12 @@ class Certificate:
         if self.others:
             lines.append(f"  the smallest of {1 + len(self.others)} bounds: see ladder()")
         if math.isinf(self.value):
-            lines += [f"  {why}" for why in self.refused[:SHOWN]]
-            more = len(self.refused) - SHOWN
+            lines += [f"  {why}" for why in self.refused[:refusals]]
+            more = len(self.refused) - refusals
             lines += [f"  {_count(more, 'more theorem')} refused: see ladder()"] if more > 0 else []
         elif self.refused:
             lines.append(f"  {_count(len(self.refused), 'theorem')} refused: see ladder()")
         return "\n".join(lines)
-
-    __repr__ = __str__
 
     def __float__(self) -> float:
         return self.value
