@@ -147,6 +147,9 @@ def test_tables_of_pandas():
     frame = found.table(TOKENS)
     assert isinstance(frame, pandas.DataFrame)
     assert frame.loc["it", "the"] == float(found[4, 0])
+    cost = r.cost(A, 8)
+    assert int(cost.frame()["matmul"].sum()) == cost.forward
+    assert list(cost.frame()["part"]) == [part.name for part in cost.parts]
     with pytest.raises(r.errors.ArgumentError, match="tokens: has 2 names for 5 tokens"):
         found.table(["a", "b"])
 
