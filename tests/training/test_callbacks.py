@@ -156,3 +156,14 @@ def test_lightning_logs_what_is_measured(tmp_path):
     assert "attention/encoder.layers.0.self_attn/max_logit" in mine[0][1]
     assert callback.watch.history[-1]["loss"] is not None
     assert hooks(model) == 0
+
+
+def test_what_is_not_installed_is_named(monkeypatch):
+    from regard.callbacks import lightning_monitor, trainer_monitor
+
+    monkeypatch.setattr(lightning_monitor, "Base", object)
+    monkeypatch.setattr(trainer_monitor, "Base", object)
+    with pytest.raises(r.errors.MissingExtraError, match=r"regard\[lightning\]"):
+        lightning_monitor.LightningMonitor()
+    with pytest.raises(r.errors.MissingExtraError, match=r"regard\[trainer\]"):
+        trainer_monitor.TrainerMonitor(None)
