@@ -27,6 +27,8 @@ TOP = (
     "training",
     "cli",
     "testing",
+    "plot",
+    "callbacks",
     "__main__",
     "__init__",
     "hf",
