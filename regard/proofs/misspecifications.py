@@ -5,7 +5,7 @@ from the inputs at hand or before there are any.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,9 +22,11 @@ from regard.norms import Frobenius, Norm, SequenceNorm, Wasserstein
 from regard.proofs.certification import certify
 from regard.proofs.setting import moves_of
 from regard.proofs.theorem import assumed, checked
+from regard.proofs.two_inputs import near_the_first
 from regard.transport import distances, transport_plan, wasserstein
 
 Points = Measure | Tensor
+TIMES = "the constant of the map times the distance of the inputs"
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,8 @@ class Misspecification:
     """Two inputs of a map: how far apart they are, how far apart their outputs are, and how far these could
     be at most.
 
-    distance_in is rounded up; distance_out is measured; bound is a Certificate of it, with the constant of
-    the map as its part.
+    distance_in is rounded up; distance_out is measured; bound is the smallest Certificate of it, and says
+    which theorem it is from: the constant of the map times the distance, or one near the first input.
     """
 
     norm: Norm
@@ -51,7 +53,8 @@ class Misspecification:
     @property
     def constant(self) -> Certificate:
         """What the map can amplify at most, on a set that holds both inputs."""
-        return self.bound.parts[0]
+        rungs = (self.bound, *self.bound.others)
+        return next(rung for rung in rungs if rung.theorem == TIMES).parts[0]
 
     def __str__(self) -> str:
         lines = (
@@ -68,12 +71,12 @@ def misspecification(
     map: Any, x: Points, x_other: Points, *, norm: Norm = Wasserstein(1.0), domain: Domain | None = None
 ) -> Misspecification:
     """What happens to a map's output when its input is x_other in place of x: measured, and bounded by
-    constant × distance.
+    constant × distance, or by what theorems say of attention near x (see `two_inputs`), if that is less.
 
     norm: Wasserstein(p) compares measures with any numbers of atoms, exactly; norms of sequences need equal
     lengths.
-    domain: a set that holds both inputs; without one, the best of a few small balls. Sentences of theorems
-    that refuse are on the bound.
+    domain: a set that holds both inputs, for the constant alone; without one, the best of a few small balls.
+    Sentences of theorems that refuse are on the bound.
     """
     first, second = _input("x", map, x, norm), _input("x_other", map, x_other, norm)
     if first.dimension != second.dimension or (isinstance(norm, SequenceNorm) and first.size != second.size):
@@ -88,7 +91,11 @@ def misspecification(
     constants = [certify(map, one, norm) for one in _domains(domain, first, second, norm)]
     constant = min(constants, key=lambda certificate: certificate.value)
     hypotheses = (checked("both inputs are in the domain"), checked("the distance of the inputs"))
-    return Misspecification(norm, float(before), after, _times(constant, before, hypotheses))
+    rungs = [_times(constant, before, hypotheses)]
+    if domain is None:
+        rungs += near_the_first(map, first, second, norm, before)
+    best, *others = sorted(rungs, key=lambda rung: rung.value)
+    return Misspecification(norm, float(before), after, replace(best, others=tuple(others)))
 
 
 def apriori(map: Any, domain: Domain, norm: Norm, distance: float) -> Certificate:
@@ -173,10 +180,9 @@ def _not_negative(name: str, value: float) -> None:
 def _times(constant: Certificate, distance: Upper, hypotheses: tuple[Any, ...]) -> Certificate:
     value = math.inf if math.isinf(constant.value) else float(Upper(constant.value) * distance)
     why = constant.refused if math.isinf(value) else ()
-    theorem = "the constant of the map times the distance of the inputs"
     place, quantity = (constant.domain, constant.norm), "distance of the outputs"
     return Certificate(
-        value, *place, theorem, hypotheses, (constant,), why, constant.probability, quantity=quantity
+        value, *place, TIMES, hypotheses, (constant,), why, constant.probability, quantity=quantity
     )
 
 
