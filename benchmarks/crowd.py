@@ -1,5 +1,5 @@
-"""python -m benchmarks.crowd [--quick | --picture FILE]: constants by the energy of scores over attacks, and the
-old ones.
+"""python -m benchmarks.crowd [--quick | --picture FILE]: constants by the energy of scores over attacks, and
+the old ones.
 
 Values are the tokens themselves, tokens in a ball about 0, g = |A|R². An attack is a local search, so a ratio
 is an upper bound of how loose a certificate is.

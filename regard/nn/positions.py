@@ -171,7 +171,7 @@ class LearnedTable(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:
         longest = len(self.weight)
-        last = positions.shape[-1] and int(positions[-1])
+        last = positions.shape[-1] and int(positions[..., -1].max())
         if last >= longest:
             raise ArgumentError(
                 "ids",

@@ -118,9 +118,10 @@ def test_the_given_domain_must_hold_both():
     x = torch.tensor([[1.0, 0.0], [0.0, 0.5]], dtype=torch.float64)
     attention = r.Attention(r.Dot())
     inside = misspecification(attention, x, 0.5 * x, domain=Ball(1.0001))
-    assert math.isinf(inside.bound.value)  # the width is not known
+    assert math.isinf(inside.constant.value)  # the width is not known
+    assert math.isfinite(inside.bound.value)  # and is that of the inputs, near them
     known = Ball(1.0001, torch.zeros(2, dtype=torch.float64))
-    assert math.isfinite(misspecification(attention, x, 0.5 * x, domain=known).bound.value)
+    assert math.isfinite(misspecification(attention, x, 0.5 * x, domain=known).constant.value)
     for domain in (Ball(0.9), Ball(2.0, tokens=3), Neighborhood(x, 0.1), one_token(x, 0, 0.1)):
         with pytest.raises(r.errors.ArgumentError, match="does not hold both inputs"):
             misspecification(attention, x, 0.5 * x, domain=domain)
@@ -137,8 +138,8 @@ def test_sentences_of_theorems_are_passed_on():
     )
     assert "masks and positions" in str(found)
     whole = misspecification(r.Attention(r.Dot()), x, x[:2], domain=Whole())
-    assert math.isinf(whole.bound.value)
-    assert whole.bound.refused
+    assert math.isinf(whole.constant.value)
+    assert whole.constant.refused
 
 
 def test_bad_input():
@@ -379,60 +380,3 @@ def test_a_ball_that_neither_mean_nor_box_finds():
     found = misspecification(map, circle, circle, norm=r.TokenMax()).constant.domain
     assert 1.0 <= found.radius <= 1.01
     assert float((found.center - 5.0).norm()) <= 0.02
-
-
-def _five(radius: float, seed: int = 0):
-    generator = torch.Generator().manual_seed(seed)
-    a = draw(generator, 5, 5)
-    attention = r.Attention(r.Bilinear(0.571 * a / torch.linalg.matrix_norm(a, 2)))
-    x = draw(generator, 12, 5)
-    return attention, radius * x / x.norm(dim=-1, keepdim=True).clamp_min(1.0) / 1.05, generator
-
-
-def _which(found) -> str:
-    return found.bound.theorem.split(":")[0]
-
-
-def test_theorems_near_the_first_input_are_far_below_the_constant():
-    """Noise, a token replaced, left out, put in: which theorem it is, and how much it gains."""
-    attention, x, generator = _five(3.0)
-    noise = x + 0.01 * draw(generator, 12, 5)
-    other = torch.cat([x[:11], draw(generator, 1, 5)])
-    cases = {
-        "noise": (noise, "each token within a radius of its own", 100),
-        "replaced": (other, "1 tokens go, 1 come", 100),
-        "left out": (x[:11], "1 tokens go, 0 come", 100),
-        "put in": (torch.cat([x, other[11:]]), "0 tokens go, 1 come", 100),
-        "another order": (other.flip(0), "1 tokens go, 1 come", 100),
-    }
-    for name, (y, which, gained) in cases.items():
-        found = misspecification(attention, x, y)
-        assert found.distance_out <= found.bound.value, name
-        assert _which(found) == which, name
-        assert all(found.distance_out <= rung.value for rung in found.bound.others), name
-        constant = found.constant.value * found.distance_in
-        assert found.bound.value * gained < constant, name
-    assert len(found.bound.ladder().splitlines()) >= 3
-
-
-def test_a_token_left_out_is_exact_but_for_its_own_place():
-    """All outputs move alike where scores are equal, and the law loses the output of the token that goes."""
-    x = draw(torch.Generator().manual_seed(1), 5, 2)
-    flat = r.Attention(r.Bilinear(torch.zeros(2, 2, dtype=torch.float64)))
-    found = misspecification(flat, x, x[:4])
-    moved = float((x.mean(0) - x[:4].mean(0)).norm())
-    assert found.distance_out == pytest.approx(moved)
-    assert moved <= found.bound.value
-
-
-def test_attacks_stay_below_every_rung():
-    """Second inputs of many kinds, weights too: transport of the outputs is below all bounds."""
-    for seed in range(4):
-        attention, x, generator = _five(1.5, seed)
-        weights = draw(generator, 12)
-        inputs = [x[:3], x[3:], x + 0.3 * draw(generator, 12, 5), r.Measure(x, 0.3 * weights)]
-        inputs.append(torch.cat([x[2:], draw(generator, 4, 5)]))
-        for y in inputs:
-            found = misspecification(attention, x, y)
-            for rung in (found.bound, *found.bound.others):
-                assert found.distance_out <= rung.value
