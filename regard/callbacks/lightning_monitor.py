@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from regard.callbacks.bases import base
 from regard.callbacks.numbers import scalars
 from regard.errors import MissingExtraError
 from regard.nn.monitors import Monitor, monitor
 
-PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+PLACES = ("lightning.pytorch.callbacks", "pytorch_lightning.callbacks")
 """One library under two names."""
-
-
-def _callback() -> Any:
-    """The class that callbacks derive from."""
-    for name in PACKAGES:
-        try:
-            return importlib.import_module(f"{name}.callbacks").Callback
-        except ImportError:
-            continue
-    raise MissingExtraError("lightning", "lightning")
-
 
 if TYPE_CHECKING:
     Base = object
 else:
-    Base = _callback()
+    Base = base(PLACES, "Callback")  # without Lightning any, and making one is an error
 
 
 class LightningMonitor(Base):
@@ -39,6 +28,8 @@ class LightningMonitor(Base):
     """
 
     def __init__(self, *, heads: bool = False, **options: Any) -> None:
+        if Base is object:
+            raise MissingExtraError("lightning", "lightning")
         super().__init__()
         self.heads, self.options = heads, options
         self.watch: Monitor | None = None

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from regard.callbacks.bases import base
 from regard.callbacks.numbers import scalars
 from regard.errors import MissingExtraError
 from regard.nn.monitors import Monitor, monitor
 
-try:
-    from transformers import TrainerCallback
-except ImportError:
-    raise MissingExtraError("transformers", "hf") from None
+if TYPE_CHECKING:
+    Base = object
+else:
+    Base = base(("transformers",), "TrainerCallback")  # without transformers any, and making one is an error
 
 
-class TrainerMonitor(TrainerCallback):
+class TrainerMonitor(Base):
     """Watches the attention of the model that a Trainer trains, and logs what it measures by trainer.log: it
     is in the trainer's history, in TensorBoard, in Weights & Biases, in whatever the trainer reports to.
 
@@ -22,6 +23,8 @@ class TrainerMonitor(TrainerCallback):
     """
 
     def __init__(self, trainer: Any, *, heads: bool = False, **options: Any) -> None:
+        if Base is object:
+            raise MissingExtraError("transformers", "trainer")
         self.trainer, self.heads, self.options = trainer, heads, options
         self.watch: Monitor | None = None
         self._logged = 0

@@ -41,6 +41,7 @@ from regard.nn.positions import (
     RelativePositions,
     RotaryPositions,
     Sinusoidal,
+    XPosPositions,
 )
 from regard.nn.promises import Promise, Promised
 from regard.nn.reflective import Reflective
@@ -113,6 +114,7 @@ __all__ = [
     "Transformer",
     "Truncated",
     "UnitVariance",
+    "XPosPositions",
     "Xavier",
     "from_torch",
     "initialize",

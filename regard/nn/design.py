@@ -16,7 +16,7 @@ from regard.nn.attention import MultiHeadAttention, check_flags, check_heads, in
 from regard.nn.feed_forward import FeedForward, check_feed_forward
 from regard.nn.initialization import Initialization, ScaledNormal
 from regard.nn.mechanism import check_mechanism
-from regard.nn.positions import NoPositions, Positions, RotaryPositions
+from regard.nn.positions import NoPositions, Positions, RotaryPositions, XPosPositions
 from regard.nn.promises import Promise
 from regard.nn.shaping import Shaping
 from regard.norms import TokenMax
@@ -77,7 +77,7 @@ class Design(Object):
             if self.attention_dropout > 0:
                 found = "is above zero, and a promise is about rows that are laws"
                 raise ArgumentError("attention_dropout", found, "leave it out, or the promise")
-        if isinstance(self.positions, RotaryPositions) and self.width // self.heads % 2:
+        if isinstance(self.positions, (RotaryPositions, XPosPositions)) and self.width // self.heads % 2:
             found = f"turn pairs of coordinates and heads have the odd width {self.width // self.heads}"
             raise ArgumentError("positions", found, "use heads of an even width, or other positions")
         if self.norm.weight is not None or self.norm.bias is not None:

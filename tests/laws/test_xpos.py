@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import regard as r
+from regard.nn import Design, Encoder, LanguageModel, XPosPositions, load, save
 from regard.potentials import XPos
 
 D = torch.float64
@@ -63,6 +64,24 @@ def test_engines_agree_and_weights_fade():
     same = torch.ones(40, 16, dtype=D)
     scores = XPos(r.Dot(), reach=8.0).scores(same, same)[-1]
     assert float(scores[0].abs()) < 0.2 * float(scores[-1])
+
+
+def test_a_model_with_fading_positions(tmp_path):
+    design = Design(12, 2, positions=XPosPositions(reach=6.0))
+    model = LanguageModel(design, 7, 2).double().eval()
+    ids = torch.randint(7, (2, 9))
+    whole, cache = model(ids), model.cache()
+    with torch.no_grad():
+        pieces = [model(part, cache=cache) for part in ids.split((4, 1, 4), -1)]
+    torch.testing.assert_close(torch.cat(pieces, 1), whole)
+    x = torch.randn(5, 12, dtype=D)
+    torch.testing.assert_close(model.declare()(x), model.decoder(x))
+    save(model, tmp_path)
+    torch.testing.assert_close(load(tmp_path)(ids), whole)
+    with pytest.raises(r.errors.ArgumentError, match="positions: fade with the distance to the past"):
+        Encoder(design, 1)
+    with pytest.raises(r.errors.ArgumentError, match="odd width"):
+        Design(6, 2, positions=XPosPositions())
 
 
 def test_what_cannot_fade_is_refused():

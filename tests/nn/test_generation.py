@@ -17,6 +17,7 @@ from regard.nn import (
     SequenceToSequence,
     Sinusoidal,
     UnitVariance,
+    XPosPositions,
 )
 
 WORDS = 13
@@ -332,7 +333,7 @@ def test_wrong_requests(name):
 @torch.no_grad()
 @pytest.mark.parametrize(
     "positions",
-    [NoPositions(), AlibiPositions(), RotaryPositions(), LearnedPositions(14), Sinusoidal()],
+    [NoPositions(), AlibiPositions(), RotaryPositions(), XPosPositions(), LearnedPositions(14), Sinusoidal()],
     ids=repr,
 )
 def test_a_padded_prompt_goes_on_as_it_would_alone(positions):

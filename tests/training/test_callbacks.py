@@ -54,6 +54,9 @@ def test_numbers_that_are_none_are_left_out():
 def trainer(tmp_path, request):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
+    reports = getattr(request, "param", "none")
+    if reports != "none":
+        pytest.importorskip(reports)
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))
     ids = torch.randint(3, WORDS, (8, 9))
@@ -63,7 +66,7 @@ def trainer(tmp_path, request):
         max_steps=4,
         logging_steps=2,
         per_device_train_batch_size=2,
-        report_to=getattr(request, "param", "none"),
+        report_to=reports,
         save_strategy="no",
         use_cpu=True,
         disable_tqdm=True,
@@ -91,7 +94,6 @@ def test_the_real_trainer_logs_what_is_measured(trainer):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("trainer", ["tensorboard"], indirect=True)
 def test_what_is_measured_reaches_tensorboard(trainer, tmp_path, monkeypatch):
-    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
@@ -154,3 +156,14 @@ def test_lightning_logs_what_is_measured(tmp_path):
     assert "attention/encoder.layers.0.self_attn/max_logit" in mine[0][1]
     assert callback.watch.history[-1]["loss"] is not None
     assert hooks(model) == 0
+
+
+def test_what_is_not_installed_is_named(monkeypatch):
+    from regard.callbacks import lightning_monitor, trainer_monitor
+
+    monkeypatch.setattr(lightning_monitor, "Base", object)
+    monkeypatch.setattr(trainer_monitor, "Base", object)
+    with pytest.raises(r.errors.MissingExtraError, match=r"regard\[lightning\]"):
+        lightning_monitor.LightningMonitor()
+    with pytest.raises(r.errors.MissingExtraError, match=r"regard\[trainer\]"):
+        trainer_monitor.TrainerMonitor(None)
