@@ -61,6 +61,7 @@ from regard.potentials import (
     Dot,
     Gaussian,
     Laplace,
+    PairBias,
     Potential,
     RelativeBias,
     Rotary,
@@ -69,14 +70,18 @@ from regard.potentials import (
 )
 from regard.proofs import (
     Decision,
+    PairExchanges,
     Radius,
+    Similarity,
     Witness,
+    certified_cosine,
     certified_radius,
     certify,
     cite,
     decide,
     declare,
     deviation,
+    exchange_pairs,
     falsify,
     falsify_deviation,
     image,
@@ -87,7 +92,7 @@ from regard.transport import wasserstein
 
 __version__ = "0.1.0"
 
-_LAZY = ("hf", "nn", "testing", "training")
+_LAZY = ("callbacks", "hf", "nn", "plot", "testing", "training")
 """There when they are asked for, and costing nothing before."""
 
 _MODULES = (
@@ -169,6 +174,8 @@ __all__ = [
     "Neighborhood",
     "OwnToken",
     "Padding",
+    "PairBias",
+    "PairExchanges",
     "Potential",
     "Radii",
     "Radius",
@@ -178,6 +185,7 @@ __all__ = [
     "SecondMoment",
     "Shell",
     "Sigmoid",
+    "Similarity",
     "SinkSoftmax",
     "Sinkhorn",
     "SoftCap",
@@ -195,6 +203,7 @@ __all__ = [
     "apply",
     "attend",
     "audit",
+    "certified_cosine",
     "certified_radius",
     "certify",
     "cite",
@@ -203,6 +212,7 @@ __all__ = [
     "decide",
     "declare",
     "deviation",
+    "exchange_pairs",
     "explain",
     "falsify",
     "falsify_deviation",

@@ -21,11 +21,14 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 VERBS = ("compute", "derive", "proofs", "costs", "dynamics", "compression")
 TOP = (
     "audits",
+    "decisions",
     "flows",
     "nn",
     "training",
     "cli",
     "testing",
+    "plot",
+    "callbacks",
     "__main__",
     "__init__",
     "hf",

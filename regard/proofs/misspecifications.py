@@ -216,7 +216,7 @@ def _output(map: Any, x: Points) -> Measure:
 
 def _distance(first: Measure, second: Measure, norm: Norm) -> float:
     if isinstance(norm, Wasserstein):
-        return float(wasserstein(first, second, norm.p))
+        return float(wasserstein(first, second, norm.p).detach())
     assert isinstance(norm, SequenceNorm)
     return float(norm.of(first.points - second.points))
 
@@ -235,7 +235,7 @@ def _largest_step(first: Measure, second: Measure) -> Upper:
     so weights must be none or the same.
     """
     if first.log_weights is None and second.log_weights is None:
-        return Upper(float(wasserstein(first, second, math.inf)), 4 * first.dimension + 64)
+        return Upper(float(wasserstein(first, second, math.inf).detach()), 4 * first.dimension + 64)
     if (
         first.log_weights is not None
         and second.log_weights is not None
