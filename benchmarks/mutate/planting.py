@@ -137,6 +137,8 @@ class _Planter(ast.NodeVisitor):
             self.visit(node.value)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        if node.name in ("__str__", "__repr__"):
+            return  # words
         told = [self._counted(part) for part in ast.walk(node)]
         outer, self.counts = self.counts, {count.id for count in told if isinstance(count, ast.Name)}
         self.names.append(node.name)
