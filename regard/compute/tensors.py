@@ -54,8 +54,11 @@ def attend_tokens(
 
     query_marks (..., m): where the queries stand among the keys; None means 0, 1, 2, ... in order.
     """
-    q, k, v = cast_for_autocast(q, k, v)
     parts = (attention.potential, attention.normalizer, attention.support)
+    found = direct(q, k, v, *parts, query_marks)
+    if found is not None:
+        return found
+    q, k, v = cast_for_autocast(q, k, v)
     return _run(pose(*parts, q, k, v, query_marks=query_marks), None)
 
 

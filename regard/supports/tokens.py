@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard import _check
 from regard._gather import gather_rows
+from regard._transforms import is_recorded
 from regard.errors import ArgumentError
 from regard.parameters import number, parameter
 from regard.supports.base import EVERYTHING, Span, Support
@@ -43,6 +44,13 @@ class Document(Support):
         least, most = own.amin(-1, keepdim=True), own.amax(-1, keepdim=True)
         near = ((self.ids >= least) & (self.ids <= most)).reshape(-1, self.ids.shape[-1]).any(0).nonzero()
         return float(near[0]), float(near[-1])
+
+    def seams(self) -> tuple[int, ...]:
+        """Where one document ends and the next begins, if that is so in the whole batch and can be read."""
+        if self.ids.numel() != self.ids.shape[-1] or is_recorded(self.ids):
+            return ()
+        ids = self.ids.flatten()
+        return tuple((1 + (ids[1:] != ids[:-1]).nonzero().flatten()).tolist())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
