@@ -44,23 +44,19 @@ class PlainDecoder:
         for layer, own_keys, own_values in zip(self.model.decoder.layers, keys, values, strict=True):
             x = x + self._attend(layer, layer.attention_branch.norm(x), past, own_keys, own_values)
             ff = layer.feed_forward
-            x = x + F.linear(
-                F.gelu(F.linear(layer.hidden_branch.norm(x), ff.inner.weight, ff.inner.bias)),
-                ff.outer.weight,
-                ff.outer.bias,
-            )
+            x = x + ff.outer(F.gelu(ff.inner(layer.hidden_branch.norm(x))))
         return F.linear(self.model.decoder.norm(x), table)
 
     def _attend(self, layer: torch.nn.Module, x: Tensor, past: int, keys: Tensor, values: Tensor) -> Tensor:
         attention = layer.attention
-        both = F.linear(x, attention.projection.weight, attention.projection.bias)
+        both = attention.projection(x)
         q, k, v = both.unflatten(-1, (3, self.heads, self.width)).permute(2, 0, 3, 1, 4)
         now = past + x.shape[-2]
         if self.rotary:
             q, k = self._turn(q, past, now), self._turn(k, past, now)
         keys[:, :, past:now], values[:, :, past:now] = k, v
         out = F.scaled_dot_product_attention(q, keys[:, :, :now], values[:, :, :now], is_causal=past == 0)
-        return F.linear(out.transpose(1, 2).flatten(-2), attention.output.weight, attention.output.bias)
+        return attention.output(out.transpose(1, 2).flatten(-2))
 
     def _turn(self, z: Tensor, past: int, now: int) -> Tensor:
         cos, sin = self.cos[past:now], self.sin[past:now]

@@ -33,7 +33,7 @@ def direct(
     support: Support,
     query_marks: Tensor | None = None,
 ) -> Tensor | None:
-    """softmax(scale · q kᵀ + bias) v for plain tensors (B, H, tokens, width) of one dtype on a CPU; else None.
+    """softmax(scale · q kᵀ + bias) v for plain tensors (B, H, tokens, width) on a CPU; else None.
 
     query_marks (m,): where the queries stand among keys 0, 1, 2, ...; None means in order.
     """

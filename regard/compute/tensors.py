@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from regard import _check
-from regard.attention import Attention
 from regard.compute.direct import direct
 from regard.compute.engine import Engine
 from regard.compute.problem import Problem, pose
@@ -48,18 +47,23 @@ def attend(
 
 
 def attend_tokens(
-    attention: Attention, q: Tensor, k: Tensor, v: Tensor, query_marks: Tensor | None = None
+    potential: Potential,
+    normalizer: Normalizer,
+    support: Support,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_marks: Tensor | None = None,
 ) -> Tensor:
-    """The same with potential, normalizer and support of an attention, on projected tokens.
+    """The same on projected tokens, where queries may stand anywhere.
 
     query_marks (..., m): where the queries stand among the keys; None means 0, 1, 2, ... in order.
     """
-    parts = (attention.potential, attention.normalizer, attention.support)
-    found = direct(q, k, v, *parts, query_marks)
+    found = direct(q, k, v, potential, normalizer, support, query_marks)
     if found is not None:
         return found
     q, k, v = cast_for_autocast(q, k, v)
-    return _run(pose(*parts, q, k, v, query_marks=query_marks), None)
+    return _run(pose(potential, normalizer, support, q, k, v, query_marks=query_marks), None)
 
 
 def cast_for_autocast(*tensors: Any) -> tuple[Any, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import torch
 from torch import Tensor, nn
 
@@ -17,10 +19,10 @@ from regard.nn.mechanism import Mechanism
 from regard.nn.shaping import center
 from regard.nn.visibility import check_batch, check_order, check_pieces
 from regard.normalizers import Normalizer
-from regard.potentials import Dot
+from regard.potentials import Dot, Potential, Rotary
 from regard.potentials.base import simple_parts
 from regard.potentials.distance import DistancePotential
-from regard.supports import Full, Support
+from regard.supports import Causal, Full, Support
 
 
 class MultiHeadAttention(nn.Module):
@@ -91,17 +93,23 @@ class MultiHeadAttention(nn.Module):
             check_order(mechanism.normalizer, allowed)
         if cache is not None:
             check_pieces(mechanism.normalizer)
+        potential = mechanism.potential
         if context is None:
-            queries, keys, values, past = self._own(x, allowed, cache)
+            queries, keys, values, past = self._own(x, allowed, cache, potential)
+            potential = potential.potential if cache is not None and turns_once(potential, x) else potential
         else:
             queries, keys, values, past = *self._crossing(x, context, cache), 0
             check_batch(support, context)
         marks = None if past == 0 else marks_after(past, x.shape[-2], x.device)
-        if any(isinstance(part, DistancePotential) for part in simple_parts(mechanism.potential)):
+        if self.kv_heads != self.heads and any(
+            isinstance(part, DistancePotential) for part in simple_parts(mechanism.potential)
+        ):
             keys = repeat_groups(
                 keys, self.heads, -3
             )  # queries and keys are moved to one center, head by head
-        mixed = attend_tokens(mechanism.replace(support=allowed), queries, keys, values, marks)
+        newest = past and x.shape[-2] == 1 and type(allowed) is Causal  # one token after all others sees all
+        parts = (potential, mechanism.normalizer, Full() if newest else allowed)
+        mixed = attend_tokens(*parts, queries, keys, values, marks)
         mixed = repeat_groups(
             mixed, self.heads, -3
         )  # where scores know of positions alone, groups of heads see the same
@@ -122,7 +130,7 @@ class MultiHeadAttention(nn.Module):
         return self_heads(self) if context is None else cross_heads(self, context)
 
     def _own(
-        self, x: Tensor, allowed: Support, cache: LayerCache | ContextCache | None
+        self, x: Tensor, allowed: Support, cache: LayerCache | ContextCache | None, potential: Potential
     ) -> tuple[Tensor, Tensor, Tensor, int]:
         queries, keys, values = self._split(self.projection(x), self.heads, self.kv_heads, self.kv_heads)
         if cache is None:
@@ -138,6 +146,9 @@ class MultiHeadAttention(nn.Module):
                 "use a mechanism with support=Causal()",
             )
         past = cache.length
+        if turns_once(potential, x):
+            marks = marks_after(past, x.shape[-2], x.device)
+            queries, keys = potential.features(queries, keys, marks, marks)
         return queries, *cache.extend(keys, values), past
 
     def _crossing(
@@ -172,9 +183,13 @@ class MultiHeadAttention(nn.Module):
         """Tokens in the numbers of the projections; orthogonal ones have float32 at least, and tokens of
         fewer digits are taken to theirs.
         """
-        if not isinstance(self.projection, Frames) or x.dtype != working(self.projection.raw):
+        if not isinstance(self.projection, Frames):
+            if x.dtype != self.projection.weight.dtype:
+                check_kind(name, x, self.projection)
+            return x
+        if x.dtype != working(self.projection.raw):
             check_kind(name, x, self.projection)
-        return x.to(working(x)) if isinstance(self.projection, Frames) else x
+        return x.to(working(x))
 
     def _split(self, projected: Tensor, *heads: int) -> tuple[Tensor, ...]:
         """(..., n, (h + …) c) as tensors (..., h, n, c)."""
@@ -195,6 +210,16 @@ class MultiHeadAttention(nn.Module):
     def extra_repr(self) -> str:
         shared = "" if self.kv_heads == self.heads else f", kv_heads={self.kv_heads}"
         return f"{self.width}, heads={self.heads}{shared}{', shaped=True' if self.shaped else ''}"
+
+
+def turns_once(potential: Potential, x: Tensor) -> TypeGuard[Rotary]:
+    """Whether queries and keys may be turned to their positions before they are kept: where scores are
+    products of turned points, and points have the digits for it.
+    """
+    inner = potential.potential if isinstance(potential, Rotary) else None
+    if not isinstance(inner, Dot) or x.dtype.itemsize < 4 or torch.is_autocast_enabled(x.device.type):
+        return False
+    return inner.w_q is inner.w_k is inner.b_q is inner.b_k is None
 
 
 def intersection(first: Support, second: Support) -> Support:

@@ -131,10 +131,10 @@ class LanguageModel(nn.Module):
         """The same, one token (batch,) at a time."""
         check_room(self.design, ids, tokens)
         check_end(end, self.vocabulary)
-        cache = self.cache()
+        cache, parts = self.cache(), list(self.modules())
 
         def logits(new: Tensor) -> Tensor:
-            with at_rest(self):
+            with at_rest(parts):
                 found: Tensor = self(new, cache=cache)
             return found
 
@@ -213,11 +213,11 @@ class SequenceToSequence(nn.Module):
                 f"has {len(start)} sequences for {len(source)} sources",
                 "give one start for each source",
             )
-        cache, encoded = Cache(len(self.decoder.layers)), None
+        cache, encoded, parts = Cache(len(self.decoder.layers)), None, list(self.modules())
 
         def logits(new: Tensor) -> Tensor:
             nonlocal encoded
-            with at_rest(self):
+            with at_rest(parts):
                 encoded = self.encode(source, source_support=source_support) if encoded is None else encoded
                 points = self.embedding(new, cache.length)
                 return self.embedding.logits(

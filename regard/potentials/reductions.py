@@ -185,10 +185,11 @@ def _alibi(potential: Alibi, queries: Tensor, keys: Tensor, causal: bool) -> Red
     """With a causal support -m(s - t) = m t - m s is a key bias;
     only while m·n leaves the digits that near keys need.
     """
+    slope, nothing = _column(potential.slope), (queries[..., :0], keys[..., :0])
+    if queries.shape[-2] == 1:  # one row of biases is a bias on keys, whatever it is
+        return Reduction(*nothing, 1.0, key_bias=-slope * (queries - keys.mT).abs().squeeze(-2))
     if not causal or _is_steep(potential.slope, keys):
         return _only_residue(potential, queries, keys)
-    slope = _column(potential.slope)
-    nothing = (queries[..., :0], keys[..., :0])
     return Reduction(
         *nothing, 1.0, key_bias=slope * keys.squeeze(-1), row_bias=lambda: -slope * queries.squeeze(-1)
     )

@@ -38,7 +38,7 @@ class Support(Object):
         return EVERYTHING
 
     def seams(self) -> tuple[int, ...]:
-        """Marks at which tokens begin that see none of those before them, in order; a hint for where to cut."""
+        """Marks, in order, where tokens begin that see none before them; a hint for where to cut."""
         return ()
 
     def __and__(self, other: Support) -> Support:

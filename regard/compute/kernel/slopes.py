@@ -1,8 +1,8 @@
-"""Causal biases that fall with distance, -m (i - j): only keys inside a block of queries need one for each pair.
+"""Causal biases that fall with distance, -m (i - j): only keys inside a block need one for each pair.
 
-For queries low, low + 1, ... the keys before the block have the bias m (j - low) of their own, and the row the
-constant m (i - low), which a softmax does not see. Counted from the block, near keys keep all their digits.
-Where there are fewer keys than queries, the last key is what is counted from.
+For queries low, low + 1, ... the keys before the block have the bias m (j - low) of their own, and the row
+the constant m (i - low), which a softmax does not see. Counted from the block, near keys keep all their
+digits. Where there are fewer keys than queries, the last key is what is counted from.
 """
 
 from __future__ import annotations
