@@ -11,6 +11,10 @@ regard.attend(q, k, v, potential=regard.Gaussian(bandwidth=2.0))   # the tensor 
 import importlib
 from typing import Any
 
+from regard import _command
+
+_command.quiet_interrupts()  # before torch is imported, which takes a second
+
 from regard import (
     attention,
     certificate,

