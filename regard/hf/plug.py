@@ -113,7 +113,7 @@ class Plug:
     def _check_potential(self, query: Tensor, key: Tensor) -> None:
         queries, keys = query.shape[2], key.shape[2]
         if self.potential is not None and queries != keys and _reads_marks(self.potential, query, key):
-            found = f"reads positions, and nobody says those of {queries} queries among {keys} keys"
+            found = f"depends on positions, and it is unknown where queries stand: {queries} for {keys} keys"
             raise ArgumentError(
                 "potential", found, "run with use_cache=False, or leave positions to the model"
             )

@@ -222,3 +222,11 @@ def test_the_missing_piece_of_a_tokenizer_is_named(tmp_path):
     (directory / "tokenizer.json").unlink()
     with pytest.raises(r.errors.ArgumentError, match=r"merges\.txt"):
         tokenizer_of(find(str(directory)))
+
+
+def test_a_misspelled_type_is_answered_with_the_nearest_ones(tmp_path):
+    directory = save(tmp_path / "tiny")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "model_type": "bret"}))
+    with pytest.raises(r.errors.ArgumentError, match=r"model_type 'bret'.*nearest names are bert, "):
+        config_of(find(str(directory)))

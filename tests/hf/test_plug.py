@@ -204,7 +204,7 @@ def test_refusals() -> None:
         plug(normalizer=r.Sinkhorn())(Module(True), q, k, v, MASKS["causal"])
     with pytest.raises(
         r.errors.ArgumentError,
-        match="potential: reads positions, and nobody says those of 1 queries among 6 keys",
+        match="potential: depends on positions, and it is unknown where queries stand: 1 for 6 keys",
     ):
         plug(r.Dot() + r.Alibi(0.5))(Module(), q[:, :, :1], k, v, None)
     plug(r.Gaussian())(Module(), q[:, :, :1], k, v, None)
