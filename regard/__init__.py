@@ -18,6 +18,7 @@ _command.quiet_interrupts()  # before torch is imported, which takes a second
 from regard import (
     attention,
     certificate,
+    compression,
     compute,
     costs,
     derive,
@@ -44,6 +45,7 @@ from regard import (
 from regard.attention import Attention
 from regard.audits import audit
 from regard.certificate import Certificate
+from regard.compression import compress, mercer
 from regard.compute import apply, attend, explain
 from regard.costs import cost
 from regard.derive import linearize
@@ -112,6 +114,7 @@ _MODULES = (
     theorems,
     tilt,
     transport,
+    compression,
     compute,
     costs,
     derive,
@@ -199,6 +202,7 @@ __all__ = [
     "certified_radius",
     "certify",
     "cite",
+    "compress",
     "cost",
     "decide",
     "declare",
@@ -210,6 +214,7 @@ __all__ = [
     "image",
     "iterate",
     "linearize",
+    "mercer",
     "one_token",
     "substitutions",
     "wasserstein",
