@@ -69,7 +69,7 @@ def guess_type(weights: Path, config: dict[str, Any]) -> str:
         raise ArgumentError("MODEL", found, 'add "model_type" to config.json')
     best = max(fits, key=len)
     source = "its architectures" if classes else "the names of its weights"
-    warnings.warn(f"config.json says no model_type: taken for {best}, by {source}", stacklevel=2)
+    warnings.warn(f"config.json has no model_type: taken to be {best}, by {source}", stacklevel=2)
     return best
 
 

@@ -134,7 +134,7 @@ def _json(path: Path) -> dict[str, Any]:
             "MODEL", f"{path} cannot be read as JSON ({type(error).__name__})", "repair or download it again"
         ) from error
     if not isinstance(found, dict):
-        raise ArgumentError("MODEL", f"{path} holds no names and values", "repair or download it again")
+        raise ArgumentError("MODEL", f"{path} is not a JSON object", "repair or download it again")
     return found
 
 
@@ -216,7 +216,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
     except pickle.UnpicklingError as error:
         if "nsupported" not in str(error):
             raise ArgumentError(
-                "MODEL", f"{path} is no pickle of tensors", "download or save it again"
+                "MODEL", f"{path} is not a pickle of tensors", "download or save it again"
             ) from error
         found = f"{path} is a pickle with code in it, which regard never runs"
         raise ArgumentError("MODEL", found, "convert it to safetensors where you trust it") from error
@@ -282,7 +282,7 @@ def _build(config: Any, where: AbstractContextManager[Any]) -> nn.Module:
         with where:
             return transformers.AutoModel.from_config(config, trust_remote_code=False).eval()
     except Exception as error:
-        found = f"transformers builds no model from its config ({_first_line(error)})"
+        found = f"transformers cannot build a model from its config ({_first_line(error)})"
         raise ArgumentError(
             "MODEL", found, "load the model yourself and call regard.audit(model, inputs)"
         ) from error

@@ -107,7 +107,7 @@ class WeightAudit:
         wanted = self.model.get_parameter(name).shape
         if tensor.dtype not in READABLE:
             raise NotCovered(
-                f"{name} is stored as {str(tensor.dtype).removeprefix('torch.')}, which is no matrix "
+                f"{name} is stored as {str(tensor.dtype).removeprefix('torch.')}, which is not a matrix "
                 "without its scales"
             )
         if tensor.shape != wanted:

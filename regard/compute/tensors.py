@@ -37,7 +37,7 @@ def attend(
     NaN propagates, as in torch.
     """
     for name in torch_names:
-        raise ArgumentError(name, *_TORCH.get(name, ("is no argument of attend", f"it takes {_OWN}")))
+        raise ArgumentError(name, *_TORCH.get(name, ("is not an argument of attend", f"it takes {_OWN}")))
     if engine is None and log_weights is None:
         found = direct(q, k, v, potential, normalizer, support)
         if found is not None:

@@ -86,7 +86,7 @@ class Plug:
         if not isinstance(self.normalizer, Softmax):
             raise ArgumentError(
                 "s_aux",
-                f"are sinks and the normalizer is {self.normalizer!r}",
+                f"are sinks, and the normalizer is {self.normalizer!r}",
                 "only Softmax has a slot for them",
             )
         if sinks.numel() != count:

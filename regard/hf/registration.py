@@ -122,4 +122,4 @@ def _check_name(name: str, known: dict[str, Any]) -> None:
             f"give letters, digits, '_', '-' or '.', and none of {', '.join(TAKEN)} inside",
         )
     if name in known and not isinstance(known[name], Plug):
-        raise ArgumentError("name", f"{name!r} is registered by somebody else", "take another name")
+        raise ArgumentError("name", f"{name!r} is already registered by another package", "take another name")

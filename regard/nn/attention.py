@@ -243,7 +243,7 @@ def check_heads(width: int, heads: int, kv_heads: int) -> None:
         raise ArgumentError(
             "kv_heads",
             f"is {kv_heads}, which does not divide the {heads} heads",
-            "each group needs as many heads",
+            "each group needs the same number of heads",
         )
 
 

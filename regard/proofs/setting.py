@@ -125,7 +125,7 @@ def pair_bias(head: Head, domain: Domain) -> Tensor | None:
     bias = bias if weights is None else bias + weights.unsqueeze(-2)
     bias = bias.masked_fill(~support.allows(marks, marks).expand(tokens, tokens), -math.inf)
     if bool((bias.amax(-1) == -math.inf).any()):
-        raise Refusal("some query sees no key, so its row is no law; remove it from the sequence")
+        raise Refusal("some query sees no key, so its row is not a law; remove it from the sequence")
     return bias
 
 

@@ -196,7 +196,7 @@ def test_refusals() -> None:
         plug()(Module(), q, k, v, torch.ones(2, 6, dtype=torch.bool))
     with pytest.raises(r.errors.ArgumentError, match="attention_mask: is int64"):
         plug()(Module(), q, k, v, torch.ones(2, 1, 6, 6, dtype=torch.long))
-    with pytest.raises(r.errors.ArgumentError, match="s_aux: are sinks and the normalizer is Sigmoid"):
+    with pytest.raises(r.errors.ArgumentError, match="s_aux: are sinks, and the normalizer is Sigmoid"):
         plug(normalizer=r.Sigmoid(0.0))(Module(), q, k, v, None, s_aux=torch.zeros(4).double())
     with pytest.raises(r.errors.ArgumentError, match="s_aux: has shape"):
         plug()(Module(), q, k, v, None, s_aux=torch.zeros(3).double())
