@@ -94,15 +94,16 @@ def _is_bare(potential: Potential) -> bool:
 
 def _is_product(potential: Potential) -> bool:
     """Whether scores may be products of features plus a bias on keys; it is not tried for other kinds."""
-    kind = type(potential)
-    if kind is Sum:
+    if isinstance(potential, Sum):
         return all(map(_is_product, potential.terms))
-    return _is_product(potential.potential) if kind is Rotary else kind in (Dot, Gaussian, Cosine, Alibi)
+    if isinstance(potential, Rotary):
+        return _is_product(potential.potential)
+    return type(potential) in (Dot, Gaussian, Cosine, Alibi)
 
 
 def _reads_marks(potential: Potential) -> bool:
     """Whether one of these potentials looks at positions."""
-    if type(potential) is Sum:
+    if isinstance(potential, Sum):
         return any(map(_reads_marks, potential.terms))
     return type(potential) in (Rotary, Alibi)
 

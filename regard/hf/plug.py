@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.hf.arguments import Arguments
+from regard.hf.bare import run_bare
 from regard.hf.heads import Heads
 from regard.hf.masks import split_mask, without_mask
 from regard.hf.pair_bias import PairBias
@@ -45,6 +46,10 @@ class Plug:
         """Outputs (batch, m, heads, e) for queries (batch, heads, m, d), keys and values (batch, groups, n,
         ·); weights if asked for.
         """
+        if self.potential is None and (self.record is None or not self.record.recording):
+            out = run_bare(self.normalizer, module, (query, key, value), attention_mask, options)
+            if out is not None:
+                return out.transpose(1, 2).contiguous(), None
         arguments = Arguments.of(options)
         posed = self.pose((query, key, value), attention_mask, arguments, reads_as_causal(module, arguments))
         if self.record is not None and self.record.recording:

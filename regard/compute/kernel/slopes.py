@@ -43,14 +43,19 @@ def slope_of(tiling: Tiling) -> Scalar | None:
     """m, where all that a tiling adds to scores is -m (i - j) in the past, and tokens stand in order."""
     if not tiling.in_order or type(tiling.support) is not Causal or not tiling.residues:
         return None
-    found = [_slope(residue.potential) for residue in tiling.residues]
-    return None if any(one is None for one in found) else sum(found[1:], found[0])
+    total: Scalar = 0.0
+    for residue in tiling.residues:
+        slope = _slope(residue.potential)
+        if slope is None:
+            return None
+        total = total + slope
+    return total
 
 
 def _slope(potential: Potential) -> Scalar | None:
-    if type(potential) is Alibi:
+    if isinstance(potential, Alibi):
         return potential.slope
-    if type(potential) is not Scaled:
+    if not isinstance(potential, Scaled):
         return None
     inner = _slope(potential.potential)
     return None if inner is None else inner * potential.factor
