@@ -29,7 +29,9 @@ def run_bare(
     of booleans; None where it takes more to say what a call means.
     """
     query, key, value = tensors
-    if type(normalizer) is not Softmax or normalizer.temperature != 1.0 or not is_only_run(*tensors):
+    if not isinstance(normalizer, Softmax) or isinstance(normalizer.temperature, Tensor):
+        return None
+    if normalizer.temperature != 1.0 or not is_only_run(*tensors):
         return None
     if any(name not in KNOWN or (name in SILENT and _says(said)) for name, said in options.items()):
         return None

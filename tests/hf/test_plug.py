@@ -255,7 +255,7 @@ def test_names_of_others_are_left_alone() -> None:
     from transformers import AttentionInterface
 
     AttentionInterface.register("theirs", lambda *_: None)
-    with pytest.raises(r.errors.ArgumentError, match="registered by somebody else"):
+    with pytest.raises(r.errors.ArgumentError, match="registered by another package"):
         hf.register("theirs")
 
 
