@@ -65,6 +65,7 @@ from regard.potentials import (
     Dot,
     Gaussian,
     Laplace,
+    PairBias,
     Potential,
     RelativeBias,
     Rotary,
@@ -91,7 +92,7 @@ from regard.transport import wasserstein
 
 __version__ = "0.1.0"
 
-_LAZY = ("hf", "nn", "testing", "training")
+_LAZY = ("callbacks", "hf", "nn", "plot", "testing", "training")
 """There when they are asked for, and costing nothing before."""
 
 _MODULES = (
@@ -173,6 +174,7 @@ __all__ = [
     "Neighborhood",
     "OwnToken",
     "Padding",
+    "PairBias",
     "Potential",
     "Radii",
     "Radius",

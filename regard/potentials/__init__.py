@@ -4,6 +4,7 @@ from regard.potentials.additive import Additive
 from regard.potentials.base import FunctionPotential, Potential, Scaled, Sum
 from regard.potentials.distance import Gaussian, Laplace, StudentT
 from regard.potentials.dot import Bilinear, Cosine, Dot
+from regard.potentials.pair_bias import PairBias
 from regard.potentials.positions import (
     Alibi,
     Buckets,
@@ -14,6 +15,7 @@ from regard.potentials.positions import (
     Rotary,
 )
 from regard.potentials.softcap import SoftCap
+from regard.potentials.xpos import XPos
 
 __all__ = [
     "Additive",
@@ -27,6 +29,7 @@ __all__ = [
     "Gaussian",
     "Laplace",
     "Logarithmic",
+    "PairBias",
     "PositionPotential",
     "Potential",
     "RelativeBias",
@@ -35,4 +38,5 @@ __all__ = [
     "SoftCap",
     "StudentT",
     "Sum",
+    "XPos",
 ]
