@@ -12,6 +12,8 @@ from regard.cli.checks import checks
 from regard.cli.compare import compare
 from regard.cli.cost import HELP as COST_HELP
 from regard.cli.cost import cost
+from regard.cli.decide import HELP as DECIDE_HELP
+from regard.cli.decide import decide
 from regard.cli.flow import HELP as FLOW_HELP
 from regard.cli.flow import flow
 from regard.cli.generate import HELP as GENERATE_HELP
@@ -31,6 +33,7 @@ def application() -> typer.Typer:
     found.command("compare")(compare)
     found.command("checks")(checks)
     found.command("cost", help=COST_HELP)(cost)
+    found.command("decide", help=DECIDE_HELP)(decide)
     found.command("flow", help=FLOW_HELP)(flow)
     found.command("train", help=TRAIN_HELP)(train)
     found.command("generate", help=GENERATE_HELP)(generate)

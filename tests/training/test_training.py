@@ -226,7 +226,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(half, whole, monkeypatch, capsys)
     assert "step 8 cannot be written to" in message
     assert (
         "(No space left on device); the checkpoint of step 4 is whole, and "
-        "--resume goes on from it; make room first" in message
+        "--resume continues from it; make room first" in message
     )
     assert contents(half) == before
     assert not list(half.glob(f"{UNFINISHED}*"))
