@@ -20,7 +20,7 @@ from regard.audits.adapters import Adapter, adapter_of
 from regard.audits.adapters.base import Block, Call, NotCovered
 from regard.audits.adapters.general import General
 from regard.audits.calling import called, path_and_turn
-from regard.audits.capture import capture, quiet
+from regard.audits.capture import capture, first_tensor, output_tensor, quiet
 from regard.audits.checks import Check
 from regard.audits.checks import checks as all_checks
 from regard.audits.checks.base import Measurable, Result, Scene, Weights
@@ -452,7 +452,18 @@ def _learned(model: nn.Module, place: Place, calls: dict[str, Call], noticed: di
         return place
     call = replace(calls[place.spot.call], sight=noticed.get(place.spot))
     module = model.get_submodule(place.path)
-    return replace(place, adapter=place.adapter.learn(model, place.path, module, call))
+    before = _giving(place, calls)
+    return replace(place, adapter=place.adapter.learn(model, place.path, module, call, before))
+
+
+def _giving(place: Place, calls: dict[str, Call]) -> str | None:
+    """The module right before attention in its block, whose output the attention was given as it is."""
+    names = place.around.attention if isinstance(place.around, Block) else ()
+    if not names or names[0] == place.spot.call or names[0] not in calls:
+        return None
+    given, taken = output_tensor(calls[names[0]].output), first_tensor(calls[place.spot.call])
+    same = given.shape == taken.shape and torch.equal(given, taken)
+    return path_and_turn(names[0])[0] if same else None
 
 
 def _modules(model: nn.Module) -> dict[str, nn.Module]:

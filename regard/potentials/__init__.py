@@ -4,6 +4,7 @@ from regard.potentials.additive import Additive
 from regard.potentials.base import FunctionPotential, Potential, Scaled, Sum
 from regard.potentials.distance import Gaussian, Laplace, StudentT
 from regard.potentials.dot import Bilinear, Cosine, Dot
+from regard.potentials.normed import NormedDot
 from regard.potentials.positions import (
     Alibi,
     Buckets,
@@ -27,6 +28,7 @@ __all__ = [
     "Gaussian",
     "Laplace",
     "Logarithmic",
+    "NormedDot",
     "PositionPotential",
     "Potential",
     "RelativeBias",

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.audits.adapters.inner_norms import read_norm
 from regard.maps import Normalize
 
 SCALED = (
@@ -36,13 +37,21 @@ def is_norm(module: nn.Module) -> bool:
 def normalize_of(module: nn.Module) -> Normalize | None:
     """The norm layer as a value in float64; None for everything else."""
     if not is_norm(module):
-        return None
+        return _of_any(module)
     own: Any = module
     if type(module).__name__ in SCALED:
         return Normalize(float(own.variance_epsilon), own.weight.detach().double(), centered=False)
     if type(module).__name__ in SHIFTED:
         return Normalize(float(own.eps), 1.0 + own.weight.detach().double(), centered=False)
     return _of_torch(module)
+
+
+def _of_any(module: nn.Module) -> Normalize | None:
+    """A norm of one dimension that no table names, read by what it does."""
+    found = None if any(part.is_meta for part in module.parameters()) else read_norm("", module)
+    if found is None or found.gain is None or found.gain.ndim != 1:
+        return None
+    return Normalize(found.eps, found.gain, found.shift, found.centered)
 
 
 def _of_torch(module: Any) -> Normalize:

@@ -18,16 +18,27 @@ from regard.potentials import Dot, Rotary
 
 @dataclass(frozen=True)
 class Way:
-    """frequencies (f,): of the first 2f coordinates, None for no turn; positions (n,)."""
+    """frequencies (f,): of the first 2f coordinates, None for no turn; positions (n,); paired: whether pairs
+    that stand side by side are first taken apart, all first ones before all second ones.
+    """
 
     frequencies: Tensor | None
     interleaved: bool
     positions: Tensor
+    paired: bool = False
+
+    def order(self, width: int) -> Tensor | None:
+        """Which coordinate comes where before they turn; None where each stays in its place."""
+        if not self.paired or width % 2:
+            return None
+        return torch.arange(width).unflatten(0, (-1, 2)).T.flatten()
 
     def turn(self, given: Tensor) -> Tensor:
         """Tokens (h, n, c), turned."""
         if self.frequencies is None or 2 * len(self.frequencies) > given.shape[-1]:
             return given
+        order = self.order(given.shape[-1])
+        given = given if order is None else given[..., order]
         rotary = Rotary(Dot(), frequencies=self.frequencies, interleaved=self.interleaved)
         return rotary.rotate(given, self.positions)
 
@@ -37,8 +48,8 @@ def turnings(model: nn.Module, path: str, call: Call, tokens: int) -> Iterator[W
     positions = torch.arange(tokens)
     yield Way(None, False, positions)
     for frequencies in _frequencies(model, path, call):
-        for interleaved in (False, True):
-            yield Way(frequencies, interleaved, positions)
+        for interleaved, paired in ((False, False), (True, False), (False, True)):
+            yield Way(frequencies, interleaved, positions, paired)
 
 
 def _frequencies(model: nn.Module, path: str, call: Call) -> Iterator[Tensor]:
