@@ -4,6 +4,7 @@ queries, keys and values is found by what the module handed to attention.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -179,8 +180,7 @@ class _Reading:
             normalizer=self.seen.double.normalizer,
             support=support_of(pairs.allowed),
         )
-        output = next(moving_tensors(self.call.output)).detach()
-        output = output.reshape(1, -1, output.shape[-1])
+        output = self._own()
         context = None if self.context is self.points else self.context.unsqueeze(0)
         return Declared(attention, w_o, b_o, self.points.unsqueeze(0), context, None, output)
 
@@ -249,7 +249,9 @@ class _Reading:
         return f"{what}: {', '.join(between)} stands between" if between else what
 
     def _output(self) -> tuple[Tensor, Tensor | None]:
-        """The output projection: what takes the heads to what the module returned."""
+        """The output projection: what takes the heads to what the module returned, or to what it returns
+        after a residual connection, with a norm or without.
+        """
         heads = self.seen.double.output[0]
         joined = heads.transpose(0, 1).flatten(1)
         output = next(moving_tensors(self.call.output), None)
@@ -258,6 +260,27 @@ class _Reading:
                 continue
             found = joined @ weight if bias is None else joined @ weight + bias
             wanted = output.detach().double().reshape(-1, output.shape[-1])
-            if found.shape == wanted.shape and float((found - wanted).norm()) <= CLOSE * float(wanted.norm()):
-                return weight.unflatten(0, (len(heads), -1)), bias
+            for way, given in enumerate(self._endings(found)):
+                if _near(given, wanted):
+                    self._bare = way == 0
+                    return weight.unflatten(0, (len(heads), -1)), bias
         raise NotCovered("what it returns is not its heads under a linear layer of its own")
+
+    def _endings(self, projected: Tensor) -> Iterator[Tensor]:
+        """What a module may make of its projected heads: nothing more, or a part of its block."""
+        yield projected
+        for tokens in self._tokens(first=False):
+            if tokens.shape == projected.shape:
+                yield tokens + projected
+                yield from (norm(tokens + projected) for norm in self.norms if norm.fits(1, tokens.shape[-1]))
+
+    def _own(self) -> Tensor:
+        """What the declaration must reproduce: what the module returned, or its heads where it goes on."""
+        if not self._bare:
+            return self.seen.output.detach()
+        output = next(moving_tensors(self.call.output)).detach()
+        return output.reshape(1, -1, output.shape[-1])
+
+
+def _near(found: Tensor, wanted: Tensor) -> bool:
+    return found.shape == wanted.shape and float((found - wanted).norm()) <= CLOSE * float(wanted.norm())

@@ -52,6 +52,19 @@ def turnings(model: nn.Module, path: str, call: Call, tokens: int) -> Iterator[W
             yield Way(frequencies, interleaved, positions, paired)
 
 
+def _tables(model: nn.Module, path: str) -> Iterator[Tensor]:
+    """Tables of sines and cosines (positions, 2f) by their first row, zeros and then ones, in the module and
+    in what holds it.
+    """
+    for above in [path, *ancestors(path)]:
+        for child in (model.get_submodule(above), *model.get_submodule(above).children()):
+            for own in (*child.buffers(recurse=False), *child.parameters(recurse=False)):
+                if own.ndim == 2 and len(own) > 1 and own.shape[-1] % 2 == 0:
+                    zeros, ones = own.detach()[0].chunk(2)
+                    if bool((zeros == 0).all() and (ones == 1).all()):
+                        yield own.detach()
+
+
 def _frequencies(model: nn.Module, path: str, call: Call) -> Iterator[Tensor]:
     """Those that modules above hold, the nearest first, and those of the call itself."""
     for above in ["", *ancestors(path)][::-1]:
@@ -59,6 +72,9 @@ def _frequencies(model: nn.Module, path: str, call: Call) -> Iterator[Tensor]:
             for name, buffer in child.named_buffers(recurse=False):
                 if name.endswith("inv_freq") and buffer.ndim == 1:
                     yield buffer.detach().double().cpu()
+    for table in _tables(model, path):
+        half = table.shape[-1] // 2
+        yield torch.atan2(table[1, :half], table[1, half:]).double().cpu()
     for leaf in pytree.tree_leaves((call.arguments, call.options)):
         if isinstance(leaf, Tensor) and leaf.is_complex() and leaf.shape[-2] > 1:
             yield leaf.detach().reshape(-1, *leaf.shape[-2:])[0, 1].angle().double().cpu()
