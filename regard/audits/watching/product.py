@@ -195,12 +195,11 @@ def _with_queries(plain: Seen, compared: tuple[Compared, ...]) -> Iterator[Seen]
     scores, (batch, heads, n, m) = bias.bias.double(), plain.sizes
     allowed = plain.support.allows(torch.arange(n), torch.arange(m)).expand_as(scores)
     for one in reversed(compared):
-        products = one.result.detach().double().reshape(scores.shape)
         queries, keys = (
             part.detach().expand(*one.result.shape[:-2], -1, -1).reshape(batch, heads, size, -1)
             for part, size in ((one.queries, n), (one.keys, m))
         )
-        tensors = (queries, keys, plain.tensors[2])
+        tensors, products = (queries, keys, plain.tensors[2]), queries.double() @ keys.double().mT
         for scale in _scales(scores, products, allowed, queries.shape[-1]):
             added = _by_offset(scores - scale * products, allowed)
             if added is not None:
