@@ -1,4 +1,4 @@
-"""From a name to a model: a local directory, a GGUF file, a hub id, or the model that comes with the extra `demo`.
+"""From a name to a model: a local directory, a GGUF file, a hub id, or the model of the extra `demo`.
 
 Never runs code from a checkpoint.
 """
@@ -362,7 +362,7 @@ def tokenizer_of(checkpoint: Checkpoint) -> Any:
     try:
         return transformers.AutoTokenizer.from_pretrained(checkpoint.directory, **_way(checkpoint))
     except Exception as error:  # as above: files of a stranger
-        lacking = missing_pieces(checkpoint.directory)
+        lacking = [] if checkpoint.quantized else missing_pieces(checkpoint.directory)
         why = f"without {' and '.join(lacking)}" if lacking else _first_line(error)
         raise _without_tokenizer(checkpoint, f"has a tokenizer that cannot be loaded ({why})") from error
 

@@ -11,11 +11,11 @@ from regard.audits.weights import WeightAudit
 from regard.errors import ArgumentError, MissingExtraError
 from tests.audits.checkpoints import model_of
 
-WORDS = ["<s>", "</s>", "<unk>", *"abcdefghijklmnop", "Ġ"]
+WORDS = ["<s>", "</s>", "<unk>", *"abcdefghijklm", "Ġ", "ab", "cd"]
 
 
 def written(path, model):
-    """The model with its tokenizer in one file; llama.cpp keeps the pairs of rotary positions side by side."""
+    """The model with its tokenizer in one file; llama.cpp keeps pairs of rotary positions side by side."""
     gguf = pytest.importorskip("gguf")
     config, tensors = (
         model.config,
@@ -35,7 +35,7 @@ def written(path, model):
     words = WORDS + [f"<{number}>" for number in range(config.vocab_size - len(WORDS))]
     writer.add_token_list(words)
     writer.add_token_types([3, 3, 2] + [1] * (len(words) - 3))
-    writer.add_token_merges(["a b"])
+    writer.add_token_merges(["a b", "c d"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
     writer.add_unk_token_id(2)
