@@ -35,12 +35,15 @@ from regard.audits.site import Site
 from regard.audits.store import Store
 from regard.audits.watching import ObservedSite, Sight, Spot, spots, watching
 from regard.errors import ArgumentError, MissingExtraError
+from regard.proofs.near.facts import forget_facts
 
 Progress = Callable[[str, int, int], None]
 """Called with what is done now, how much is done, and how much there is."""
 Step = tuple[str, str, Callable[[], None]]
 """What is done at a time: a name, the key of its result, and the work."""
 SEED = 20200706
+AT_ONCE = 1 << 20
+"""How many numbers are looked at together."""
 BLOCKWISE = "the model is read block by block: this needs all of its blocks in memory at once"
 
 
@@ -215,6 +218,7 @@ class Audit:
             scene = lazy()
         with nullcontext() if self.disk is None else self.disk.hold_block(place.path):
             self._measure_one(item, place, scene)
+        forget_facts()
         give_back()
 
     def _measure_one(self, item: Input, place: Place, scene: Scene) -> None:
@@ -251,6 +255,7 @@ class Audit:
             results = {check.name: {"reason": BLOCKWISE} for check in asked}
         self.store.put(input_key(item), {"results": results})
         scene.forget()
+        give_back()
 
 
 @dataclass(frozen=True)
@@ -499,7 +504,8 @@ def _finite(model: nn.Module) -> None:
             raise ArgumentError(
                 "model", f"has no numbers in {name} (it is on the meta device)", "load its weights first"
             )
-        if not bool(parameter.detach().isfinite().all()):
+        parts = parameter.detach().flatten().split(AT_ONCE)  # a copy of the largest would be a peak of memory
+        if not all(bool(part.isfinite().all()) for part in parts):
             raise ArgumentError(
                 "model",
                 f"has NaN or infinity in {name}",
