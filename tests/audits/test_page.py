@@ -145,7 +145,10 @@ def _tables(draw, sites, model):
             }
             for i in range(model.inputs)
         ],
-        "influence": [{"site": "", "input": i, "influence": numbers(size)} for i in range(model.inputs)],
+        "influence": [
+            {"site": "", "input": i, "influence": numbers(size), "map": [numbers(size) for _ in range(size)]}
+            for i in range(model.inputs)
+        ],
         "misspecification": [
             {
                 "site": "",
