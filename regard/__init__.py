@@ -14,6 +14,7 @@ from typing import Any
 from regard import (
     attention,
     certificate,
+    compression,
     compute,
     costs,
     derive,
@@ -40,6 +41,7 @@ from regard import (
 from regard.attention import Attention
 from regard.audits import audit
 from regard.certificate import Certificate
+from regard.compression import compress, mercer
 from regard.compute import apply, attend, explain
 from regard.costs import cost
 from regard.derive import linearize
@@ -110,6 +112,7 @@ _MODULES = (
     theorems,
     tilt,
     transport,
+    compression,
     compute,
     costs,
     derive,
@@ -200,6 +203,7 @@ __all__ = [
     "certified_radius",
     "certify",
     "cite",
+    "compress",
     "cost",
     "decide",
     "declare",
@@ -211,6 +215,7 @@ __all__ = [
     "image",
     "iterate",
     "linearize",
+    "mercer",
     "one_token",
     "substitutions",
     "wasserstein",

@@ -18,7 +18,7 @@ from tests import nouns
 
 PACKAGE = Path(r.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
-VERBS = ("compute", "derive", "proofs", "costs", "dynamics")
+VERBS = ("compute", "derive", "proofs", "costs", "dynamics", "compression")
 TOP = (
     "audits",
     "flows",

@@ -53,9 +53,11 @@ class PositiveRandom(FeatureMap):
         _check.parameter("omega", self.omega, 2, "(r, c)")
 
     @staticmethod
-    def draw(width: int, count: int, seed: int, dtype: torch.dtype = torch.float32) -> PositiveRandom:
+    def draw(
+        width: int, count: int, seed: int, dtype: torch.dtype = torch.float32, orthogonal: bool = True
+    ) -> PositiveRandom:
         """`count` features for queries of this width: orthogonal in blocks, Gaussian lengths,
-        the same for the same seed.
+        the same for the same seed; independent Gaussian ones where they need not be orthogonal.
         """
         if width < 1 or count < 1:
             raise ArgumentError(
@@ -64,6 +66,9 @@ class PositiveRandom(FeatureMap):
                 "give the projected width and the number of features, both positive",
             )
         generator = torch.Generator().manual_seed(seed)
+        if not orthogonal:
+            drawn = torch.randn(count, width, generator=generator, dtype=torch.float64)
+            return PositiveRandom(drawn.to(dtype))
         blocks = []
         for _ in range(math.ceil(count / width)):
             directions, triangle = torch.linalg.qr(
