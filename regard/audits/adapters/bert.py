@@ -181,7 +181,6 @@ RELATIVES = (
     "Data2VecText",
     "RoCBert",
     "BertGeneration",
-    "LayoutLM",
 )
 """Families whose layers are word for word those of BERT."""
 

@@ -98,7 +98,7 @@ class Source:
                 if len(weight) == self.points.shape[-1] and weight.shape[-1] >= width:
                     first = Side(weight[:, :width], None if bias is None else bias[:width])
                     given = self.points @ first.weight
-                    yield _behind(first, norm), norm(given if bias is None else given + first.bias)
+                    yield _behind(first, norm), norm(given if first.bias is None else given + first.bias)
 
 
 def _behind(side: Side, norm: InnerNorm) -> Side:

@@ -17,7 +17,7 @@ from regard.audits.adapters.base import Adapter, Block, Call, Declared, Matrices
 from regard.audits.adapters.columns import Side, Source, Turned, find_side, find_turned, linear_layers
 from regard.audits.adapters.inner_norms import inner_norms
 from regard.audits.adapters.masks import Pairs, bias_of, support_of
-from regard.audits.adapters.norms import normalize_of
+from regard.audits.adapters.norms import any_normalize
 from regard.audits.adapters.turnings import Way, turnings
 from regard.audits.calling import moving_tensors
 from regard.lookups import Linear, NormedLinear
@@ -52,7 +52,7 @@ class General(Adapter):
             found = reading.matrices()
         except NotCovered as reason:
             return General(str(reason))
-        known = before is not None and normalize_of(model.get_submodule(before)) is not None
+        known = before is not None and any_normalize(model.get_submodule(before)) is not None
         return General(found, before if known and reading.context is reading.points else None)
 
     def entering(self, model: nn.Module, path: str, module: nn.Module) -> str | None:

@@ -63,8 +63,9 @@ def inner_norms(module: nn.Module) -> list[InnerNorm]:
 def read_norm(name: str, module: nn.Module) -> InnerNorm | None:
     """A module as a norm layer; None where it is something else."""
     weight, bias = _own(module, "weight"), _own(module, "bias")
-    eps = next((float(getattr(module, key)) for key in NUMBERS if hasattr(module, key)), None)
-    if list(module.children()) or eps is None or not eps > 0 or (weight is not None and weight.ndim > 2):
+    numbers = (getattr(module, key, None) for key in NUMBERS)
+    eps = next((float(number) for number in numbers if isinstance(number, (int, float))), 0.0)
+    if list(module.children()) or not eps > 0 or (weight is not None and weight.ndim > 2):
         return None
     probes = _probes((PROBED,) if weight is None else tuple(weight.shape), eps)
     try:

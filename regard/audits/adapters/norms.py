@@ -37,7 +37,7 @@ def is_norm(module: nn.Module) -> bool:
 def normalize_of(module: nn.Module) -> Normalize | None:
     """The norm layer as a value in float64; None for everything else."""
     if not is_norm(module):
-        return _of_any(module)
+        return None
     own: Any = module
     if type(module).__name__ in SCALED:
         return Normalize(float(own.variance_epsilon), own.weight.detach().double(), centered=False)
@@ -46,9 +46,11 @@ def normalize_of(module: nn.Module) -> Normalize | None:
     return _of_torch(module)
 
 
-def _of_any(module: nn.Module) -> Normalize | None:
-    """A norm of one dimension that no table names, read by what it does."""
-    found = None if any(part.is_meta for part in module.parameters()) else read_norm("", module)
+def any_normalize(module: nn.Module) -> Normalize | None:
+    """The same, and norms of one dimension that no table names, read by what they do."""
+    if is_norm(module) or any(part.is_meta for part in module.parameters()):
+        return normalize_of(module)
+    found = read_norm("", module)
     if found is None or found.gain is None or found.gain.ndim != 1:
         return None
     return Normalize(found.eps, found.gain, found.shift, found.centered)
