@@ -63,6 +63,7 @@ from regard.potentials import (
     Gaussian,
     Laplace,
     NormedDot,
+    PairBias,
     Potential,
     RelativeBias,
     Rotary,
@@ -89,7 +90,7 @@ from regard.transport import wasserstein
 
 __version__ = "0.1.0"
 
-_LAZY = ("hf", "nn", "testing", "training")
+_LAZY = ("callbacks", "hf", "nn", "plot", "testing", "training")
 """There when they are asked for, and costing nothing before."""
 
 _MODULES = (
@@ -174,6 +175,7 @@ __all__ = [
     "NormedLinear",
     "OwnToken",
     "Padding",
+    "PairBias",
     "Potential",
     "Radii",
     "Radius",

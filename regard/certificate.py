@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from html import escape
 from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
 
 from regard import domains, norms
 from regard._written import read_object, write_object
 from regard.norms import Norm
+
+SHOWN = 3
+"""How many refusals the repr of an infinite bound shows; print and ladder() have all."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,13 @@ class Certificate:
     quantity: str = "constant"
 
     def __str__(self) -> str:
+        return self._text(len(self.refused))
+
+    def __repr__(self) -> str:
+        return self._text(SHOWN)
+
+    def _text(self, refusals: int) -> str:
+        """The bound and what it rests on; why it is infinite, in so many sentences."""
         lines = [
             f"{self.quantity} ≤ {round_up(self.value)} in {self.norm!r} on {self.domain}{self._chance()}",
             f"  by {self.theorem}",
@@ -57,12 +72,39 @@ class Certificate:
         if self.others:
             lines.append(f"  the smallest of {1 + len(self.others)} bounds: see ladder()")
         if math.isinf(self.value):
-            lines += [f"  {why}" for why in self.refused]
+            lines += [f"  {why}" for why in self.refused[:refusals]]
+            more = len(self.refused) - refusals
+            lines += [f"  {_count(more, 'more theorem')} refused: see ladder()"] if more > 0 else []
         elif self.refused:
             lines.append(f"  {_count(len(self.refused), 'theorem')} refused: see ladder()")
         return "\n".join(lines)
 
-    __repr__ = __str__
+    def __float__(self) -> float:
+        return self.value
+
+    def _repr_html_(self) -> str:
+        """The bound, what it rests on, and the ladder to unfold, for notebooks."""
+        chance, bound = escape(self._chance()), escape(round_up(self.value))
+        place = f"in {escape(repr(self.norm))} on {escape(str(self.domain))}{chance}"
+        rests = "".join(f"<li>{escape(str(hypothesis))}</li>" for hypothesis in self.hypotheses)
+        head = f"<p>{escape(self.quantity)} ≤ <b>{bound}</b> {place}<br/>by {escape(self.theorem)}</p>"
+        ladder = f"<details><summary>all bounds</summary><pre>{escape(self.ladder())}</pre></details>"
+        return f"<div>{head}<ul>{rests}</ul>{ladder}</div>"
+
+    def to(self, device: Any) -> Certificate:
+        """The same with the tensors of its domain and its norm on another device; the number stays."""
+        place = torch.device(device)
+
+        def moved(value: Any) -> Any:
+            return pytree.tree_map(lambda part: part.to(place) if isinstance(part, Tensor) else part, value)
+
+        return replace(
+            self,
+            domain=moved(self.domain),
+            norm=moved(self.norm),
+            parts=tuple(part.to(place) for part in self.parts),
+            others=tuple(other.to(place) for other in self.others),
+        )
 
     def tree(self) -> str:
         """How the bound was composed, each hypothesis checked or assumed."""

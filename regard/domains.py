@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,18 +45,35 @@ class Whole(TokenSet):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Ball(TokenSet):
-    """Every token within `radius` of `center` (d,), of the origin where none is given."""
+    """Every token within `radius` of `center` (d,), of the origin where none is given.
+
+    width: that of a token, where neither the center nor the map says it; the origin becomes the center.
+    """
 
     radius: float
     center: Tensor | None = None
     tokens: int | None = None
+    width: int | None = None
 
     def __post_init__(self) -> None:
         _radius("radius", self.radius)
+        if self.width is not None:
+            object.__setattr__(self, "center", _origin(self.width, self.center))
+            object.__setattr__(self, "width", None)  # the center says it now: one value, one way to write it
         _check.parameter("center", self.center, 1, "(d,)")
         if self.center is not None and self.center.ndim != 1:
             raise ArgumentError("center", f"has shape {list(self.center.shape)}", "give one point (d,)")
         _count(self.tokens)
+
+
+def _origin(width: Any, center: Tensor | None) -> Tensor:
+    """The center, which has the given width, or the origin of that width."""
+    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
+        raise ArgumentError("width", f"is {width!r}", "give the number of coordinates of a token")
+    if center is not None and center.shape[-1:] != (width,):
+        found = f"is {width} and the center has shape {list(center.shape)}"
+        raise ArgumentError("width", found, "leave one of them out")
+    return torch.zeros(width, dtype=torch.float64) if center is None else center
 
 
 @dataclass(frozen=True, eq=False, repr=False)

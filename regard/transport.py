@@ -28,14 +28,25 @@ def wasserstein(mu: Measure | Tensor, nu: Measure | Tensor, p: float = 1.0) -> T
     (villani2009, Definition 6.1).
 
     A Tensor (n, d) means the uniform measure on its rows; the numbers of atoms may differ. Batches broadcast.
-    No gradient.
+    The gradient in the points is that of the cost under the optimal plan, which is exact where that plan is
+    the only one; weights have none.
     """
     first, second, batch = _pair(mu, nu, p)
+    _refuse_learned_weights(mu=mu, nu=nu)
     found = [
         _length(a, b, _solve(a, b, p), p)
         for a, b in zip(_flat(first, batch), _flat(second, batch), strict=True)
     ]
-    return torch.tensor(found, dtype=torch.float64).reshape(batch)
+    return torch.stack(found).reshape(batch) if found else torch.zeros(batch, dtype=torch.float64)
+
+
+def _refuse_learned_weights(**measures: Measure | Tensor) -> None:
+    """A plan that is held fixed says nothing of weights: better no answer than the gradient zero."""
+    for name, measure in measures.items():
+        weights = measure.log_weights if isinstance(measure, Measure) else None
+        if weights is not None and weights.requires_grad and torch.is_grad_enabled():
+            found = "has weights that want a gradient, and only points have one here"
+            raise ArgumentError(name, found, "detach them, log_weights.detach(), or move points, not masses")
 
 
 def transport_plan(mu: Measure | Tensor, nu: Measure | Tensor, p: float = 1.0) -> Tensor:
@@ -60,6 +71,7 @@ def entropic_wasserstein(
     KL (cuturi2013, 3).
 
     Its plan is a coupling up to the tolerance of the iteration, so it is mostly above W_p; p must be finite.
+    It has no gradient; wasserstein has one.
     """
     first, second, batch = _pair(mu, nu, p)
     _check.positive("regularization", regularization)
@@ -107,7 +119,7 @@ def _measure(name: str, value: Measure | Tensor) -> Measure:
     if not measure.size:
         raise ArgumentError(name, "has no atoms", "give at least one")
     weights = None if measure.log_weights is None else measure.log_weights.detach().double().cpu()
-    return Measure(measure.points.detach().double().cpu(), weights)
+    return Measure(measure.points.double().cpu(), weights)
 
 
 def _flat(measure: Measure, batch: torch.Size) -> list[Measure]:
@@ -139,18 +151,22 @@ def shares(mu: Measure, nu: Measure) -> tuple[Tensor, Tensor, float]:
 def _solve(mu: Measure, nu: Measure, p: float) -> Tensor:
     a, b, dust = shares(mu, nu)
     if mu.dimension == 1:
-        return _staircase(mu.points.squeeze(-1), nu.points.squeeze(-1), a, b, dust)
+        return _staircase(mu.points.detach().squeeze(-1), nu.points.detach().squeeze(-1), a, b, dust)
     apart = distances(mu.points, nu.points)
     return _bottleneck(apart, a, b, dust) if math.isinf(p) else _program(_powers(apart, p), a, b)
 
 
-def _length(mu: Measure, nu: Measure, plan: Tensor, p: float) -> float:
-    """(Σ plan |x - y|^p)^{1/p} over the largest distance that is used, so that no power leaves the range."""
-    apart = torch.where(plan > 0, distances(mu.points, nu.points), torch.zeros((), dtype=torch.float64))
-    largest = float(apart.max())
-    if math.isinf(p) or largest == 0:
-        return largest
-    return largest * float((plan / plan.sum() * (apart / largest) ** p).sum()) ** (1 / p)
+def _length(mu: Measure, nu: Measure, plan: Tensor, p: float) -> Tensor:
+    """(Σ plan |x - y|^p)^{1/p} over the largest distance that is used, so that no power leaves the range;
+    differentiable in the points. Where points meet, the gradient of their distance is zero.
+    """
+    rows, columns = (plan > 0).nonzero(as_tuple=True)
+    apart = torch.linalg.vector_norm(mu.points[rows] - nu.points[columns], dim=-1)
+    largest = apart.detach().max()
+    if math.isinf(p) or not float(largest):
+        return apart.max()
+    shares = plan[rows, columns] / plan.sum()
+    return largest * (shares * (apart / largest) ** p).sum() ** (1 / p)
 
 
 def _powers(apart: Tensor, p: float) -> Tensor:

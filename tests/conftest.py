@@ -9,12 +9,13 @@ import torch
 
 torch.set_num_threads(1)
 SLOW = set(Path(__file__).with_name("slow.txt").read_text().splitlines())
-"""Tests that take seconds, by name without parameters."""
+"""Tests that take seconds, by name without parameters, and files whose tests all do."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.nodeid.split("[")[0] in SLOW:
+        name = item.nodeid.split("[")[0]
+        if name in SLOW or name.split("::")[0] in SLOW:
             item.add_marker(pytest.mark.slow)
 
 

@@ -26,6 +26,8 @@ TOP = (
     "training",
     "cli",
     "testing",
+    "plot",
+    "callbacks",
     "__main__",
     "__init__",
     "hf",

@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 import regard
+from regard.errors import MissingExtraError
 
 MODULES = sorted(
     found.name
@@ -26,8 +27,8 @@ def test_the_name_of_a_module_is_the_module(name: str) -> None:
     try:
         module = importlib.import_module(name)
     except ImportError as error:
-        if (error.name or "").split(".")[0] in OPTIONAL:
-            pytest.skip(f"{error.name} is not installed")
+        if isinstance(error, MissingExtraError) or (error.name or "").split(".")[0] in OPTIONAL:
+            pytest.skip(f"not installed: {error.name or error}")
         raise
     parent, _, last = name.rpartition(".")
     found = getattr(importlib.import_module(parent), last)

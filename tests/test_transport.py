@@ -173,3 +173,49 @@ def test_plan_of_one_pair_only():
         transport_plan(torch.ones(2, 2, 2), torch.ones(2, 2))
     with pytest.raises(r.errors.ArgumentError, match="needs a finite p"):
         entropic_wasserstein(torch.ones(2, 2), torch.ones(2, 2), math.inf)
+
+
+# Gradients
+
+
+@pytest.mark.parametrize("p", ORDERS)
+@pytest.mark.parametrize(("width", "weights"), [(1, False), (2, False), (3, True)])
+def test_the_gradient_goes_through_the_plan(p, width, weights):
+    """Points in general position have one plan, which does not change nearby: finite differences agree."""
+    mu, nu = cloud(1, 4, width, weights), cloud(2, 5, width, weights)
+
+    def length(x, y):
+        return wasserstein(r.Measure(x, mu.log_weights), r.Measure(y, nu.log_weights), p)
+
+    points = mu.points.clone().requires_grad_(), nu.points.clone().requires_grad_()
+    assert torch.autograd.gradcheck(length, points)
+
+
+def test_a_batch_in_float32_gets_its_gradient():
+    x = torch.randn(3, 4, 2, requires_grad=True)
+    found = torch.autograd.grad(wasserstein(x, torch.randn(3, 5, 2), 2.0).sum(), x)[0]
+    assert found.dtype == torch.float32
+    assert bool((found != 0).any(-1).all())
+
+
+def test_measures_that_coincide_are_at_rest():
+    x = cloud(1, 4, 2).points.requires_grad_()
+    for p in ORDERS:
+        assert float(torch.autograd.grad(wasserstein(x, x.detach(), p), x)[0].abs().max()) == 0
+
+
+def test_descent_moves_one_measure_into_the_other():
+    x, y = cloud(1, 6, 2).points.requires_grad_(), cloud(2, 6, 2).points
+    for _ in range(40):
+        (step,) = torch.autograd.grad(wasserstein(x, y, 2.0) ** 2, x)
+        x = (x - 0.5 * 6 * 0.5 * step).detach().requires_grad_()
+    assert float(wasserstein(x, y, 2.0).detach()) < 1e-8
+
+
+def test_weights_have_no_gradient_and_say_so():
+    mu = cloud(1, 4, 2, True)
+    learned = r.Measure(mu.points, mu.log_weights.clone().requires_grad_())
+    with pytest.raises(r.errors.ArgumentError, match="mu: has weights that want a gradient"):
+        wasserstein(learned, mu)
+    with torch.no_grad():
+        assert float(wasserstein(learned, mu)) < 1e-7

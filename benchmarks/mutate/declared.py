@@ -36,10 +36,12 @@ def read(root: Path, survivors: Path = HERE / "survivors.toml") -> Declared:
     files = [file for room in written["rooms"] for file in _files(root, room)] + written["files"]
     chosen = sorted(set(files) - set(left_out))
     proofs = {file: frozenset(only[file]) if file in only else None for file in chosen}
-    tests = {file: tuple(written["tests"].get(file) or _same_name(root, file)) for file in proofs}
+    own = {file: tuple(written["tests"].get(file) or _same_name(root, file)) for file in proofs}
+    also = written["also"]
+    tests = {file: (*found, *also.get(file.rpartition("/")[0], ())) for file, found in own.items() if found}
     known = _toml(survivors).get("survivor", []) if survivors.exists() else []
     explained = {(k["file"], k["function"], k["operator"], k["before"], k["after"]): k["why"] for k in known}
-    return Declared(proofs, {file: found for file, found in tests.items() if found}, explained)
+    return Declared(proofs, tests, explained)
 
 
 def named(root: Path) -> list[Mutant]:

@@ -7,13 +7,14 @@ is no arithmetic of a proof is left alone: annotations, texts, errors that are r
 of shapes. Products of matrices keep their factors, for without one the shapes do not fit.
 
 A count of roundings (the argument of `relative_error`, `rounding_error` or `gamma`, the second of `outward`,
-`Upper`, `Lower`, `lengths` and `largest_roots`, what stands before `* UNIT` or `* EPS`, a name that is passed
-as one, and a constant of the file that is part of one) is removed as a whole, not taken apart. Twice a count
-moves a bound by units in its last place, upward, and half of one is more than roundings that are not all in
-one direction ever reach: neither makes a number that is wrong, and a test that sees it only repeats the
-count. A count that is missing is a rounding that nobody looks after. What a count is multiplied with (sizes,
-norms, errors) is planted like all else, and so is every counter of `_upper.py`, where roundings are accounted
-and tests know each of them.
+`Upper`, `Lower`, `lengths` and `largest_roots`, the third of `Projection`, what stands before `* UNIT` or `*
+EPS`, a number that multiplies a relative error as in `16 * unit * size`, a name that is passed as one, and a
+constant of the file that is part of one) is removed as a whole, not taken apart. Twice a count moves a bound
+by units in its last place, upward, and half of one is more than roundings that are not all in one direction
+ever reach: neither makes a number that is wrong, and a test that sees it only repeats the count. A count that
+is missing is a rounding that nobody looks after. What a count is multiplied with (sizes, norms, errors) is
+planted like all else, and so is every counter of `_upper.py`, where roundings are accounted and tests know
+each of them.
 """
 
 from __future__ import annotations
@@ -23,98 +24,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-TINY = 1e-6
-"""Constants below this are allowances for rounding."""
-MARGINS = {"outward", "up"}
-"""Functions that only make a bound safer."""
-OPPOSITE = {
-    "min": "max",
-    "minimum": "maximum",
-    "amin": "amax",
-    "clamp_min": "clamp_max",
-    "argmin": "argmax",
-    "fmin": "fmax",
-    "aminimum": "amaximum",
-}
-OPPOSITE |= {second: first for first, second in OPPOSITE.items()}
-NEGATED: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.GtE,
-    ast.GtE: ast.Lt,
-    ast.Gt: ast.LtE,
-    ast.LtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-}
-COUNTS = {
-    "relative_error": 0,
-    "rounding_error": 0,
-    "gamma": 0,
-    "outward": 1,
-    "Upper": 1,
-    "Lower": 1,
-    "lengths": 1,
-    "largest_roots": 1,
-}
-"""Functions that are told a count of roundings, and as which argument."""
-UNITS = {"UNIT", "EPS"}
-"""What one rounding is worth: the factor before it is a count."""
-ACCOUNTS = ("regard/_upper.py",)
-"""Where roundings are counted: there every counter is a number like others."""
-TEXTS = {"Refusal", "ArgumentError", "Theorem", "Hypothesis", "Verb", "checked", "assumed", "field"}
-"""Calls whose arguments are words."""
-AXES = {"dim", "dim0", "dim1", "dim2", "dims", "axis", "dtype", "keepdim", "diagonal", "offset"}
-PLACED = {
-    "all",
-    "amax",
-    "amin",
-    "any",
-    "arange",
-    "argmax",
-    "argmin",
-    "cat",
-    "cumsum",
-    "diag_embed",
-    "diff",
-    "expand",
-    "eye",
-    "flatten",
-    "flip",
-    "gather",
-    "index_fill",
-    "index_select",
-    "log_softmax",
-    "logsumexp",
-    "max",
-    "mean",
-    "min",
-    "movedim",
-    "narrow",
-    "new_ones",
-    "new_zeros",
-    "norm",
-    "ones",
-    "permute",
-    "repeat",
-    "reshape",
-    "round",
-    "select",
-    "size",
-    "softmax",
-    "sort",
-    "split",
-    "squeeze",
-    "stack",
-    "sum",
-    "swapaxes",
-    "take_along_dim",
-    "transpose",
-    "unflatten",
-    "unsqueeze",
-    "view",
-    "vmap",
-    "zeros",
-}
-"""Methods whose whole numbers are places of axes or sizes."""
+from benchmarks.mutate.words import (
+    ACCOUNTS,
+    AXES,
+    COUNTS,
+    ERRORS,
+    MARGINS,
+    NEGATED,
+    OPPOSITE,
+    PLACED,
+    TEXTS,
+    TINY,
+    UNITS,
+)
 
 
 @dataclass(frozen=True)
@@ -163,6 +85,7 @@ class _Planter(ast.NodeVisitor):
         self.names: list[str] = []
         self.counts: set[str] = set()
         self.fixed: set[str] = set()
+        self.multiples: set[ast.expr] = set()
         lines = source.splitlines(keepends=True)
         self.starts = [0]
         for line in lines:
@@ -249,6 +172,9 @@ class _Planter(ast.NodeVisitor):
         value = node.value
         if isinstance(value, bool) or not isinstance(value, int | float) or value == 0 or value != value:
             return
+        if node in self.multiples:
+            self._plant("count", node, "0")
+            return
         if abs(value) < TINY:
             self._plant("allowance", node, "0.0")
             return
@@ -261,6 +187,9 @@ class _Planter(ast.NodeVisitor):
             self._plant("count", node.left, "0")
             self._plant("factor", node, f"({ast.unparse(node.left)})")
             return
+        factors = _factors(node)
+        if self.file not in ACCOUNTS and any(_relative(factor) for factor in factors):
+            self.multiples.update(factor for factor in factors if _number(factor))
         if not _wordy(node.left) and not _wordy(node.right):
             self._binary(node)
         self.generic_visit(node)
@@ -350,6 +279,21 @@ def _count_in(node: ast.AST) -> ast.expr | None:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and isinstance(node.right, ast.Name):
         return node.left if node.right.id in UNITS else None
     return None
+
+
+def _factors(node: ast.expr) -> list[ast.expr]:
+    """What a product is made of."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        return [*_factors(node.left), *_factors(node.right)]
+    return [node]
+
+
+def _relative(node: ast.expr) -> bool:
+    """Whether this is a relative error of roundings."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id in ERRORS
+    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return name.endswith("unit")
 
 
 def _number(node: ast.expr) -> bool:

@@ -66,7 +66,7 @@ class OnDisk(Protocol):
 
 def audit(
     model: nn.Module,
-    inputs: str | dict[str, Tensor] | Sequence[str] | Sequence[dict[str, Tensor]],
+    inputs: str | Tensor | dict[str, Tensor] | Sequence[str] | Sequence[Tensor] | Sequence[dict[str, Tensor]],
     *,
     tokenizer: Any = None,
     checks: Sequence[Check | str] | None = None,
@@ -79,7 +79,7 @@ def audit(
     checks: which questions to ask, by name or as values; all by default (`regard checks` lists them). The
     model is not changed.
     """
-    several: Any = [inputs] if isinstance(inputs, (str, Mapping)) else inputs
+    several: Any = [inputs] if isinstance(inputs, (str, Mapping, Tensor)) else inputs
     run = Audit(model, several, tokenizer=tokenizer, checks=checks, name=name)
     run.measure(progress)
     report = run.report()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from regard import _check
 from regard.attention import Attention
 from regard.compute.direct import direct
+from regard.compute.dropout import attend_with_dropout, check_share
 from regard.compute.engine import Engine
 from regard.compute.problem import Problem, pose
 from regard.compute.selection import select
@@ -29,26 +31,33 @@ def attend(
     support: Support = Full(),
     log_weights: Tensor | None = None,
     engine: Engine | None = None,
+    dropout: float = 0.0,
     **torch_names: Any,
 ) -> Tensor:
     """Attention of queries q (..., m, d) to keys k (..., n, d) with values v (..., n, e): (..., m, e).
 
     Shapes broadcast as in F.scaled_dot_product_attention; fewer heads of k and v than of q (a divisor) are
-    grouped queries. log_weights (..., n) says how often each key counts. Shapes are checked, values are not:
-    NaN propagates, as in torch.
+    grouped queries. log_weights (..., n) says how often each key counts. dropout: the share of weights that
+    is dropped at random, for training. Shapes are checked, values are not: NaN propagates, as in torch.
     """
     for name in torch_names:
-        raise ArgumentError(name, *_TORCH.get(name, ("is no argument of attend", f"it takes {_OWN}")))
-    if engine is None and log_weights is None:
+        raise torch_name(name, "attend", _OWN)
+    if engine is None and log_weights is None and dropout == 0:
         found = direct(q, k, v, potential, normalizer, support)
         if found is not None:
             return found
     q, k, v = cast_for_autocast(q, k, v)
-    return _run(pose_tensors(q, k, v, potential, normalizer, support, log_weights), engine)
+    problem = pose_tensors(q, k, v, potential, normalizer, support, log_weights)
+    return _run(problem, engine, dropout)
 
 
 def attend_tokens(
-    attention: Attention, q: Tensor, k: Tensor, v: Tensor, query_marks: Tensor | None = None
+    attention: Attention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_marks: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> Tensor:
     """The same with potential, normalizer and support of an attention, on projected tokens.
 
@@ -56,7 +65,7 @@ def attend_tokens(
     """
     q, k, v = cast_for_autocast(q, k, v)
     parts = (attention.potential, attention.normalizer, attention.support)
-    return _run(pose(*parts, q, k, v, query_marks=query_marks), None)
+    return _run(pose(*parts, q, k, v, query_marks=query_marks), None, dropout)
 
 
 def cast_for_autocast(*tensors: Any) -> tuple[Any, ...]:
@@ -72,13 +81,24 @@ def _is_autocast(kind: str) -> bool:
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
-def _run(problem: Problem, engine: Engine | None) -> Tensor:
+def _run(problem: Problem, engine: Engine | None, dropout: float) -> Tensor:
     """The outputs, with autocast off: every dtype is chosen by the plan."""
     kind = problem.device.type
     if not _is_autocast(kind):
-        return select(problem, engine).run()
+        return _outputs(problem, engine, dropout)
     with torch.autocast(kind, enabled=False):
+        return _outputs(problem, engine, dropout)
+
+
+def _outputs(problem: Problem, engine: Engine | None, dropout: float) -> Tensor:
+    """Those of a plan, or of the definition where weights are dropped."""
+    if dropout == 0:
         return select(problem, engine).run()
+    check_share("dropout", dropout)
+    if engine is not None:
+        found = f"is {engine!r}, and weights are dropped where all of them are held at once"
+        raise ArgumentError("engine", found, "leave it out, or the dropout")
+    return attend_with_dropout(problem, dropout)
 
 
 def pose_tensors(
@@ -130,19 +150,32 @@ def pose_tensors(
 
 
 _EXAMPLES = {"Potential": "Gaussian(bandwidth=2.0)", "Normalizer": "Entmax(1.5)", "Support": "Causal()"}
-_OWN = "potential, normalizer, support, log_weights and engine"
+_OWN = "potential, normalizer, support, log_weights, engine and dropout"
 _TORCH = {
-    "is_causal": ("is torch's name", "write support=regard.Causal()"),
+    "is_causal": "write support=regard.Causal()",
     "attn_mask": (
-        "is torch's name",
-        "write support=regard.Where(mask) for a boolean mask; an additive one is a potential: "
-        "potential=regard.Dot() + regard.hf.pair_bias.PairBias(mask)",
+        "write support=regard.Where(mask) for a boolean mask, which is True where a key is seen; one that is "
+        "added to scores is a potential: potential=regard.Dot() + regard.PairBias(mask)"
+    ),
+    "key_padding_mask": (
+        "write support=regard.Where(~mask[:, None, None]): there True means padding, here a key that is "
+        "seen; or support=regard.Padding(lengths[:, None])"
     ),
     "dropout_p": (
-        "is torch's name",
-        "leave it out: weights that are dropped at random are no law, and attend has none",
+        "write dropout=0.1, while training only; the weights that are left are no law, so that declarations, "
+        "derivatives and certificates are about attention without it"
     ),
-    "scale": ("is torch's name", "write potential=regard.Dot(scale=...)"),
-    "enable_gqa": ("is torch's name", "leave it out: fewer heads of keys than of queries are grouped"),
+    "scale": "write potential=regard.Dot(scale=...)",
+    "enable_gqa": "leave it out: fewer heads of keys than of queries are grouped",
+    "need_weights": "leave it out: regard.Attention(potential).weights(q, k) gives rows of weights",
+    "average_attn_weights": "leave it out: regard.Attention(potential).weights(q, k) gives rows of weights",
 }
-"""How the options of F.scaled_dot_product_attention are written here."""
+"""How the options of F.scaled_dot_product_attention and nn.MultiheadAttention are written here."""
+
+
+def torch_name(name: str, where: str, own: str, remedies: Mapping[str, str] = {}) -> ArgumentError:
+    """The error for an argument that is torch's, or nobody's: how it is written here."""
+    remedy = {**_TORCH, **remedies}.get(name)
+    if remedy is None:
+        return ArgumentError(name, f"is no argument of {where}", f"it takes {own}")
+    return ArgumentError(name, "is torch's name", remedy)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -154,6 +155,18 @@ class Cost:
         return "\n".join(lines(self))
 
     __repr__ = table
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks."""
+        from regard.costs.wording import markup
+
+        return markup(self)
+
+    def frame(self) -> Any:
+        """The parts as a pandas DataFrame, with the numbers as they are."""
+        from regard.costs.wording import frame
+
+        return frame(self)
 
 
 @dataclass

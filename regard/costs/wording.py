@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from regard.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from regard.costs.account import Cost, Part
@@ -108,3 +111,22 @@ def lines(cost: Cost) -> list[str]:
         f", context {cost.sizes.context}" if cost.sizes.context else ""
     )
     return [f"cost of {sizes}, in flops", *(line.rstrip() for line in table), *remarks(cost)]
+
+
+def markup(cost: Cost) -> str:
+    """The rows as a table for notebooks, the remarks below."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in COLUMNS)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows(cost))
+    said = "".join(f"<li>{escape(remark)}</li>" for remark in remarks(cost))
+    return f"<div><table><tr>{head}</tr>{body}</table><ul>{said}</ul></div>"
+
+
+def frame(cost: Cost) -> Any:
+    """A row for each part, in flops, bytes and counts."""
+    try:
+        import pandas
+    except ImportError:
+        raise MissingExtraError("pandas", "notebook") from None
+    names = ("matmul", "training", "visible", "softmax", "moved", "parameters", "weights")
+    parts = [{"part": part.name, **{name: getattr(part, name) for name in names}} for part in cost.parts]
+    return pandas.DataFrame(parts)

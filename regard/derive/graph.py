@@ -5,14 +5,18 @@ Products with the Jacobian are passes through that graph, without a new forward 
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from regard._object import Object
 from regard._transforms import moves
 from regard.derive.jacobian import Jacobian
 from regard.errors import ArgumentError
@@ -165,13 +169,24 @@ class GraphJacobian(Jacobian):
         return blocks.unsqueeze(-4)
 
     def in_double(self) -> Jacobian:
-        remedy = "a certificate needs float64: convert the module and the point with .double()"
+        """Of a module or a map with the same numbers; nobody can say what a function would do in float64."""
+        point, batch = self.point.double(), len(self.batch_shape)
+        if isinstance(self._function, nn.Module):
+            return GraphJacobian(copy.deepcopy(self._function).double(), point, batch)
+        if isinstance(self._function, Object):
+            return GraphJacobian(pytree.tree_map(double, self._function), point, batch)
+        remedy = "a certificate needs float64: write the function and the point in it, with .double()"
         raise ArgumentError("map", f"computes in {self.dtype}", remedy)
 
     def nudge(self, relative: float, generator: torch.Generator) -> Jacobian:
         return GraphJacobian(
             self._function, nudge_tensor(self.point, relative, generator), len(self.batch_shape)
         )
+
+
+def double(value: Any) -> Any:
+    """Real numbers in float64, everything else as it is."""
+    return value.double() if isinstance(value, Tensor) and value.dtype.is_floating_point else value
 
 
 def nudge_tensor(value: Tensor, relative: float, generator: torch.Generator) -> Tensor:

@@ -19,6 +19,7 @@ from regard._verb import Verb
 from regard.certificate import Certificate, Hypothesis
 from regard.derive.bidiagonal import largest_singular_values, safe_scale
 from regard.derive.estimate import Estimate, UpperEstimate
+from regard.derive.influence import Influence
 from regard.errors import ArgumentError
 from regard.norms import Frobenius, Norm, TokenMax, TokenSum
 
@@ -194,11 +195,11 @@ class Jacobian(ABC):
         _check.between("tolerance", tolerance, 0.0, 1.0)
         return largest_singular_values(self, count, tolerance, max(max_iterations, count), generator)
 
-    def influence(self) -> Tensor:
+    def influence(self) -> Influence:
         """|J_ij|₂, how much output token i moves for a step of input token j: (..., m, n)."""
         if 0 in (self.size_in, self.size_out):
-            return self.value.new_zeros(*self.value.shape[:-1], self.point.shape[-2])
-        return torch.cat([spectral_norms(blocks) for _, blocks in self.rows()], -2)
+            return Influence.of(self.value.new_zeros(*self.value.shape[:-1], self.point.shape[-2]))
+        return Influence.of(torch.cat([spectral_norms(blocks) for _, blocks in self.rows()], -2))
 
     def dense(self) -> Tensor:
         """The matrix (*batch, outputs, inputs), column by column; for small sizes."""
@@ -415,7 +416,7 @@ def _largest(sums: Tensor) -> Tensor:
 
 def _joint_influence(jacobian: Jacobian) -> Tensor:
     """Block norms of tokens whose outputs are those of all heads together: at most √Σ_h |J_ij^h|²."""
-    influence = jacobian.influence()
+    influence = jacobian.influence().plain()
     unit = safe_scale(influence)
     return (influence * unit).square().sum_to_size(*jacobian.batch_shape, *influence.shape[-2:]).sqrt() / unit
 

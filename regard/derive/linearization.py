@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard import _check
 from regard._verb import Verb
@@ -17,8 +17,16 @@ from regard.compute.application import problem_of
 from regard.compute.engine import working_dtype
 from regard.compute.engines.sdpa import FusedPlan, Sdpa
 from regard.derive.blocks import AttentionBlocks
-from regard.derive.graph import GraphJacobian, check_index, check_vector, nudge_tensor, second_derivative
+from regard.derive.graph import (
+    GraphJacobian,
+    check_index,
+    check_vector,
+    double,
+    nudge_tensor,
+    second_derivative,
+)
 from regard.derive.heads import HeadsJacobian
+from regard.derive.influence import Influence
 from regard.derive.jacobian import Jacobian
 from regard.derive.softmax import AbsorbedProducts, FusedProducts
 from regard.errors import ArgumentError
@@ -84,11 +92,22 @@ def _function(function: Any, x: Any, context: Any, batch: int | None) -> Jacobia
         raise ArgumentError(
             "context", "was given with a function", "only attention has a context: put it into the function"
         )
+    if isinstance(function, nn.Module):
+        _check_not_random(function)
     batch = 0 if batch is None else batch
     point = _check_no_transform(_check.floating("x", x))
     if not 0 <= batch <= max(0, point.ndim - 1):
         raise ArgumentError("batch", f"is {batch}", f"x has {point.ndim} dimensions")
     return GraphJacobian(function, point, batch)
+
+
+def _check_not_random(module: nn.Module) -> None:
+    """Refuse a module whose dropout is on: each product would be that of another map."""
+    for part in module.modules():
+        share = part.p if isinstance(part, nn.modules.dropout._DropoutNd) else getattr(part, "dropout", 0.0)
+        if part.training and isinstance(share, float) and share > 0:
+            found = f"is a module with dropout in training mode ({type(part).__name__}), which is random"
+            raise ArgumentError("map", found, "call module.eval() first")
 
 
 def _check_no_transform(points: Tensor) -> Tensor:
@@ -174,15 +193,15 @@ class AttentionJacobian(Jacobian):
         blocks = self._blocks()
         return self._products_as_graph().rows() if blocks is None else blocks.rows()
 
-    def influence(self) -> Tensor:
+    def influence(self) -> Influence:
         """|J_ij|₂, how much output token i moves for a step of input token j: (..., m, n)."""
         if 0 in (self.size_in, self.size_out):
-            return self.value.new_zeros(*self.value.shape[:-1], self.point.shape[-2])
+            return super().influence()
         blocks = self._blocks()
         return (
             self._products_as_graph().influence()
             if blocks is None
-            else blocks.influence().to(self.value.dtype)
+            else Influence.of(blocks.influence().to(self.value.dtype))
         )
 
     def _blocks(self) -> AttentionBlocks | None:
@@ -198,7 +217,7 @@ class AttentionJacobian(Jacobian):
         return GraphJacobian(self._run, self.point, len(self.batch_shape) if all(same) else same.index(False))
 
     def in_double(self) -> Jacobian:
-        attention, x, context = pytree.tree_map(_double, (self._attention, self._x, self._context))
+        attention, x, context = pytree.tree_map(double, (self._attention, self._x, self._context))
         return AttentionJacobian(attention, x, context, self._batch)
 
     def nudge(self, relative: float, generator: torch.Generator) -> Jacobian:
@@ -214,7 +233,3 @@ class AttentionJacobian(Jacobian):
         return AttentionJacobian(
             pytree.tree_map(nudge, self._attention), self._x.replace(points=points), context, self._batch
         )
-
-
-def _double(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.dtype.is_floating_point else value

@@ -13,11 +13,10 @@ from regard.errors import ArgumentError
 from regard.hf.arguments import Arguments
 from regard.hf.heads import Heads
 from regard.hf.masks import split_mask, without_mask
-from regard.hf.pair_bias import PairBias
 from regard.hf.posed import Posed
 from regard.hf.recorder import Recorder
 from regard.normalizers import Normalizer, SinkSoftmax, Softmax
-from regard.potentials import Dot, Potential, SoftCap
+from regard.potentials import Dot, PairBias, Potential, SoftCap
 from regard.supports import Support
 
 Tensors = tuple[Tensor, Tensor, Tensor]

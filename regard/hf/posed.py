@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention import Attention
-from regard.compute.precision import with_enough_digits
+from regard.compute.dropout import dropped_weights
 from regard.compute.tensors import attend, pose_tensors
 from regard.derive.rows import RowStatistics, row_statistics
 from regard.hf.heads import Heads
@@ -50,16 +49,9 @@ class Posed:
         as in eager attention.
         """
         laid = self._lay_out(self._in_one_dtype())
-        problem = with_enough_digits(
-            pose_tensors(*laid, self.potential, self.normalizer, self._support_of_heads(), None)
-        )
-        weights = problem.normalizer.weights(
-            problem.potential.pair(problem.queries, problem.keys), problem.reference()
-        )
-        weights = F.dropout(weights.to(laid[2].dtype), dropout)
-        values = problem.values.to(
-            weights.dtype
-        )  # grouped as the weights are, where heads could not be divided
+        problem = pose_tensors(*laid, self.potential, self.normalizer, self._support_of_heads(), None)
+        weights = dropped_weights(problem, dropout).to(laid[2].dtype)
+        values = problem.values  # grouped as the weights are, where heads could not be divided
         return self.heads.joined(weights @ values), self.heads.joined(weights)
 
     def statistics(self) -> RowStatistics:

@@ -6,6 +6,7 @@ logits = model(ids)
 regard.linearize(model.decoder.layers[0].declare(), x).norm()
 """
 
+from regard.nn import attention_interchange as _attention  # noqa: F401 (known to from_torch and to_torch)
 from regard.nn import linear_interchange as _linear  # noqa: F401 (linear layers become known to from_torch)
 from regard.nn import rules as _rules  # noqa: F401 (modules become known to regard.declare)
 from regard.nn.attention import MultiHeadAttention
@@ -23,6 +24,7 @@ from regard.nn.guaranteed import Fixed, Guaranteed
 from regard.nn.initialization import Initialization, ScaledNormal, UnitVariance, Xavier, initialize
 from regard.nn.interchange import from_torch, to_torch
 from regard.nn.invertible import Invertible, OutsideImageError
+from regard.nn.key_value_attention import KeyValueAttention
 from regard.nn.layers import Branch, DecoderLayer, EncoderLayer
 from regard.nn.log_determinant import BlockTriangular, Dense, LogDeterminant, Roulette, Series, Truncated
 from regard.nn.mechanism import Mechanism
@@ -39,6 +41,7 @@ from regard.nn.positions import (
     RelativePositions,
     RotaryPositions,
     Sinusoidal,
+    XPosPositions,
 )
 from regard.nn.promises import Promise, Promised
 from regard.nn.reflective import Reflective
@@ -75,6 +78,7 @@ __all__ = [
     "Guaranteed",
     "Initialization",
     "Invertible",
+    "KeyValueAttention",
     "LanguageModel",
     "LayerCache",
     "LearnedPositions",
@@ -110,6 +114,7 @@ __all__ = [
     "Transformer",
     "Truncated",
     "UnitVariance",
+    "XPosPositions",
     "Xavier",
     "from_torch",
     "initialize",

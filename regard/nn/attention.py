@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
+from regard.compute.dropout import check_share
 from regard.compute.tensors import attend_tokens
 from regard.errors import ArgumentError
 from regard.maps import Map
@@ -14,6 +17,7 @@ from regard.nn.declaration import cross_heads, repeat_groups, self_heads
 from regard.nn.digits import working
 from regard.nn.frames import Frames
 from regard.nn.mechanism import Mechanism
+from regard.nn.naming import refuse_torch_names
 from regard.nn.shaping import center
 from regard.nn.visibility import check_batch, check_order, check_pieces
 from regard.normalizers import Normalizer
@@ -30,6 +34,8 @@ class MultiHeadAttention(nn.Module):
     `mechanism` is an Attention without projections; its tensors are learned where they are an nn.Parameter.
     `kv_heads` fewer than `heads` share keys and values in groups (ainslie2023). shaped=True is the attention
     I + P - uniform of regard.nn.shaped. orthogonal=True: projections and output are orthogonal matrices.
+    dropout: the share of weights that is dropped in training, as torch does it; what is left of a row is no
+    law, so declarations and proofs are about the module in evaluation mode.
     State: projection (queries, then keys, then values), output, and the tensors of the mechanism.
     """
 
@@ -43,6 +49,7 @@ class MultiHeadAttention(nn.Module):
         bias: bool = True,
         shaped: bool = False,
         orthogonal: bool = False,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.width, self.heads, self.kv_heads, self.shaped = (
@@ -53,6 +60,8 @@ class MultiHeadAttention(nn.Module):
         )
         check_heads(width, heads, self.kv_heads)
         check_flags(bias=bias, shaped=shaped, orthogonal=orthogonal)
+        check_share("dropout", dropout)
+        self.dropout = float(dropout)
         self.head_width = width // heads
         if orthogonal:
             self._check_frames(bias)
@@ -65,7 +74,7 @@ class MultiHeadAttention(nn.Module):
         self.mechanism = Mechanism(mechanism)
         check_order(mechanism.normalizer, mechanism.support)
         if shaped:
-            check_laws(mechanism.normalizer)
+            check_laws(mechanism.normalizer, self.dropout)
         if not orthogonal:
             self._initialize()
 
@@ -73,15 +82,19 @@ class MultiHeadAttention(nn.Module):
         self,
         x: Tensor,
         context: Tensor | None = None,
+        values: Tensor | None = None,
         *,
         support: Support = Full(),
         cache: LayerCache | ContextCache | None = None,
+        **torch_names: Any,
     ) -> Tensor:
         """Tokens (..., n, width) of x attend to themselves, or to a context (..., m, width).
 
-        `support` says what they may see beyond the mechanism's own support: Padding(lengths.unsqueeze(-1)),
-        Where(real[:, None, None]).
+        `values` (..., m, width): tokens that are looked up in place of the context, whose keys are compared;
+        torch's module(query, key, value). `support` says what they may see beyond the mechanism's own
+        support: Padding(lengths.unsqueeze(-1)), Where(real[:, None, None]).
         """
+        refuse_torch_names(torch_names, self)
         check_tokens("x", x, self.width)
         kind, x = x.dtype, self._received("x", x)
         check_batch(support, x)
@@ -92,16 +105,17 @@ class MultiHeadAttention(nn.Module):
         if cache is not None:
             check_pieces(mechanism.normalizer)
         if context is None:
-            queries, keys, values, past = self._own(x, allowed, cache)
+            queries, keys, looked_up, past = self._own(x, allowed, cache, values)
         else:
-            queries, keys, values, past = *self._crossing(x, context, cache), 0
+            queries, keys, looked_up, past = *self._crossing(x, context, cache, values), 0
             check_batch(support, context)
         marks = None if past == 0 else marks_after(past, x.shape[-2], x.device)
         if any(isinstance(part, DistancePotential) for part in simple_parts(mechanism.potential)):
             keys = repeat_groups(
                 keys, self.heads, -3
             )  # queries and keys are moved to one center, head by head
-        mixed = attend_tokens(mechanism.replace(support=allowed), queries, keys, values, marks)
+        dropped = self.dropout if self.training else 0.0
+        mixed = attend_tokens(mechanism.replace(support=allowed), queries, keys, looked_up, marks, dropped)
         mixed = repeat_groups(
             mixed, self.heads, -3
         )  # where scores know of positions alone, groups of heads see the same
@@ -111,7 +125,7 @@ class MultiHeadAttention(nn.Module):
                 "mechanism", found, f"give numbers, or one for each head: a tensor ({self.heads},)"
             )
         if self.shaped:
-            mixed = center(mixed, values, allowed, past)
+            mixed = center(mixed, looked_up, allowed, past)
         value: Tensor = self.output(mixed.transpose(-3, -2).flatten(-2))
         return value.to(kind) if isinstance(self.output, Frames) else value
 
@@ -122,8 +136,11 @@ class MultiHeadAttention(nn.Module):
         return self_heads(self) if context is None else cross_heads(self, context)
 
     def _own(
-        self, x: Tensor, allowed: Support, cache: LayerCache | ContextCache | None
+        self, x: Tensor, allowed: Support, cache: LayerCache | ContextCache | None, looked_up: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, int]:
+        if looked_up is not None:
+            found = "are given without a context, whose tokens they are the values of"
+            raise ArgumentError("values", found, "give the context too: module(x, context, values)")
         queries, keys, values = self._split(self.projection(x), self.heads, self.kv_heads, self.kv_heads)
         if cache is None:
             return queries, keys, values, 0
@@ -141,10 +158,11 @@ class MultiHeadAttention(nn.Module):
         return queries, *cache.extend(keys, values), past
 
     def _crossing(
-        self, x: Tensor, context: Tensor, cache: LayerCache | ContextCache | None
+        self, x: Tensor, context: Tensor, cache: LayerCache | ContextCache | None, looked_up: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         check_tokens("context", context, self.width)
         context = self._received("context", context)
+        looked_up = None if looked_up is context else looked_up
         if self.shaped:
             raise ArgumentError(
                 "context",
@@ -159,6 +177,8 @@ class MultiHeadAttention(nn.Module):
         (queries,) = self._split(
             nn.functional.linear(x, weight[: self.width], _part(bias, slice(None, self.width))), self.heads
         )
+        if looked_up is not None:
+            return queries, *self._apart(context, looked_up, cache)
         known = None if cache is None else cache.known(context)
         if known is None:
             both = nn.functional.linear(context, weight[self.width :], _part(bias, slice(self.width, None)))
@@ -167,6 +187,24 @@ class MultiHeadAttention(nn.Module):
                 cache.keep(context, keys, values)
             return queries, keys, values
         return queries, *known
+
+    def _apart(self, context: Tensor, looked_up: Tensor, cache: ContextCache | None) -> tuple[Tensor, Tensor]:
+        """Keys of one sequence, values of another."""
+        check_tokens("values", looked_up, self.width)
+        looked_up = self._received("values", looked_up)
+        if cache is not None:
+            raise ArgumentError("values", "are given with a cache, which keeps one context", "leave one out")
+        if looked_up.shape[-2] != context.shape[-2]:
+            found = f"has {looked_up.shape[-2]} tokens and the context {context.shape[-2]}"
+            raise ArgumentError("values", found, "give one value for each key")
+        middle = self.width + self.kv_heads * self.head_width
+        rows = ((context, slice(self.width, middle)), (looked_up, slice(middle, None)))
+        weight, bias = self.projection.weight, self.projection.bias
+        keys, values = (
+            self._split(nn.functional.linear(z, weight[part], _part(bias, part)), self.kv_heads)[0]
+            for z, part in rows
+        )
+        return keys, values
 
     def _received(self, name: str, x: Tensor) -> Tensor:
         """Tokens in the numbers of the projections; orthogonal ones have float32 at least, and tokens of
@@ -194,7 +232,8 @@ class MultiHeadAttention(nn.Module):
 
     def extra_repr(self) -> str:
         shared = "" if self.kv_heads == self.heads else f", kv_heads={self.kv_heads}"
-        return f"{self.width}, heads={self.heads}{shared}{', shaped=True' if self.shaped else ''}"
+        dropped = f", dropout={self.dropout:g}" if self.dropout else ""
+        return f"{self.width}, heads={self.heads}{shared}{', shaped=True' if self.shaped else ''}{dropped}"
 
 
 def intersection(first: Support, second: Support) -> Support:
@@ -235,8 +274,11 @@ def check_flags(**flags: bool) -> None:
             raise ArgumentError(name, f"is {value!r}", "give True or False")
 
 
-def check_laws(normalizer: Normalizer) -> None:
+def check_laws(normalizer: Normalizer, dropout: float = 0.0) -> None:
     """P - uniform is a difference of laws, which sums to zero in each row."""
+    if dropout > 0:
+        found = f"is {dropout} in shaped attention I + P - uniform, and rows with dropped weights are no laws"
+        raise ArgumentError("dropout", found, "leave it out, or shape nothing")
     if not normalizer.laws:
         found = (
             f"has the normalizer {type(normalizer).__name__}, whose rows are not laws, in shaped attention "

@@ -30,6 +30,7 @@ from regard.potentials import (
     Rotary,
     SoftCap,
     StudentT,
+    XPos,
 )
 from regard.potentials.base import Scaled, Sum, simple_parts
 from regard.potentials.positions import PositionPotential
@@ -117,6 +118,7 @@ def _bilinear(potential: Bilinear, projections: Projections) -> Dot:
 @projected.rule(Scaled, Projections)
 @projected.rule(SoftCap, Projections)
 @projected.rule(Rotary, Projections)
+@projected.rule(XPos, Projections)
 def _around(potential: Potential, projections: Projections) -> Potential:
     return with_parts(potential, Potential, lambda part: projected.one(part, projections))
 

@@ -9,13 +9,14 @@ from torch import nn
 
 from regard._object import Object
 from regard.attention import Attention
+from regard.compute.dropout import check_share
 from regard.errors import ArgumentError
 from regard.maps import Activation, Gelu, Normalize
 from regard.nn.attention import MultiHeadAttention, check_flags, check_heads, intersection
 from regard.nn.feed_forward import FeedForward, check_feed_forward
 from regard.nn.initialization import Initialization, ScaledNormal
 from regard.nn.mechanism import check_mechanism
-from regard.nn.positions import NoPositions, Positions, RotaryPositions
+from regard.nn.positions import NoPositions, Positions, RotaryPositions, XPosPositions
 from regard.nn.promises import Promise
 from regard.nn.shaping import Shaping
 from regard.norms import TokenMax
@@ -34,6 +35,8 @@ class Design(Object):
     promise: a constant in token-max norm, from points to logits, that a LanguageModel keeps whatever its
     weights are (PromisedDecoderLayer); its matrices are then square and orthogonal, and norm, activation,
     hidden and bias are not used.
+    dropout: the share of numbers dropped in embeddings, branches and hidden layers while training;
+    attention_dropout: the share of attention weights (MultiHeadAttention).
     """
 
     width: int
@@ -51,12 +54,14 @@ class Design(Object):
     initialization: Initialization = ScaledNormal()
     shaping: Shaping | None = None
     promise: Promise | None = None
+    attention_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         check_heads(self.width, self.heads, self.heads if self.kv_heads is None else self.kv_heads)
         check_mechanism(self.mechanism)
         check_feed_forward(self.width, self.inner_width, self.gated, self.dropout)
         check_flags(norm_first=self.norm_first, bias=self.bias)
+        check_share("attention_dropout", self.attention_dropout)
         for name, kind in (
             ("positions", Positions),
             ("activation", Activation),
@@ -69,7 +74,10 @@ class Design(Object):
             raise ArgumentError("shaping", f"is {self.shaping!r}", "give a Shaping value, or None")
         if self.promise is not None:
             check_promise(self.promise)
-        if isinstance(self.positions, RotaryPositions) and self.width // self.heads % 2:
+            if self.attention_dropout > 0:
+                found = "is above zero, and a promise is about rows that are laws"
+                raise ArgumentError("attention_dropout", found, "leave it out, or the promise")
+        if isinstance(self.positions, (RotaryPositions, XPosPositions)) and self.width // self.heads % 2:
             found = f"turn pairs of coordinates and heads have the odd width {self.width // self.heads}"
             raise ArgumentError("positions", found, "use heads of an even width, or other positions")
         if self.norm.weight is not None or self.norm.bias is not None:
@@ -93,7 +101,13 @@ class Design(Object):
 
     def _attention(self, mechanism: Attention, shaped: bool) -> MultiHeadAttention:
         return MultiHeadAttention(
-            self.width, self.heads, kv_heads=self.kv_heads, mechanism=mechanism, bias=self.bias, shaped=shaped
+            self.width,
+            self.heads,
+            kv_heads=self.kv_heads,
+            mechanism=mechanism,
+            bias=self.bias,
+            shaped=shaped,
+            dropout=self.attention_dropout,
         )
 
     def _scaled_potential(self) -> Dot:

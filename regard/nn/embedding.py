@@ -25,14 +25,16 @@ class Embedding(nn.Module):
         self.positions = design.positions.added(design.width)
         self.dropout = nn.Dropout(design.dropout)
 
-    def forward(self, ids: Tensor, start: int = 0) -> Tensor:
-        """Points (..., n, width) of tokens (..., n) that stand at positions start, start + 1, ..."""
+    def forward(self, ids: Tensor, start: int | Tensor = 0) -> Tensor:
+        """Points (..., n, width) of tokens (..., n) that stand at positions start, start + 1, ...; a tensor
+        start (batch, 1) has one for each sequence, and tokens before position zero count as there.
+        """
         ids = check_ids(ids, len(self.weight))
         points = nn.functional.embedding(ids, self.weight) * math.sqrt(self.weight.shape[-1])
         if self.positions is not None:
-            points = points + self.positions(
-                torch.arange(start, start + ids.shape[-1], device=ids.device)
-            ).to(points.dtype)
+            places = torch.arange(ids.shape[-1], device=ids.device) + start
+            places = places.clamp_min(0) if isinstance(start, Tensor) else places
+            points = points + self.positions(places).to(points.dtype)
         return self.dropout(points)
 
     def logits(self, x: Tensor) -> Tensor:

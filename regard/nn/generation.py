@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard._object import Object
 from regard.errors import ArgumentError
+from regard.supports import Support, Where
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -90,6 +91,27 @@ def check_request(ids: Tensor, tokens: int) -> None:
         raise ArgumentError("ids", found, "give sequences (batch, n) with one token or more")
     if not _is_whole(tokens) or tokens < 0:
         raise ArgumentError("tokens", f"is {tokens!r}", "ask for zero tokens or more")
+
+
+def check_padding(real: Tensor, ids: Tensor) -> Tensor:
+    """How many places of padding stand before each sequence, (batch,), from a mask of what is real."""
+    if not isinstance(real, Tensor) or real.shape != ids.shape or real.dtype.is_floating_point:
+        found = f"has shape {list(real.shape)}" if isinstance(real, Tensor) else f"is a {type(real).__name__}"
+        remedy = f"give a boolean tensor {list(ids.shape)}: True for tokens, False for padding"
+        raise ArgumentError("real", found, remedy)
+    real = real.to(torch.bool)
+    if not bool(real[:, -1].all()):
+        found = "has padding at the end of a sequence, where new tokens go"
+        raise ArgumentError("real", found, "pad on the left: the last place of each sequence is a token")
+    if bool((real[:, :-1] & ~real[:, 1:]).any()):
+        raise ArgumentError("real", "has padding between tokens", "pad on the left, before the first token")
+    return (~real).sum(-1)
+
+
+def seen_after(padding: Tensor, length: int) -> Support:
+    """The places of `length` that are not padding, (batch, 1, 1, length): no query sees the others."""
+    places = torch.arange(length, device=padding.device)
+    return Where((places >= padding.unsqueeze(-1))[:, None, None])
 
 
 def check_end(end: int | None, vocabulary: int) -> None:

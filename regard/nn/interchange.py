@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,43 +13,71 @@ from torch.nn import functional
 
 from regard._verb import Verb
 from regard._written import write_object
-from regard.attention import Attention
 from regard.errors import ArgumentError
-from regard.maps import Activation, Gelu, Normalize, Relu
+from regard.maps import Activation, Gelu, Normalize, Relu, Silu
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.design import Design
 from regard.nn.initialization import Xavier
+from regard.nn.layer_settings import layer_options
 from regard.nn.layers import Branch, DecoderLayer, EncoderLayer
-from regard.nn.positions import NoPositions
+from regard.nn.mechanism import Mechanism
 from regard.nn.stacks import Decoder, Encoder, Transformer
 from regard.nn.structure import changes, intrusions, undrawn
-from regard.normalizers import Softmax
-from regard.potentials import Dot
-from regard.supports import Full
+from regard.supports import Support
 
 reading = Verb("from_torch")
 writing = Verb("to_torch")
 """Which module becomes which; open to others."""
 
 
-def from_torch(module: nn.Module) -> Any:
+def from_torch(module: nn.Module, *, support: Support | None = None) -> Any:
     """A module of regard.nn with the weights of one of torch: nn.MultiheadAttention,
     nn.TransformerEncoderLayer, nn.Transformer, ...
 
-    Tokens are (batch, n, width) whatever batch_first said. Dropout is applied to branches and hidden layers,
-    as torch does, and not to attention weights: outside of training nothing differs. Decoders see their past
-    alone, as torch's do with a causal tgt_mask.
+    Tokens are (batch, n, width) whatever batch_first said. Dropout is kept, of attention weights too.
+    support: what a decoder's tokens see of each other, Causal() for one that is
+    called with a causal tgt_mask, Full() for one that is called without; only decoders need it.
     """
     if isinstance(module, nn.Module):
         _refuse_subclass(module)
+    _check_support(module, support)
     made = reading.one(module)
+    if support is not None:
+        set_support(made, support)
     made.train(module.training)
     return made
 
 
+DECODING = (nn.TransformerDecoderLayer, nn.TransformerDecoder, nn.Transformer)
+
+
+def _check_support(module: Any, support: Support | None) -> None:
+    """A decoder of torch has no mask of its own, and one here has: nobody but the caller knows."""
+    decodes = isinstance(module, DECODING)
+    if decodes and support is None:
+        found = f"is missing: a {type(module).__name__} of torch sees later tokens unless tgt_mask hides them"
+        remedy = "write support=regard.Causal() if it is called with a causal tgt_mask, else regard.Full()"
+        raise ArgumentError("support", found, remedy)
+    if support is not None and (not decodes or not isinstance(support, Support)):
+        found = f"is {support!r} for a {type(module).__name__}"
+        raise ArgumentError(
+            "support", found, "give a Support, and for decoders only: others take it when called"
+        )
+
+
+def set_support(made: nn.Module, support: Support) -> None:
+    """Let the tokens of all decoder layers in a module see what a support allows."""
+    for inner in made.modules():
+        if isinstance(inner, (DecoderLayer, Decoder, Transformer)):
+            inner.support = support
+        if isinstance(inner, DecoderLayer):
+            inner.attention.mechanism = Mechanism(inner.attention.mechanism.value().replace(support=support))
+
+
 def to_torch(module: nn.Module) -> Any:
     """The module of torch with the weights of one of regard.nn, batch_first;
-    what torch has no module for is refused with the reason.
+    what torch has no module for is refused with the reason. Masks are arguments there: call a decoder with
+    tgt_mask where this one sees its past.
     """
     made = writing.one(module)
     made.train(module.training)
@@ -66,7 +95,7 @@ def _refuse_subclass(module: nn.Module) -> None:
         raise ArgumentError(
             "module", f"is a {name} with {what} of its own", f"say what it becomes with @reading.rule({name})"
         )
-    _without_intrusions(module)
+    refuse_intrusions(module)
 
 
 @reading.rule(object)
@@ -80,25 +109,6 @@ def _no_counterpart(module: Any) -> nn.Module:
     )
 
 
-@reading.rule(nn.MultiheadAttention)
-def _read_attention(module: nn.MultiheadAttention) -> MultiHeadAttention:
-    if not module._qkv_same_embed_dim:
-        raise ArgumentError(
-            "module", "has keys or values of another width (kdim, vdim)", "one width is used for all tokens"
-        )
-    if module.bias_k is not None or module.bias_v is not None or module.add_zero_attn:
-        raise ArgumentError(
-            "module", "adds keys of its own (add_bias_kv or add_zero_attn)", "build it without them"
-        )
-    bias = module.in_proj_bias is not None
-    with undrawn():
-        template = nn.MultiheadAttention(
-            module.embed_dim, module.num_heads, module.dropout, bias, batch_first=module.batch_first
-        )
-    _same(template, module)
-    return copy_projections(MultiHeadAttention(module.embed_dim, module.num_heads, bias=bias), module)
-
-
 def copy_projections(made: MultiHeadAttention, module: nn.MultiheadAttention) -> MultiHeadAttention:
     """The projections of one module in another."""
     made.to(module.in_proj_weight)
@@ -106,7 +116,7 @@ def copy_projections(made: MultiHeadAttention, module: nn.MultiheadAttention) ->
     assert isinstance(made.output, nn.Linear)
     pairs = [(made.projection.weight, module.in_proj_weight), (made.output.weight, module.out_proj.weight)]
     pairs += [(made.projection.bias, module.in_proj_bias), (made.output.bias, module.out_proj.bias)]
-    _copy(pairs)
+    copy_numbers(pairs)
     return made
 
 
@@ -147,7 +157,7 @@ def _read_transformer(module: nn.Transformer) -> Transformer:
                 f"has a custom part, {type(part).__name__}",
                 "convert its encoder and decoder one by one",
             )
-    encoder, decoder = from_torch(module.encoder), from_torch(module.decoder)
+    encoder, decoder = (reading.one(part).train(part.training) for part in (module.encoder, module.decoder))
     if write_object(encoder.design) != write_object(decoder.design):
         raise ArgumentError(
             "module",
@@ -169,18 +179,30 @@ def _read_transformer(module: nn.Transformer) -> Transformer:
 
 def design_of(layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> Design:
     """What a layer of torch says about itself."""
-    attention = layer.self_attn
+    attention, others = layer.self_attn, getattr(layer, "multihead_attn", layer.self_attn)
+    if attention.dropout != others.dropout:
+        found = f"drops {attention.dropout} and {others.dropout} of the weights of its two attentions"
+        raise ArgumentError("module", found, "use one share, or convert them one by one")
     return Design(
         attention.embed_dim,
         attention.num_heads,
         hidden=layer.linear1.out_features,
         activation=_activation(layer.activation),
-        norm=Normalize(layer.norm1.eps),
+        norm=_norm(layer.norm1),
         norm_first=layer.norm_first,
         bias=layer.linear1.bias is not None,
         dropout=layer.dropout1.p,
         initialization=Xavier(),
+        attention_dropout=float(attention.dropout),
     )
+
+
+def _norm(layer: nn.Module) -> Normalize:
+    """The kind of a norm layer; an RMSNorm without an eps takes that of the dtype of its numbers."""
+    if isinstance(layer, nn.RMSNorm):
+        kind = torch.get_default_dtype() if layer.weight is None else layer.weight.dtype
+        return Normalize(torch.finfo(kind).eps if layer.eps is None else layer.eps, centered=False)
+    return Normalize(layer.eps)  # type: ignore[arg-type]
 
 
 def _check_design(layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> Design:
@@ -198,19 +220,19 @@ def _check_design(layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
         else nn.TransformerDecoderLayer
     )
     options = {
-        **_layer_options(design),
+        **layer_options(design),
         "activation": layer.activation,
         "batch_first": layer.self_attn.batch_first,
     }
     with undrawn():
         template = kind(**options)
-    for name in (
-        "self_attn",
-        "multihead_attn",
-    ):  # dropout of attention weights is not taken over, whatever it is
-        if isinstance(part := getattr(layer, name, None), nn.MultiheadAttention):
-            getattr(template, name).dropout = part.dropout
-    _same(template, layer)
+        for name, part in [*template.named_children()]:
+            found = getattr(layer, name, None)
+            if isinstance(part, nn.MultiheadAttention) and isinstance(found, nn.MultiheadAttention):
+                part.dropout = found.dropout  # a share of its own: design.attention_dropout
+            elif isinstance(part, nn.LayerNorm) and not design.norm.centered:
+                setattr(template, name, nn.RMSNorm(design.width, layer.norm1.eps))
+    refuse_other(template, layer)
     return design
 
 
@@ -222,7 +244,7 @@ def _read_design(layer: Any) -> Design:
         raise ArgumentError("module", found, "build it of the parts that torch gives it") from None
 
 
-def _same(template: nn.Module, module: nn.Module) -> None:
+def refuse_other(template: nn.Module, module: nn.Module) -> None:
     """Refuse a module of torch that differs from what torch would build."""
     wrong = changes(template, module)
     if wrong:
@@ -231,7 +253,7 @@ def _same(template: nn.Module, module: nn.Module) -> None:
         raise ArgumentError("module", f"is a {name} that {wrong[0]}", remedy)
 
 
-def _without_intrusions(module: nn.Module) -> None:
+def refuse_intrusions(module: nn.Module) -> None:
     wrong = next(intrusions(module), None)
     if wrong is not None:
         raise ArgumentError(
@@ -242,9 +264,14 @@ def _without_intrusions(module: nn.Module) -> None:
 def _activation(found: Any) -> Activation:
     if found in (functional.relu, torch.relu) or type(found) is nn.ReLU:
         return Relu()
-    if found is functional.gelu or (type(found) is nn.GELU and found.approximate == "none"):
-        return Gelu()
-    raise ArgumentError("module", f"has the activation {found!r}", "use relu or gelu")
+    if found is functional.gelu or type(found) is nn.GELU:
+        return Gelu(tanh=getattr(found, "approximate", "none") == "tanh")
+    if found is functional.silu or type(found) is nn.SiLU:
+        return Silu()
+    if isinstance(found, partial) and found.func is functional.gelu and not found.args:
+        return Gelu(tanh=found.keywords == {"approximate": "tanh"})
+    remedy = 'use relu, gelu, nn.GELU("tanh") or nn.SiLU()'
+    raise ArgumentError("module", f"has the activation {found!r}", remedy)
 
 
 def _one_design(layers: Iterable[Any]) -> Design:
@@ -281,186 +308,14 @@ def _fill_stack(made: Encoder | Decoder, module: Any) -> None:
     for layer, given in zip(made.layers, module.layers, strict=True):
         _fill_layer(layer, given)  # type: ignore[arg-type]
     if module.norm is not None:
-        if type(module.norm) is not nn.LayerNorm:
-            raise ArgumentError("module", f"ends with a {type(module.norm).__name__}", "use a LayerNorm")
+        if type(module.norm) not in (nn.LayerNorm, nn.RMSNorm):
+            found = f"ends with a {type(module.norm).__name__}"
+            raise ArgumentError("module", found, "use a LayerNorm or an RMSNorm")
         made.norm = copy.deepcopy(module.norm)
 
 
-def _copy(pairs: Sequence[tuple[Tensor | None, Tensor | None]]) -> None:
+def copy_numbers(pairs: Sequence[tuple[Tensor | None, Tensor | None]]) -> None:
     with torch.no_grad():
         for mine, given in pairs:
             if mine is not None and given is not None:
                 mine.copy_(given)
-
-
-# The other way
-
-
-@writing.rule(object)
-def _no_torch(module: Any) -> nn.Module:
-    raise ArgumentError(
-        "module",
-        f"is a {type(module).__name__}",
-        "torch has counterparts of MultiHeadAttention, layers, Encoder, Decoder, Transformer and linear maps",
-    )
-
-
-@writing.rule(MultiHeadAttention)
-def _write_attention(module: MultiHeadAttention) -> nn.MultiheadAttention:
-    _plain(module.mechanism.value())
-    if module.kv_heads != module.heads or module.shaped:
-        raise ArgumentError(
-            "module", "has grouped keys or shaped attention", "nn.MultiheadAttention has neither"
-        )
-    bias = module.projection.bias is not None
-    with undrawn():
-        template = MultiHeadAttention(module.width, module.heads, bias=bias)
-    _refuse_change(template, module)
-    made = nn.MultiheadAttention(module.width, module.heads, bias=bias, batch_first=True)
-    made.to(module.projection.weight)
-    _give(module, made)
-    return made
-
-
-def _give(module: MultiHeadAttention, made: nn.MultiheadAttention) -> None:
-    _copy([(made.in_proj_weight, module.projection.weight), (made.out_proj.weight, module.output.weight)])
-    _copy([(made.in_proj_bias, module.projection.bias), (made.out_proj.bias, module.output.bias)])
-
-
-def _plain(attention: Attention, causal: bool = False) -> None:
-    """What torch's modules can say: softmax of scaled dot products; masks are arguments there."""
-    potential = attention.potential
-    plain = write_object(potential) == write_object(Dot()) and write_object(
-        attention.normalizer
-    ) == write_object(Softmax())
-    if not plain:
-        raise ArgumentError(
-            "module", f"has the mechanism {attention!r}", "torch has softmax of scaled dot products only"
-        )
-    if not causal and not isinstance(attention.support, Full):
-        raise ArgumentError(
-            "module",
-            f"has the support {attention.support!r}",
-            "torch takes masks as arguments: build it with Full()",
-        )
-
-
-def _layer_options(design: Design) -> dict[str, Any]:
-    """The settings of a layer as torch names them; refuses what these cannot say."""
-    _plain(design.mechanism)
-    refused = {
-        "gated": design.gated,
-        "kv_heads": design.kv_heads not in (None, design.heads),
-        "norm": not design.norm.centered,
-        "positions": not isinstance(design.positions, NoPositions),
-        "shaping": design.shaping is not None,
-        "activation": repr(design.activation) not in ("Relu()", "Gelu()"),
-    }
-    wrong = [name for name, found in refused.items() if found]
-    if wrong:
-        raise ArgumentError(
-            "module",
-            f"has a design with {', '.join(wrong)} that torch's layers do not have",
-            "keep it in regard.nn",
-        )
-    return {
-        "d_model": design.width,
-        "nhead": design.heads,
-        "dim_feedforward": design.inner_width,
-        "dropout": design.dropout,
-        "activation": "relu" if isinstance(design.activation, Relu) else "gelu",
-        "layer_norm_eps": design.norm.eps,
-        "norm_first": design.norm_first,
-        "bias": design.bias,
-        "batch_first": True,
-    }
-
-
-@writing.rule(Encoder)
-def _write_encoder(module: Encoder) -> nn.TransformerEncoder:
-    layer = nn.TransformerEncoderLayer(**_layer_options(module.design))
-    made = nn.TransformerEncoder(layer, len(module.layers), _last(module), enable_nested_tensor=False)
-    _give_stack(module, made)
-    return made
-
-
-@writing.rule(Decoder)
-def _write_decoder(module: Decoder) -> nn.TransformerDecoder:
-    if not module.cross:
-        raise ArgumentError(
-            "module", "has no cross-attention", "torch's decoder always has it; use an Encoder and a mask"
-        )
-    layer = nn.TransformerDecoderLayer(**_layer_options(module.design))
-    made = nn.TransformerDecoder(layer, len(module.layers), _last(module))
-    _give_stack(module, made)
-    return made
-
-
-@writing.rule(Transformer)
-def _write_transformer(module: Transformer) -> nn.Transformer:
-    encoder, decoder = to_torch(module.encoder), to_torch(module.decoder)
-    options = {
-        name: value
-        for name, value in _layer_options(module.design).items()
-        if name in ("d_model", "nhead", "batch_first")
-    }
-    made = nn.Transformer(
-        **options, custom_encoder=copy.deepcopy(encoder), custom_decoder=copy.deepcopy(decoder)
-    )
-    made.encoder, made.decoder = (
-        encoder,
-        decoder,
-    )  # the constructor draws all weights anew, also those it was given
-    return made
-
-
-@writing.rule(EncoderLayer)
-@writing.rule(DecoderLayer)
-def _write_layer(module: EncoderLayer | DecoderLayer) -> nn.Module:
-    if isinstance(module, DecoderLayer) and module.cross_attention is None:
-        raise ArgumentError(
-            "module",
-            "has no cross-attention",
-            "torch's decoder layer always has it; use an EncoderLayer and a mask",
-        )
-    kind = nn.TransformerEncoderLayer if isinstance(module, EncoderLayer) else nn.TransformerDecoderLayer
-    made = kind(**_layer_options(module.design))
-    _give_layer(module, made, module.design)
-    return made
-
-
-def _last(module: Encoder | Decoder) -> nn.Module | None:
-    return copy.deepcopy(module.norm) if module.final_norm else None
-
-
-def _give_stack(module: Encoder | Decoder, made: Any) -> None:
-    _without_intrusions(module)
-    for layer, given in zip(module.layers, made.layers, strict=True):
-        _give_layer(layer, given, module.design)  # type: ignore[arg-type]
-
-
-def _refuse_change(template: nn.Module, module: nn.Module) -> None:
-    """Refuse a module of regard.nn that differs from what its design would build."""
-    wrong = changes(template, module)
-    if wrong:
-        raise ArgumentError(
-            "module", f"{wrong[0]}; it was changed after it was built", "build it from a design that says so"
-        )
-
-
-def _give_layer(module: EncoderLayer | DecoderLayer, made: Any, design: Design) -> None:
-    with undrawn():
-        template = EncoderLayer(design) if isinstance(module, EncoderLayer) else DecoderLayer(design)
-    _refuse_change(template, module)
-    made.to(module.feed_forward.inner.weight)
-    _give(module.attention, made.self_attn)
-    branches = [module.attention_branch, module.hidden_branch]
-    if isinstance(module, DecoderLayer):
-        assert module.cross_attention is not None
-        assert module.cross_branch is not None
-        _give(module.cross_attention, made.multihead_attn)
-        branches.insert(1, module.cross_branch)
-    for number, branch in enumerate(branches):
-        getattr(made, f"norm{number + 1}").load_state_dict(branch.norm.state_dict())
-    made.linear1.load_state_dict(module.feed_forward.inner.state_dict())
-    made.linear2.load_state_dict(module.feed_forward.outer.state_dict())

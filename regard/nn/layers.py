@@ -4,6 +4,8 @@ each with its residual connection and its norm.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +15,7 @@ from regard.nn.attention import check_kind, check_tokens
 from regard.nn.cache import ContextCache, LayerCache
 from regard.nn.declaration import norm_map
 from regard.nn.design import Design
+from regard.nn.naming import refuse_torch_names
 from regard.nn.shaping import Shaping
 from regard.supports import Causal, Full, Support
 
@@ -71,10 +74,11 @@ class EncoderLayer(nn.Module):
         self.attention, self.feed_forward = design.self_attention(), design.feed_forward()
         self.attention_branch, self.hidden_branch = Branch(design), Branch(design)
 
-    def forward(self, x: Tensor, *, support: Support = Full()) -> Tensor:
+    def forward(self, x: Tensor, *, support: Support = Full(), **torch_names: Any) -> Tensor:
         """Tokens (..., n, width); support: what they may see beyond the mechanism's own support,
         e.g. Padding.
         """
+        refuse_torch_names(torch_names, self)
         check_tokens("x", x, self.design.width)
         check_kind("x", x, self)
         x = self.attention_branch.after(x, self.attention(self.attention_branch.before(x), support=support))
@@ -88,13 +92,13 @@ class EncoderLayer(nn.Module):
 
 class DecoderLayer(nn.Module):
     """Self-attention to the past, attention to a context unless cross=False, then feed-forward (vaswani2017,
-    3.1).
+    3.1). support: what tokens see of each other, where it is not their past.
     """
 
-    def __init__(self, design: Design, *, cross: bool = True) -> None:
+    def __init__(self, design: Design, *, cross: bool = True, support: Support = Causal()) -> None:
         super().__init__()
-        self.design = design
-        self.attention, self.feed_forward = design.self_attention(Causal()), design.feed_forward()
+        self.design, self.support = design, support
+        self.attention, self.feed_forward = design.self_attention(support), design.feed_forward()
         self.attention_branch, self.hidden_branch = Branch(design), Branch(design)
         self.cross_attention = design.cross_attention() if cross else None
         self.cross_branch = Branch(design) if cross else None
@@ -107,10 +111,12 @@ class DecoderLayer(nn.Module):
         support: Support = Full(),
         context_support: Support = Full(),
         cache: tuple[LayerCache, ContextCache] | None = None,
+        **torch_names: Any,
     ) -> Tensor:
         """Tokens (..., n, width) and the context (..., m, width) they may look at; supports:
         what both may see beyond their own.
         """
+        refuse_torch_names(torch_names, self)
         check_tokens("x", x, self.design.width)
         check_kind("x", x, self)
         past, known = (None, None) if cache is None else cache

@@ -14,7 +14,16 @@ from regard.maps import Affine, Compose
 from regard.nn.cache import Cache
 from regard.nn.design import Design
 from regard.nn.embedding import Embedding
-from regard.nn.generation import Sampling, at_rest, check_end, check_request, finish, steps
+from regard.nn.generation import (
+    Sampling,
+    at_rest,
+    check_end,
+    check_padding,
+    check_request,
+    finish,
+    seen_after,
+    steps,
+)
 from regard.nn.initialization import initialize
 from regard.nn.orthogonal import Orthogonal
 from regard.nn.positions import LearnedPositions
@@ -42,9 +51,21 @@ class LanguageModel(nn.Module):
         if isinstance(self.output, nn.Linear):
             initialize(self.output, design.initialization, layers)
 
-    def forward(self, ids: Tensor, *, support: Support = Full(), cache: Cache | None = None) -> Tensor:
-        """Logits of the next token at each place; with a cache, ids follow those it has seen."""
-        x = self.embedding(ids, 0 if cache is None else cache.length)
+    def forward(
+        self,
+        ids: Tensor,
+        *,
+        support: Support = Full(),
+        cache: Cache | None = None,
+        padding: Tensor | None = None,
+    ) -> Tensor:
+        """Logits of the next token at each place; with a cache, ids follow those it has seen.
+
+        padding (batch,): how many places at the beginning of each sequence are no tokens; positions count
+        from there, and `support` has to hide them.
+        """
+        past = 0 if cache is None else cache.length
+        x = self.embedding(ids, past if padding is None else past - padding.unsqueeze(-1))
         x = self.decoder(x, support=support, cache=cache)
         if self.design.promise is not None:
             x = self.design.promise.value * x
@@ -110,14 +131,16 @@ class LanguageModel(nn.Module):
         sampling: Sampling = Sampling(),
         seed: int | None = None,
         end: int | None = None,
+        real: Tensor | None = None,
     ) -> Tensor:
         """ids (batch, n) continued by `tokens` tokens: (batch, n + tokens), or fewer where every sequence
         came to its `end`.
 
         Tokens are drawn at temperature 1 unless a sampling is given; Sampling(temperature=0.0) takes the
-        likeliest.
+        likeliest. real (batch, n): True for tokens, False for padding, which stands before them; each
+        sequence goes on as it would alone.
         """
-        return finish(ids, self.stream(ids, tokens, sampling=sampling, seed=seed, end=end))
+        return finish(ids, self.stream(ids, tokens, sampling=sampling, seed=seed, end=end, real=real))
 
     def stream(
         self,
@@ -127,15 +150,17 @@ class LanguageModel(nn.Module):
         sampling: Sampling = Sampling(),
         seed: int | None = None,
         end: int | None = None,
+        real: Tensor | None = None,
     ) -> Iterator[Tensor]:
         """The same, one token (batch,) at a time."""
         check_room(self.design, ids, tokens)
         check_end(end, self.vocabulary)
-        cache = self.cache()
+        cache, hidden = self.cache(), None if real is None else check_padding(real, ids)
 
         def logits(new: Tensor) -> Tensor:
+            support = Full() if hidden is None else seen_after(hidden, cache.length + new.shape[-1])
             with at_rest(self):
-                found: Tensor = self(new, cache=cache)
+                found: Tensor = self(new, support=support, cache=cache, padding=hidden)
             return found
 
         return steps(logits, ids, tokens, sampling=sampling, seed=seed, end=end)

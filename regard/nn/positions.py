@@ -12,7 +12,7 @@ from regard import _check
 from regard._object import Object
 from regard.attention import Attention
 from regard.errors import ArgumentError
-from regard.potentials import Alibi, Logarithmic, RelativeBias, Rotary
+from regard.potentials import Alibi, Logarithmic, RelativeBias, Rotary, XPos
 
 
 class Positions(Object):
@@ -95,6 +95,29 @@ class RotaryPositions(Positions):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class XPosPositions(Positions):
+    """Queries and keys turn with their positions, and products fade with the distance (sun2023); for
+    decoders, whose tokens see their past.
+    """
+
+    base: float = 10000.0
+    reach: float = 512.0
+
+    def __post_init__(self) -> None:
+        _check.positive("base", self.base)
+        _check.positive("reach", self.reach)
+
+    def added(self, width: int) -> None:
+        return None
+
+    def placed(self, mechanism: Attention, heads: int) -> Attention:
+        if mechanism.support.span(0, 0)[1] > 0:
+            found = "fade with the distance to the past, and tokens see later ones, which would grow"
+            raise ArgumentError("positions", found, "use them in decoders, or RotaryPositions()")
+        return mechanism.replace(potential=XPos(mechanism.potential, self.base, self.reach))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class AlibiPositions(Positions):
     """Scores fall with distance, at a slope that is fixed for each head (press2022)."""
 
@@ -171,7 +194,7 @@ class LearnedTable(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:
         longest = len(self.weight)
-        last = positions.shape[-1] and int(positions[-1])
+        last = positions.shape[-1] and int(positions[..., -1].max())
         if last >= longest:
             raise ArgumentError(
                 "ids",

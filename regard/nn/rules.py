@@ -11,6 +11,7 @@ from torch import nn
 from regard.maps import Map
 from regard.nn.attention import MultiHeadAttention
 from regard.nn.feed_forward import FeedForward
+from regard.nn.key_value_attention import KeyValueAttention
 from regard.nn.layers import DecoderLayer, EncoderLayer
 from regard.nn.models import LanguageModel, Logits, SequenceToSequence
 from regard.nn.promises import Promised
@@ -51,6 +52,11 @@ def _logits(read: Logits) -> Map:
     return read.model.declare_logits()
 
 
+@declare.rule(KeyValueAttention)
+def _two_widths(module: nn.Module) -> Map:
+    raise Refusal("its keys and values are not its tokens, and only attention of tokens is a map of them")
+
+
 @declare.rule(Transformer)
 @declare.rule(SequenceToSequence)
 def _two_sequences(module: nn.Module) -> Map:
@@ -71,5 +77,19 @@ def _refuse_changed_module(module: nn.Module) -> None:
             )
         if hooked(part):
             raise Refusal(f"{name} has hooks, which may change what it computes; remove them first")
-        if isinstance(part, nn.Dropout) and part.training and part.p > 0:
-            raise Refusal("dropout in training mode is random; call module.eval() first")
+        if part.training and dropout_of(part) > 0:
+            raise Refusal(_RANDOM[isinstance(part, nn.Dropout)])
+
+
+def dropout_of(part: nn.Module) -> float:
+    """The share of numbers, or of attention weights, that a part drops in training."""
+    if isinstance(part, nn.Dropout):
+        return part.p
+    return part.dropout if isinstance(part, (MultiHeadAttention, KeyValueAttention)) else 0.0
+
+
+_RANDOM = {
+    True: "dropout in training mode is random; call module.eval() first",
+    False: "dropout of attention weights in training mode leaves rows that are no laws, and at random; "
+    "call module.eval() first",
+}

@@ -205,9 +205,10 @@ def _arguments(model: Any) -> dict[str, Any]:
         }
     if isinstance(model, Transformer):
         counts = {"encoder_layers": len(model.encoder.layers), "decoder_layers": len(model.decoder.layers)}
-        return {"design": model.design, **counts, "final_norm": model.final_norm}
+        return {"design": model.design, **counts, "final_norm": model.final_norm, "support": model.support}
     shared = {"design": model.design, "layers": len(model.layers), "final_norm": model.final_norm}
-    return shared if isinstance(model, Encoder) else {**shared, "cross": model.cross}
+    decoder = {} if isinstance(model, Encoder) else {"cross": model.cross, "support": model.support}
+    return {**shared, **decoder}
 
 
 def _contracting(model: Deep | Invertible) -> dict[str, Any]:

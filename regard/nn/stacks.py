@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
@@ -12,8 +14,9 @@ from regard.nn.declaration import norm_map
 from regard.nn.design import Design
 from regard.nn.initialization import initialize
 from regard.nn.layers import DecoderLayer, EncoderLayer, require_context
+from regard.nn.naming import refuse_torch_names
 from regard.nn.promised_layers import PromisedDecoderLayer
-from regard.supports import Full, Support
+from regard.supports import Causal, Full, Support
 
 
 class Encoder(nn.Module):
@@ -31,8 +34,9 @@ class Encoder(nn.Module):
         self.norm = design.normalization() if self.final_norm else nn.Identity()
         initialize(self, design.initialization, layers)
 
-    def forward(self, x: Tensor, *, support: Support = Full()) -> Tensor:
+    def forward(self, x: Tensor, *, support: Support = Full(), **torch_names: Any) -> Tensor:
         """Tokens (..., n, width) in, as many out."""
+        refuse_torch_names(torch_names, self)
         for layer in self.layers:
             x = layer(x, support=support)
         return self.norm(x)
@@ -44,18 +48,24 @@ class Encoder(nn.Module):
 
 class Decoder(nn.Module):
     """Decoder layers one after the other: masked self-attention,
-    and attention to a context unless cross=False.
+    and attention to a context unless cross=False. support: what tokens see of each other, their past.
     """
 
     def __init__(
-        self, design: Design, layers: int, *, cross: bool = True, final_norm: bool | None = None
+        self,
+        design: Design,
+        layers: int,
+        *,
+        cross: bool = True,
+        final_norm: bool | None = None,
+        support: Support = Causal(),
     ) -> None:
         super().__init__()
         check_layers(layers)
-        self.design, self.cross = design, cross
+        self.design, self.cross, self.support = design, cross, support
         usual = design.norm_first and design.promise is None
         self.final_norm = usual if final_norm is None else final_norm
-        self.layers = nn.ModuleList(_decoder_layer(design, cross) for _ in range(layers))
+        self.layers = nn.ModuleList(_decoder_layer(design, cross, support) for _ in range(layers))
         self.norm = design.normalization() if self.final_norm else nn.Identity()
         initialize(self, design.initialization, layers)
 
@@ -67,8 +77,10 @@ class Decoder(nn.Module):
         support: Support = Full(),
         context_support: Support = Full(),
         cache: Cache | None = None,
+        **torch_names: Any,
     ) -> Tensor:
         """Tokens (..., n, width) that see their past, and the context (..., m, width) where there is one."""
+        refuse_torch_names(torch_names, self)
         self._check(context, cache)
         for number, layer in enumerate(self.layers):
             entry = None if cache is None else (cache.tokens[number], cache.contexts[number])
@@ -109,16 +121,22 @@ class Decoder(nn.Module):
 
 class Transformer(nn.Module):
     """Encoder and decoder on points, without embeddings:
-    the counterpart of torch.nn.Transformer (vaswani2017, 3).
+    the counterpart of torch.nn.Transformer (vaswani2017, 3). support: what the target sees of itself.
     """
 
     def __init__(
-        self, design: Design, encoder_layers: int, decoder_layers: int, *, final_norm: bool = True
+        self,
+        design: Design,
+        encoder_layers: int,
+        decoder_layers: int,
+        *,
+        final_norm: bool = True,
+        support: Support = Causal(),
     ) -> None:
         super().__init__()
         self.encoder = Encoder(design, encoder_layers, final_norm=final_norm)
-        self.decoder = Decoder(design, decoder_layers, final_norm=final_norm)
-        self.design, self.final_norm = design, final_norm
+        self.decoder = Decoder(design, decoder_layers, final_norm=final_norm, support=support)
+        self.design, self.final_norm, self.support = design, final_norm, support
 
     def forward(
         self,
@@ -127,6 +145,7 @@ class Transformer(nn.Module):
         *,
         source_support: Support = Full(),
         target_support: Support = Full(),
+        **torch_names: Any,
     ) -> Tensor:
         """Source (..., m, width) is encoded; target (..., n, width) sees its past and all of the encoded
         source.
@@ -134,6 +153,7 @@ class Transformer(nn.Module):
         source_support is what anyone may see of the source: one that looks at keys alone, as Padding or Where
         with one row do.
         """
+        refuse_torch_names(torch_names, self)
         check_tokens("source", source, self.design.width)
         encoded = self.encoder(source, support=source_support)
         return self.decoder(target, encoded, support=target_support, context_support=source_support)
@@ -143,9 +163,11 @@ class Transformer(nn.Module):
         return self.decoder.declare(self.encoder(source.unsqueeze(0)).squeeze(0))
 
 
-def _decoder_layer(design: Design, cross: bool) -> nn.Module:
+def _decoder_layer(design: Design, cross: bool, support: Support) -> nn.Module:
     if design.promise is None:
-        return DecoderLayer(design, cross=cross)
+        return DecoderLayer(design, cross=cross, support=support)
+    if not isinstance(support, Causal):
+        raise ArgumentError("support", f"is {support!r}, and the promise is for Causal()", "leave it out")
     if cross:
         found = "has a promise, and attention to a context has none"
         raise ArgumentError("design", found, "leave the promise out, or build with cross=False")

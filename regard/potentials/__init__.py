@@ -5,6 +5,7 @@ from regard.potentials.base import FunctionPotential, Potential, Scaled, Sum
 from regard.potentials.distance import Gaussian, Laplace, StudentT
 from regard.potentials.dot import Bilinear, Cosine, Dot
 from regard.potentials.normed import NormedDot
+from regard.potentials.pair_bias import PairBias
 from regard.potentials.positions import (
     Alibi,
     Buckets,
@@ -15,6 +16,7 @@ from regard.potentials.positions import (
     Rotary,
 )
 from regard.potentials.softcap import SoftCap
+from regard.potentials.xpos import XPos
 
 __all__ = [
     "Additive",
@@ -29,6 +31,7 @@ __all__ = [
     "Laplace",
     "Logarithmic",
     "NormedDot",
+    "PairBias",
     "PositionPotential",
     "Potential",
     "RelativeBias",
@@ -37,4 +40,5 @@ __all__ = [
     "SoftCap",
     "StudentT",
     "Sum",
+    "XPos",
 ]

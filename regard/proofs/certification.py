@@ -13,7 +13,7 @@ from regard.domains import Ball, Domain, Edited, Near, NearbyLaws
 from regard.errors import ArgumentError
 from regard.maps import Heads, Map
 from regard.norms import EntryMax, Frobenius, Norm, OwnToken, TokenMax, TokenSum, Wasserstein
-from regard.proofs.question import once, question
+from regard.proofs.question import answering, once, question
 from regard.proofs.shapes import fit
 from regard.proofs.subject import Head, MultiHead, subject_of
 from regard.proofs.theorem import NO_THEOREM, Refusal, constants, deviations, rungs
@@ -94,7 +94,8 @@ def _answer(quantity: Verb, map: Any, domain: Domain, norm: Norm) -> Certificate
         subject = prepare(declared)
     except Refusal as refusal:
         return _none(quantity.name, domain, norm, [str(refusal)], [])
-    return smallest(quantity, subject, domain, norm)
+    with answering(declared):
+        return smallest(quantity, subject, domain, norm)
 
 
 def smallest(quantity: Verb, subject: Any, domain: Domain, norm: Norm) -> Certificate:

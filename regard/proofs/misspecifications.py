@@ -5,14 +5,14 @@ from the inputs at hand or before there are any.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard._enclosed import lengths
-from regard._upper import Upper, exact, exact_lower, relative_error, sizes
+from regard._upper import Upper, exact, relative_error, sizes
 from regard.attention import Attention, as_measure
 from regard.certificate import Certificate
 from regard.domains import Ball, Domain, Near, Neighborhood, Whole
@@ -20,6 +20,7 @@ from regard.errors import ArgumentError
 from regard.measure import Measure
 from regard.norms import Frobenius, Norm, SequenceNorm, Wasserstein
 from regard.proofs.certification import certify
+from regard.proofs.nearby_inputs import Pair, balls_around, bounds_nearby, share
 from regard.proofs.setting import moves_of
 from regard.proofs.theorem import assumed, checked
 from regard.transport import distances, transport_plan, wasserstein
@@ -32,13 +33,15 @@ class Misspecification:
     """Two inputs of a map: how far apart they are, how far apart their outputs are, and how far these could
     be at most.
 
-    distance_in is rounded up; distance_out is measured; bound is a Certificate of it, with the constant of
-    the map as its part.
+    distance_in is rounded up; distance_out is measured; constant is what the map can amplify at most, on a
+    set that holds both inputs; bound is a Certificate of distance_out, whose ladder has constant × distance
+    and what theorems say about inputs near the first one.
     """
 
     norm: Norm
     distance_in: float
     distance_out: float
+    constant: Certificate
     bound: Certificate
 
     @property
@@ -47,11 +50,6 @@ class Misspecification:
         always.
         """
         return self.distance_out / self.distance_in if self.distance_in else 0.0
-
-    @property
-    def constant(self) -> Certificate:
-        """What the map can amplify at most, on a set that holds both inputs."""
-        return self.bound.parts[0]
 
     def __str__(self) -> str:
         lines = (
@@ -67,8 +65,9 @@ class Misspecification:
 def misspecification(
     map: Any, x: Points, x_other: Points, *, norm: Norm = Wasserstein(1.0), domain: Domain | None = None
 ) -> Misspecification:
-    """What happens to a map's output when its input is x_other in place of x: measured, and bounded by
-    constant × distance.
+    """What happens to a map's output when its input is x_other in place of x: measured, and bounded by the
+    best of constant × distance, all laws that are as near in W₁, tokens that move as far, each in its place,
+    and tokens that come and go.
 
     norm: Wasserstein(p) compares measures with any numbers of atoms, exactly; norms of sequences need equal
     lengths.
@@ -88,7 +87,10 @@ def misspecification(
     constants = [certify(map, one, norm) for one in _domains(domain, first, second, norm)]
     constant = min(constants, key=lambda certificate: certificate.value)
     hypotheses = (checked("both inputs are in the domain"), checked("the distance of the inputs"))
-    return Misspecification(norm, float(before), after, _times(constant, before, hypotheses))
+    pair = Pair(first, second, before, _output(map, x).size)
+    bounds = [_times(constant, before, hypotheses), *bounds_nearby(map, pair, norm)]
+    best, *others = sorted(bounds, key=lambda certificate: certificate.value)
+    return Misspecification(norm, float(before), after, constant, replace(best, others=tuple(others)))
 
 
 def apriori(map: Any, domain: Domain, norm: Norm, distance: float) -> Certificate:
@@ -107,7 +109,7 @@ def replaced_distance(tokens: int, distance: float, p: float = 1.0) -> float:
     """
     _count("tokens", tokens, 1)
     _not_negative("distance", distance)
-    return float(_share(exact(distance), tokens, p))
+    return float(share(exact(distance), tokens, p))
 
 
 def dropped_distance(tokens: int | Tensor, diameter: float | None = None, p: float = 1.0) -> float:
@@ -124,15 +126,10 @@ def dropped_distance(tokens: int | Tensor, diameter: float | None = None, p: flo
             "diameter", "is not given", "say how far apart tokens can be, or give the tokens themselves"
         )
     _not_negative("diameter", diameter)
-    return float(_share(exact(diameter), tokens, p))
+    return float(share(exact(diameter), tokens, p))
 
 
 # A priori distances
-
-
-def _share(length: Upper, tokens: int, p: float) -> Upper:
-    Wasserstein(p)  # p is checked there
-    return length if math.isinf(p) else length / exact_lower(tokens).inverse_power(p)
 
 
 def _worst_drop(points: Tensor, p: float) -> Upper:
@@ -142,9 +139,9 @@ def _worst_drop(points: Tensor, p: float) -> Upper:
     apart = _distances(points, points)
     farthest = apart.amax()
     if math.isinf(p) or float(farthest) == 0:
-        return _share(farthest, 1, p)
+        return share(farthest, 1, p)
     mean = (_relative(apart).power(p).sum(-1) / (tokens - 1)).amax()
-    return _share(farthest * mean.inverse_power(p), tokens, p)
+    return share(farthest * mean.inverse_power(p), tokens, p)
 
 
 def _distances(first: Tensor, second: Tensor) -> Upper:
@@ -219,7 +216,7 @@ def _output(map: Any, x: Points) -> Measure:
 
 def _distance(first: Measure, second: Measure, norm: Norm) -> float:
     if isinstance(norm, Wasserstein):
-        return float(wasserstein(first, second, norm.p))
+        return float(wasserstein(first, second, norm.p).detach())
     assert isinstance(norm, SequenceNorm)
     return float(norm.of(first.points - second.points))
 
@@ -238,7 +235,7 @@ def _largest_step(first: Measure, second: Measure) -> Upper:
     so weights must be none or the same.
     """
     if first.log_weights is None and second.log_weights is None:
-        return Upper(float(wasserstein(first, second, math.inf)), 4 * first.dimension + 64)
+        return Upper(float(wasserstein(first, second, math.inf).detach()), 4 * first.dimension + 64)
     if (
         first.log_weights is not None
         and second.log_weights is not None
@@ -266,7 +263,7 @@ def _cost_above(first: Measure, second: Measure, p: float) -> Upper:
 def _domains(domain: Domain | None, first: Measure, second: Measure, norm: Norm) -> tuple[Domain, ...]:
     """The given domain, which must hold both inputs, or balls that do."""
     if domain is None:
-        return _balls(
+        return balls_around(
             torch.cat([first.points, second.points]), first.size if isinstance(norm, SequenceNorm) else None
         )
     for measure in (first, second):
@@ -277,28 +274,6 @@ def _domains(domain: Domain | None, first: Measure, second: Measure, norm: Norm)
                 "give a larger one, or none: a ball is found then",
             )
     return (domain,)
-
-
-def _balls(points: Tensor, tokens: int | None) -> tuple[Ball, ...]:
-    """Balls that hold all points: about the origin, their mean, the middle of their box,
-    and nearly the smallest one.
-    """
-    centers = (
-        torch.zeros_like(points[0]),
-        points.mean(0),
-        0.5 * (points.amax(0) + points.amin(0)),
-        _middle(points),
-    )
-    return tuple(Ball(float(lengths(points - center, 1).amax()), center, tokens) for center in centers)
-
-
-def _middle(points: Tensor, steps: int = 200) -> Tensor:
-    """Nearly the center of the smallest ball: steps of 1/k towards the farthest point (badoiu2003)."""
-    center = points.mean(0)
-    for step in range(1, steps + 1):
-        farthest = points[(points - center).norm(dim=-1).argmax()]
-        center = center + (farthest - center) / (step + 1)
-    return center
 
 
 def _holds(domain: Domain, points: Tensor) -> bool:

@@ -11,6 +11,23 @@ Answer = TypeVar("Answer")
 
 _ANSWERS: ContextVar[dict[Any, tuple[Any, Any]] | None] = ContextVar("answers", default=None)
 
+_ABOUT: ContextVar[tuple[Any, ...]] = ContextVar("about", default=())
+
+
+@contextmanager
+def answering(map: Any) -> Iterator[None]:
+    """While it is open, what is asked is asked for the sake of this map."""
+    token = _ABOUT.set((*_ABOUT.get(), map))
+    try:
+        yield
+    finally:
+        _ABOUT.reset(token)
+
+
+def asked_for() -> tuple[Any, ...]:
+    """The maps for whose sake this is asked, the whole first, the one that is asked about last."""
+    return _ABOUT.get()
+
 
 @contextmanager
 def question() -> Iterator[None]:

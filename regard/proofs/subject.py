@@ -96,7 +96,7 @@ class Head:
         if found is None:
             raise Refusal(
                 "the width of a token is not known; give the potential or lookup a projection, or "
-                "Ball(radius, torch.zeros(d))"
+                "say it in the domain: Ball(radius, width=d)"
             )
         return found
 

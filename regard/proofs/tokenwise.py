@@ -240,8 +240,8 @@ def normalize_width(map: maps.Normalize, domain: Domain) -> int:
         if known is not None:
             return len(known)
     raise Refusal(
-        "the width of a token is not known here; give the domain a center, e.g. Ball(radius, "
-        "torch.zeros(d)), or the norm layer a weight"
+        "the width of a token is not known here; say it in the domain, Ball(radius, width=d), or give the "
+        "norm layer a weight"
     )
 
 

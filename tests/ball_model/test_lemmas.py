@@ -9,12 +9,13 @@ import torch
 
 from regard import maps
 from regard._upper import exact
-from regard.domains import Radii
+from regard.domains import Hull, Neighborhood, Radii
+from regard.norms import TokenMax
 from regard.proofs.ball_model import beginning
 from regard.proofs.ball_model.activations import bend
 from regard.proofs.ball_model.attention import HeadMoves
 from regard.proofs.ball_model.attention_gram import attention_gram
-from regard.proofs.ball_model.beginning import begin, second_order
+from regard.proofs.ball_model.beginning import at_rest, begin, second_order
 from regard.proofs.ball_model.ellipsoids import Sum, longest, widths
 from regard.proofs.ball_model.groups import closed, no_groups, opened
 from regard.proofs.ball_model.inputs import BallPart, BoxPart, Inputs, SimplexPart, shares_of
@@ -22,7 +23,8 @@ from regard.proofs.ball_model.margin import quadratic_minimum
 from regard.proofs.ball_model.network import through
 from regard.proofs.ball_model.quadratic import Quadratic, own_square, split
 from regard.proofs.ball_model.rows import Row, beyond_linear, beyond_square
-from regard.proofs.ball_model.squares import largest_row
+from regard.proofs.ball_model.squares import largest_row, with_quadratic
+from regard.proofs.theorem import Refusal
 from tests.ball_model.networks import D, attention, drawn, hidden, network, norm, sequence
 
 
@@ -352,3 +354,34 @@ def test_second_derivatives_are_carried_where_all_their_numbers_have_room(monkey
     monkeypatch.setattr(beginning, "CURVED", most * 5)
     state = begin.one(Radii(sequence(0, 3, 5), torch.tensor([0.1, 0.0, 0.0], dtype=D)))
     assert beginning.is_small(state) == (most == 300)
+
+
+def test_a_one_sided_move_is_held_from_its_beginning_to_its_end():
+    """Nothing, half of it and all of it: the center goes half of the way, and the other half is a segment."""
+    offset = torch.tensor([[3.0, 4.0], [0.0, 0.0]], dtype=D)
+    state = at_rest(torch.ones(2, 2, dtype=D))
+    after = with_quadratic(state, torch.arange(2), offset, torch.zeros(2, 2, 2, dtype=D), Sum(2, 2))
+    direction = torch.tensor([[0.6], [0.8]], dtype=D)
+    width = float(widths(after.shape, direction.unsqueeze(0)).bound[0, 0])
+    middle = float((after.center[0] - 1) @ direction)
+    assert middle == pytest.approx(2.5, rel=1e-12)
+    assert 2.5 <= width < 2.5 * (1 + 1e-6)
+    assert after.center[1].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("most", [0, -1])
+def test_derivatives_are_refused_where_they_hold_too_many_numbers(monkeypatch, most):
+    """As many numbers as tokens and coordinates, times those that move."""
+    x, corners = sequence(0, 3, 5), sequence(1, 4, 5)
+    for domain, numbers in (
+        (Radii(x, torch.tensor([0.1, 0.1, 0.0], dtype=D)), 15 * 10),
+        (Neighborhood(x, 0.1), 15 * 15),
+        (Neighborhood(x, 0.1, TokenMax()), 15 * 15),
+        (Hull(x, 1, corners), 15 * 5),
+    ):
+        monkeypatch.setattr(beginning, "LARGEST", numbers + most)
+        if most < 0:
+            with pytest.raises(Refusal, match=f"has {numbers} numbers"):
+                begin.one(domain)
+        else:
+            begin.one(domain)

@@ -78,10 +78,30 @@ def test_batched_gradients(name):
                 torch.testing.assert_close(found[index], expected)
 
 
+JACOBIANS = [
+    *(f"potential {name}" for name in ("dot", "laplace", "pair bias of keys", "xpos")),
+    *(f"normalizer {name}" for name in ("sparsemax", "sigmoid", "sinkhorn")),
+    "support causal",
+]
+
+
+@pytest.mark.parametrize("name", JACOBIANS)
+def test_jacobians_by_batches_of_gradients(name):
+    """autograd.functional.jacobian(vectorize=True) is the one that goes output by output."""
+    q, k, v = (t[:, :, :3, :4] for t in points())
+    whole, one_by_one = (
+        torch.autograd.functional.jacobian(lambda x: attend(name)(x, k, v), q, vectorize=vectorize)
+        for vectorize in (True, False)
+    )
+    torch.testing.assert_close(whole, one_by_one, atol=1e-5, rtol=1e-4)
+    assert float(whole.abs().max()) > 1e-3
+
+
 COMPILED = {
     "laplace": {"potential": r.Laplace()},
     "gaussian, learned": {"potential": r.Gaussian(bandwidth=torch.tensor([1.0, 2.0]))},
     "entmax, learned": {"normalizer": r.Entmax(torch.tensor([1.3, 1.7]))},
+    "dropout of nothing": {"dropout": 0.0, "potential": r.Dot() + r.PairBias(torch.eye(6))},
     "kernel of a gaussian": {"potential": r.Gaussian(), "normalizer": r.LinearKernel(r.normalizers.Elu())},
 }
 

@@ -224,6 +224,13 @@ def test_products_against_sixty_digits():
             )
 
 
+def test_one_factor_is_not_turned():
+    """Only the rounding of a product pays for the factorization of a tall factor."""
+    for seed in range(6):
+        factor = torch.randn(150, 3, generator=torch.Generator().manual_seed(seed), dtype=D)
+        assert product_norm_bound(factor) == product_norm_bound(None, factor) == spectral_norm_bound(factor)
+
+
 def test_a_product_of_nothing_is_the_identity():
     assert product_norm_bound() == product_norm_bound(None, None) == 1.0
 

@@ -15,7 +15,9 @@ from regard.nn import (
     RotaryPositions,
     Sampling,
     SequenceToSequence,
+    Sinusoidal,
     UnitVariance,
+    XPosPositions,
 )
 
 WORDS = 13
@@ -323,3 +325,40 @@ def test_wrong_requests(name):
     call, message = WRONG[name]
     with pytest.raises(r.errors.ArgumentError, match=message):
         call()
+
+
+# Padding
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "positions",
+    [NoPositions(), AlibiPositions(), RotaryPositions(), XPosPositions(), LearnedPositions(14), Sinusoidal()],
+    ids=repr,
+)
+def test_a_padded_prompt_goes_on_as_it_would_alone(positions):
+    net, generator = model(positions), torch.Generator().manual_seed(1)
+    prompts = [torch.randint(WORDS, (1, n), generator=generator) for n in (5, 2, 1)]
+    real = torch.tensor([[True] * 5, [False] * 3 + [True] * 2, [False] * 4 + [True]])
+    for filler in (0, 7):  # what stands in the padding does not count
+        ids = torch.cat([torch.nn.functional.pad(p, (5 - p.shape[-1], 0), value=filler) for p in prompts])
+        found = net.generate(ids, 8, sampling=GREEDY, real=real)
+        for row, prompt in zip(found, prompts, strict=True):
+            alone = net.generate(prompt, 8, sampling=GREEDY)[0]
+            assert torch.equal(row[-len(alone) :], alone)
+    assert torch.equal(net.generate(ids, 8, sampling=GREEDY, real=real.long()), found)
+
+
+@pytest.mark.parametrize(
+    ("real", "message"),
+    [
+        (torch.tensor([[True, True, False]]), "padding at the end of a sequence"),
+        (torch.tensor([[True, False, True]]), "padding between tokens"),
+        (torch.ones(1, 2, dtype=torch.bool), r"has shape \[1, 2\]; give a boolean tensor \[1, 3\]"),
+        (torch.ones(1, 3), "give a boolean tensor"),
+        ([True], "is a list"),
+    ],
+)
+def test_padding_stands_on_the_left(real, message):
+    with pytest.raises(r.errors.ArgumentError, match=message):
+        model().generate(torch.zeros(1, 3, dtype=torch.long), 2, real=real)

@@ -507,7 +507,7 @@ def test_what_would_not_come_back_is_not_saved(name, tmp_path):
 
 def test_what_comes_from_torch_is_saved(tmp_path):
     theirs = nn.Transformer(8, 2, 1, 1, 12, layer_norm_eps=1e-4, batch_first=True)
-    ours = from_torch(theirs)
+    ours = from_torch(theirs, support=r.Causal())
     save(ours, tmp_path)
     assert torch.equal(output(load(tmp_path)), output(ours))
 

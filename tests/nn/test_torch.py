@@ -24,7 +24,7 @@ from regard.nn import (
     shaped,
     to_torch,
 )
-from regard.nn.interchange import reading
+from regard.nn.interchange import DECODING, reading
 from tests.nn.modules import alive
 
 WIDTH, HEADS, HIDDEN, BATCH, N, M = 8, 2, 12, 3, 5, 4
@@ -161,7 +161,7 @@ def test_decoder_layer(first, activation, bias):
             WIDTH, HEADS, HIDDEN, 0.1, activation, 1e-3, batch_first=True, norm_first=first, bias=bias
         )
     )
-    ours, x, y = from_torch(theirs), points(BATCH, N), points(BATCH, M)
+    ours, x, y = from_torch(theirs, support=r.Causal()), points(BATCH, N), points(BATCH, M)
     assert isinstance(ours, DecoderLayer)
     assert_same(theirs, ours, lambda m: m(x, y, tgt_mask=CLOSED), lambda m: m(x, y), [x, y], decoder=True)
     assert_returned(theirs, ours)
@@ -183,7 +183,7 @@ def test_encoder(first, final):
 def test_decoder(final):
     layer = nn.TransformerDecoderLayer(WIDTH, HEADS, HIDDEN, 0.1, batch_first=True)
     theirs = alive(nn.TransformerDecoder(layer, 2, nn.LayerNorm(WIDTH) if final else None))
-    ours, x, y = from_torch(theirs), points(BATCH, N), points(BATCH, M)
+    ours, x, y = from_torch(theirs, support=r.Causal()), points(BATCH, N), points(BATCH, M)
     hidden = torch.arange(M) >= torch.tensor([[4], [3], [1]])
     assert_same(
         theirs,
@@ -202,7 +202,7 @@ def test_transformer(first):
     theirs = alive(
         nn.Transformer(WIDTH, HEADS, 2, 1, HIDDEN, 0.1, "gelu", batch_first=True, norm_first=first)
     )
-    ours, x, y = from_torch(theirs), points(BATCH, N), points(BATCH, M)
+    ours, x, y = from_torch(theirs, support=r.Causal()), points(BATCH, N), points(BATCH, M)
     hidden = torch.arange(M) >= torch.tensor([[4], [2], [3]])
     lengths = r.Padding(torch.tensor([[4], [2], [3]]))
     assert_same(
@@ -318,7 +318,7 @@ TOUCHED = {
         "has add_zero_attn=True in self_attn",
     ),
     "eps": (lambda b: setattr(b.norm2, "eps", 0.5), "has eps=0.5 in norm2, not 1e-05"),
-    "rms": (lambda b: setattr(b, "norm1", nn.RMSNorm(WIDTH, eps=1e-5)), "lacks norm1.bias"),
+    "rms": (lambda b: setattr(b, "norm1", nn.RMSNorm(WIDTH, eps=1e-5)), "holds norm2.bias"),
     "no eps": (lambda b: setattr(b, "norm1", nn.Identity()), "parts are not torch's"),
     "hook": (lambda b: hooked(b.linear1), "has hooks in layers.1.linear1"),
     "weight norm": (lambda b: nn.utils.parametrizations.weight_norm(b.linear1), "lacks linear1.weight"),
@@ -363,21 +363,16 @@ REFUSED = {
         "has a layer that is a Identity",
     ),
     "two designs": (mixed, "differ in their settings; convert its encoder and decoder one by one"),
-    "kdim": (lambda: nn.MultiheadAttention(WIDTH, HEADS, kdim=4), "another width"),
-    "bias_kv": (lambda: nn.MultiheadAttention(WIDTH, HEADS, add_bias_kv=True), "keys of its own"),
-    "zero": (lambda: nn.MultiheadAttention(WIDTH, HEADS, add_zero_attn=True), "keys of its own"),
     "activation": (
-        lambda: nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, activation=nn.SiLU()),
-        "has the activation",
-    ),
-    "tanh": (
-        lambda: nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, activation=nn.GELU("tanh")),
-        "has the activation",
+        lambda: nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, activation=nn.ELU()),
+        r"has the activation ELU.*use relu, gelu, ",
     ),
     "forward": (lambda: Other(WIDTH, HEADS, HIDDEN), "forward of its own"),
     "norm": (
-        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS), 1, nn.RMSNorm(WIDTH), False),
-        "ends with a RMSNorm",
+        lambda: nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(WIDTH, HEADS), 1, nn.GroupNorm(2, WIDTH), False
+        ),
+        "ends with a GroupNorm",
     ),
     "layers": (differing, "differ in their settings"),
     "custom": (
@@ -392,8 +387,9 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_regard_cannot_say_is_refused(name):
     make, message = REFUSED[name]
+    module = make()
     with pytest.raises(r.errors.ArgumentError, match=message):
-        from_torch(make())
+        from_torch(module, support=r.Causal() if isinstance(module, DECODING) else None)
 
 
 def test_anyone_may_say_what_a_module_becomes():
@@ -419,10 +415,9 @@ UNSAYABLE = {
     ),
     "gated": (lambda: Encoder(D.replace(gated=True), 1), "gated"),
     "groups": (lambda: EncoderLayer(D.replace(kv_heads=1)), "kv_heads"),
-    "rms": (lambda: EncoderLayer(D.replace(norm=r.maps.Normalize(centered=False))), "norm"),
     "alibi": (lambda: EncoderLayer(D.replace(positions=AlibiPositions())), "positions"),
     "shaped": (lambda: EncoderLayer(shaped(D)), "shaping"),
-    "silu": (lambda: EncoderLayer(D.replace(activation=r.maps.Silu())), "activation"),
+    "silu": (lambda: EncoderLayer(D.replace(activation=r.maps.Silu(1.702))), "activation"),
     "gaussian": (
         lambda: EncoderLayer(D.replace(mechanism=r.Attention(r.Gaussian()))),
         "softmax of scaled dot products only",

@@ -8,6 +8,7 @@ import torch
 import regard as r
 from regard import maps
 from regard.nonexpansive import GroupSort, MixTokens
+from regard.proofs.question import answering
 from regard.proofs.theorem import Refusal
 from regard.proofs.theorems.ball_model import ball_model
 from tests.ball_model.networks import D, attention, farthest, hidden, network, norm, sequence
@@ -163,3 +164,14 @@ def test_attention_alone_in_a_residual():
     layer, x = maps.Residual(attention(generator, 8, sharp=2.0)), sequence(4)
     domain = r.one_token(x, 2, 0.05)
     assert farthest(layer, domain) <= bound(layer, domain) <= 1.3 * farthest(layer, domain)
+
+
+def test_the_whole_network_has_one_and_its_parts_none():
+    """A part is answered for the sake of the whole: there its ball model would be thrown away."""
+    net, x = network(1, pre=True), sequence(1, tokens=3)
+    domain = r.Radii(x, torch.tensor([0.0, 0.01, 0.0], dtype=D))
+    assert r.deviation(net, domain, r.Frobenius()).theorem == "the ball model of a network"
+    with answering(net), answering(net), pytest.raises(Refusal, match="made of the whole network"):
+        ball_model(net, domain, r.Frobenius())
+    with answering(maps.Residual(net)), answering(net):  # no composition: there the part is all there is
+        assert ball_model(net, domain, r.Frobenius())

@@ -15,7 +15,8 @@ from regard.normalizers import Sparsemax
 from regard.norms import EntryMax, Frobenius, TokenMax, TokenSum, Wasserstein
 from regard.potentials import Dot, Gaussian
 from regard.proofs import certify, deviation, falsify_deviation
-from regard.proofs.theorems.edits import row_deviations
+from regard.proofs.subject import subject_of
+from regard.proofs.theorems.edits import Edit, row_deviations
 from regard.supports import Causal
 from regard.transport import wasserstein
 
@@ -125,6 +126,17 @@ def test_a_ball_of_one_point_is_that_point():
     at_point = row_deviations(one, inserted(X, Ball(0.0, WORDS[0])))
     of_word = row_deviations(one, inserted(X, Vocabulary(WORDS[:1])))
     torch.testing.assert_close(at_point, of_word, rtol=1e-9, atol=0)
+
+
+def test_how_far_tokens_may_be_from_the_middle():
+    """The farthest point of a ball, the farthest word, the farthest token."""
+    x = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=D)
+    subject = subject_of(Attention(Dot()))
+    ball = Edit(subject, inserted(x, Ball(2.0, torch.tensor([3.0, 0.0], dtype=D))))
+    words = Edit(subject, inserted(x, Vocabulary(torch.tensor([[0.0, 4.0], [1.0, 0.0]], dtype=D))))
+    alone = Edit(subject, inserted(x, Ball(0.25)))
+    for edit, far in ((ball, 5.0), (words, 4.0), (alone, 1.0)):
+        assert far <= float(edit._reach) < far * (1 + 1e-12)
 
 
 def test_a_ball_whose_worst_point_is_known():

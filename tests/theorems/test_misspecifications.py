@@ -118,9 +118,10 @@ def test_the_given_domain_must_hold_both():
     x = torch.tensor([[1.0, 0.0], [0.0, 0.5]], dtype=torch.float64)
     attention = r.Attention(r.Dot())
     inside = misspecification(attention, x, 0.5 * x, domain=Ball(1.0001))
-    assert math.isinf(inside.bound.value)  # the width is not known
+    assert math.isinf(inside.constant.value)  # the width is not known
+    assert math.isfinite(inside.bound.value)  # and is that of the inputs, near them
     known = Ball(1.0001, torch.zeros(2, dtype=torch.float64))
-    assert math.isfinite(misspecification(attention, x, 0.5 * x, domain=known).bound.value)
+    assert math.isfinite(misspecification(attention, x, 0.5 * x, domain=known).constant.value)
     for domain in (Ball(0.9), Ball(2.0, tokens=3), Neighborhood(x, 0.1), one_token(x, 0, 0.1)):
         with pytest.raises(r.errors.ArgumentError, match="does not hold both inputs"):
             misspecification(attention, x, 0.5 * x, domain=domain)
@@ -137,8 +138,8 @@ def test_sentences_of_theorems_are_passed_on():
     )
     assert "masks and positions" in str(found)
     whole = misspecification(r.Attention(r.Dot()), x, x[:2], domain=Whole())
-    assert math.isinf(whole.bound.value)
-    assert whole.bound.refused
+    assert math.isinf(whole.constant.value)
+    assert whole.constant.refused
 
 
 def test_bad_input():

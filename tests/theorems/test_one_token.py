@@ -41,6 +41,21 @@ def test_every_token_stays_below(seed, support):
             assert largest(g, attention, x, token, radius) <= rung(attention, one_token(x, token, radius))
 
 
+def test_small_moves_are_the_column_of_the_derivative():
+    """All rows together: less than the row of the token and the others on their own."""
+    g = generator(1)
+    attention, x = bilinear_attention(g, 3, 2, SUPPORTS[0]), normal(g, 4, 3)
+
+    def column(token):
+        return attention(torch.cat([x[:1], token.unsqueeze(0), x[2:]]))
+
+    steep = torch.autograd.functional.jacobian(column, x[1])
+    apart = [torch.linalg.matrix_norm(part.flatten(0, 1), 2) for part in (steep[1:2], steep[[0, 2, 3]])]
+    whole = float(torch.linalg.matrix_norm(steep.flatten(0, 1), 2))
+    assert whole < 0.99 * float(torch.stack(apart).norm())
+    assert rung(attention, one_token(x, 1, 1e-6)) == pytest.approx(1e-6 * whole, rel=1e-4)
+
+
 def test_the_last_token_of_a_causal_sequence():
     """No other row sees it: there is nothing but its own row."""
     g = generator(4)

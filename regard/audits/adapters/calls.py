@@ -9,7 +9,10 @@ from torch import Tensor, nn
 
 from regard.audits.adapters.base import Call, NotCovered, refuse_unknown
 
-HARMLESS = {"output_attentions", "output_hidden_states", "return_dict", "use_cache", "cache_position"}
+HARMLESS = {
+    *("output_attentions", "output_hidden_states", "return_dict", "use_cache", "cache_position"),
+    "num_items_in_batch",  # scales a loss: transformers' Trainer hands it to every module
+}
 """What transformers passes along and attention without a cache does not use."""
 
 IMPLEMENTATIONS = ("eager", "sdpa")

@@ -13,9 +13,8 @@ from torch import Tensor
 from regard.audits.adapters.base import NotCovered
 from regard.audits.watching.seen import Seen, Sight, four
 from regard.hf.masks import split_mask
-from regard.hf.pair_bias import PairBias
 from regard.normalizers import Softmax
-from regard.potentials import Dot, Potential
+from regard.potentials import Dot, PairBias, Potential
 from regard.supports import Causal, Full, Support
 
 NAME = "scaled_dot_product_attention"

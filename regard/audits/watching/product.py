@@ -14,9 +14,8 @@ from torch import Tensor
 from regard.audits.adapters.base import NotCovered
 from regard.audits.adapters.masks import closing
 from regard.audits.watching.seen import Seen, Sight, four
-from regard.hf.pair_bias import PairBias
 from regard.normalizers import Reference, Softmax
-from regard.potentials import Dot, Potential
+from regard.potentials import Dot, PairBias, Potential
 from regard.supports import Where
 
 NAME = "a softmax and a product with values"

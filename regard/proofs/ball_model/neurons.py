@@ -84,12 +84,13 @@ def mixed(
     hides of it, M being off by `off`.
     """
     value = value if bias is None else value + bias
+    sizes_of = exact(0.0) if bias is None else computed_lengths(bias)
     if residual:
         value = value + state.center
         matrix = matrix + torch.eye(state.width, dtype=torch.float64)
+        sizes_of = sizes_of + computed_lengths(state.center)
     after = state.through(matrix, value)
-    sums = relative_error(8) * (computed_lengths(value) + computed_lengths(state.center))
-    sums = sums if bias is None else sums + relative_error(4) * computed_lengths(bias)
+    sums = relative_error(8) * (computed_lengths(value) + sizes_of)
     off = off + relative_error(2) * computed_lengths(matrix.flatten(1))
     return after, state.lost(matrix, off) + sums
 

@@ -16,6 +16,7 @@ from regard.proofs.ball_model.ellipsoids import longest
 from regard.proofs.ball_model.network import through
 from regard.proofs.ball_model.state import State
 from regard.proofs.locating import in_double, one_sequence
+from regard.proofs.question import asked_for
 from regard.proofs.theorem import Bound, Refusal, Theorem, assumed
 
 THEOREM = Theorem(
@@ -50,6 +51,8 @@ $H$, $B$ is a remainder of its own.
 @THEOREM.deviation(Compose, Near, SequenceNorm)
 def ball_model(map: Map, domain: Near, norm: SequenceNorm) -> list[Bound]:
     """The norm of the moves of all tokens, to the first order and, where that is small, to the second."""
+    if any(isinstance(whole, Compose) for whole in asked_for()[:-1]):
+        raise Refusal("the ball model is made of the whole network, beside what is proved of its parts")
     network = in_double(map)
     one_sequence(network)
     first = start(domain)
