@@ -63,7 +63,7 @@ lint: $(VENV)/.dev
 # Every part runs, whichever of them misses a target; the exit status says whether one did.
 bench: $(VENV)/.bench
 	@missed=0; \
-	for part in "benchmarks" "benchmarks.tightness $(if $(QUICK),,--model)" "benchmarks.depth" "benchmarks.decisions" "benchmarks.crowd" "benchmarks.edits" "benchmarks.nearby" "benchmarks.compression" "benchmarks.cheaper" "benchmarks.audit" "benchmarks.plug" "benchmarks.guaranteed" "benchmarks.implicit" "benchmarks.language" "benchmarks.fourier" "benchmarks.flow"; do \
+	for part in "benchmarks" "benchmarks.tightness $(if $(QUICK),,--model)" "benchmarks.depth" "benchmarks.decisions" "benchmarks.reviews" "benchmarks.crowd" "benchmarks.edits" "benchmarks.nearby" "benchmarks.compression" "benchmarks.cheaper" "benchmarks.audit" "benchmarks.plug" "benchmarks.guaranteed" "benchmarks.implicit" "benchmarks.language" "benchmarks.fourier" "benchmarks.flow"; do \
 		echo "python -m $$part $(if $(QUICK),--quick)"; \
 		$(RUN) -m $$part $(if $(QUICK),--quick) || missed=1; \
 	done; \
@@ -72,6 +72,7 @@ bench: $(VENV)/.bench
 SECONDS_ ?= 300
 falsify: $(VENV)/.dev
 	$(RUN) -m benchmarks.falsify --seconds $(SECONDS_)
+	$(RUN) -m benchmarks.networks --seconds $(SECONDS_)
 
 COUNT ?= $(if $(NIGHTLY),60,10)
 SEED  ?= 0

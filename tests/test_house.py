@@ -21,6 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 VERBS = ("compute", "derive", "proofs", "costs", "dynamics", "compression")
 TOP = (
     "audits",
+    "decisions",
     "flows",
     "nn",
     "training",

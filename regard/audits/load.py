@@ -315,9 +315,29 @@ def load_weights(checkpoint: Checkpoint, device: str = "cpu") -> nn.Module:
     config = config_of(checkpoint)
     if isinstance(config, dict):
         return own.read(checkpoint.directory).to(device)
+    return _pretrained(checkpoint, config, _quiet_transformers().AutoModel).to(device)
+
+
+def load_head(checkpoint: Checkpoint) -> nn.Module:
+    """The model with the head that it was saved with: of classes, of the next token, or none."""
+    config = config_of(checkpoint)
+    if isinstance(config, dict):
+        found = "is a model of regard.nn"
+        raise ArgumentError("MODEL", found, "declare it and call regard.decide from Python")
     transformers = _quiet_transformers()
+    kind = (getattr(config, "architectures", None) or [""])[0]
+    doors = {
+        "ForSequenceClassification": transformers.AutoModelForSequenceClassification,
+        "ForCausalLM": transformers.AutoModelForCausalLM,
+        "LMHeadModel": transformers.AutoModelForCausalLM,
+    }
+    door = next((door for ending, door in doors.items() if kind.endswith(ending)), transformers.AutoModel)
+    return _pretrained(checkpoint, config, door)
+
+
+def _pretrained(checkpoint: Checkpoint, config: Any, door: Any) -> nn.Module:
     try:
-        model, notes = transformers.AutoModel.from_pretrained(
+        model, notes = door.from_pretrained(
             checkpoint.directory,
             config=config,
             dtype=torch.float32 if checkpoint.quantized else "auto",
@@ -329,7 +349,8 @@ def load_weights(checkpoint: Checkpoint, device: str = "cpu") -> nn.Module:
         found = f"{checkpoint.directory} could not be loaded ({type(error).__name__}: {_first_line(error)})"
         raise ArgumentError("MODEL", found, "check that config and weights belong together") from error
     _complete(checkpoint, notes)
-    return model.eval().to(device)
+    ready: nn.Module = model.eval()
+    return ready
 
 
 def _way(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from regard.cli.checks import checks
 from regard.cli.compare import compare
 from regard.cli.cost import HELP as COST_HELP
 from regard.cli.cost import cost
+from regard.cli.decide import HELP as DECIDE_HELP
+from regard.cli.decide import decide
 from regard.cli.flow import HELP as FLOW_HELP
 from regard.cli.flow import flow
 from regard.cli.generate import HELP as GENERATE_HELP
@@ -27,6 +29,7 @@ HELP = """The mathematics of attention as working software.
   regard audit ./step-1000 ./step-2000  how each head moved over training
   regard compare old-report new-report  what changed between two audits
   regard checks                         what an audit can ask
+  regard decide                         could a typo change this answer? proved, and attacked
   regard flow                           tokens under a layer that is repeated, as an animation
   regard flow --beta 4 --particles 300  particles that attend to each other, as an animation
   regard train --data my.txt            a small language model, its heads watched while it learns
@@ -47,6 +50,7 @@ def application() -> typer.Typer:
     found.command("compare")(compare)
     found.command("checks")(checks)
     found.command("cost", help=COST_HELP)(cost)
+    found.command("decide", help=DECIDE_HELP)(decide)
     found.command("flow", help=FLOW_HELP)(flow)
     found.command("train", help=TRAIN_HELP)(train)
     found.command("generate", help=GENERATE_HELP)(generate)

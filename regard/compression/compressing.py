@@ -207,11 +207,12 @@ def _compressed(head: Head, form: KeyForm, task: _Task, heads: int) -> Found:
     goal = _Goal(partition, radius, wanted)
     if form.a.shape[0] <= 3:
         partition.on_grid(goal.side)
+    most = max(1, task.keys.size // 2)
     for _ in range(ROUNDS):
-        partition.cut_until(goal.blame, 1.0, task.keys.size // 2)
+        partition.cut_until(goal.blame, 1.0, most)
         found = _atoms(head, form, task, partition.compact(), center.unsqueeze(0))
         bound = float(tangent_atoms.ball_bound(found[0], center, radius))
-        if bound <= wanted or partition.count > task.keys.size // 2:
+        if bound <= wanted or partition.count > most:
             break
         goal = goal.tighter(bound)
     return found

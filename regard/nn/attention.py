@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard import _check
 from regard.attention import Attention
 from regard.compute.dropout import check_share
 from regard.compute.tensors import attend_tokens
@@ -24,6 +25,7 @@ from regard.normalizers import Normalizer
 from regard.potentials import Dot
 from regard.potentials.base import simple_parts
 from regard.potentials.distance import DistancePotential
+from regard.potentials.positions import PositionPotential
 from regard.supports import Full, Support
 
 
@@ -85,6 +87,7 @@ class MultiHeadAttention(nn.Module):
         values: Tensor | None = None,
         *,
         support: Support = Full(),
+        added: PositionPotential | None = None,
         cache: LayerCache | ContextCache | None = None,
         **torch_names: Any,
     ) -> Tensor:
@@ -92,13 +95,14 @@ class MultiHeadAttention(nn.Module):
 
         `values` (..., m, width): tokens that are looked up in place of the context, whose keys are compared;
         torch's module(query, key, value). `support` says what they may see beyond the mechanism's own
-        support: Padding(lengths.unsqueeze(-1)), Where(real[:, None, None]).
+        support: Padding(lengths.unsqueeze(-1)), Where(real[:, None, None]). `added` is what scores get beside
+        the mechanism's: PairBias(mask), mask (n, m), (heads, n, m) or (batch, 1, n, m).
         """
         refuse_torch_names(torch_names, self)
         check_tokens("x", x, self.width)
         kind, x = x.dtype, self._received("x", x)
         check_batch(support, x)
-        mechanism = self.mechanism.value()
+        mechanism = _with_added(self.mechanism.value(), added)
         allowed = intersection(mechanism.support, support)
         if context is None:
             check_order(mechanism.normalizer, allowed)
@@ -234,6 +238,16 @@ class MultiHeadAttention(nn.Module):
         shared = "" if self.kv_heads == self.heads else f", kv_heads={self.kv_heads}"
         dropped = f", dropout={self.dropout:g}" if self.dropout else ""
         return f"{self.width}, heads={self.heads}{shared}{', shaped=True' if self.shaped else ''}{dropped}"
+
+
+def _with_added(mechanism: Attention, added: PositionPotential | None) -> Attention:
+    """The mechanism with a bias of pairs of positions beside its scores."""
+    if added is None:
+        return mechanism
+    if not isinstance(added, PositionPotential):
+        found = f"is {_check.describe(added)}, which is no bias on pairs of positions"
+        raise ArgumentError("added", found, "give PairBias(mask), or make it a part of the mechanism")
+    return mechanism.replace(potential=mechanism.potential + added)
 
 
 def intersection(first: Support, second: Support) -> Support:

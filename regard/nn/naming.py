@@ -10,17 +10,18 @@ from torch import nn
 
 from regard.compute.tensors import torch_name
 
-_ORDER = (
+_SEEN = (
     "write support=regard.Where(~mask) for a boolean mask, which is True here where a token is seen, and "
-    "support=regard.Causal() for the past; a mask that is added to scores is a potential of the mechanism: "
-    "Attention(Dot() + PairBias(mask))"
+    "support=regard.Causal() for the past"
 )
+_ADDED = "a mask that is added to scores is a potential of the mechanism: Attention(Dot() + PairBias(mask))"
+_ORDER = f"{_SEEN}; {_ADDED}"
 _PADDING = (
     "write support=regard.Where(~mask[:, None, None]): torch's mask is True for padding, here it is True for "
     "what is seen; or support=regard.Padding(lengths[:, None])"
 )
 TORCH: Mapping[str, str] = {
-    "attn_mask": _ORDER,
+    "attn_mask": f"{_SEEN}; a mask that is added to scores is given as added=regard.PairBias(mask)",
     "mask": _ORDER,
     "src_mask": _ORDER,
     "tgt_mask": _ORDER,

@@ -19,7 +19,9 @@ from regard.proofs.misspecifications import (
     misspecification,
     replaced_distance,
 )
+from regard.proofs.pair_exchanges import PairExchanges, exchange_pairs
 from regard.proofs.radius import Radius, certified_radius
+from regard.proofs.similarity import Similarity, certified_cosine
 from regard.proofs.theorem import THEOREMS, Bound, Refusal, Theorem
 from regard.proofs.theorems.contraction import contraction
 from regard.proofs.theorems.dot_whole import growing_witness
@@ -32,13 +34,16 @@ __all__ = [
     "Bound",
     "Decision",
     "Misspecification",
+    "PairExchanges",
     "Radius",
     "Refusal",
+    "Similarity",
     "Substitutions",
     "Theorem",
     "Witness",
     "approximation_error",
     "apriori",
+    "certified_cosine",
     "certified_radius",
     "certify",
     "cite",
@@ -49,6 +54,7 @@ __all__ = [
     "declare",
     "deviation",
     "dropped_distance",
+    "exchange_pairs",
     "falsify",
     "falsify_deviation",
     "growing_witness",

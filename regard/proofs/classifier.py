@@ -79,12 +79,17 @@ def classifier(model: Any, readout: Any = None, verb: str = "decide") -> Classif
 
 
 def _run(part: Any, value: Tensor) -> Tensor:
-    """A module on batches as it takes them, a declaration as it is."""
+    """A module on batches as it takes them, a declaration in float64, sequence by sequence."""
     if isinstance(part, nn.Module) and value.ndim == 2:
         found: Tensor = part(value.unsqueeze(0)).squeeze(0)
         return found
-    made: Tensor = part(value)
-    return made
+    if isinstance(part, nn.Module):
+        made: Tensor = part(value)
+        return made
+    exactly = in_double(part)
+    if value.ndim == 2:
+        return exactly(value.double())
+    return torch.stack([_run(exactly, one) for one in value])
 
 
 def _flat(map: Any) -> tuple[Any, ...]:

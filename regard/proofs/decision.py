@@ -85,7 +85,7 @@ def decide(
     itself, in its own dtype.
     """
     check_sequence("x", x)
-    _check_domain(domain, x)
+    check_domain(domain, x)
     with question():
         found = classifier(model, readout)
         logits = found.run(x)
@@ -96,7 +96,8 @@ def decide(
         return _proved(found, domain, labels, attack.witness)
 
 
-def _check_domain(domain: Near, x: Tensor) -> None:
+def check_domain(domain: Near, x: Tensor) -> None:
+    """A neighborhood of x itself."""
     if not isinstance(domain, Near):
         remedy = "give a neighborhood of x: one_token(x, index, radius), Radii, Box, Hull or Neighborhood"
         raise ArgumentError("domain", f"is {domain!r}", remedy)
@@ -164,7 +165,7 @@ def margin_certificate(
             math.inf, domain, Frobenius(), NO_THEOREM, refused=(str(refusal),), quantity=QUANTITY
         )
         return none, None, f"the bounds do not speak of it: {refusal}"
-    hypotheses = (checked("every class has its own functional of one state"), *_arithmetic(found))
+    hypotheses = (checked("every class has its own functional of one state"), *arithmetic_of(found))
     made = Certificate(-best, domain, _norm(domain), THEOREM.cited, hypotheses, quantity=QUANTITY)
     return made, rival, "" if best > 0 else "the bounds do not reach so far; use a smaller radius"
 
@@ -173,7 +174,8 @@ def _norm(domain: Near) -> Any:
     return getattr(domain, "norm", TokenMax())
 
 
-def _arithmetic(found: Classifier) -> tuple[Hypothesis, ...]:
+def arithmetic_of(found: Classifier) -> tuple[Hypothesis, ...]:
+    """What is taken on trust of the machine, and of the dtype that a model runs in."""
     if found.dtype == torch.float64:
         return (arithmetic(),)
     kind = str(found.dtype).rpartition(".")[-1]

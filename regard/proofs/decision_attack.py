@@ -195,12 +195,7 @@ class LeastMargin:
         return slope
 
     def _own(self, x: Tensor) -> Tensor:
-        """The input as the model's dtype has it, drawn in until it is certainly in the domain."""
-        for shrink in (0.0, 1e-12, 1e-9, 1e-6, 1e-4):
-            moved = (x + shrink * (self.points - x)).to(self.classifier.dtype)
-            if inside.one(self.domain, moved):
-                return moved
-        return self.points.to(self.classifier.dtype)
+        return as_it_runs(self.classifier, self.domain, x)
 
     def _changed(self, x: Tensor) -> bool:
         own = self._own(x)
@@ -212,6 +207,16 @@ class LeastMargin:
         changed = self._changed(x)
         value = float(lead(self.classifier.run(own).double(), self.labels))
         return Found(Witness(value, self.points, own.double(), Frobenius()), changed)
+
+
+def as_it_runs(found: Classifier, domain: Near, x: Tensor) -> Tensor:
+    """An input as the model's dtype has it, drawn in until it is certainly in the domain."""
+    points = domain.measure.points
+    for shrink in (0.0, 1e-12, 1e-9, 1e-6, 1e-4):
+        moved = (x + shrink * (points - x)).to(found.dtype)
+        if inside.one(domain, moved):
+            return moved
+    return points.to(found.dtype)
 
 
 def lead(logits: Tensor, labels: tuple[int, ...]) -> Tensor:

@@ -68,6 +68,7 @@ def certified_radius(
     *,
     readout: Any = None,
     steps: int = 30,
+    resolution: float = 1.04,
 ) -> Radius:
     """How far x may move in the norm while the answer stays: proved from below, attacked from above.
 
@@ -75,9 +76,12 @@ def certified_radius(
     (..., n, d). Two logits cannot meet within margin/(√2 L), L the certificate for all sequences of n tokens;
     for one sequence (n, d) the ball model is asked too, radius by radius, and the one that is returned was
     itself proved. token: only this one moves; None: all may. readout: a map from the model's value to logits.
-    steps: of the attack.
+    steps: of the attack. resolution: how close the largest radius that was proved is to the smallest that was
+    not, as a factor.
     """
     _check_arguments(x, token, norm, steps)
+    if not resolution > 1:
+        raise ArgumentError("resolution", f"is {resolution!r}", "give a factor above 1")
     found = classifier(model, readout, "certified_radius")
     whole = found.exact
     points = x.detach().double()
@@ -95,15 +99,13 @@ def certified_radius(
         assumed(f"rounding of logits in float64 is below {ROUNDING:g} of the largest and one"),
     )
     if x.ndim == 2 and float(margin) > 0:
-        near = _Near(found, points, token, norm, int(label)).search(float(value), float(attack))
+        near = _Near(found, points, token, norm, int(label)).search(float(value), float(attack), resolution)
         if near is not None:
             value, certificate = torch.tensor(near[0], dtype=torch.float64), near[1]
             hypotheses = (checked(f"proved at this radius by {certificate.theorem}"), *certificate.hypotheses)
     return Radius(value, attack, label, margin, moved, norm, certificate, hypotheses)
 
 
-RESOLUTION = 1.04
-"""How close the largest radius that was proved is to the smallest that was not, as a factor."""
 TRIES = 14
 """How many radii are tried."""
 
@@ -130,7 +132,7 @@ class _Near:
         certificate = margin_certificate(self.found, self.domain(radius), (self.label,))[0]
         return certificate if certificate.value < 0 else None
 
-    def search(self, known: float, attack: float) -> tuple[float, Certificate] | None:
+    def search(self, known: float, attack: float, resolution: float) -> tuple[float, Certificate] | None:
         """The largest radius that is proved, where it is more than what is known: up or down by factors from
         a guess, then between the last two.
         """
@@ -139,7 +141,7 @@ class _Near:
         radius = (attack if math.isfinite(attack) else float(self.points.norm())) / 16
         radius = radius if radius > known else _next(low, high, known)
         for _ in range(TRIES):
-            if not low < radius < high or (low > 0 and high / low < RESOLUTION):
+            if not low < radius < high or (low > 0 and high / low < resolution):
                 break
             certificate = self.proved(radius)
             if certificate is None:

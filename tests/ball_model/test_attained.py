@@ -16,16 +16,18 @@ import regard as r
 from regard import maps
 from regard._upper import exact
 from regard.domains import Radii
-from regard.proofs.ball_model import attention as attention_room
-from regard.proofs.ball_model.attention import attend, head_moves, product_norms
+from regard.proofs.ball_model import heads as heads_room
+from regard.proofs.ball_model.attention import attend
 from regard.proofs.ball_model.beginning import at_rest, begin, second_order
 from regard.proofs.ball_model.ellipsoids import Sum, widths
+from regard.proofs.ball_model.heads import head_moves
 from regard.proofs.ball_model.inputs import BallPart, Inputs
 from regard.proofs.ball_model.network import through
 from regard.proofs.ball_model.neurons import arguments
 from regard.proofs.ball_model.norms import Token, _Moves, normalize
 from regard.proofs.ball_model.quadratic import own_square, symmetric
 from regard.proofs.ball_model.rows import Row
+from regard.proofs.ball_model.sides import product_norms
 from regard.proofs.subject import subject_of
 from regard.proofs.theorem import Refusal
 from tests.ball_model.networks import D, attention, drawn, norm
@@ -279,10 +281,10 @@ def test_what_an_ellipsoid_of_one_token_does_to_scores_is_attained():
     assert bool((head.row.mixed.bound >= proved).all())
 
 
-@pytest.mark.parametrize("explicit", [attention_room.EXPLICIT, 0])
+@pytest.mark.parametrize("explicit", [heads_room.EXPLICIT, 0])
 def test_products_of_moves_hold_their_norms(monkeypatch, explicit):
     """Quadratic moves of scores about their mean, written out or by their norms."""
-    monkeypatch.setattr(attention_room, "EXPLICIT", explicit)
+    monkeypatch.setattr(heads_room, "EXPLICIT", explicit)
     head = head_with(radius=0.3)
     moves = torch.einsum("ick,jcl->ijkl", head.query.moves, head.key.moves)
     centered = symmetric(moves - torch.einsum("ij,ijkl->ikl", head.law, moves).unsqueeze(1))
@@ -298,7 +300,7 @@ def test_products_of_moves_hold_their_norms(monkeypatch, explicit):
 @pytest.mark.parametrize("radius", [1e-3, 0.1])
 def test_attention_without_written_out_forms_holds_its_values(monkeypatch, radius, curved):
     """Values along directions at points of the sphere: within what is proved, and a part not small."""
-    monkeypatch.setattr(attention_room, "EXPLICIT", 0)
+    monkeypatch.setattr(heads_room, "EXPLICIT", 0)
     g = generator(21)
     x, map = drawn(g, 3, 4), attention(g, 4, sharp=2.0)
     state = begin.one(Radii(x, vector(0.0, radius, 0.0)))
@@ -374,11 +376,11 @@ def test_scores_that_are_sums_of_turned_and_plain_products():
 
 
 def test_the_reach_of_a_state_is_all_that_moves_it():
-    """A ball of the input and an ellipsoid."""
+    """A ball of the input and an ellipsoid, each by the root of its trace."""
     state = begin.one(Radii(drawn(generator(), 2, 4), vector(0.0, 0.3)))
     state = state.with_rest(Sum(2, 4).ball(exact(vector(0.5, 0.25))))
     assert bool((state.reach.bound >= vector(0.5, 0.55)).all())
-    assert state.reach.bound == pytest.approx(vector(0.5, 0.85), rel=1e-6)
+    assert state.reach.bound == pytest.approx(vector(1.0, 1.1), rel=1e-6)
 
 
 def test_the_factor_of_a_key_that_has_no_weight_is_attained_from_above():

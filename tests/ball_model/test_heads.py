@@ -7,9 +7,9 @@ import torch
 
 import regard as r
 from regard._upper import relative_error
-from regard.proofs.ball_model.attention import head_moves
 from regard.proofs.ball_model.beginning import at_rest
 from regard.proofs.ball_model.groups import Groups, no_groups
+from regard.proofs.ball_model.heads import head_moves
 from regard.proofs.ball_model.inputs import BallPart, Inputs
 from regard.proofs.ball_model.network import shared, through
 from regard.proofs.ball_model.state import State

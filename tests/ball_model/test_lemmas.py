@@ -13,11 +13,11 @@ from regard.domains import Hull, Neighborhood, Radii
 from regard.norms import TokenMax
 from regard.proofs.ball_model import beginning
 from regard.proofs.ball_model.activations import bend
-from regard.proofs.ball_model.attention import HeadMoves
 from regard.proofs.ball_model.attention_gram import attention_gram
 from regard.proofs.ball_model.beginning import at_rest, begin, second_order
 from regard.proofs.ball_model.ellipsoids import Sum, longest, widths
 from regard.proofs.ball_model.groups import closed, no_groups, opened
+from regard.proofs.ball_model.heads import HeadMoves
 from regard.proofs.ball_model.inputs import BallPart, BoxPart, Inputs, SimplexPart, shares_of
 from regard.proofs.ball_model.margin import quadratic_minimum
 from regard.proofs.ball_model.network import through

@@ -152,6 +152,14 @@ def test_mixed_with_new_tokens_it_is_the_compression_of_both():
     assert bool((DOT.free_energy(queries, both.measure) + both.log_mass <= energy + 1e-12).all())
 
 
+def test_one_key_copies_and_one_query_need_one_atom():
+    for context, ball in ((X[:1], BALL), (X[:1].expand(50, 3), BALL), (X, Ball(0.0))):
+        for goal in ({"tolerance": 1e-9}, {"size": 1}):
+            found = compress(context, DOT, **goal, domain=ball)
+            assert found.size == 1
+            assert found.certificate.value < 1e-9
+
+
 def test_keys_without_mass_are_left_out():
     weights = torch.zeros(60, dtype=D)
     weights[::2] = -math.inf

@@ -70,6 +70,19 @@ def test_keys_and_values_of_two_sequences():
         ours(x, value=y)
 
 
+@pytest.mark.parametrize("heads", [False, True])
+def test_a_mask_that_is_added_when_a_module_is_called(heads):
+    theirs = alive(nn.MultiheadAttention(WIDTH, HEADS, batch_first=True))
+    ours, x = from_torch(theirs), points(BATCH, N)
+    mask = torch.randn(*((HEADS,) if heads else ()), N, N, dtype=torch.float64)
+    wanted = theirs(x, x, x, attn_mask=mask.repeat(BATCH, 1, 1) if heads else mask)[0]
+    close(ours(x, added=r.PairBias(mask)), wanted, "output")
+    both = ours(x, added=r.PairBias(mask), support=r.Causal())
+    close(both, ours(x, added=r.PairBias(mask + CLOSED)), "both")
+    with pytest.raises(r.errors.ArgumentError, match=r"added: is .*; give PairBias\(mask\)"):
+        ours(x, added=mask)
+
+
 def test_a_learned_key_is_seen_by_all():
     marks = torch.arange(4)
     seen = Besides(r.Causal(), 3).allows(marks[:3], marks)

@@ -101,7 +101,7 @@ def test_it_is_on_the_ladder_and_below_the_taylor_model():
 
 def test_few_columns_are_sound_too(monkeypatch):
     """Where groups may hold few numbers, most remainders go on token by token, and bounds grow a little."""
-    from regard.proofs.ball_model import attention as room
+    from regard.proofs.ball_model import heads as room
     from regard.proofs.ball_model import network as stack
     from regard.proofs.ball_model import squares, state
 

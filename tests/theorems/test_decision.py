@@ -191,3 +191,32 @@ def test_what_is_inside():
         assert inside.one(domain, x)
         assert inside.one(domain, moved)
         assert not inside.one(domain, moved + 0.2)
+
+
+def test_a_sequence_of_one_token():
+    model, readout = classifier(2, tokens=1, layers=1)
+    x = sequence(2, tokens=1)
+    found = r.decide(model, x, r.one_token(x, 0, 1e-3), readout=readout)
+    assert found.holds is True
+    assert found.least_margin <= found.attack.value
+
+
+def test_what_only_pads_takes_no_part():
+    """No query sees the last token: how far it moves changes nothing."""
+    model, readout = classifier(3, layers=1, support=r.Padding(torch.tensor(3)))
+    x = sequence(3)
+    still = r.decide(model, x, r.one_token(x, 3, 1e-9), readout=readout)
+    moved = r.decide(model, x, r.one_token(x, 3, 0.1), readout=readout)
+    assert moved.holds is still.holds is True
+    assert moved.least_margin == pytest.approx(still.least_margin, rel=1e-6)
+
+
+def test_a_readout_in_float64_for_a_model_in_float32():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, activation="gelu", batch_first=True)
+    model = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+    x = sequence(0)
+    first = torch.eye(4, dtype=D)[:1]
+    readout = Compose((MixTokens(first), Affine(drawn(torch.Generator().manual_seed(0), 8, 2))))
+    found = r.decide(model, x, r.one_token(x, 1, 1e-4), readout=readout)
+    assert found.holds is not False
+    assert any("float32" in str(one) for one in found.margin.hypotheses)

@@ -47,6 +47,11 @@ def longest(shape: Tensor) -> Upper:
     return largest_roots(shape)
 
 
+def trace_roots(shapes: Tensor) -> Upper:
+    """At least tr(Q)^{1/2}."""
+    return Upper(shapes.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0.0).sqrt(), shapes.shape[-1] + 4)
+
+
 class Sum:
     """The ellipsoid of a sum of sets of moves: (Σ s_k)(Σ Q_k/s_k) for any weights s_k > 0 (M1).
 
@@ -96,6 +101,17 @@ class Sum:
         whole = Upper(lengths, columns.shape[-2] + 4).sum(-1)
         self._counted(whole.bound, size, columns.shape[-1])
         return self.ball(relative_error(2) * whole)
+
+    def mixture(self, factors: Upper, shapes: Tensor, lengths: Upper, terms: int) -> Sum:
+        """Σ_j f_ij e_j for each row i, with |f_ij| ≤ factors (n, m), e_j in ellipsoids of shapes (m, d, d),
+        whose lengths are tr^{1/2}; each shape is off by at most `terms` roundings of that length squared.
+        """
+        size = lengths.value.clamp_min(SMALLEST)
+        times = factors.bound
+        weight = Upper(times * size, 2)
+        matrix = torch.einsum("ij,jab->iab", times / size, shapes)
+        error = relative_error(terms + len(size) + 12) * weight.sum(-1)
+        return self.add(weight.sum(-1).bound + SMALLEST, matrix, error)
 
     def add(self, weight: Tensor, matrix: Tensor, error: Upper) -> Sum:
         """What another sum has gathered: Σ s_k, Σ Q_k/s_k and what rounding may have changed in it."""

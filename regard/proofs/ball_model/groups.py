@@ -33,8 +33,13 @@ class Groups:
     @cached_property
     def sizes(self) -> Upper:
         """At least |B_ig|_F, (n, groups)."""
-        squares = Upper(self._gathered(self.columns.square().sum(1)), sum(self.columns.shape[1:]) + 2)
-        return squares.sqrt()
+        lengths = torch.linalg.vector_norm(self.columns, dim=1)
+        return Upper(self._gathered(lengths.square()), sum(self.columns.shape[1:]) + 8).sqrt()
+
+    @property
+    def energy(self) -> Tensor:
+        """About how much each column moves all tokens, squared."""
+        return torch.linalg.vector_norm(self.columns, dim=(0, 1)).square()
 
     def reach(self, directions: Tensor) -> Upper:
         """At least Σ_g |B_igᵀa| for directions (n or 1, d, m), (n, m)."""
@@ -115,7 +120,7 @@ def opened(groups: Groups, shape: Tensor, most: int) -> tuple[Groups, Tensor]:
     """
     n, width = shape.shape[:2]
     values, vectors = torch.linalg.eigh(shape)
-    energy = torch.cat([groups.columns.square().sum((0, 1)), values.clamp_min(0.0).flatten()])
+    energy = torch.cat([groups.energy, values.clamp_min(0.0).flatten()])
     kept = torch.zeros(len(energy), dtype=torch.bool)
     kept[energy.argsort(descending=True)[:most]] = True
     old, new = kept[: len(groups.labels)], kept[len(groups.labels) :].unflatten(0, (n, width))
@@ -139,7 +144,7 @@ def closed(groups: Groups, shape: Tensor, most: int) -> tuple[Groups, Tensor]:
     if len(groups.labels) <= most:
         return groups, shape
     kept = torch.zeros(len(groups.labels), dtype=torch.bool)
-    kept[groups.columns.square().sum((0, 1)).argsort(descending=True)[:most]] = True
+    kept[groups.energy.argsort(descending=True)[:most]] = True
     return groups.of(kept), groups.of(~kept).merged_into(Sum(*shape.shape[:2]).shape(shape)).done()
 
 

@@ -31,6 +31,8 @@ OPEN, KEPT = 36_000_000, 18_000_000
 """How many numbers groups may hold in attention and after it; the shortest columns go on as ellipsoids of
 single tokens.
 """
+STILL = 2_000_000
+"""The same where nothing moves but by rounding, which need not be followed far."""
 NEGLIGIBLE = 1e-18
 """What is left of ellipsoids in comparison with groups, in squares, that is not opened again."""
 
@@ -41,9 +43,10 @@ through = Verb("through")
 def shared(state: State) -> State:
     """The state with its ellipsoids opened, so that remainders know each other in all that follows."""
     trace = float(state.shape.diagonal(dim1=-2, dim2=-1).sum())
-    if trace <= NEGLIGIBLE * float(state.groups.columns.square().sum()):
+    if trace <= NEGLIGIBLE * float(state.groups.energy.sum()):
         return state
-    groups, left = opened(state.groups, state.shape, OPEN // (state.tokens * state.width))
+    room = OPEN if state.inputs.width else STILL
+    groups, left = opened(state.groups, state.shape, room // (state.tokens * state.width))
     return replace(state, groups=groups, shape=left)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from regard import maps
 from regard._enclosed import computed_lengths, lengths_below
 from regard._upper import Lower, Upper, exact, exact_lower, relative_error, root, sizes
-from regard.proofs.ball_model.ellipsoids import Sum, lifted, longest, pushed
+from regard.proofs.ball_model.ellipsoids import Sum, lifted, longest, pushed, trace_roots
 from regard.proofs.ball_model.quadratic import Grams, Quadratic, form_norms, own_square, split, symmetric
 from regard.proofs.ball_model.squares import with_forms, with_quadratic
 from regard.proofs.ball_model.state import State
@@ -95,8 +95,9 @@ class _Moves:
         length = lengths_below(g)
         unit = relative_error(4 * wide + 16) * (1 + computed_lengths(state.center) / length)
         size = computed_lengths(state.linear.flatten(1))
-        self.slip_along = 3 * unit * (size + longest(state.rest_shape)) / length
-        self.slip_across = 3 * unit * (root(wide) * size + longest(state.rest_shape))
+        far = trace_roots(state.rest_shape)
+        self.slip_along = 3 * unit * (size + far) / length
+        self.slip_across = 3 * unit * (root(wide) * size + far)
         self.along_first = state.inputs.reach(self.along)
         rest = state.rest(direction).map(lambda value: value.squeeze(-1))
         self.along_rest = rest * (1 + unit) + self.slip_along

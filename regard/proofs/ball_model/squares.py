@@ -65,6 +65,8 @@ class Squares:
         rest.ball(relative_error(4) * computed_lengths(weights.flatten(1)) * self.quartic.sqrt())
         if after.curved is not None:
             return self._curved(after, weights, rest)
+        if not self.along.shape[-1]:
+            return after.with_rest(rest)
         coarse = torch.ones(after.tokens, dtype=torch.bool).index_fill(0, self.chosen, False)
         rest.gram(weights, self.quartic.sqrt().where(coarse))
         offset, around = split(self.grams(weights), self.own.of(self.chosen))

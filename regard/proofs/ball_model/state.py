@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard._enclosed import computed_lengths, largest_roots
 from regard._upper import Upper, relative_error, total
-from regard.proofs.ball_model.ellipsoids import Sum, longest, no_shape, pushed, widths
+from regard.proofs.ball_model.ellipsoids import Sum, longest, no_shape, pushed, trace_roots, widths
 from regard.proofs.ball_model.groups import Groups
 from regard.proofs.ball_model.inputs import Inputs
 from regard.proofs.ball_model.quadratic import Own, Quadratic, own_square, split
@@ -60,7 +60,7 @@ class State:
     @cached_property
     def reach(self) -> Upper:
         """At least how far each token is from its center, generously."""
-        return self.size + longest(self.shape)
+        return self.size + trace_roots(self.shape)
 
     # Scalars a·x_i
 

@@ -1,0 +1,132 @@
+"""regard decide: could a typo change this answer?"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from regard.errors import ArgumentError, MissingExtraError
+
+if TYPE_CHECKING:
+    from regard.decisions.word_answers import Answers, WordAnswer
+
+TEXT = "The film was not boring, although the plot was weak."
+"""What the shipped classifier is asked, unless another text is given."""
+
+HELP = """Could a typo change this answer? Each word of a text: how far it can move, proved and attacked.
+
+Without MODEL a small classifier of opinions is asked that comes with regard (three layers, trained on
+sentences written for it). MODEL is a directory or a hub id of a sequence classifier, a GPT-2 (its next token)
+or an encoder (the cosine of its embedding), of the families BERT, DistilBERT and GPT-2.
+
+For each word: the relative move of its vector up to which the answer certainly stays (proved), and the
+shortest change that was found (attack). For the shipped classifier also every typo of one letter, run.
+
+\b
+Examples
+  regard decide                                        the shipped classifier
+  regard decide --text "I loved the soup."             another sentence
+  regard decide ./my-classifier --text "A warm film."  yours
+  regard decide ./my-classifier --text "…" --json      numbers for a program
+
+\b
+Exit status
+  0 done   2 wrong arguments or files
+"""
+
+
+def decide(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="A directory or a hub id.", show_default=False)
+    ] = None,
+    text: Annotated[str | None, typer.Option(help="One sentence.", show_default=TEXT)] = None,
+    radius: Annotated[
+        float, typer.Option(help="For embeddings: how far a word moves, relative to its length.")
+    ] = 1e-3,
+    resolution: Annotated[
+        float, typer.Option(help="How close a proved radius is to the first that is not, as a factor.")
+    ] = 1.04,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON and write nothing.")] = False,
+    out: Annotated[Path, typer.Option(help="The directory for decide.html and decide.json.")] = Path(
+        "decide"
+    ),
+) -> None:
+    """Check every argument before the work begins, then do it."""
+    from regard._files import check_writable
+    from regard.audits.terminal import output, say
+    from regard.decisions import answers, loaded_on, shipped_on
+    from regard.decisions.page import save
+
+    if not 0 < radius < 1:
+        raise ArgumentError("--radius", f"is {radius}", "give a part of a token's length, between 0 and 1")
+    if not resolution > 1:
+        raise ArgumentError("--resolution", f"is {resolution}", "give a factor above 1, such as 1.1")
+    if model is not None and text is None:
+        raise ArgumentError("--text", "is missing", "say what the model is asked about")
+    if not json_:
+        if importlib.util.find_spec("jinja2") is None:
+            raise MissingExtraError("jinja2", "report")
+        check_writable(out)
+    asked = shipped_on(TEXT if text is None else text) if model is None else loaded_on(model, str(text))
+    found = answers(asked, _watched, radius=radius, resolution=resolution)
+    if json_:
+        print(json.dumps(found.written(), indent=1, ensure_ascii=False))
+        return
+    _show(found)
+    paths = save(found, out, shlex.join(["regard", *sys.argv[1:]]))
+    say(output(), f"written: {', '.join(str(path) for path in paths)}")
+
+
+def _watched(places: list[int]) -> Iterable[int]:
+    """The places with a bar on a terminal."""
+    from rich.progress import track
+
+    from regard.audits.terminal import messages
+
+    console = messages()
+    return track(places, "words", console=console, transient=True, disable=not console.is_terminal)
+
+
+def _show(found: Answers) -> None:
+    """A table of words, the weakest of them colored most."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from regard.audits.terminal import output, say
+    from regard.decisions.word_answers import shown
+
+    console = output()
+    for sentence in found.sentences():
+        say(console, sentence)
+    table = Table("word", "proved", "attack", "typos of one letter", box=None, pad_edge=False)
+    for one in found.words:
+        style = _style(found, one)
+        table.add_row(
+            Text(one.word, style),
+            Text(shown(found, one.proved), style),
+            shown(found, one.attack),
+            _typos(one),
+        )
+    console.print(table)
+
+
+def _style(found: Answers, one: WordAnswer) -> str:
+    """Thirds of the words: the least proved in red, the most in green."""
+    rank = sorted(other.proved for other in found.words).index(one.proved)
+    return ("bold red", "yellow", "green")[min(2, 3 * rank // len(found.words))]
+
+
+def _typos(one: WordAnswer) -> str:
+    if one.typos is None:
+        return one.reason or "–"
+    if not one.typos.changed:
+        return f"none of {one.typos.count} changes it"
+    examples = ", ".join(typo for typo, _ in one.typos.examples)
+    return f"{one.typos.changed} of {one.typos.count} change it: {examples}"

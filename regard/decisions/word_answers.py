@@ -1,0 +1,170 @@
+"""How far each word may move before the answer changes: proved, attacked, and typo by typo."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from regard.decisions.asked import EMBEDDING, NEXT, Asked
+from regard.decisions.budget import Spent, budget
+from regard.domains import one_token
+from regard.proofs import certified_cosine, certified_radius
+from regard.proofs.decision_attack import lead
+
+BATCH = 256
+SHOWN = 6
+"""How many typos that change the answer are named."""
+
+Watched = Callable[[list[int]], Iterable[int]]
+"""Places, one after another, with a bar beside them."""
+
+
+@dataclass(frozen=True)
+class Typos:
+    """All words that are one letter away, each run: how many there are, how many change the answer, and some
+    of those with what the answer becomes.
+    """
+
+    count: int
+    changed: int
+    examples: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class WordAnswer:
+    """place: of the token; length: of its vector. proved, attack: relative to it, up to where nothing changes
+    the answer, and the shortest change that was found; for embeddings the cosine that is proved, and the
+    smallest that was found. reason: why nothing is proved.
+    """
+
+    place: int
+    word: str
+    length: float
+    proved: float
+    attack: float
+    reason: str = ""
+    typos: Typos | None = None
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Everything that was found of one text; radius: of embeddings, relative to a token."""
+
+    kind: str
+    model: str
+    text: str
+    label: str
+    margin: float
+    radius: float
+    words: list[WordAnswer]
+    tokens: list[str]
+    spent: list[Spent] = field(default_factory=list)
+
+    @property
+    def weakest(self) -> WordAnswer:
+        """The word about which the least is proved."""
+        return min(self.words, key=lambda one: one.proved)
+
+    @property
+    def attacked(self) -> WordAnswer:
+        """The word whose shortest change, or smallest cosine, is the least."""
+        return min(self.words, key=lambda one: one.attack)
+
+    def sentences(self) -> list[str]:
+        """What was found, in words."""
+        proved, found = self.weakest, self.attacked
+        if self.kind == EMBEDDING:
+            return [
+                f"If one word moves by {self.radius:.2%} of its length, the cosine to the original stays "
+                f"above {_down(proved.proved)} (proved; attack: {found.attack:.6f} at “{found.word}”)."
+            ]
+        lines = [
+            f"One word cannot change the answer “{self.label}” up to {percent(proved.proved)} of its length "
+            f"(proved; attack: {percent(found.attack)} at “{found.word}”)."
+        ]
+        typed = [one.typos for one in self.words if one.typos is not None]
+        if typed:
+            count, changed = sum(one.count for one in typed), sum(one.changed for one in typed)
+            said = "none changes it" if not changed else f"{changed} change it"
+            lines.append(f"All {count} typos of one letter were run: {said}.")
+        return lines
+
+    def written(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        found = asdict(self)
+        return {**found, "sentences": self.sentences()}
+
+
+def shown(found: Answers, value: float) -> str:
+    """A number as people read it, never more than it is."""
+    return _down(value) if found.kind == EMBEDDING else percent(value)
+
+
+def _down(value: float) -> str:
+    return f"{math.floor(value * 1e6) / 1e6:.6f}"
+
+
+def percent(value: float) -> str:
+    """Rounded down to three digits."""
+    if not math.isfinite(value) or value <= 0:
+        return "no change that was found" if value > 0 else "0 %"
+    unit = 10.0 ** (math.floor(math.log10(value * 100)) - 2)
+    return f"{math.floor(value * 100 / unit) * unit:.3g} %"
+
+
+def answers(
+    asked: Asked, watched: Watched = iter, *, radius: float = 1e-3, resolution: float = 1.04
+) -> Answers:
+    """Each word of a text."""
+    label, margin = _label(asked)
+    words = [_word(asked, place, label, radius, resolution) for place in watched(asked.moving)]
+    spent = _spent(asked, words, radius)
+    name = "" if asked.kind == EMBEDDING else asked.names(label)
+    return Answers(asked.kind, asked.name, asked.text, name, margin, radius, words, asked.words, spent)
+
+
+def _label(asked: Asked) -> tuple[int, float]:
+    if asked.kind == EMBEDDING:
+        return 0, 0.0
+    from regard.proofs.classifier import classifier
+
+    logits = classifier(asked.model, asked.readout).run(asked.x).double()
+    label = int(logits.argmax(-1))
+    return label, float(lead(logits, (label,)))
+
+
+def _word(asked: Asked, place: int, label: int, radius: float, resolution: float) -> WordAnswer:
+    length, word = float(asked.x[place].norm()), asked.words[place]
+    if asked.kind == EMBEDDING:
+        found = certified_cosine(asked.model, asked.x, one_token(asked.x, place, radius * length))
+        return WordAnswer(place, word, length, found.cosine, found.attack.value, found.reason)
+    far = certified_radius(asked.model, asked.x, place, readout=asked.readout, resolution=resolution)
+    proved, attack = float(far.value) / length, float(far.attack) / length
+    return WordAnswer(place, word, length, proved, attack, "", _typos(asked, place, label))
+
+
+def _typos(asked: Asked, place: int, label: int) -> Typos | None:
+    """Every typo of a word, run."""
+    if asked.logits is None or asked.typos is None or asked.kind == NEXT:
+        return None
+    others, words, changed = asked.typos(asked.words[place]), asked.words[1:], list[tuple[str, str]]()
+    for k in range(0, len(others), BATCH):
+        group = others[k : k + BATCH]
+        with torch.no_grad():
+            logits = asked.logits([[*words[: place - 1], one, *words[place:]] for one in group])
+        best = logits.argmax(-1).tolist()
+        changed += [(one, asked.names(k)) for one, k in zip(group, best, strict=True) if k != label]
+    return Typos(len(others), len(changed), changed[:SHOWN])
+
+
+def _spent(asked: Asked, words: list[WordAnswer], radius: float) -> list[Spent]:
+    """The depth curve, where the word about which the least is proved moves so far."""
+    weakest = min(words, key=lambda one: one.proved)
+    far = radius if asked.kind == EMBEDDING else weakest.proved
+    if not far > 0:
+        return []
+    return budget(asked.model, asked.x, one_token(asked.x, weakest.place, far * weakest.length))

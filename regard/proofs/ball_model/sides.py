@@ -1,0 +1,84 @@
+"""Queries, keys and values near a sequence: projected tokens with bounds of their moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard._enclosed import computed_lengths
+from regard._upper import Upper, relative_error
+from regard.proofs.ball_model.ellipsoids import lifted, longest
+from regard.proofs.ball_model.quadratic import form_norms
+from regard.proofs.ball_model.scores import Projection
+from regard.proofs.ball_model.state import State
+
+
+@dataclass
+class Side:
+    """Projected tokens: values z (n, c), their derivatives (n, c, k) and bounds of their moves.
+
+    first: at least |w_iᵀA_i|₂. around: an ellipsoid (n, c, c) of how far z moves beside w_iᵀA_i u, but
+    for rounding, and rest: at least that. size: at least the sizes that derivatives are made of, |w_i|_F
+    (|A_i|_F + …).
+    """
+
+    w: Tensor
+    value: Tensor
+    moves: Tensor
+    around: Tensor
+    first: Upper
+    rest: Upper
+    size: Upper
+    whole: Upper
+
+
+def sides(state: State, projections: list[Projection]) -> list[Side]:
+    """Those of all heads: one product with the derivatives, and one with the ellipsoids."""
+    count = max(len(projection.w) for projection in projections)
+    joined = torch.cat([projection.w.expand(count, -1, -1) for projection in projections], -1)
+    parts = [projection.w.shape[-1] for projection in projections]
+    moves = (joined.mT @ state.moves).split(parts, 1)
+    turned = (state.rest_shape @ joined).split(parts, -1)
+    around = [_pushed(state, one.w, part) for one, part in zip(projections, turned, strict=True)]
+    first = _all_at_once(form_norms, [move[..., : state.linear.shape[-1]] for move in moves])
+    rest = _all_at_once(longest, around)
+    made = zip(projections, moves, around, first, rest, strict=True)
+    return [_side(state, *one) for one in made]
+
+
+def _side(
+    state: State, projection: Projection, moves: Tensor, around: Tensor, first: Upper, rest: Upper
+) -> Side:
+    """moves: wᵀ times A and B."""
+    w, b = projection.w, projection.b
+    value = (state.center.unsqueeze(-2) @ w).squeeze(-2) + b
+    thick = computed_lengths(w.flatten(1))
+    lost = relative_error(state.width + 4) * thick * state.size
+    whole = thick * (computed_lengths(state.center) + state.reach) + computed_lengths(b)
+    return Side(w, value, moves, around, first + lost, rest + lost, thick * state.size, whole)
+
+
+def _pushed(state: State, w: Tensor, turned: Tensor) -> Tensor:
+    """wᵀQw of what `pushed` would make, with Qw given."""
+    size = computed_lengths(state.rest_shape.flatten(1)) * computed_lengths(w.flatten(1)).square()
+    return lifted(w.mT @ turned, relative_error(2 * state.width + 4) * size)
+
+
+def _all_at_once(norms: Callable[[Tensor], Upper], parts: list[Tensor]) -> list[Upper]:
+    """Norms of many matrices of one size together."""
+    if len({part.shape for part in parts}) > 1:
+        return [norms(part) for part in parts]
+    return list(norms(torch.stack(parts)))
+
+
+def product_norms(q: Tensor, k: Tensor, q_norm: Upper, k_norm: Upper) -> Upper:
+    """At least |Q_iᵀK_j|₂ of (n, c, d0) each, (n, n): tr((QQᵀKKᵀ)²)^{1/4}, or the product of norms."""
+    both = (q @ q.mT).unsqueeze(1) @ (k @ k.mT).unsqueeze(0)
+    fourth = (both * both.mT).sum((-2, -1)).clamp_min(0.0)
+    whole = computed_lengths(q.flatten(1)).unsqueeze(-1) * computed_lengths(k.flatten(1))
+    unit = relative_error(2 * q.shape[-1] + 4 * q.shape[1] + 32)
+    found = (Upper(fourth) + unit * whole.square().square()).sqrt().sqrt()
+    return found.minimum(q_norm.unsqueeze(-1) * k_norm)

@@ -1,0 +1,191 @@
+"""exchange_pairs: exchanges of two words from given lists, by bounds that prune and runs that finish."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard._enclosed import lengths
+from regard.domains import Radii
+from regard.errors import ArgumentError
+from regard.proofs.classifier import Classifier, check_sequence, classifier
+from regard.proofs.decision import margin_certificate
+from regard.proofs.decision_attack import lead
+from regard.proofs.question import question
+
+FARTHEST = 0.2
+"""Sets of words that are farther apart than this part of their length are split before a bound is tried."""
+
+Exchange = dict[int, int]
+"""{position: which of its embeddings}."""
+
+
+@dataclass(frozen=True)
+class PairExchanges:
+    """What becomes of an answer under every exchange of one or two words from given lists.
+
+    holds: whether none changes it. count: how many there are; `proved` of them by bounds on sets of them,
+    which are about exact arithmetic, all others by running them. bounds: how many sets were asked about.
+    changed: those that change the answer, each run; lead: the least lead of the label among those that were
+    run, at the exchange `worst`.
+    """
+
+    holds: bool
+    label: int
+    count: int
+    proved: int
+    bounds: int
+    lead: float
+    worst: Exchange
+    changed: tuple[Exchange, ...]
+
+    def __str__(self) -> str:
+        how = f"{self.proved} by {self.bounds} bounds, {self.count - self.proved} by running them"
+        if self.holds:
+            said = f"none of these {self.count} exchanges of up to two words changes the answer {self.label}"
+            return f"{said}: {how}"
+        said = f"{len(self.changed)} of {self.count} exchanges of up to two words change the answer"
+        return f"{said} {self.label}; the worst is {self.worst}: {how}"
+
+    __repr__ = __str__
+
+
+def exchange_pairs(
+    model: Any,
+    x: Tensor,
+    choices: Mapping[int, Tensor],
+    *,
+    readout: Any = None,
+    batch: int = 256,
+    worth: int = 3000,
+) -> PairExchanges:
+    """Every exchange of one or two tokens of x (n, d) for embeddings {position: (K, d)}, decided.
+
+    A set of pairs lies in two balls; where the label leads everywhere in them, all its pairs are proved at
+    once. Otherwise the wider ball is split; sets of fewer than `worth` pairs are run, as the model runs, in
+    batches. worth: about how many runs a bound costs.
+    """
+    check_sequence("x", x)
+    _check(x, choices, batch, worth)
+    with question():
+        search = _Search(classifier(model, readout, "exchange_pairs"), x.detach().double(), batch, worth)
+        for place, embeddings in choices.items():
+            search.run([({place: k}, {place: one}) for k, one in enumerate(embeddings.double())])
+        for first, second in itertools.combinations(sorted(choices), 2):
+            search.pairs((first, choices[first].double()), (second, choices[second].double()))
+    return search.found()
+
+
+def _check(x: Tensor, choices: Mapping[int, Tensor], batch: int, worth: int) -> None:
+    if not choices:
+        raise ArgumentError("choices", "is empty", "give embeddings (K, d) for one or more positions")
+    for place, one in choices.items():
+        if not 0 <= place < len(x):
+            raise ArgumentError("choices", f"has the position {place}", f"there are {len(x)} tokens")
+        if one.ndim != 2 or not len(one) or one.shape[-1] != x.shape[-1]:
+            found = f"has shape {list(one.shape)} at {place}"
+            raise ArgumentError("choices", found, f"give embeddings (K, {x.shape[-1]})")
+    for name, value in (("batch", batch), ("worth", worth)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ArgumentError(name, f"is {value!r}", "give a whole number of at least 1")
+
+
+@dataclass
+class _Search:
+    """What is known so far."""
+
+    classifier: Classifier
+    x: Tensor
+    batch: int
+    worth: int
+    count: int = 0
+    proved: int = 0
+    bounds: int = 0
+    least: float = math.inf
+    worst: Exchange = field(default_factory=dict)
+    changed: list[Exchange] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.label = int(self.classifier.run(self.x).argmax(-1))
+
+    def found(self) -> PairExchanges:
+        """The answer."""
+        return PairExchanges(
+            not self.changed,
+            self.label,
+            self.count,
+            self.proved,
+            self.bounds,
+            self.least,
+            self.worst,
+            tuple(self.changed),
+        )
+
+    def run(self, exchanges: list[tuple[Exchange, dict[int, Tensor]]]) -> None:
+        """Exchanges with their embeddings, run in batches."""
+        for k in range(0, len(exchanges), self.batch):
+            group = exchanges[k : k + self.batch]
+            points = self.x.repeat(len(group), 1, 1)
+            for row, (_, tokens) in zip(points, group, strict=True):
+                for place, token in tokens.items():
+                    row[place] = token
+            leads = lead(self.classifier.run(points).double(), (self.label,)).tolist()
+            for value, (exchange, _) in zip(leads, group, strict=True):
+                if value < 0:
+                    self.changed.append(exchange)
+                if value < self.least:
+                    self.least, self.worst = value, exchange
+        self.count += len(exchanges)
+
+    def pairs(self, first: tuple[int, Tensor], second: tuple[int, Tensor]) -> None:
+        """All pairs of two positions: sets of them are proved, split or run."""
+        waiting = [(torch.arange(len(first[1])), torch.arange(len(second[1])))]
+        while waiting:
+            some, others = waiting.pop()
+            size = len(some) * len(others)
+            if size < self.worth or (len(some) == 1 and len(others) == 1):
+                self.run(list(self._each(first, some, second, others)))
+                continue
+            sets = ((first[0], first[1][some]), (second[0], second[1][others]))
+            if self._holds(sets):
+                self.count, self.proved = self.count + size, self.proved + size
+            elif _width(sets[0][1]) >= _width(sets[1][1]):
+                waiting += [(some[part], others) for part in _halves(sets[0][1])]
+            else:
+                waiting += [(some, others[part]) for part in _halves(sets[1][1])]
+
+    def _each(self, first: Any, some: Tensor, second: Any, others: Tensor) -> Any:
+        for a, b in itertools.product(some.tolist(), others.tolist()):
+            yield {first[0]: a, second[0]: b}, {first[0]: first[1][a], second[0]: second[1][b]}
+
+    def _holds(self, sets: tuple[tuple[int, Tensor], ...]) -> bool:
+        """Whether the label leads for all pairs of two sets, by one bound on the balls around them."""
+        points, radii = self.x.clone(), torch.zeros(len(self.x), dtype=torch.float64)
+        for place, tokens in sets:
+            points[place] = tokens.mean(0)
+            radii[place] = lengths(tokens - points[place], 1).bound.max()
+            if not float(radii[place]) <= FARTHEST * float(points[place].norm()):
+                return False
+        self.bounds += 1
+        return margin_certificate(self.classifier, Radii(points, radii), (self.label,))[0].value < 0
+
+
+def _width(tokens: Tensor) -> tuple[float, int]:
+    """How far they are apart, and how many they are: what is split is the larger one."""
+    return float((tokens - tokens.mean(0)).norm(dim=-1).max()), len(tokens)
+
+
+def _halves(tokens: Tensor) -> list[Tensor]:
+    """Which are nearer to one of two that are far apart, and which to the other; none is empty."""
+    one = tokens[(tokens - tokens.mean(0)).norm(dim=-1).argmax()]
+    other = tokens[(tokens - one).norm(dim=-1).argmax()]
+    near = (tokens - one).norm(dim=-1) <= (tokens - other).norm(dim=-1)
+    if bool(near.all()):  # all are equal
+        near = torch.arange(len(tokens)) < len(tokens) // 2
+    return [near.nonzero().flatten(), (~near).nonzero().flatten()]

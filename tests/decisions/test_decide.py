@@ -1,0 +1,231 @@
+"""regard decide: the shipped classifier, models of transformers, the page and the command."""
+
+import json
+import random
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import regard as r
+from regard.cli.application import application
+from regard.decisions import answers, loaded_on, shipped, shipped_on
+from regard.decisions.budget import blocks, budget
+from regard.decisions.page import html
+from regard.decisions.reviews import is_kept_back, sentences, typos
+from regard.decisions.word_answers import percent
+from regard.errors import ArgumentError
+
+SENTENCE = "the soup was dull ."
+
+
+@pytest.fixture(scope="module")
+def found():
+    return answers(shipped_on(SENTENCE), resolution=1.5)
+
+
+def test_the_shipped_classifier_knows_what_it_was_not_taught():
+    model = shipped.load()
+    right = [
+        int(model([shipped.words_of(text)])[0].argmax()) == label
+        for text, label in sentences(200, 5, test=True)
+    ]
+    assert sum(right) / len(right) > 0.94
+    assert shipped.WEIGHTS.stat().st_size < 300_000
+
+
+def test_kept_back_pairs_are_in_no_training_sentence():
+    kept = [word for word in ("dull", "good", "weak", "fresh") for _ in range(1) if is_kept_back("was", word)]
+    train = {text for text, _ in sentences(3000, 1, test=False)}
+    for word in kept:
+        assert not any(text.endswith(f"was {word}") and "nothing" not in text for text in train)
+
+
+def test_typos_are_one_letter_away():
+    found = typos("cat")
+    assert "cat" not in found
+    assert {"at", "act", "cats", "bat", "caat"} <= set(found)
+    assert len(found) == len(set(found)) == 3 + (26 * 4 - 3) + 25 * 3 + 2
+    assert typos("!") == []
+
+
+def test_proved_is_below_the_attack_and_typos_are_run(found):
+    assert found.label == "negative"
+    assert found.margin > 0
+    for one in found.words:
+        assert 0 < one.proved < one.attack
+        assert one.typos is not None
+        assert one.typos.count > 25
+    changed = [(one, typo) for one in found.words for typo, _ in one.typos.examples]
+    model = shipped.load()
+    for one, typo in changed:
+        words = shipped.words_of(SENTENCE)
+        words[one.place - 1] = typo
+        assert shipped_label(model, words) != "negative"
+
+
+def shipped_label(model, words):
+    return ("negative", "positive")[int(model([words])[0].argmax())]
+
+
+def test_random_moves_within_a_proved_radius_change_nothing(found):
+    asked, generator = shipped_on(SENTENCE), torch.Generator().manual_seed(0)
+    for one in found.words:
+        moves = torch.randn(64, asked.x.shape[-1], generator=generator, dtype=torch.float64)
+        moved = asked.x.repeat(64, 1, 1)
+        moved[:, one.place] += moves / moves.norm(dim=-1, keepdim=True) * one.proved * one.length
+        logits = asked.readout(asked.model(moved.float()).double()).squeeze(1)
+        assert (logits.argmax(-1) == 0).all()
+
+
+def test_the_depth_curve_has_a_bar_for_each_block(found):
+    assert [one.block for one in found.spent] == [0, 1, 2]
+    assert all(one.linear > 0 and 0 < one.share < 1 for one in found.spent)
+    asked = shipped_on(SENTENCE)
+    assert len(blocks(r.declare.one(asked.model))) == 3
+    far = budget(asked.model, asked.x, r.one_token(asked.x, 1, 100.0))
+    assert len(far) < 3  # it ends where nothing more can be said
+
+
+def test_the_page_says_it_and_runs_no_text(found):
+    page = html(found, "regard decide --text '<script>'")
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+    assert found.sentences()[0].replace("“", "“") in page
+    for one in found.words:
+        assert f"<bdi>{one.word}</bdi>" in page
+    assert "Where the room is used up" in page
+
+
+def test_numbers_are_never_rounded_up():
+    for value in (0.0123456, 1e-5, 0.5, 0.99999, 3.2e-7):
+        assert float(percent(value).split()[0]) <= 100 * value
+        assert float(percent(value).split()[0]) >= 100 * value * 0.99
+    assert percent(0.0) == "0 %"
+
+
+def test_the_command(tmp_path):
+    ran = CliRunner().invoke(
+        application(),
+        ["decide", "--text", "we loved it", "--resolution", "2", "--out", str(tmp_path / "out")],
+    )
+    assert ran.exit_code == 0, ran.output
+    assert "One word cannot change the answer" in ran.output
+    assert "loved" in ran.output
+    written = json.loads((tmp_path / "out" / "decide.json").read_text())
+    assert written["kind"] == "classes"
+    assert len(written["words"]) == 3
+    assert (tmp_path / "out" / "decide.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--radius", "0"], "--radius"),
+        (["--resolution", "1"], "--resolution"),
+        (["some-model"], "--text"),
+        (["--text", "…"], "no word"),
+        (["--text", "word " * 40], "40 words"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, words):
+    ran = CliRunner().invoke(application(), ["decide", *arguments, "--json"])
+    assert isinstance(ran.exception, ArgumentError)
+    assert words in str(ran.exception)
+
+
+def tiny(tmp_path, kind, **options):
+    """A tiny model of transformers in a directory, with a tokenizer of a few words."""
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "a", "warm", "film", "cold"]
+    tokenizer = Tokenizer(models.WordLevel({word: k for k, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]"
+    ).save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    model = getattr(transformers, kind)(
+        getattr(
+            transformers,
+            kind[
+                : kind.index("For")
+                if "For" in kind
+                else kind.index("LM")
+                if "LM" in kind
+                else kind.index("Model")
+            ]
+            + "Config",
+        )(vocab_size=8, **options)
+    )
+    model.save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+SMALL = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "bos_token_id": 1, "eos_token_id": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "says"),
+    [
+        ("BertForSequenceClassification", SIZES, "classes"),
+        ("RobertaForSequenceClassification", {**SIZES, "pad_token_id": 3}, "classes"),
+        (
+            "DistilBertForSequenceClassification",
+            {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32},
+            "classes",
+        ),
+        ("GPT2LMHeadModel", SMALL, "next token"),
+        ("BertModel", SIZES, "embedding"),
+    ],
+)
+def test_models_of_transformers(tmp_path, kind, options, says):
+    asked = loaded_on(tiny(tmp_path, kind, **options), "a warm film")
+    assert asked.kind == says
+    place = asked.moving[1]
+    if says == "embedding":
+        found = r.certified_cosine(asked.model, asked.x, r.one_token(asked.x, place, 0.01))
+        assert 0.9 < found.cosine <= found.attack.value
+    else:
+        found = r.decide(asked.model, asked.x, r.one_token(asked.x, place, 1e-4))
+        assert found.holds is True
+        assert found.least_margin <= found.attack.value + 1e-6  # which is in float32
+
+
+def test_the_most_probable_next_tokens_stay(tmp_path):
+    """A set of classes: each of them leads all others."""
+    asked = loaded_on(tiny(tmp_path, "GPT2LMHeadModel", **SMALL), "a warm film")
+    from regard.proofs.classifier import classifier
+
+    logits = classifier(asked.model).run(asked.x)
+    top = logits.topk(3, -1).indices[0].tolist() if logits.ndim > 1 else logits.topk(3).indices.tolist()
+    found = r.decide(asked.model, asked.x, r.one_token(asked.x, asked.moving[-1], 1e-5), label=top)
+    assert found.holds is True
+    far = r.decide(asked.model, asked.x, r.one_token(asked.x, asked.moving[-1], 3.0), label=top)
+    assert far.holds is not True
+
+
+def test_a_family_that_is_not_read_is_refused(tmp_path):
+    with pytest.raises(ArgumentError, match="not read"):
+        loaded_on(
+            tiny(tmp_path, "T5Model", d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2), "a warm film"
+        )
+
+
+def test_a_model_that_computes_something_else_is_refused(tmp_path):
+    from regard.audits.load import find, load_head
+    from regard.decisions.networks import network_of
+
+    model = load_head(find(tiny(tmp_path, "BertForSequenceClassification", **SIZES)))
+    model.bert.encoder.layer[1].register_forward_hook(lambda module, given, out: 1.5 * out)
+    with pytest.raises(ArgumentError, match="differ"):
+        network_of(model, {"input_ids": torch.tensor([[1, 4, 5, 2]])})
+
+
+def test_random_is_not_used_by_the_grammar():
+    random.seed(0)
+    first = list(sentences(5, 3, test=False))
+    random.seed(1)
+    assert first == list(sentences(5, 3, test=False))

@@ -1,0 +1,78 @@
+"""Exchanges of two words: bounds that prune say the same as runs of all."""
+
+import pytest
+import torch
+
+import regard as r
+from regard.errors import ArgumentError
+from regard.maps import Affine, Compose
+from regard.nonexpansive import Pool
+from tests.ball_model.networks import drawn, network, sequence
+
+
+def model(seed=0):
+    generator = torch.Generator().manual_seed(seed + 50)
+    return Compose((network(seed, layers=1), Pool(), Affine(drawn(generator, 8, 2))))
+
+
+def lists(x, near, far, count=12):
+    """At two places words that are near each other, at a third ones that are far from all."""
+    generator = torch.Generator().manual_seed(5)
+    return {
+        0: x[0] + near * drawn(generator, count, x.shape[-1]),
+        2: x[2] + near * drawn(generator, count, x.shape[-1]),
+        3: far * drawn(generator, 4, x.shape[-1]),
+    }
+
+
+@pytest.mark.parametrize("far", [1.0, 4.0])
+def test_pruning_changes_no_answer(far):
+    x = sequence(0)
+    choices = lists(x, 1e-3, far)
+    pruned = r.exchange_pairs(model(), x, choices, worth=20)
+    plain = r.exchange_pairs(model(), x, choices, worth=10**9)
+    assert pruned.proved >= 144  # pairs of the near words, by one bound
+    assert plain.proved == plain.bounds == 0
+    assert pruned.count == plain.count == 12 + 12 + 4 + 144 + 48 + 48
+    assert pruned.holds == plain.holds
+
+    def key(one):
+        return sorted(one.items())
+
+    assert sorted(pruned.changed, key=key) == sorted(plain.changed, key=key)
+
+
+def test_each_change_is_one():
+    x = sequence(1)
+    net = model(1)
+    found = r.exchange_pairs(net, x, lists(x, 1e-3, 6.0), worth=20)
+    for exchange in found.changed:
+        moved = x.clone()
+        for place, k in exchange.items():
+            moved[place] = lists(x, 1e-3, 6.0)[place][k]
+        assert int(net(moved)[0].argmax()) != found.label
+    assert found.holds == (not found.changed)
+    assert str(found.count) in str(found)
+
+
+def test_words_that_are_all_equal():
+    x = sequence(2)
+    same = x[1].repeat(3, 1)
+    found = r.exchange_pairs(model(2), x, {0: x[0].repeat(5, 1), 1: same}, worth=1)
+    assert found.holds
+    assert found.count == 5 + 3 + 15
+    assert found.proved == 15
+
+
+def test_what_is_wrong_is_named():
+    x = sequence(0)
+    for choices, words in (
+        ({}, "empty"),
+        ({9: x}, "position 9"),
+        ({0: x[:0]}, "shape"),
+        ({0: x[:, :3]}, "shape"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            r.exchange_pairs(model(), x, choices)
+    with pytest.raises(ArgumentError, match="worth"):
+        r.exchange_pairs(model(), x, {0: x}, worth=0)

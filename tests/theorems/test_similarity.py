@@ -1,0 +1,70 @@
+"""How far embeddings turn: proved from below, attacked from above."""
+
+import math
+
+import pytest
+import torch
+
+import regard as r
+from regard._upper import Upper
+from regard.errors import ArgumentError
+from regard.maps import Affine, Compose
+from regard.nonexpansive import MixTokens, Pool
+from regard.proofs.similarity import cosine_distance
+from tests.ball_model.networks import D, drawn, network, sequence
+
+
+def embedder(seed=0, **options):
+    return Compose((network(seed, layers=1, **options), Pool()))
+
+
+@pytest.mark.parametrize("pre", [False, True])
+@pytest.mark.parametrize("radius", [1e-3, 0.02])
+def test_no_input_turns_farther(pre, radius):
+    x = sequence(3)
+    found = r.certified_cosine(embedder(3, pre=pre), x, r.one_token(x, 1, radius))
+    assert 0.5 < found.cosine <= found.attack.value < 1
+    gap = (1 - found.cosine) / (1 - found.attack.value)
+    assert gap < (1.1 if radius == 1e-3 else 2.0)
+
+
+def test_a_linear_map_attains_it():
+    """One token, read as it is: the sine of the largest angle is radius / length."""
+    x = torch.tensor([[3.0, 4.0, 0.0, 0.0]], dtype=D)
+    model = Compose((Affine(torch.eye(4, dtype=D)), MixTokens(torch.ones(1, 1, dtype=D))))
+    found = r.certified_cosine(model, x, r.one_token(x, 0, 0.5))
+    exactly = math.sqrt(1 - 0.1**2)
+    loose = 1 / math.sqrt(1 + (0.1 / 0.9) ** 2)  # along and across are bounded apart
+    assert loose - 1e-9 <= found.cosine <= exactly + 1e-12
+    assert found.attack.value >= exactly - 1e-9
+
+
+def test_distance_of_a_slope():
+    for slope in (1e-9, 1e-3, 0.5, 10.0):
+        exactly = 1 - 1 / math.sqrt(1 + slope**2) if slope > 1e-3 else slope**2 / 2
+        assert float(cosine_distance(Upper(slope))) == pytest.approx(exactly, rel=1e-6)
+        assert float(cosine_distance(Upper(slope))) >= exactly * (1 - 1e-6)
+
+
+def test_far_away_it_is_open_and_says_why():
+    x = sequence(1)
+    found = r.certified_cosine(embedder(1), x, r.one_token(x, 1, 50.0))
+    assert found.cosine == -1.0
+    assert "do not speak" in found.reason
+    assert "open" in str(found)
+
+
+def test_a_hull_and_its_printout():
+    x = sequence(2)
+    near = x[1] + 0.01 * drawn(torch.Generator().manual_seed(0), 3, x.shape[-1])
+    found = r.certified_cosine(embedder(2), x, r.Hull(x, 1, near))
+    assert "stays above" in str(found)
+    assert found.cosine <= found.attack.value
+
+
+def test_what_is_no_embedding_is_said():
+    x = sequence(0)
+    with pytest.raises(ArgumentError, match="readout"):
+        r.certified_cosine(network(0, layers=1), x, r.one_token(x, 0, 0.1))
+    with pytest.raises(ArgumentError, match="another sequence"):
+        r.certified_cosine(embedder(0), x, r.one_token(x + 1, 0, 0.1))
