@@ -26,6 +26,7 @@ from regard._verb import Verb
 from regard.potentials.base import Potential, Scaled, Sum
 from regard.potentials.distance import Gaussian
 from regard.potentials.dot import Bilinear, Cosine, Dot
+from regard.potentials.normed import NormedDot
 from regard.potentials.positions import Alibi, PositionPotential, Rotary
 
 reduce = Verb("reduce")
@@ -91,7 +92,8 @@ def _none(potential: Potential, queries: Features, keys: Features, causal: bool)
 
 
 @reduce.rule(Dot)
-def _dot(potential: Dot, queries: Tensor, keys: Tensor, causal: bool) -> Reduction:
+@reduce.rule(NormedDot)
+def _dot(potential: Dot | NormedDot, queries: Tensor, keys: Tensor, causal: bool) -> Reduction:
     return Reduction(queries, keys, potential.factor(queries.shape[-1]))
 
 
