@@ -20,7 +20,7 @@ from rich.console import Console
 from torch import Tensor
 
 from regard.audits.checks.base import Weights
-from regard.audits.checks.spectra import product_norms
+from regard.audits.checks.spectra import comparing_norms
 from regard.audits.run import places
 
 WORDS, LENGTH, BATCH = 48, 32, 16
@@ -88,7 +88,7 @@ def norms_of(model: torch.nn.Module) -> list[float]:
     found = []
     for place in places(model):
         own = Weights.of(place.adapter, model, place.path, place.layer)
-        found += product_norms(own.matrices, own.entering)[0].tolist()
+        found += comparing_norms(own.matrices, own.entering).tolist()
     return found
 
 

@@ -25,7 +25,7 @@ codegen opt bloom mpt falcon biogpt xglm llama mistral mixtral ministral arcee q
 qwen3_moe gemma gemma2 gemma3_text phi phi3 phimoe deepseek_v2 deepseek_v3 gpt_oss llama4_text smollm3
 olmo olmo2 olmo3 olmoe granite granitemoe glm glm4 ernie4_5 cohere cohere2 starcoder2 stablelm nemotron
 persimmon helium jamba seed_oss exaone4 t5 mt5 umt5 bart mbart marian pegasus m2m_100 blenderbot whisper
-wav2vec2 hubert vit deit clip siglip dinov2 dinov3_vit beit swin mamba falcon_mamba rwkv fnet
+wav2vec2 hubert xlm-roberta vit deit clip siglip dinov2 dinov3_vit beit swin mamba falcon_mamba rwkv fnet
 """
 """The types that most models are of."""
 HEAD = """# Which architectures the audit covers

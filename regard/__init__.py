@@ -11,6 +11,10 @@ regard.attend(q, k, v, potential=regard.Gaussian(bandwidth=2.0))   # the tensor 
 import importlib
 from typing import Any
 
+from regard import _command
+
+_command.quiet_interrupts()  # before torch is imported, which takes a second
+
 from regard import (
     attention,
     certificate,
@@ -48,10 +52,11 @@ from regard.derive import linearize
 from regard.domains import Ball, Box, Hull, Neighborhood, Radii, Shell, Whole, one_token
 from regard.dynamics import flow, iterate
 from regard.kernel import Kernel
-from regard.lookups import Factored, FunctionLookup, Identity, Linear, Table
+from regard.lookups import Factored, FunctionLookup, Identity, Linear, NormedLinear, Table
 from regard.measure import Measure
 from regard.moments import Law, Mean, Mode, Sample, SecondMoment
 from regard.normalizers import Entmax, LinearKernel, Sigmoid, Sinkhorn, SinkSoftmax, Softmax, Sparsemax
+from regard.normed import Normed
 from regard.norms import EntryMax, Frobenius, OwnToken, TokenMax, TokenSum, Wasserstein
 from regard.potentials import (
     Additive,
@@ -61,6 +66,7 @@ from regard.potentials import (
     Dot,
     Gaussian,
     Laplace,
+    NormedDot,
     PairBias,
     Potential,
     RelativeBias,
@@ -172,6 +178,9 @@ __all__ = [
     "Measure",
     "Mode",
     "Neighborhood",
+    "Normed",
+    "NormedDot",
+    "NormedLinear",
     "OwnToken",
     "Padding",
     "PairBias",

@@ -14,7 +14,8 @@ from regard._heads import project_points, repeat_groups
 from regard.errors import ArgumentError
 from regard.kernel import AnyLaw, Kernel
 from regard.measure import Measure, dirac
-from regard.parameters import Tokens, parameter, projection, shared
+from regard.normed import Normed
+from regard.parameters import Tokens, parameter, part, projection, shared
 
 
 class Lookup(Kernel):
@@ -111,6 +112,25 @@ class Factored(Lookup):
     def values(self, points: Tensor, marks: Tensor | None) -> Tensor:
         values = Linear(self.w).values(points, marks) @ self.u
         return values if self.b is None else values + self.b.unsqueeze(-2)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class NormedLinear(Lookup):
+    """v(k) = N(wᵀk + b): values of projected keys that pass a norm layer, as latent ones do
+    (deepseek2024).
+    """
+
+    w: Tensor = projection(Tokens.KEYS)
+    norm: Normed = part()
+    b: Tensor | None = parameter(rank=1, default=None)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.norm, Normed):
+            raise ArgumentError("norm", f"is a {type(self.norm).__name__}", "give a Normed")
+        Linear(self.w, self.b)  # checks both
+
+    def values(self, points: Tensor, marks: Tensor | None) -> Tensor:
+        return self.norm(Linear(self.w, self.b).values(points, marks))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

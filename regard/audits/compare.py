@@ -63,14 +63,16 @@ def read(path: Path) -> Report:
 
 def _report(file: Path, data: object) -> Report:
     if not isinstance(data, dict):
-        raise ArgumentError("REPORT", f"{file} is no report", f"give a {REPORT} that regard audit wrote")
+        raise ArgumentError("REPORT", f"{file} is not a report", f"give a {REPORT} that regard audit wrote")
     try:
         return Report.from_dict(data)
     except ArgumentError as error:
         raise ArgumentError("REPORT", f"{file} {error.found}", error.remedy) from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArgumentError(
-            "REPORT", f"{file} is no whole report ({type(error).__name__}: {error})", "run the audit again"
+            "REPORT",
+            f"{file} is not a complete report ({type(error).__name__}: {error})",
+            "run the audit again",
         ) from error
 
 

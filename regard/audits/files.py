@@ -42,6 +42,18 @@ def _whole(path: Path) -> bool:
     return path.is_file() and path.read_bytes()[: len(POINTER)] != POINTER
 
 
+def nearest_types(kind: object, most: int = 3) -> list[str]:
+    """Known names that look like an unknown model_type; none where it is known, or is no name."""
+    import difflib
+
+    from transformers import CONFIG_MAPPING
+
+    known = list(CONFIG_MAPPING.keys())
+    if not isinstance(kind, str) or kind in known:
+        return []
+    return difflib.get_close_matches(kind.lower(), known, most)
+
+
 def guess_type(weights: Path, config: dict[str, Any]) -> str:
     """The type of a model whose config does not say it: from the name of its class, or from the names of its
     weights; a warning says what was guessed.
@@ -57,7 +69,7 @@ def guess_type(weights: Path, config: dict[str, Any]) -> str:
         raise ArgumentError("MODEL", found, 'add "model_type" to config.json')
     best = max(fits, key=len)
     source = "its architectures" if classes else "the names of its weights"
-    warnings.warn(f"config.json says no model_type: taken for {best}, by {source}", stacklevel=2)
+    warnings.warn(f"config.json has no model_type: taken to be {best}, by {source}", stacklevel=2)
     return best
 
 

@@ -53,7 +53,7 @@ class Input:
 
 
 def texts_of(values: Sequence[str]) -> list[str]:
-    """What `--text` gives: a value that is a file is read, one text a line; any other is a text itself."""
+    """What `--text` gives: a value that is a file is read, one text per line; any other is a text itself."""
     return [text for value in values for text in (_lines(Path(value)) if _is_file(value) else [_text(value)])]
 
 
@@ -66,7 +66,7 @@ def _is_file(value: str) -> bool:
 
 def _text(value: str) -> str:
     if not value.strip():
-        raise ArgumentError("--text", "is empty", "write a text, or name a file with one text a line")
+        raise ArgumentError("--text", "is empty", "write a text, or name a file with one text per line")
     return value
 
 
@@ -76,15 +76,15 @@ def _lines(path: Path) -> list[str]:
         lines = [line.strip() for line in path.expanduser().read_text(encoding="utf-8-sig").splitlines()]
     except OSError as error:
         raise ArgumentError(
-            "--text", f"{path} cannot be read ({error.strerror})", "give a text file, one text a line"
+            "--text", f"{path} cannot be read ({error.strerror})", "give a text file, one text per line"
         ) from error
     except UnicodeDecodeError:
         raise ArgumentError(
-            "--text", f"{path} is not UTF-8 text", "give a text file, one text a line"
+            "--text", f"{path} is not UTF-8 text", "give a text file, one text per line"
         ) from None
     texts = [line for line in lines if line]
     if not texts:
-        raise ArgumentError("--text", f"{path} has no text in it", "write one text a line")
+        raise ArgumentError("--text", f"{path} has no text in it", "write one text per line")
     return texts
 
 

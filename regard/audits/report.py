@@ -235,7 +235,7 @@ def _refuse_unknown(name: str, columns: list[Column]) -> None:
     known = {column.name for check in checks() for column in check.columns} | {c.name for c in columns}
     if name not in known:
         near = difflib.get_close_matches(name, sorted(known), 3, 0.5) or sorted(known)
-        raise ArgumentError("name", f"is {name!r}, which is no column", f"use {', '.join(near)}")
+        raise ArgumentError("name", f"is {name!r}, which is not a column", f"use {', '.join(near)}")
 
 
 def _consistent(data: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from regard.audits.adapters import Adapter, adapter_of
 from regard.audits.adapters.base import Block, Call, NotCovered
 from regard.audits.adapters.general import General
 from regard.audits.calling import called, path_and_turn
-from regard.audits.capture import capture, quiet
+from regard.audits.capture import capture, first_tensor, output_tensor, quiet
 from regard.audits.checks import Check
 from regard.audits.checks import checks as all_checks
 from regard.audits.checks.base import Measurable, Result, Scene, Weights
@@ -35,12 +35,15 @@ from regard.audits.site import Site
 from regard.audits.store import Store
 from regard.audits.watching import ObservedSite, Sight, Spot, spots, watching
 from regard.errors import ArgumentError, MissingExtraError
+from regard.proofs.near.facts import forget_facts
 
 Progress = Callable[[str, int, int], None]
 """Called with what is done now, how much is done, and how much there is."""
 Step = tuple[str, str, Callable[[], None]]
 """What is done at a time: a name, the key of its result, and the work."""
 SEED = 20200706
+AT_ONCE = 1 << 20
+"""How many numbers are looked at together."""
 BLOCKWISE = "the model is read block by block: this needs all of its blocks in memory at once"
 
 
@@ -215,6 +218,7 @@ class Audit:
             scene = lazy()
         with nullcontext() if self.disk is None else self.disk.hold_block(place.path):
             self._measure_one(item, place, scene)
+        forget_facts()
         give_back()
 
     def _measure_one(self, item: Input, place: Place, scene: Scene) -> None:
@@ -251,6 +255,7 @@ class Audit:
             results = {check.name: {"reason": BLOCKWISE} for check in asked}
         self.store.put(input_key(item), {"results": results})
         scene.forget()
+        give_back()
 
 
 @dataclass(frozen=True)
@@ -452,7 +457,18 @@ def _learned(model: nn.Module, place: Place, calls: dict[str, Call], noticed: di
         return place
     call = replace(calls[place.spot.call], sight=noticed.get(place.spot))
     module = model.get_submodule(place.path)
-    return replace(place, adapter=place.adapter.learn(model, place.path, module, call))
+    before = _giving(place, calls)
+    return replace(place, adapter=place.adapter.learn(model, place.path, module, call, before))
+
+
+def _giving(place: Place, calls: dict[str, Call]) -> str | None:
+    """The module right before attention in its block, whose output the attention was given as it is."""
+    names = place.around.attention if isinstance(place.around, Block) else ()
+    if not names or names[0] == place.spot.call or names[0] not in calls:
+        return None
+    given, taken = output_tensor(calls[names[0]].output), first_tensor(calls[place.spot.call])
+    same = given.shape == taken.shape and torch.equal(given, taken)
+    return path_and_turn(names[0])[0] if same else None
 
 
 def _modules(model: nn.Module) -> dict[str, nn.Module]:
@@ -488,7 +504,8 @@ def _finite(model: nn.Module) -> None:
             raise ArgumentError(
                 "model", f"has no numbers in {name} (it is on the meta device)", "load its weights first"
             )
-        if not bool(parameter.detach().isfinite().all()):
+        parts = parameter.detach().flatten().split(AT_ONCE)  # a copy of the largest would be a peak of memory
+        if not all(bool(part.isfinite().all()) for part in parts):
             raise ArgumentError(
                 "model",
                 f"has NaN or infinity in {name}",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 DOMAINS = ("sentences", "proteins", "molecules", "code")
-"""The samples, one text a line in a file of that name; the first that a tokenizer knows is taken."""
+"""The samples, one text per line in a file of that name; the first that a tokenizer knows is taken."""
 UNKNOWN = 0.05
 """A tokenizer that does not know more than this share of the tokens does not know a domain."""
 DRAWN, LENGTH = 6, 24

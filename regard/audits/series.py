@@ -117,7 +117,7 @@ def series(reports: Sequence[Report], names: Sequence[str]) -> Series:
         raise ArgumentError(
             "MODEL",
             f"a series has {len(reports)} checkpoint",
-            "give two or more, the first of the training first",
+            "give two or more, the earliest first",
         )
     for report, name in zip(reports, names, strict=True):
         refuse_other(reports[0], names[0], report, name)

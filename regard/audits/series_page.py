@@ -107,14 +107,33 @@ def verdict(found: Series) -> Sentence:
     step = max(range(len(track.ahead)), key=lambda i: _finite(track.ahead[i]))
     return say(
         "Look at {place}: its {column} went from {before} to {after} on the way to {checkpoint}, and so grew "
-        "{times} times as much as that of the median head.",
+        "{times} times as much as that of the median head. " + _outlook(track),
         place=track.label,
         column=panel.column.title,
         before=track.values[step],
         after=track.values[step + 1],
         checkpoint=found.names[step + 1],
         times=math.exp(min(700.0, track.ahead[step])),
+        next=track.values[-1] * math.exp(min(700.0, _finite(track.steps[-1]))),
+        reason=REASONS.get(track.column, ""),
     )
+
+
+REASONS = {
+    "qk_norm": "scores grow with this norm until each row looks at one token, and training that diverges "
+    "often begins in such a head",
+    "ov_norm": "whatever this head reads is written that much louder into the stream, and what follows has "
+    "to outshout it",
+}
+"""Why growth of a column is a bad sign."""
+
+
+def _outlook(track: Track) -> str:
+    """Where the head is heading, if it still grows, and why that matters."""
+    if not track.ahead or not _finite(track.ahead[-1]) > 0 or not math.isfinite(track.steps[-1]):
+        return "It no longer runs ahead at the last checkpoint."
+    pace = "At the pace of the last step, it would be about {next} at the next checkpoint"
+    return pace + ("; {reason}." if track.column in REASONS else ".")
 
 
 def _finite(value: float) -> float:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ from regard.audits.checks.base import HEAD, STACK
 from regard.audits.compare import Comparison
 from regard.audits.findings import ALARMING, NOTABLE, NOTE, findings
 from regard.audits.report import Report, Row
-from regard.audits.series import Series
+from regard.audits.series import Series, Track
 from regard.audits.series_page import verdict
 from regard.audits.summary import summary
 
@@ -95,7 +96,7 @@ class Bars:
         self._console, self._clock = console, clock
         self._start = self._said = clock()
         self._progress = Progress(
-            SpinnerColumn(),
+            SpinnerColumn("dots" if console.encoding.startswith("utf") else "line"),
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
@@ -177,6 +178,41 @@ def show_findings(report: Report, console: Console) -> None:
         given.add(finding.why)
 
 
+def show_table(
+    console: Console,
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    bold: Sequence[int] = (),
+) -> None:
+    """A table where the screen is wide enough for every number; else row by row, so that none is cut."""
+    cells = [columns, *rows]
+    widths = [max(_longest(row[place]) for row in cells) for place in range(len(columns))]
+    if sum(widths) + 3 * len(columns) + 1 > console.width:
+        say(console, title, "italic")
+        for number, row in enumerate(rows):
+            pairs = [f"{name} {value}" for name, value in zip(columns[1:], row[1:], strict=True) if value]
+            say(console, row[0], "bold" if number in bold else "")
+            for line in textwrap.wrap("; ".join(pairs), max(console.width - 4, 20), break_long_words=False):
+                say(console, f"    {line}")
+        return
+    table = Table(title=Text(title), title_justify="left")
+    for place, name in enumerate(columns):
+        numeric = all(_is_number(row[place]) for row in rows)
+        table.add_column(Text(name), justify="right" if numeric else "left", no_wrap=True)
+    for number, row in enumerate(rows):
+        table.add_row(*map(Text, row), style="bold" if number in bold else "")
+    console.print(table)
+
+
+def _longest(cell: str) -> int:
+    return max(map(len, cell.splitlines()), default=0)
+
+
+def _is_number(cell: str) -> bool:
+    return not cell or cell[0] in "+-0123456789"
+
+
 def show_paths(paths: Sequence[Path], console: Console) -> None:
     """Where the files are."""
     if paths:
@@ -228,22 +264,20 @@ def show_series(found: Series, paths: Sequence[Path], console: Console, shown: i
             continue
         ahead = sum(track.fast for track in ranked)
         say(console, f"{column.title}: {ahead} of {len(ranked)} heads run ahead of the median head.")
-        table = Table(title=f"{column.title}: the heads that grow fastest", title_justify="left")
-        for title in ("head", "first", "last", "log(last/first)", "steepest step", "into"):
-            table.add_column(title, justify="right")
-        for track in ranked[:shown]:
-            step = track.steepest
-            cells = (
-                f"{track.values[0]:.4g}",
-                f"{track.values[-1]:.4g}",
-                f"{track.growth:+.3f}",
-                f"{track.steps[step]:+.3f}",
-            )
-            table.add_row(
-                Text(track.label), *cells, Text(found.names[step + 1]), style="bold" if track.fast else ""
-            )
-        console.print(table)
+        title = f"{column.title}: the heads that grow fastest"
+        rows = [_track_cells(track, found.names) for track in ranked[:shown]]
+        bold = [number for number, track in enumerate(ranked[:shown]) if track.fast]
+        show_table(
+            console, title, ("head", "first", "last", "log(last/first)", "steepest step", "into"), rows, bold
+        )
     show_paths(paths, console)
+
+
+def _track_cells(track: Track, names: Sequence[str]) -> tuple[str, ...]:
+    """A head along a series: where it is, its ends, its growth, and its steepest step."""
+    step = track.steepest
+    growth = (f"{track.growth:+.3f}", f"{track.steps[step]:+.3f}", names[step + 1])
+    return track.label, f"{track.values[0]:.4g}", f"{track.values[-1]:.4g}", *growth
 
 
 def show_comparison(found: Comparison, console: Console, shown: int = 3) -> None:
@@ -259,19 +293,13 @@ def show_comparison(found: Comparison, console: Console, shown: int = 3) -> None
     if not changed:
         say(console, f"No number changed in {len(found.columns)} columns.")
         return
-    table = Table(
-        title="What changed; rows that moved most first, by their distance over the column's median",
-        title_justify="left",
-    )
-    for title in ("column", "changed", "moved most"):
-        table.add_column(title)
+    rows = []
     for column in changed:
         moved = found.changed(column.name)
         words = [f"{c.row.label} {c.before:.4g} → {c.after:.4g}" for c in moved[:shown]]
-        table.add_row(
-            Text(column.title), f"{len(moved)} of {len(found.changes[column.name])}", Text("\n".join(words))
-        )
-    console.print(table)
+        rows.append((column.title, f"{len(moved)} of {len(found.changes[column.name])}", "\n".join(words)))
+    title = "What changed; rows that moved most first, by their distance over the column's median"
+    show_table(console, title, ("column", "changed", "moved most"), rows)
 
 
 def show_checks(known: Sequence[Check], console: Console) -> None:

@@ -23,6 +23,7 @@ from regard.audits.checks.base import Weights
 from regard.audits.collect import collect
 from regard.audits.inputs import Input
 from regard.audits.load import Checkpoint, architecture, config_of, read_pickle
+from regard.audits.quantized import refuse_parts
 from regard.audits.report import Report
 from regard.audits.run import Place, Progress, answer, places, weights_key
 from regard.audits.store import Store
@@ -107,7 +108,7 @@ class WeightAudit:
         wanted = self.model.get_parameter(name).shape
         if tensor.dtype not in READABLE:
             raise NotCovered(
-                f"{name} is stored as {str(tensor.dtype).removeprefix('torch.')}, which is no matrix "
+                f"{name} is stored as {str(tensor.dtype).removeprefix('torch.')}, which is not a matrix "
                 "without its scales"
             )
         if tensor.shape != wanted:
@@ -137,6 +138,7 @@ class Tensors:
         return {key: path for path in self.checkpoint.weights for key in self._keys_of(path)}
 
     def _keys_of(self, path: Path) -> list[str]:
+        refuse_parts(path)
         if path.suffix != ".safetensors":
             return list(read_pickle(path))
         with _open(path) as file:

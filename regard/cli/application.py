@@ -18,26 +18,9 @@ from regard.cli.flow import HELP as FLOW_HELP
 from regard.cli.flow import flow
 from regard.cli.generate import HELP as GENERATE_HELP
 from regard.cli.generate import generate
+from regard.cli.overview import HELP
 from regard.cli.train import HELP as TRAIN_HELP
 from regard.cli.train import train
-
-HELP = """The mathematics of attention as working software.
-
-\b
-  regard audit                          audit a small real model (extra: demo)
-  regard audit ./my-model               audit a model you have, on included sentences
-  regard audit ./step-1000 ./step-2000  how each head moved over training
-  regard compare old-report new-report  what changed between two audits
-  regard checks                         what an audit can ask
-  regard decide                         could a typo change this answer? proved, and attacked
-  regard flow                           tokens under a layer that is repeated, as an animation
-  regard flow --beta 4 --particles 300  particles that attend to each other, as an animation
-  regard train --data my.txt            a small language model, its heads watched while it learns
-  regard generate training              what it writes
-  regard cost ./my-model --tokens 4096  flops, bytes and parameters, part by part
-
-Each command explains itself: regard audit --help.
-"""
 
 
 def application() -> typer.Typer:

@@ -41,13 +41,13 @@ A report is written to --out: report.html to read, report.json with every number
 \b
 Examples
   regard audit                                            the demonstration model on the included sentences
-  regard audit ./my-model --text corpus.txt               one text a line
+  regard audit ./my-model --text corpus.txt               one text per line
   regard audit ./my-model --text "A text." --text "More." texts given here
   regard audit ./my-model --checks weights,rows           some questions only (regard checks lists them)
   regard audit ./my-model --quick                         a first look at one text, in seconds
   regard audit ./llama-7b --weights-only                  norms of heads; reads one layer at a time
   regard audit ./llama-7b --low-memory                    texts too, with one block in memory at a time
-  regard audit ./big-model --out big --resume             go on after Ctrl-C, a crash or a reboot
+  regard audit ./big-model --out big --resume             continue after Ctrl-C, a crash or a reboot
   regard audit ./step-1000 ./step-2000 ./step-3000        how each head moves over training
 
 \b
@@ -65,21 +65,21 @@ def audit(
         list[str] | None,
         typer.Option(
             metavar="TEXT|FILE",
-            help="A text, or a file with one text a line; may be repeated.",
+            help="A text, or a file with one text per line; may be repeated.",
             show_default=False,
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="The directory for the report.")] = Path("audit-report"),
     checks: Annotated[
         str | None,
-        typer.Option(metavar="NAMES", help="Which checks, by name, with commas.", show_default="all"),
+        typer.Option(metavar="NAMES", help="Names of checks, separated by commas.", show_default="all"),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A first look: one text, and what takes seconds.")
     ] = False,
     device: Annotated[str, typer.Option(help="Where the model runs.")] = "cpu",
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where an interrupted audit stopped.")
+        bool, typer.Option("--resume", help="Continue where an interrupted audit stopped.")
     ] = False,
     weights_only: Annotated[
         bool, typer.Option("--weights-only", help="Read the weights of one layer at a time; no texts.")

@@ -96,7 +96,7 @@ def _config(model: str | None) -> tuple[dict[str, Any], str]:
             "MODEL", f"{path} cannot be read as JSON ({type(error).__name__})", REMEDY
         ) from error
     if not isinstance(found, dict):
-        raise ArgumentError("MODEL", f"{path} holds no names and values", REMEDY)
+        raise ArgumentError("MODEL", f"{path} is not a JSON object", REMEDY)
     return found, name
 
 
@@ -205,7 +205,9 @@ def _build(config: dict[str, Any]) -> Any:
     except Exception as error:  # a config is any JSON, and what is wrong with it decides who complains
         said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ArgumentError(
-            "MODEL", f"transformers builds no model of the type {kind!r} from its config ({said})", REMEDY
+            "MODEL",
+            f"transformers cannot build a model of the type {kind!r} from its config ({said})",
+            REMEDY,
         ) from error
 
 
@@ -217,7 +219,7 @@ def _maker(name: str | None, transformers: Any) -> Any:
     if name is not None and not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
         raise ArgumentError(
             "config",
-            f"is of a {name}, which is no model of transformers",
+            f"is of a {name}, which is not a transformers model",
             "load it yourself and call regard.cost(model, sizes)",
         )
     return found
@@ -246,23 +248,14 @@ def _quiet() -> Iterator[None]:
 
 def _print(found: Cost, name: str) -> None:
     """The table, what it does not say, and bars over length."""
-    from rich.table import Table
-    from rich.text import Text
-
     from regard.audits import terminal
     from regard.costs.picture import bars
     from regard.costs.wording import COLUMNS, remarks, rows
 
     console = terminal.output()
-    table = Table(
-        title=Text(f"{name}: {found.sizes.batch} × {found.sizes.tokens:,} tokens, in flops"),
-        title_justify="left",
-    )
-    for number, column in enumerate(COLUMNS):
-        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
-    for row in (body := rows(found)):
-        table.add_row(*map(Text, row), end_section=row in body[-2:-1])
-    console.print(table)
+    title = f"{name}: {found.sizes.batch} × {found.sizes.tokens:,} tokens, in flops"
+    body = rows(found)
+    terminal.show_table(console, title, COLUMNS, body, bold=[len(body) - 1])
     for sentence in (*remarks(found), "", *bars(found)):
         terminal.say(console, sentence)
 
@@ -274,6 +267,6 @@ def _write(path: Path, text: str) -> None:
         raise ArgumentError(
             "--out",
             f"{path} cannot be written ({error.strerror})",
-            "give a file in a directory that is there",
+            "give a file in a directory that exists",
         ) from error
     typer.echo(f"written: {path}", err=True)

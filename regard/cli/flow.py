@@ -74,14 +74,18 @@ def flow(
         int | None, typer.Option(help="How often a layer is repeated.", show_default=str(STEPS))
     ] = None,
     attention: Annotated[
-        bool, typer.Option("--attention", help="What stands around attention, without the feed-forward.")
+        bool,
+        typer.Option(
+            "--attention", help="Attention with its norm and residual connection, without the feed-forward."
+        ),
     ] = False,
     beta: Annotated[
         float | None, typer.Option(help="Inverse temperature of a simulation.", show_default="4")
     ] = None,
     particles: Annotated[int | None, typer.Option(help="How many.", show_default="300")] = None,
     dimension: Annotated[
-        int | None, typer.Option(help="Of the space around the sphere.", show_default="2, the circle")
+        int | None,
+        typer.Option(help="Dimension of the space around the sphere.", show_default="2, the circle"),
     ] = None,
     until: Annotated[
         float | None, typer.Option(help="The last time.", show_default="20; USA: 20/I₀(β)")
@@ -93,7 +97,7 @@ def flow(
     step: Annotated[
         float | None,
         typer.Option(
-            help="Of time; of dormand-prince its tolerance.", show_default="0.1, or 1e-6; USA: less"
+            help="The time step; for dormand-prince, its tolerance.", show_default="0.1, or 1e-6; USA: less"
         ),
     ] = None,
     unnormalized: Annotated[
@@ -102,11 +106,13 @@ def flow(
     noise: Annotated[
         float | None, typer.Option(help="Adds noise · dW; with --scheme euler.", show_default="0")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the start and of noise.", show_default="0")] = None,
-    tolerance: Annotated[
-        float | None, typer.Option(help="Of sums over many particles.", show_default="1e-6")
+    seed: Annotated[
+        int | None, typer.Option(help="Random seed of the start and of the noise.", show_default="0")
     ] = None,
-    frames: Annotated[int | None, typer.Option(help="How often it is looked at.", show_default="60")] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Tolerance of sums over many particles.", show_default="1e-6")
+    ] = None,
+    frames: Annotated[int | None, typer.Option(help="How many frames are kept.", show_default="60")] = None,
     merge: Annotated[
         float | None,
         typer.Option(
@@ -122,7 +128,7 @@ def flow(
         str | None,
         typer.Option(metavar="beta|gamma", help="The phase diagram, over β or over γ.", show_default=False),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier run stopped.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue where an earlier run stopped.")] = False,
     out: Annotated[Path, typer.Option(help="The directory for flow.html and flow.json.")] = Path("flow"),
 ) -> None:
     """Check every argument before the work begins, then do it."""
@@ -180,7 +186,7 @@ def _simulate(recipe: Recipe, out: Path, resume: bool, keep: bool) -> None:
     try:
         simulation.run()
     except KeyboardInterrupt:
-        say(messages(), "stopped; the same command with --resume goes on")
+        say(messages(), "stopped; run the same command with --resume to continue")
         raise typer.Exit(STOPPED) from None
     report = simulation.report()
     paths = save_page(report, out, _command())

@@ -22,7 +22,8 @@ Examples
 
 def generate(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The directory of a training, or of one of its checkpoints.")
+        Path,
+        typer.Argument(metavar="RUN", help="The directory of a training run, or of one of its checkpoints."),
     ],
     prompt: Annotated[
         str | None,
@@ -35,7 +36,9 @@ def generate(
         float | None,
         typer.Option(help="Draw among the likeliest that make up this share.", show_default=False),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="For the same text each time.", show_default=False)] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Random seed: the same text each time.", show_default=False)
+    ] = None,
 ) -> None:
     """Write tokens as they come."""
     import torch
@@ -50,7 +53,7 @@ def generate(
     directory = inside(run)
     if not (directory / "config.json").is_file():
         raise ArgumentError(
-            "RUN", f"{run} holds no training", "give the --out of regard train, or a step-N in it"
+            "RUN", f"{run} is not a training directory", "give the --out of regard train, or a step-N in it"
         )
     alphabet, model = alphabet_in(directory.parent), load(directory)
     prompt = beginning(alphabet) if prompt is None else prompt

@@ -59,22 +59,25 @@ def train(
     data: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The text, in UTF-8.", show_default=False)
     ] = None,
-    out: Annotated[Path, typer.Option(help="The directory of the training.")] = Path("training"),
-    steps: Annotated[int | None, typer.Option(help="Updates in all.", show_default="2000")] = None,
-    width: Annotated[int | None, typer.Option(help="Of tokens inside the model.", show_default="128")] = None,
+    out: Annotated[Path, typer.Option(help="The directory for the training run.")] = Path("training"),
+    steps: Annotated[int | None, typer.Option(help="Number of updates.", show_default="2000")] = None,
+    width: Annotated[
+        int | None, typer.Option(help="Width of a token inside the model.", show_default="128")
+    ] = None,
     layers: Annotated[
         int | None, typer.Option(help="Blocks of attention and feed-forward.", show_default="4")
     ] = None,
     heads: Annotated[
-        int | None, typer.Option(help="In each layer; they divide the width.", show_default="4")
+        int | None, typer.Option(help="Heads in each layer; they must divide the width.", show_default="4")
     ] = None,
     context: Annotated[int | None, typer.Option(help="Tokens in a window.", show_default="128")] = None,
-    batch: Annotated[int | None, typer.Option(help="Windows in an update.", show_default="16")] = None,
+    batch: Annotated[int | None, typer.Option(help="Windows per update.", show_default="16")] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(help="The largest one.", show_default="0.001")
+        float | None, typer.Option(help="The largest learning rate.", show_default="0.001")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Of weights and of the order of windows.", show_default="0")
+        int | None,
+        typer.Option(help="Random seed of the weights and of the order of windows.", show_default="0"),
     ] = None,
     every: Annotated[
         int | None, typer.Option(help="Updates between checkpoints.", show_default="500")
@@ -90,7 +93,7 @@ def train(
             show_default=False,
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
 ) -> None:
     """Check every argument before the work begins, then do it."""
     from regard.audits.terminal import messages, output, say
@@ -120,7 +123,7 @@ def _training(data: Path | None, out: Path, given: dict[str, Any], resume: bool)
         return Training.resume(out, given, data)
     if data is None:
         raise ArgumentError(
-            "--data", "is missing", "give a file with text, or --resume to go on with a training"
+            "--data", "is missing", "give a file with text, or --resume to continue a training run"
         )
     recipe = Recipe(**{name: value for name, value in given.items() if value is not None})
     return Training.start(Text.read(data, recipe.bytes), recipe, out)
@@ -144,7 +147,7 @@ def _run(training: Training, console: Console, remarks: Console) -> bool:
                     kept = training.save()
                     say(
                         remarks,
-                        f"stopped after step {event.step}; saved in {kept.path}; go on with: "
+                        f"stopped after step {event.step}; saved in {kept.path}; continue with: "
                         f"{_again(training)}",
                     )
                     return True

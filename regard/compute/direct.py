@@ -9,10 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from regard._object import tensors_in
+from regard._refused import Refused
 from regard._transforms import is_only_run
 from regard.compute.kernel.call import LEAST_WIDTH
+from regard.compute.precision import loses_digits
 from regard.normalizers import Normalizer, Softmax
-from regard.potentials import Dot, Potential
+from regard.potentials import Alibi, Cosine, Dot, Gaussian, Potential, Rotary
+from regard.potentials.base import Sum
+from regard.potentials.reductions import Reduction, reduce
 from regard.supports import Causal, Full, Support
 
 _kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -20,26 +25,109 @@ _FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def direct(
-    q: Tensor, k: Tensor, v: Tensor, potential: Potential, normalizer: Normalizer, support: Support
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    potential: Potential,
+    normalizer: Normalizer,
+    support: Support,
+    query_marks: Tensor | None = None,
 ) -> Tensor | None:
-    """softmax(scale · q kᵀ) v for plain tensors (B, H, tokens, width) of one dtype on a CPU; else None."""
-    scale = _scale(potential, normalizer, q)
+    """softmax(scale · q kᵀ + bias) v for plain tensors (B, H, tokens, width) on a CPU; else None.
+
+    query_marks (m,): where the queries stand among keys 0, 1, 2, ...; None means in order.
+    """
     kind = type(support)
-    if scale is None or (kind is not Full and kind is not Causal) or not _is_plain(q, k, v):
+    causal = kind is Causal and query_marks is None
+    if type(normalizer) is not Softmax or isinstance(normalizer.temperature, Tensor):
         return None
-    return _kernel(q, k, v, 0.0, kind is Causal, scale=scale)[0]
+    if not (causal or kind is Full) or not _is_plain(q, k, v):
+        return None
+    if _is_bare(potential):
+        assert isinstance(potential, Dot)
+        factor = potential.factor(q.shape[-1])
+        if not isinstance(factor, Tensor) and factor > 0:
+            return _kernel(q, k, v, 0.0, causal, scale=float(factor / normalizer.temperature))[0]
+    if q.dtype.itemsize < 4 or not _is_product(potential):
+        return None
+    return _run_reduced(q, k, v, potential, causal, normalizer.temperature, query_marks)
 
 
-def _scale(potential: Potential, normalizer: Normalizer, q: Tensor) -> float | None:
-    """The factor of q·k where scores are a bare product, and that factor is a positive number."""
-    if type(potential) is not Dot or type(normalizer) is not Softmax or type(q) is not Tensor:
+def _run_reduced(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    potential: Potential,
+    causal: bool,
+    temperature: float,
+    query_marks: Tensor | None,
+) -> Tensor | None:
+    """The kernel on the features of a potential, where its scores have few enough terms and enough digits."""
+    if any(t.dtype != q.dtype or not is_only_run(t) for t in tensors_in(potential)):
         return None
-    if not (potential.w_q is potential.w_k is potential.b_q is potential.b_k is None):
+    own, places = _marks(q, k, query_marks) if _reads_marks(potential) else (q, k)
+    found = reduce.one(potential, *potential.features(q, k, own, places), causal)
+    if isinstance(found, Refused) or not _fits(found, q, k, v) or loses_digits(found):
         return None
-    factor, temperature = potential.factor(q.shape[-1]), normalizer.temperature
-    if isinstance(factor, Tensor) or isinstance(temperature, Tensor) or factor <= 0:
-        return None
-    return float(factor / temperature)
+    bias = found.key_bias
+    if bias is not None:
+        bias = bias.reshape((1,) * (3 - bias.ndim) + bias.shape).unsqueeze(-2)
+        bias = bias if temperature == 1.0 else bias / temperature
+    scale = float(found.scale / temperature)
+    return _kernel(found.queries, found.keys, v, 0.0, causal, attn_mask=bias, scale=scale)[0]
+
+
+def _marks(q: Tensor, k: Tensor, query_marks: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Where queries and keys stand."""
+    places = torch.arange(k.shape[-2])
+    if query_marks is not None:
+        return query_marks, places
+    return places if q.shape[-2] == k.shape[-2] else torch.arange(q.shape[-2]), places
+
+
+def _is_bare(potential: Potential) -> bool:
+    """Whether scores are products of the points as they are."""
+    return type(potential) is Dot and (
+        potential.w_q is potential.w_k is potential.b_q is potential.b_k is None
+    )
+
+
+def _is_product(potential: Potential) -> bool:
+    """Whether scores may be products of features plus a bias on keys; it is not tried for other kinds."""
+    if isinstance(potential, Sum):
+        return all(map(_is_product, potential.terms))
+    if isinstance(potential, Rotary):
+        return _is_product(potential.potential)
+    return type(potential) in (Dot, Gaussian, Cosine, Alibi)
+
+
+def _reads_marks(potential: Potential) -> bool:
+    """Whether one of these potentials looks at positions."""
+    if isinstance(potential, Sum):
+        return any(map(_reads_marks, potential.terms))
+    return type(potential) in (Rotary, Alibi)
+
+
+def _fits(found: Reduction, q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the kernel takes a reduction as it is."""
+    bias, scale = found.key_bias, found.scale
+    return (
+        not found.residues
+        and not isinstance(scale, Tensor)
+        and scale > 0
+        and found.queries.shape[:-1] == q.shape[:-1]
+        and found.keys.shape[:-1] == k.shape[:-1]
+        and found.queries.shape[-1] == v.shape[-1]
+        and found.queries.dtype == found.keys.dtype == v.dtype
+        and (bias is None or (bias.dtype == v.dtype and _broadcasts(bias.shape[:-1], v.shape[:2])))
+    )
+
+
+def _broadcasts(shape: tuple[int, ...], batch: tuple[int, ...]) -> bool:
+    """Whether a shape adds nothing to a batch shape."""
+    return len(shape) <= len(batch) and all(
+        size in (1, own) for size, own in zip(reversed(shape), reversed(batch), strict=False)
+    )
 
 
 def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:

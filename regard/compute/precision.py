@@ -38,4 +38,6 @@ def loses_digits(reduction: Reduction | Refused) -> bool:
     """Whether float32 scores would be off by more than the tolerance, because their terms cancel."""
     if isinstance(reduction, Refused) or reduction.amplitude is None:
         return False
+    if isinstance(reduction.amplitude, float):
+        return reduction.amplitude * torch.finfo(torch.float32).eps > CANCELLATION
     return bool(_check.holds(reduction.amplitude * torch.finfo(torch.float32).eps > CANCELLATION))

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from regard import _check
-from regard.attention import Attention
 from regard.compute.direct import direct
 from regard.compute.dropout import attend_with_dropout, check_share
 from regard.compute.engine import Engine
@@ -52,20 +51,25 @@ def attend(
 
 
 def attend_tokens(
-    attention: Attention,
+    potential: Potential,
+    normalizer: Normalizer,
+    support: Support,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     query_marks: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """The same with potential, normalizer and support of an attention, on projected tokens.
+    """The same on projected tokens, where queries may stand anywhere.
 
     query_marks (..., m): where the queries stand among the keys; None means 0, 1, 2, ... in order.
     """
+    if dropout == 0:
+        found = direct(q, k, v, potential, normalizer, support, query_marks)
+        if found is not None:
+            return found
     q, k, v = cast_for_autocast(q, k, v)
-    parts = (attention.potential, attention.normalizer, attention.support)
-    return _run(pose(*parts, q, k, v, query_marks=query_marks), None, dropout)
+    return _run(pose(potential, normalizer, support, q, k, v, query_marks=query_marks), None, dropout)
 
 
 def cast_for_autocast(*tensors: Any) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ from regard.compute.selection import select
 from regard.errors import ArgumentError
 from regard.measure import Measure
 from regard.normalizers import Reference
-from regard.potentials import Bilinear, Cosine, Dot, Potential
+from regard.potentials import Bilinear, Cosine, Dot, NormedDot, Potential
 
 
 class ReversedAttention:
@@ -62,7 +62,8 @@ class ReversedAttention:
                 "attention",
                 f"compares by {type(self._problem.potential).__name__}, which is not an inner product of "
                 "queries and keys",
-                "R·K and Rᵀ·Q exist for Dot, Bilinear and Cosine; rows() gives R for every potential",
+                "R·K and Rᵀ·Q exist for Dot, NormedDot, Bilinear and Cosine; rows() gives R for every "
+                "potential",
             )
         problem = self._problem
         queries, keys = (t.detach().requires_grad_() for t in (problem.queries, problem.keys))
@@ -162,7 +163,8 @@ factor = Verb("factor")
 
 
 @factor.rule(Dot)
-def _dot(potential: Dot, problem: Problem) -> Scalar:
+@factor.rule(NormedDot)
+def _dot(potential: Dot | NormedDot, problem: Problem) -> Scalar:
     return potential.factor(problem.queries.shape[-1])
 
 

@@ -192,7 +192,7 @@ def _refusals(attention: Attention, scores: Scores | None, values: Values | None
     reasons = []
     if scores is None:
         name = type(attention.potential).__name__
-        reasons.append(f"{name} scores of one head are no quadratic form, so velocities are not affine.")
+        reasons.append(f"{name} scores of one head are not a quadratic form, so velocities are not affine.")
     if values is None:
         reasons.append("values must be affine in keys, of one head: Identity, Linear or Factored.")
     width = 0 if values is None else len(values.b)

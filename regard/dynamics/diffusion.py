@@ -105,7 +105,7 @@ def heat(attention: Attention, x: Measure | Tensor) -> Heat:
         raise ArgumentError("attention", f"is a {type(attention).__name__}", "give an Attention")
     if not attention.normalizer.laws:
         name = type(attention.normalizer).__name__
-        raise RefusalError("heat", [f"rows of {name} are no laws, so there is no random walk."])
+        raise RefusalError("heat", [f"rows of {name} are not laws, so there is no random walk."])
     problem = problem_of(attention, x, None).to(torch.float64)
     if problem.batch_shape:
         raise ArgumentError(

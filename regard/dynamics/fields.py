@@ -34,7 +34,7 @@ def read_source(x: Measure | Tensor) -> Measure:
         raise ArgumentError("x", f"is a {type(x).__name__}", "give a Tensor (..., n, d) or a Measure")
     points = x.points if isinstance(x, Measure) else _check.floating("x", x)
     if points.ndim < 2:
-        raise ArgumentError("x", f"has shape {list(points.shape)}", "give (..., n, d): a row a particle")
+        raise ArgumentError("x", f"has shape {list(points.shape)}", "give (..., n, d): one row per particle")
     if not points.shape[-2] or not points.shape[-1]:
         found = f"has shape {list(points.shape)}"
         raise ArgumentError("x", found, "give at least one particle with at least one coordinate")

@@ -40,7 +40,7 @@ def warn_of_long_steps(maps: tuple[Mapping, ...], space: Space, scheme: Scheme) 
     """Euler steps of at most one are convex combinations, longer ones are not."""
     if isinstance(scheme, Euler) and scheme.step > 1 and any(keeps_hull(map, space) for map in maps):
         message = (
-            f"step: is {scheme.step:g}, and Euler steps longer than 1 are no convex combinations: particles "
+            f"step: is {scheme.step:g}, and Euler steps longer than 1 are not convex combinations: particles "
             "may leave the convex hull, which the flow itself never does; take Euler(step) with a step of at "
             "most 1"
         )

@@ -78,7 +78,7 @@ def resume(
     except FileNotFoundError:
         raise ArgumentError("path", f"{path} is not there", "give a file that save() wrote") from None
     except (SafetensorError, KeyError, ValueError, OSError) as error:
-        raise ArgumentError("path", f"{path} is no trajectory", "give a file that save() wrote") from error
+        raise ArgumentError("path", f"{path} is not a trajectory", "give a file that save() wrote") from error
     if head["format"] != FORMAT:
         found = f"has format {head['format']}, and this version reads {FORMAT}"
         raise ArgumentError("path", found, "start the flow again")

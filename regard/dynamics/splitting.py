@@ -46,7 +46,7 @@ def refusal(map: Mapping, space: Space) -> str | None:
     if not isinstance(inner, Attention):
         return f"the field is a {type(inner).__name__}; give one Attention, or its Displacement."
     if not isinstance(inner.normalizer, Softmax):
-        return f"rows of {type(inner.normalizer).__name__} are no quotients of sums."
+        return f"rows of {type(inner.normalizer).__name__} are not quotients of sums."
     if not isinstance(inner.support, Full):
         return "a mask tells particles apart that are in one place."
     if not isinstance(space, (Euclidean, Sphere)):

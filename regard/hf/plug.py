@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.hf.arguments import Arguments
+from regard.hf.bare import run_bare
 from regard.hf.heads import Heads
 from regard.hf.masks import split_mask, without_mask
 from regard.hf.posed import Posed
@@ -44,6 +45,10 @@ class Plug:
         """Outputs (batch, m, heads, e) for queries (batch, heads, m, d), keys and values (batch, groups, n,
         ·); weights if asked for.
         """
+        if self.potential is None and (self.record is None or not self.record.recording):
+            out = run_bare(self.normalizer, module, (query, key, value), attention_mask, options)
+            if out is not None:
+                return out.transpose(1, 2).contiguous(), None
         arguments = Arguments.of(options)
         posed = self.pose((query, key, value), attention_mask, arguments, reads_as_causal(module, arguments))
         if self.record is not None and self.record.recording:
@@ -85,7 +90,7 @@ class Plug:
         if not isinstance(self.normalizer, Softmax):
             raise ArgumentError(
                 "s_aux",
-                f"are sinks and the normalizer is {self.normalizer!r}",
+                f"are sinks, and the normalizer is {self.normalizer!r}",
                 "only Softmax has a slot for them",
             )
         if sinks.numel() != count:
@@ -112,7 +117,7 @@ class Plug:
     def _check_potential(self, query: Tensor, key: Tensor) -> None:
         queries, keys = query.shape[2], key.shape[2]
         if self.potential is not None and queries != keys and _reads_marks(self.potential, query, key):
-            found = f"reads positions, and nobody says those of {queries} queries among {keys} keys"
+            found = f"depends on positions, and it is unknown where queries stand: {queries} for {keys} keys"
             raise ArgumentError(
                 "potential", found, "run with use_cache=False, or leave positions to the model"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -100,14 +101,20 @@ def _refuse_deaf(kind: type) -> None:
     """Raise for a class of models that does not ask the attention interface,
     which transformers finds out from its source.
     """
-    asks = getattr(kind, "_can_set_attn_implementation", None)
-    if asks is not None and not asks():
+    if not _asks(kind):
         found = f"{kind.__name__} does not ask the attention interface and would run its own attention"
         raise ArgumentError(
             "attn_implementation",
             found,
             "use 'eager' there, or a family that asks: regard's page on transformers names them",
         )
+
+
+@cache
+def _asks(kind: type) -> bool:
+    """Whether it asks; found once, because transformers reads a file for it."""
+    asks = getattr(kind, "_can_set_attn_implementation", None)
+    return asks is None or bool(asks())
 
 
 def _check_name(name: str, known: dict[str, Any]) -> None:
@@ -122,4 +129,4 @@ def _check_name(name: str, known: dict[str, Any]) -> None:
             f"give letters, digits, '_', '-' or '.', and none of {', '.join(TAKEN)} inside",
         )
     if name in known and not isinstance(known[name], Plug):
-        raise ArgumentError("name", f"{name!r} is registered by somebody else", "take another name")
+        raise ArgumentError("name", f"{name!r} is already registered by another package", "take another name")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,11 @@ from regard.nn.naming import refuse_torch_names
 from regard.nn.shaping import center
 from regard.nn.visibility import check_batch, check_order, check_pieces
 from regard.normalizers import Normalizer
-from regard.potentials import Dot
+from regard.potentials import Dot, Potential, Rotary
 from regard.potentials.base import simple_parts
 from regard.potentials.distance import DistancePotential
 from regard.potentials.positions import PositionPotential
-from regard.supports import Full, Support
+from regard.supports import Causal, Full, Support
 
 
 class MultiHeadAttention(nn.Module):
@@ -102,24 +102,33 @@ class MultiHeadAttention(nn.Module):
         check_tokens("x", x, self.width)
         kind, x = x.dtype, self._received("x", x)
         check_batch(support, x)
-        mechanism = _with_added(self.mechanism.value(), added)
+        own = self.mechanism.value()
+        mechanism = _with_added(own, added)
         allowed = intersection(mechanism.support, support)
         if context is None:
             check_order(mechanism.normalizer, allowed)
         if cache is not None:
             check_pieces(mechanism.normalizer)
+        potential = mechanism.potential
         if context is None:
             queries, keys, looked_up, past = self._own(x, allowed, cache, values)
+            if cache is not None and turns_once(own.potential, x):
+                inner = own.potential.potential
+                potential = inner if added is None else inner + added
         else:
             queries, keys, looked_up, past = *self._crossing(x, context, cache, values), 0
             check_batch(support, context)
         marks = None if past == 0 else marks_after(past, x.shape[-2], x.device)
-        if any(isinstance(part, DistancePotential) for part in simple_parts(mechanism.potential)):
+        if self.kv_heads != self.heads and any(
+            isinstance(part, DistancePotential) for part in simple_parts(mechanism.potential)
+        ):
             keys = repeat_groups(
                 keys, self.heads, -3
             )  # queries and keys are moved to one center, head by head
         dropped = self.dropout if self.training else 0.0
-        mixed = attend_tokens(mechanism.replace(support=allowed), queries, keys, looked_up, marks, dropped)
+        newest = past and x.shape[-2] == 1 and type(allowed) is Causal  # one token after all others sees all
+        parts = (potential, mechanism.normalizer, Full() if newest else allowed)
+        mixed = attend_tokens(*parts, queries, keys, looked_up, marks, dropped)
         mixed = repeat_groups(
             mixed, self.heads, -3
         )  # where scores know of positions alone, groups of heads see the same
@@ -159,6 +168,10 @@ class MultiHeadAttention(nn.Module):
                 "use a mechanism with support=Causal()",
             )
         past = cache.length
+        potential = self.mechanism.value().potential
+        if turns_once(potential, x):
+            marks = marks_after(past, x.shape[-2], x.device)
+            queries, keys = potential.features(queries, keys, marks, marks)
         return queries, *cache.extend(keys, values), past
 
     def _crossing(
@@ -214,9 +227,13 @@ class MultiHeadAttention(nn.Module):
         """Tokens in the numbers of the projections; orthogonal ones have float32 at least, and tokens of
         fewer digits are taken to theirs.
         """
-        if not isinstance(self.projection, Frames) or x.dtype != working(self.projection.raw):
+        if not isinstance(self.projection, Frames):
+            if x.dtype != self.projection.weight.dtype:
+                check_kind(name, x, self.projection)
+            return x
+        if x.dtype != working(self.projection.raw):
             check_kind(name, x, self.projection)
-        return x.to(working(x)) if isinstance(self.projection, Frames) else x
+        return x.to(working(x))
 
     def _split(self, projected: Tensor, *heads: int) -> tuple[Tensor, ...]:
         """(..., n, (h + …) c) as tensors (..., h, n, c)."""
@@ -250,6 +267,16 @@ def _with_added(mechanism: Attention, added: PositionPotential | None) -> Attent
     return mechanism.replace(potential=mechanism.potential + added)
 
 
+def turns_once(potential: Potential, x: Tensor) -> TypeGuard[Rotary]:
+    """Whether queries and keys may be turned to their positions before they are kept: where scores are
+    products of turned points, and points have the digits for it.
+    """
+    inner = potential.potential if isinstance(potential, Rotary) else None
+    if not isinstance(inner, Dot) or x.dtype.itemsize < 4 or torch.is_autocast_enabled(x.device.type):
+        return False
+    return inner.w_q is inner.w_k is inner.b_q is inner.b_k is None
+
+
 def intersection(first: Support, second: Support) -> Support:
     """What both allow; Full where that is everything."""
     if isinstance(second, Full):
@@ -271,7 +298,7 @@ def check_heads(width: int, heads: int, kv_heads: int) -> None:
         raise ArgumentError(
             "kv_heads",
             f"is {kv_heads}, which does not divide the {heads} heads",
-            "each group needs as many heads",
+            "each group needs the same number of heads",
         )
 
 

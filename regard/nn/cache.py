@@ -45,7 +45,7 @@ class LayerCache:
                 "a cache is for inference: call under torch.no_grad()",
             )
         old = self._keys
-        if old is not None and _sizes(old) != _sizes(keys):
+        if old is not None and not _fits(old, keys):
             found = f"holds {_sizes(old)} and the layer gives {_sizes(keys)}"
             raise ArgumentError(
                 "cache", found, "use one cache for one model and one batch; make a new one with model.cache()"
@@ -118,6 +118,12 @@ class Cache:
 def marks_after(length: int, count: int, device: torch.device) -> Tensor:
     """The positions of `count` tokens that follow `length` others."""
     return torch.arange(length, length + count, device=device)
+
+
+def _fits(old: Tensor, keys: Tensor) -> bool:
+    """Whether keys are of the same batch, heads, width and numbers."""
+    same = old.shape[:-2] == keys.shape[:-2] and old.shape[-1] == keys.shape[-1]
+    return same and old.dtype == keys.dtype
 
 
 def _sizes(keys: Tensor) -> str:

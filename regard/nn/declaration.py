@@ -25,6 +25,7 @@ from regard.potentials import (
     Dot,
     Gaussian,
     Laplace,
+    NormedDot,
     Potential,
     Rotary,
     SoftCap,
@@ -90,6 +91,7 @@ def _unknown(potential: Any, projections: Projections) -> Potential:
 
 
 @projected.rule(Dot, Projections)
+@projected.rule(NormedDot, Projections)
 @projected.rule(Cosine, Projections)
 @projected.rule(Additive, Projections)
 def _fields(potential: Any, projections: Projections) -> Potential:

@@ -127,7 +127,9 @@ class Deep(nn.Module):
         1e-12 of where they end, relative to the first step.
         """
         if not self.injected:
-            raise ArgumentError("injected", "is False", "a fixed point without input is no map; inject it")
+            raise ArgumentError(
+                "injected", "is False", "a fixed point without input is not a map; inject the input"
+            )
         steps = evaluations_needed(self.contraction.constant, 1.0, 1e-12)
         return FixedPoint(declare.one(self.contraction.f), steps)
 

@@ -42,7 +42,7 @@ class FeedForward(nn.Module):
             hidden = self.activation(first) * gate
         else:
             hidden = self.activation(hidden)
-        return self.outer(self.dropout(hidden))
+        return self.outer(self.dropout(hidden) if self.dropout.training else hidden)
 
     def declare(self) -> Map:
         """The layer as a map, in float64 and cut off from its parameters."""

@@ -149,11 +149,11 @@ def _is_number(value: object) -> bool:
 
 
 @contextmanager
-def at_rest(model: nn.Module) -> Iterator[None]:
+def at_rest(parts: list[nn.Module]) -> Iterator[None]:
     """Evaluation mode for one step, and the mode of each part restored after it, so that the caller may
     train between two tokens of a stream.
     """
-    active = [part for part in model.modules() if part.training]
+    active = [part for part in parts if part.training]
     for part in active:
         part.training = False
     try:

@@ -241,7 +241,7 @@ def _read_design(layer: Any) -> Design:
         return design_of(layer)
     except AttributeError as error:
         found = f"has a {type(layer).__name__} whose parts are not torch's ({error})"
-        raise ArgumentError("module", found, "build it of the parts that torch gives it") from None
+        raise ArgumentError("module", found, "build it from the parts torch gives it") from None
 
 
 def refuse_other(template: nn.Module, module: nn.Module) -> None:

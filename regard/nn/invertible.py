@@ -48,7 +48,7 @@ class OutsideImageError(RegardError, ValueError):
         self.residual, self.outside = residual, outside
         count, largest = int(outside.sum()), float(residual.max())
         super().__init__(
-            f"y: {count} of {outside.numel()} sequences are no x + f(x) with x in {domain!r} (residual "
+            f"y: {count} of {outside.numel()} sequences are not x + f(x) for any x in {domain!r} (residual "
             f"{largest:.3g}); give points of the image, or a larger ball"
         )
 

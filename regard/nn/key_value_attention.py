@@ -91,7 +91,9 @@ class KeyValueAttention(nn.Module):
         keys = self._with_learned(self._split(self.keys(context)), self.learned_key)
         looked_up = self._with_learned(self._split(self.values(values)), self.learned_value)
         share = self.dropout if self.training else 0.0
-        mixed = attend_tokens(mechanism.replace(support=allowed), queries, keys, looked_up, None, share)
+        mixed = attend_tokens(
+            mechanism.potential, mechanism.normalizer, allowed, queries, keys, looked_up, None, share
+        )
         return self.output(mixed.transpose(-3, -2).flatten(-2))
 
     def _allowed(self, support: Support, tokens: int) -> Support:

@@ -37,7 +37,7 @@ class Branch(nn.Module):
 
     def after(self, x: Tensor, found: Tensor) -> Tensor:
         """The output of the residual connection, from its input x and the value f of its branch."""
-        found = self.dropout(found)
+        found = self.dropout(found) if self.dropout.training else found
         x = (
             x + found
             if self.shaping is None
@@ -80,7 +80,8 @@ class EncoderLayer(nn.Module):
         """
         refuse_torch_names(torch_names, self)
         check_tokens("x", x, self.design.width)
-        check_kind("x", x, self)
+        if x.dtype != self.attention_branch.norm.weight.dtype:
+            check_kind("x", x, self)
         x = self.attention_branch.after(x, self.attention(self.attention_branch.before(x), support=support))
         return self.hidden_branch.after(x, self.feed_forward(self.hidden_branch.before(x)))
 
@@ -118,7 +119,8 @@ class DecoderLayer(nn.Module):
         """
         refuse_torch_names(torch_names, self)
         check_tokens("x", x, self.design.width)
-        check_kind("x", x, self)
+        if x.dtype != self.attention_branch.norm.weight.dtype:
+            check_kind("x", x, self)
         past, known = (None, None) if cache is None else cache
         x = self.attention_branch.after(
             x, self.attention(self.attention_branch.before(x), support=support, cache=past)

@@ -155,11 +155,12 @@ class LanguageModel(nn.Module):
         """The same, one token (batch,) at a time."""
         check_room(self.design, ids, tokens)
         check_end(end, self.vocabulary)
-        cache, hidden = self.cache(), None if real is None else check_padding(real, ids)
+        cache, parts = self.cache(), list(self.modules())
+        hidden = None if real is None else check_padding(real, ids)
 
         def logits(new: Tensor) -> Tensor:
             support = Full() if hidden is None else seen_after(hidden, cache.length + new.shape[-1])
-            with at_rest(self):
+            with at_rest(parts):
                 found: Tensor = self(new, support=support, cache=cache, padding=hidden)
             return found
 
@@ -238,11 +239,11 @@ class SequenceToSequence(nn.Module):
                 f"has {len(start)} sequences for {len(source)} sources",
                 "give one start for each source",
             )
-        cache, encoded = Cache(len(self.decoder.layers)), None
+        cache, encoded, parts = Cache(len(self.decoder.layers)), None, list(self.modules())
 
         def logits(new: Tensor) -> Tensor:
             nonlocal encoded
-            with at_rest(self):
+            with at_rest(parts):
                 encoded = self.encode(source, source_support=source_support) if encoded is None else encoded
                 points = self.embedding(new, cache.length)
                 return self.embedding.logits(

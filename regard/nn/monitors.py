@@ -65,7 +65,7 @@ def monitor(
             "growth", f"is {growth!r}", "give how many times as large a quantity must become, more than 1"
         )
     if not _is_number(level) or not level >= 0:
-        raise ArgumentError("level", f"is {level!r}", "give a logit below which growth is no matter")
+        raise ArgumentError("level", f"is {level!r}", "give a logit below which growth does not matter")
     return Monitor(model, Rule(window, growth, level), every, check_history(history))
 
 

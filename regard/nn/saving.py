@@ -344,7 +344,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise ArgumentError(str(path), "does not exist", "give a directory that regard wrote") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise ArgumentError(
-            str(path), f"is damaged or no safetensors file ({error})", "restore it from where it was saved"
+            str(path), f"is damaged or not a safetensors file ({error})", "restore it from where it was saved"
         ) from None
 
 

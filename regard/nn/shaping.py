@@ -10,10 +10,10 @@ from torch import Tensor
 
 from regard._heads import repeat_groups
 from regard._object import Object
-from regard.attention import Attention
 from regard.compute.tensors import attend_tokens
 from regard.errors import ArgumentError
 from regard.nn.cache import marks_after
+from regard.normalizers import Softmax
 from regard.potentials import Dot
 from regard.supports import Full, Support
 
@@ -58,4 +58,4 @@ def _uniform(values: Tensor, support: Support, past: int, count: int) -> Tensor:
         return values.mean(-2, keepdim=True)
     blank = torch.zeros_like(values[..., past : past + count, :1]), torch.zeros_like(values[..., :1])
     marks = None if past == 0 else marks_after(past, count, values.device)
-    return attend_tokens(Attention(Dot(scale=0.0), support=support), *blank, values, marks)
+    return attend_tokens(Dot(scale=0.0), Softmax(), support, *blank, values, marks)

@@ -4,6 +4,7 @@ from regard.potentials.additive import Additive
 from regard.potentials.base import FunctionPotential, Potential, Scaled, Sum
 from regard.potentials.distance import Gaussian, Laplace, StudentT
 from regard.potentials.dot import Bilinear, Cosine, Dot
+from regard.potentials.normed import NormedDot
 from regard.potentials.pair_bias import PairBias
 from regard.potentials.positions import (
     Alibi,
@@ -29,6 +30,7 @@ __all__ = [
     "Gaussian",
     "Laplace",
     "Logarithmic",
+    "NormedDot",
     "PairBias",
     "PositionPotential",
     "Potential",

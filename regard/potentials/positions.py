@@ -32,9 +32,11 @@ class PositionPotential(Potential):
             x_marks.shape[-1],
             y_marks.shape[-1],
         ):  # only differences count: from a near origin float32 holds them exactly
-            origin = torch.minimum(
-                x_marks.detach().amin(-1, keepdim=True), y_marks.detach().amin(-1, keepdim=True)
-            )
+            origin = x_marks.detach().amin(-1, keepdim=True)
+            if y_marks is x_marks:
+                x_marks = y_marks = (x_marks - origin).to(kind).unsqueeze(-1)
+                return x_marks, y_marks
+            origin = torch.minimum(origin, y_marks.detach().amin(-1, keepdim=True))
             x_marks, y_marks = x_marks - origin, y_marks - origin
         return x_marks.unsqueeze(-1).to(kind), y_marks.unsqueeze(-1).to(kind)
 
@@ -204,10 +206,10 @@ class Rotary(Potential):
         turning = 2 * cos.shape[-1]
         if self.interleaved:
             a, b = z[..., 0:turning:2], z[..., 1:turning:2]
-            turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+            turned = torch.stack(_turn_pairs(a, b, cos, sin), -1).flatten(-2)
         else:
             a, b = z[..., : turning // 2], z[..., turning // 2 : turning]
-            turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+            turned = torch.cat(_turn_pairs(a, b, cos, sin), -1)
         if turning == z.shape[-1]:
             return turned.to(z.dtype)
         rest = z[..., turning:].expand(*turned.shape[:-1], -1)
@@ -236,3 +238,8 @@ class Rotary(Potential):
 
     def width(self, queries: Features, keys: Features) -> int:
         return self.potential.width(queries, keys)
+
+
+def _turn_pairs(a: Tensor, b: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """(a, b) turned by their angles."""
+    return torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)

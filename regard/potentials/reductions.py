@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 
 from regard import _check
 from regard._object import Object
@@ -26,6 +27,7 @@ from regard._verb import Verb
 from regard.potentials.base import Potential, Scaled, Sum
 from regard.potentials.distance import Gaussian
 from regard.potentials.dot import Bilinear, Cosine, Dot
+from regard.potentials.normed import NormedDot
 from regard.potentials.positions import Alibi, PositionPotential, Rotary
 
 reduce = Verb("reduce")
@@ -61,7 +63,7 @@ class Reduction(Object):
     key_bias: Tensor | None = None
     row_bias: Callable[[], Any] | None = None
     residues: tuple[Residue, ...] = ()
-    amplitude: Tensor | None = None
+    amplitude: Scalar | None = None
 
     def folded(self) -> Reduction:
         """The same scores with scale 1; the queries take it."""
@@ -91,7 +93,8 @@ def _none(potential: Potential, queries: Features, keys: Features, causal: bool)
 
 
 @reduce.rule(Dot)
-def _dot(potential: Dot, queries: Tensor, keys: Tensor, causal: bool) -> Reduction:
+@reduce.rule(NormedDot)
+def _dot(potential: Dot | NormedDot, queries: Tensor, keys: Tensor, causal: bool) -> Reduction:
     return Reduction(queries, keys, potential.factor(queries.shape[-1]))
 
 
@@ -110,8 +113,12 @@ def _gaussian(potential: Gaussian, queries: Tensor, keys: Tensor, causal: bool) 
     """-|q-k|²/2b² = (q-c)·(k-c)/b² - |k-c|²/2b² - |q-c|²/2b²;
     the center c keeps the digits that an offset would cost, and is the origin where that costs none.
     """
-    kind = torch.promote_types(queries.dtype, torch.float32)
-    queries, keys = queries.to(kind), keys.to(kind)
+    if queries.dtype.itemsize < 4:
+        queries, keys = queries.float(), keys.float()
+    if not isinstance(potential.bandwidth, Tensor) and is_only_run(queries, keys):
+        found = _calm_gaussian(queries, keys, 1 / potential.bandwidth**2)
+        if found is not None:
+            return found
     precision = 1 / (_column(potential.bandwidth) ** 2)
     squares = _squares(keys)
     reach = _amplitude(queries, squares, precision)
@@ -132,6 +139,28 @@ def _gaussian(potential: Gaussian, queries: Tensor, keys: Tensor, causal: bool) 
 
 CALM = 2e-6
 """Where float32 scores of a Gaussian about the origin are off by less than this, its points stay there."""
+
+
+def _calm_gaussian(queries: Tensor, keys: Tensor, precision: float) -> Reduction | None:
+    """The same in the fewest passes, where points stay at the origin and nobody takes a derivative."""
+    if queries.device.type != "cpu" or is_fake(keys) or 0 in (queries.numel(), keys.numel()):
+        return None
+    lengths = torch.linalg.vector_norm(keys, dim=-1)
+    longest = torch.linalg.vector_norm(queries, dim=-1).amax()
+    reach = max(lengths.amax().item(), longest.item()) ** 2 * precision
+    if not reach * _EPS <= CALM:
+        return None
+    return Reduction(
+        queries,
+        keys,
+        precision,
+        key_bias=lengths.square_().mul_(-0.5 * precision),
+        row_bias=lambda: -0.5 * precision * queries.square().sum(-1),
+        amplitude=reach,
+    )
+
+
+_EPS = torch.finfo(torch.float32).eps
 
 
 def _squares(points: Tensor) -> Tensor:
@@ -158,14 +187,22 @@ def _alibi(potential: Alibi, queries: Tensor, keys: Tensor, causal: bool) -> Red
     """With a causal support -m(s - t) = m t - m s is a key bias;
     only while m·n leaves the digits that near keys need.
     """
-    slope = _column(potential.slope)
-    steep = torch.as_tensor(slope).detach().abs().max() * max(keys.shape[-2], 1)
-    if not causal or _check.holds(steep * torch.finfo(keys.dtype).eps < 1e-6) is False:
+    slope, nothing = _column(potential.slope), (queries[..., :0], keys[..., :0])
+    if queries.shape[-2] == 1:  # one row of biases is a bias on keys, whatever it is
+        return Reduction(*nothing, 1.0, key_bias=-slope * (queries - keys.mT).abs().squeeze(-2))
+    if not causal or _is_steep(potential.slope, keys):
         return _only_residue(potential, queries, keys)
-    nothing = (queries[..., :0], keys[..., :0])
     return Reduction(
         *nothing, 1.0, key_bias=slope * keys.squeeze(-1), row_bias=lambda: -slope * queries.squeeze(-1)
     )
+
+
+def _is_steep(slope: Scalar, keys: Tensor) -> bool:
+    """Whether slope · n, rounded, would be seen in the scores of near keys; taken not to be where it cannot
+    be read.
+    """
+    most = slope.detach().abs().max() if isinstance(slope, Tensor) else torch.tensor(abs(slope))
+    return _check.holds(most * (max(keys.shape[-2], 1) * torch.finfo(keys.dtype).eps) < 1e-6) is False
 
 
 @reduce.rule(Rotary)
@@ -200,11 +237,16 @@ def _sum(potential: Sum, queries: Features, keys: Features, causal: bool) -> Red
     for part in parts:
         if isinstance(part, Refused):
             return part
-    folded = [part.folded() if isinstance(part.scale, Tensor) else part.shared() for part in parts]
+    wide = [part for part in parts if part.queries.shape[-1]]
+    if len(wide) == 1:  # products of one term alone keep their scale
+        folded, scale = parts, wide[0].scale
+    else:
+        folded = [part.folded() if isinstance(part.scale, Tensor) else part.shared() for part in parts]
+        scale = 1.0
     return Reduction(
         _beside([part.queries for part in folded]),
         _beside([part.keys for part in folded]),
-        1.0,
+        scale,
         _total([part.key_bias for part in folded]),
         None
         if all(part.row_bias is None for part in folded)
@@ -225,11 +267,20 @@ def _column(value: Scalar) -> Scalar:
 
 def _beside(features: list[Tensor]) -> Tensor:
     """Features of all terms side by side, (..., n, Σ c)."""
+    some = [f for f in features if f.shape[-1]]
+    if len(some) == 1 and all(_adds_no_batch(f, some[0]) for f in features):
+        return some[0]
     batch = torch.broadcast_shapes(*(f.shape[:-2] for f in features))
     kind = features[0].dtype
     for f in features[1:]:
         kind = torch.promote_types(kind, f.dtype)
     return torch.cat([f.to(kind).expand(*batch, -1, -1) for f in features], -1)
+
+
+def _adds_no_batch(empty: Tensor, features: Tensor) -> bool:
+    """Whether features without columns change neither the batch shape nor the dtype of others."""
+    known = empty.ndim == 2 or empty.shape[:-2] == features.shape[:-2]
+    return known and empty.dtype == features.dtype
 
 
 def _total(parts: list[Tensor | None]) -> Tensor | None:

@@ -1,6 +1,10 @@
 """Certificates: how much a map can amplify a change, proved; and attacks that try to break the proof."""
 
-from regard.proofs import modules, theorems  # noqa: F401 (registers the rules of modules and the theorems)
+from regard.proofs import (  # noqa: F401 (register their rules)
+    modules,
+    normed_scores,
+    theorems,
+)
 from regard.proofs.approximation import approximation_error, kernel_error, row_errors
 from regard.proofs.certification import certify, declare, deviation
 from regard.proofs.citation import cite

@@ -51,7 +51,9 @@ def deviation(map: Any, domain: Domain, norm: Norm) -> Certificate:
     deviation_domain(domain)
     if isinstance(norm, OwnToken):
         raise ArgumentError(
-            "norm", "is OwnToken()", "it is no distance of sequences: certify() it, or use TokenMax() here"
+            "norm",
+            "is OwnToken()",
+            "it is not a distance between sequences: certify() it, or use TokenMax() here",
         )
     return _smallest(deviations, map, domain, norm)
 

@@ -392,7 +392,7 @@ def _laws(subject: MultiHead) -> None:
     normalizer = subject.separate[0].normalizer
     if not normalizer.laws:
         raise Refusal(
-            f"rows of {type(normalizer).__name__} are not laws, so outputs are no averages; use Softmax(), "
+            f"rows of {type(normalizer).__name__} are not laws, so outputs are not averages; use Softmax(), "
             "Entmax() or Sparsemax()"
         )
 

@@ -162,7 +162,7 @@ def slip(map: Any, measure: Measure, margin: Upper) -> Upper:
 def _valued(measure: Measure, points: Tensor) -> Measure:
     """The tokens of a value, with the weights and marks of the sequence."""
     if not bool(torch.isfinite(points).all()):
-        raise Refusal("the value at the given sequence is no finite number; use smaller weights")
+        raise Refusal("the value at the given sequence is not finite; use smaller weights")
     return measure.replace(points=points)
 
 

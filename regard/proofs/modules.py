@@ -195,11 +195,11 @@ def _one_axis(shape: tuple[int, ...]) -> None:
 def _check_attention(module: nn.MultiheadAttention) -> None:
     if module.bias_k is not None or module.bias_v is not None or module.add_zero_attn:
         raise Refusal(
-            "add_bias_kv and add_zero_attn add keys that are no tokens; build the module without them"
+            "add_bias_kv and add_zero_attn add keys that are not tokens; build the module without them"
         )
     if module.kdim != module.embed_dim or module.vdim != module.embed_dim:
         raise Refusal(
-            "kdim and vdim differ from embed_dim, so it is no self-attention; declare ToContext(attention, "
+            "kdim and vdim differ from embed_dim, so it is not self-attention; declare ToContext(attention, "
             "context) instead"
         )
     if module.training and module.dropout > 0:

@@ -9,11 +9,12 @@ from dataclasses import replace
 
 import torch
 
+from regard._upper import exact
 from regard.domains import Domain, Near
 from regard.normalizers import SinkSoftmax
 from regard.proofs.question import once
 from regard.proofs.scores import BallFacts, Slopes, bilinear, slopes
-from regard.proofs.setting import balls_of, pair_bias, width_of
+from regard.proofs.setting import balls_of, moves_of, pair_bias, width_of
 from regard.proofs.subject import Head
 from regard.proofs.theorem import Refusal
 
@@ -33,6 +34,18 @@ def gibbs_balls(head: Head, domain: Domain, slot: bool = False) -> list[tuple[Ba
     if isinstance(domain, Near):
         pair_bias(head, domain)  # rows that see nothing are refused
     return found
+
+
+def derivative_balls(head: Head, domain: Domain) -> list[tuple[BallFacts, Slopes]]:
+    """The same, with slopes that hold at the sequences of the domain alone, and not for every token of a
+    ball: for theorems that bound the derivative at each of them, and use slopes nowhere else.
+    """
+    found = gibbs_balls(head, domain, slot=True)
+    if not isinstance(domain, Near) or not head.softmax:
+        return found
+    points, moves = domain.measure.points, exact(moves_of(domain))
+    balls = [replace(ball, places=points, moves=moves) for ball, _ in found]
+    return [(ball, slopes.one(head.potential, ball)) for ball in balls]
 
 
 def _with_slot(head: Head, balls: list[tuple[BallFacts, Slopes]]) -> list[tuple[BallFacts, Slopes]]:

@@ -38,11 +38,17 @@ from regard.proofs.theorem import Refusal
 
 @dataclass(frozen=True)
 class BallFacts:
-    """Tokens in a ball: radius about a center, and `reach`, the largest length of a token."""
+    """Tokens in a ball: radius about a center, and `reach`, the largest length of a token.
+
+    places (n, d) and moves (n,), where they are known: token j is within moves[j] of places[j]. What is asked
+    for derivatives at such sequences alone may use them.
+    """
 
     center: Tensor
     radius: Upper
     reach: Upper
+    places: Tensor | None = None
+    moves: Upper | None = None
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,10 @@ up to a constant.
 
 slopes = Verb("slopes")
 """slopes.one(potential, ball) -> Slopes."""
+
+
+turned_slopes = Verb("turned_slopes")
+"""turned_slopes.one(potential, ball) -> Slopes where pairs of features are turned, each by its own angle."""
 
 
 # Bilinear forms
@@ -263,8 +273,17 @@ def _rotary(potential: Rotary, ball: BallFacts) -> Slopes:
         return _rotary(
             Rotary(inner.potential, potential.base, potential.frequencies, potential.interleaved), ball
         ).times(float(inner.factor))
-    if not isinstance(inner, Dot):
-        raise Refusal(f"rotary positions have a theorem for Dot, not for {type(inner).__name__}")
+    found: Slopes = turned_slopes.one(inner, ball)
+    return found
+
+
+@turned_slopes.rule(Potential)
+def _turned(inner: Potential, ball: BallFacts) -> Slopes:
+    raise Refusal(f"rotary positions have a theorem for Dot and NormedDot, not for {type(inner).__name__}")
+
+
+@turned_slopes.rule(Dot)
+def _turned_dot(inner: Dot, ball: BallFacts) -> Slopes:
     w_q, w_k, q, k = _projection_bounds(inner, ball)
     width = len(ball.center) if inner.w_q is None else inner.w_q.shape[-1]
     scale = Upper(abs(float(inner.factor(width))), FACTOR)

@@ -127,7 +127,7 @@ def pair_bias(head: Head, domain: Domain) -> Tensor | None:
     if not bool((bias < math.inf).all()):
         raise Refusal("a bias of a pair is infinite or no number; give numbers, or -inf for what is hidden")
     if bool((bias.amax(-1) == -math.inf).any()):
-        raise Refusal("some query sees no key, so its row is no law; remove it from the sequence")
+        raise Refusal("some query sees no key, so its row is not a law; remove it from the sequence")
     return bias
 
 

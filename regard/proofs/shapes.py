@@ -17,7 +17,7 @@ from regard.attention import Attention
 from regard.domains import Domain
 from regard.errors import ArgumentError
 from regard.lipschitz_norm import LipschitzNorm
-from regard.lookups import Factored, Identity, Linear, Lookup, Table
+from regard.lookups import Factored, Identity, Linear, Lookup, NormedLinear, Table
 from regard.measure import Measure
 from regard.moments import Mean
 from regard.nonexpansive import (
@@ -360,3 +360,9 @@ def _factored(lookup: Factored, width: int | None) -> Widths:
 @looked_up.rule(Table)
 def _table(lookup: Table, width: int | None) -> Widths:
     return Widths(width, int(lookup.table.shape[-1]))
+
+
+@looked_up.rule(NormedLinear)
+def _normed(lookup: NormedLinear, width: int | None) -> Widths:
+    takes = _met("w", int(lookup.w.shape[-2]), width, "the keys have")
+    return Widths(takes, lookup.norm.width(int(lookup.w.shape[-1])))

@@ -37,6 +37,10 @@ class Support(Object):
         """
         return EVERYTHING
 
+    def seams(self) -> tuple[int, ...]:
+        """Marks, in order, where tokens begin that see none before them; a hint for where to cut."""
+        return ()
+
     def __and__(self, other: Support) -> Support:
         if not isinstance(other, Support):
             return NotImplemented
@@ -71,6 +75,9 @@ class And(Support):
     def span(self, low: int, high: int) -> Span:
         spans = [part.span(low, high) for part in self.parts] or [EVERYTHING]
         return max(s[0] for s in spans), min(s[1] for s in spans)
+
+    def seams(self) -> tuple[int, ...]:
+        return tuple(sorted({seam for inner in self.parts for seam in inner.seams()}))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -44,6 +44,14 @@ class Document(Support):
         near = ((self.ids >= least) & (self.ids <= most)).reshape(-1, self.ids.shape[-1]).any(0).nonzero()
         return float(near[0]), float(near[-1])
 
+    def seams(self) -> tuple[int, ...]:
+        """Where one document ends and the next begins, if that is so in the whole batch and can be read."""
+        ids = self.ids.flatten()
+        changes = ids[1:] != ids[:-1]
+        if ids.shape[-1] != self.ids.shape[-1] or not _check.holds(changes.any()):
+            return ()
+        return tuple((1 + changes.nonzero().flatten()).tolist())
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Padding(Support):

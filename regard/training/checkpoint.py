@@ -78,7 +78,9 @@ class Checkpoint:
     def damage_error(self, what: str) -> ArgumentError:
         """What to do about a checkpoint that is not whole."""
         others = [other for other in checkpoints(self.path.parent) if other.step < self.step]
-        remedy = f"remove {self.path}, and --resume goes on from {others[-1].path.name}" if others else AGAIN
+        remedy = (
+            f"remove {self.path}, and --resume continues from {others[-1].path.name}" if others else AGAIN
+        )
         return ArgumentError("--resume", f"{self.path} is damaged ({what})", remedy)
 
 

@@ -312,7 +312,7 @@ class Training:
     def _write_failure(self, error: OSError) -> str:
         kept = saved.checkpoints(self.directory)
         whole = (
-            f"of step {kept[-1].step} is whole, and --resume goes on from it"
+            f"of step {kept[-1].step} is whole, and --resume continues from it"
             if kept
             else "of the start is missing: begin again"
         )

@@ -47,6 +47,8 @@ SMALL: dict[str, Any] = {
 SPECIAL: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 4},
     "whisper": {"max_source_positions": 32},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "swin": {"patch_size": 4, "window_size": 4},
 }
 """Sizes that depend on others."""
 TOKENS = 9

@@ -163,6 +163,26 @@ def test_influence_is_the_norm_of_blocks():
     assert torch.allclose(found, exact, rtol=1e-8)
 
 
+def test_the_map_of_influence_is_of_blocks():
+    """Every pair of tokens, by random directions: near the Frobenius norm of its block; zero where a token
+    cannot see another.
+    """
+    model, call = model_of("llama"), call_of("llama")
+    run = Audit(model, [call], checks=named("influence"))
+    run.measure()
+    scene = run._scene(run.inputs[0])
+    (stack,) = scene.stacks
+    start = scene.stacks[stack][0].path
+    function = passage(model, scene.options, start, scene.end(stack))
+    blocks = torch.autograd.functional.jacobian(function, tokens_in(scene.trace[start]))
+    exact = blocks.square().sum((1, 3)).sqrt()
+    found = torch.tensor(run.report().tables["influence"][0]["map"], dtype=torch.float64)
+    assert torch.equal(found == 0, exact == 0)
+    seen = exact > 0
+    assert bool(((found / exact)[seen] - 1).abs().max() < 0.75)
+    assert float((found / exact)[seen].square().mean()) == pytest.approx(1.0, abs=0.2)
+
+
 def test_batches_become_inputs():
     """A padded batch is several inputs, each with its mask."""
     report = r.audit(model_of("bert"), [FAMILIES["bert"].calls["padded"]], checks=named("rows", "weights"))

@@ -106,9 +106,9 @@ def test_files(report, tmp_path):
         read(tmp_path / "missing")
     for text, words in (
         ("{", "is not JSON"),
-        ("[]", "is no report"),
+        ("[]", "is not a report"),
         ('{"schema": 99}', "has schema 99; this version of regard reads"),
-        (json.dumps({**report.to_dict(), "rows": 3}), "is no whole report"),
+        (json.dumps({**report.to_dict(), "rows": 3}), "is not a complete report"),
     ):
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(r.errors.ArgumentError, match=words):

@@ -208,7 +208,7 @@ def test_a_config_without_a_type_is_guessed_and_that_is_said(tmp_path):
     config = json.loads(path.read_text())
     del config["model_type"]
     path.write_text(json.dumps(config))
-    with pytest.warns(UserWarning, match="taken for bert, by its architectures"):
+    with pytest.warns(UserWarning, match="taken to be bert, by its architectures"):
         assert type(load_weights(find(str(directory)))).__name__ == "BertModel"
     path.write_text(json.dumps({**config, "architectures": None}))
     with pytest.raises(r.errors.ArgumentError, match="model_type"):
@@ -222,3 +222,11 @@ def test_the_missing_piece_of_a_tokenizer_is_named(tmp_path):
     (directory / "tokenizer.json").unlink()
     with pytest.raises(r.errors.ArgumentError, match=r"merges\.txt"):
         tokenizer_of(find(str(directory)))
+
+
+def test_a_misspelled_type_is_answered_with_the_nearest_ones(tmp_path):
+    directory = save(tmp_path / "tiny")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "model_type": "bret"}))
+    with pytest.raises(r.errors.ArgumentError, match=r"model_type 'bret'.*nearest names are bert, "):
+        config_of(find(str(directory)))

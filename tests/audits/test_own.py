@@ -107,7 +107,7 @@ def test_what_it_writes(run, monkeypatch, capsys):
     [
         (("{run}", "--prompt", "&"), "--prompt: holds '&'"),
         (("{run}", "--prompt", ""), "--prompt: is empty"),
-        (("{empty}",), "holds no training"),
+        (("{empty}",), "is not a training directory"),
     ],
 )
 def test_what_cannot_be_written(run, tmp_path, monkeypatch, capsys, arguments, words):

@@ -39,6 +39,11 @@ class Model:
     tokens: tuple[str, ...] = tuple(WORDS)
 
 
+def pairs(size):
+    """A number for every pair of tokens, some of them zero."""
+    return [[max(0.0, 0.25 * (i + 1) - 0.125 * j) for j in range(size)] for i in range(size)]
+
+
 def made(model: Model = Model(), seed: int = 0) -> Report:
     """A report with every column and every table of the current checks, filled with random numbers."""
     draw = random.Random(seed)
@@ -145,7 +150,10 @@ def _tables(draw, sites, model):
             }
             for i in range(model.inputs)
         ],
-        "influence": [{"site": "", "input": i, "influence": numbers(size)} for i in range(model.inputs)],
+        "influence": [
+            {"site": "", "input": i, "influence": numbers(size), "map": pairs(size)}
+            for i in range(model.inputs)
+        ],
         "misspecification": [
             {
                 "site": "",
@@ -459,9 +467,8 @@ def test_every_number_is_in_the_json_and_explained(opened, name):
 
 def test_findings_lead_to_their_place(opened):
     """Alarming findings come first, and each opens the head or the layer it is about."""
-    report = changed_values(
-        made(), lambda name, value: 77.0 if name in ("largest_logit", "mlp_branch_constant") else value
-    )
+    large = {"largest_logit": 77.0, "mlp_branch_constant": 77.0, "promised": 99.0}  # a promise that is kept
+    report = changed_values(made(), lambda name, value: large.get(name, value))
     data = report.to_dict()["findings"]
     assert data[0]["level"] == "alarming"
     tab = opened(report)
@@ -470,6 +477,19 @@ def test_findings_lead_to_their_place(opened):
     tab.click("#summary .finding a")
     tab.until("document.getElementById('panel').open")
     assert data[0]["what"] in tab.texts("#panel")[0]
+
+
+def test_the_map_of_influence_reads_its_numbers(opened):
+    """A cell for every pair, and the arrow keys read them with the names of both tokens."""
+    report = made()
+    tab, own = opened(report), report.tables["influence"][0]["map"]
+    size = len(own)
+    assert tab.evaluate("document.querySelectorAll('#influence svg.law rect:not(.cursor)').length") == size**2
+    tab.evaluate("document.querySelector('#influence svg.law').focus()")
+    assert shown(tab, "#influence .readout .number")[0][:2] == (own[0][0], "estimated")
+    tab.press("ArrowDown")
+    assert shown(tab, "#influence .readout .number")[0][0] == own[1][0]
+    assert tab.texts("#influence .readout bdi") == report.inputs[0].tokens[1::-1]
 
 
 def test_texts_are_never_markup(opened):

@@ -270,7 +270,7 @@ def test_a_table_of_heads():
 
 
 def test_a_column_that_is_none():
-    with pytest.raises(ArgumentError, match="'entropyy', which is no column; use entropy"):
+    with pytest.raises(ArgumentError, match="'entropyy', which is not a column; use entropy"):
         made().ranked("entropyy")
     assert dataclasses.replace(made(), columns=[], rows=[]).ranked("entropy") == []
 

@@ -158,7 +158,7 @@ def test_wrong_arguments(regard, arguments, message):
     [
         ({"hidden_size": None}, "MODEL: its config has no hidden_size"),
         ({"model_type": None}, "MODEL: its config has no model_type"),
-        ({"model_type": "unheard"}, "MODEL: transformers builds no model of the type 'unheard'"),
+        ({"model_type": "unheard"}, "MODEL: transformers cannot build a model of the type 'unheard'"),
         ({"num_attention_heads": "four"}, "MODEL: its config has 'four' for num_attention_heads"),
         ({"architectures": 5}, "MODEL: its config has 5 for architectures"),
         ({"model_type": ["llama"]}, "MODEL: its config has ['llama'] for model_type"),
@@ -170,16 +170,16 @@ def test_wrong_arguments(regard, arguments, message):
         ),
         (
             {"architectures": ["MistralModel"]},
-            "MODEL: transformers builds no model of the type 'llama' from its "
+            "MODEL: transformers cannot build a model of the type 'llama' from its "
             "config (MistralModel takes a Mi",
         ),
         (
             {"architectures": ["LlamaForDreaming"]},
-            "MODEL: its config is of a LlamaForDreaming, which is no model of transformers",
+            "MODEL: its config is of a LlamaForDreaming, which is not a transformers model",
         ),
         (
             {"architectures": ["AutoTokenizer"]},
-            "MODEL: its config is of a AutoTokenizer, which is no model of transformers",
+            "MODEL: its config is of a AutoTokenizer, which is not a transformers model",
         ),
     ],
 )
@@ -193,7 +193,7 @@ def test_wrong_files(regard, tmp_path):
     (tmp_path / "config.json").write_text("{")
     assert "cannot be read as JSON" in regard(tmp_path)[2]
     (tmp_path / "config.json").write_text("[]")
-    assert "holds no names and values" in regard(tmp_path)[2]
+    assert "is not a JSON object" in regard(tmp_path)[2]
     (tmp_path / "config.json").unlink()
     assert "is a directory without a config.json" in regard(tmp_path)[2]
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))

@@ -134,7 +134,7 @@ def test_one_euler_step_of_the_law_is_the_push_forward():
         (r.Attention(r.Dot(), normalizer=r.Sigmoid()), "give Sigmoid\\(bias\\) a number"),
         (r.Attention(r.Gaussian(), normalizer=r.Sigmoid(0.0)), "must be xᵀAy"),
         (r.Attention(r.Dot(), normalizer=r.Sparsemax()), "Sparsemax weights of a Gaussian law"),
-        (r.Attention(r.Laplace()), "Laplace scores of one head are no quadratic form"),
+        (r.Attention(r.Laplace()), "Laplace scores of one head are not a quadratic form"),
         (r.Attention(r.Dot(normal(3, 2, 2), normal(3, 2, 2))), "Dot scores of one head"),
         (r.Attention(r.Dot(), r.Linear(normal(2, 3))), "values must be affine"),
         (r.Attention(r.Dot(), support=r.Causal()), "a law has no positions"),

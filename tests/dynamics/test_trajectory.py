@@ -324,7 +324,7 @@ def test_bad_arguments_are_named(changes, match):
         (lambda: r.flow(**{**GOOD, "map": Unknown(), "x": Measure(X, X[:, 0])}).at(1.0), "x: has weights"),
         (lambda: r.flow(**GOOD).save("x", every=0), "every: is 0"),
         (lambda: resume("/nowhere/x", sa(1.0)), "path: /nowhere/x is not there"),
-        (lambda: resume(__file__, sa(1.0)), "path: .* is no trajectory"),
+        (lambda: resume(__file__, sa(1.0)), "path: .* is not a trajectory"),
         (lambda: Energy(0.0), "beta: is 0"),
         (lambda: Clusters(2.0), "cosine: is 2.0"),
         (lambda: Moved(r.Frobenius()), "norm: is a Frobenius"),

@@ -196,7 +196,7 @@ def test_refusals() -> None:
         plug()(Module(), q, k, v, torch.ones(2, 6, dtype=torch.bool))
     with pytest.raises(r.errors.ArgumentError, match="attention_mask: is int64"):
         plug()(Module(), q, k, v, torch.ones(2, 1, 6, 6, dtype=torch.long))
-    with pytest.raises(r.errors.ArgumentError, match="s_aux: are sinks and the normalizer is Sigmoid"):
+    with pytest.raises(r.errors.ArgumentError, match="s_aux: are sinks, and the normalizer is Sigmoid"):
         plug(normalizer=r.Sigmoid(0.0))(Module(), q, k, v, None, s_aux=torch.zeros(4).double())
     with pytest.raises(r.errors.ArgumentError, match="s_aux: has shape"):
         plug()(Module(), q, k, v, None, s_aux=torch.zeros(3).double())
@@ -204,7 +204,7 @@ def test_refusals() -> None:
         plug(normalizer=r.Sinkhorn())(Module(True), q, k, v, MASKS["causal"])
     with pytest.raises(
         r.errors.ArgumentError,
-        match="potential: reads positions, and nobody says those of 1 queries among 6 keys",
+        match="potential: depends on positions, and it is unknown where queries stand: 1 for 6 keys",
     ):
         plug(r.Dot() + r.Alibi(0.5))(Module(), q[:, :, :1], k, v, None)
     plug(r.Gaussian())(Module(), q[:, :, :1], k, v, None)
@@ -255,7 +255,7 @@ def test_names_of_others_are_left_alone() -> None:
     from transformers import AttentionInterface
 
     AttentionInterface.register("theirs", lambda *_: None)
-    with pytest.raises(r.errors.ArgumentError, match="registered by somebody else"):
+    with pytest.raises(r.errors.ArgumentError, match="registered by another package"):
         hf.register("theirs")
 
 

@@ -114,7 +114,7 @@ def test_blocks_of_documents_are_the_definition(name, causal):
         ({"dropout_p": 0.1}, "^dropout_p: .*no law"),
         ({"scale": 0.5}, r"^scale: .*Dot\(scale="),
         ({"enable_gqa": True}, "^enable_gqa: .*grouped"),
-        ({"maks": 1}, "^maks: is no argument of attend; it takes potential"),
+        ({"maks": 1}, "^maks: is not an argument of attend; it takes potential"),
     ],
 )
 def test_options_of_torch_say_how_they_are_written(given, message):

@@ -235,7 +235,7 @@ def test_training_is_refused_and_distances_have_no_matrices():
     module = MultiHeadAttention(WIDTH, 2, mechanism=r.Attention(r.Laplace(bandwidth=2.0))).double()
     with pytest.raises(NotCovered, match="training mode"):
         adapter_of(module).declare(module, "", module, Call((points(),), {}, module(points())))
-    with pytest.raises(NotCovered, match="scores of Laplace are no multiple"):
+    with pytest.raises(NotCovered, match="scores of Laplace are not a multiple"):
         adapter_of(module).matrices(module, "", module)
 
 

@@ -257,3 +257,22 @@ def test_a_cache_of_an_interrupted_pass_is_refused(place):
         r"cache: holds \[8, .\] tokens in its layers after whole passes over 4; make a new one",
         lambda: model(ids, cache=cache),
     )
+
+
+def test_turned_keys_serve_calls_with_and_without_an_added_bias():
+    """Keys are kept turned, whatever else a later call adds to the scores."""
+    import regard as r
+    from regard.nn import MultiHeadAttention
+    from regard.nn.cache import LayerCache
+    from regard.potentials import PairBias
+
+    torch.manual_seed(0)
+    mechanism = r.Attention(r.Rotary(r.Dot()), support=r.Causal())
+    layer = MultiHeadAttention(16, 2, mechanism=mechanism).double()
+    x, bias = torch.randn(1, 6, 16, dtype=torch.float64), torch.randn(6, 6, dtype=torch.float64)
+    with torch.no_grad():
+        wanted = layer(x, added=PairBias(bias))[:, 4:]
+        cache = LayerCache()
+        layer(x[:, :4], cache=cache)
+        found = layer(x[:, 4:], added=PairBias(bias), cache=cache)
+    torch.testing.assert_close(found, wanted)

@@ -54,7 +54,7 @@ def test_attention_with_every_potential(name):
 
 
 # Projections that are fixed for two heads do not fit one group; position biases have no keys.
-HEADED = ("dot heads",)
+HEADED = ("dot heads", "normed heads")
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2])

@@ -206,12 +206,15 @@ def described(directory, change):
 DAMAGES = {
     "no weights": (lambda d: (d / "model.safetensors").unlink(), "model.safetensors: does not exist"),
     "no configuration": (lambda d: (d / "config.json").unlink(), "config.json: does not exist"),
-    "truncated weights": (lambda d: cut(d / "model.safetensors", 3000), "is damaged or no safetensors file"),
-    "empty weights": (lambda d: cut(d / "model.safetensors", 0), "is damaged or no safetensors file"),
-    "one byte short": (lambda d: cut(d / "model.safetensors", -1), "is damaged or no safetensors file"),
+    "truncated weights": (
+        lambda d: cut(d / "model.safetensors", 3000),
+        "is damaged or not a safetensors file",
+    ),
+    "empty weights": (lambda d: cut(d / "model.safetensors", 0), "is damaged or not a safetensors file"),
+    "one byte short": (lambda d: cut(d / "model.safetensors", -1), "is damaged or not a safetensors file"),
     "noise": (
         lambda d: (d / "model.safetensors").write_bytes(os.urandom(5000)),
-        "is damaged or no safetensors file",
+        "is damaged or not a safetensors file",
     ),
     "truncated configuration": (lambda d: cut(d / "config.json", 40), "config.json: cannot be read"),
     "no text": (lambda d: (d / "config.json").write_bytes(b"\xff\xfe\x00"), "config.json: cannot be read"),

@@ -150,7 +150,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(whole, text, tmp_path, sent):
     done = interrupted(6, sent, "--data", text, "--out", out, *TINY)
     assert done.returncode == 130, done.stderr
     assert (
-        f"stopped after step 7; saved in {out}/step-000007; go on with: regard train --out {out} --resume"
+        f"stopped after step 7; saved in {out}/step-000007; continue with: regard train --out {out} --resume"
         in done.stderr
     )
     assert status("--out", out, "--data", text, "--resume", *TINY) == 0
@@ -226,7 +226,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(half, whole, monkeypatch, capsys)
     assert "step 8 cannot be written to" in message
     assert (
         "(No space left on device); the checkpoint of step 4 is whole, and "
-        "--resume goes on from it; make room first" in message
+        "--resume continues from it; make room first" in message
     )
     assert contents(half) == before
     assert not list(half.glob(f"{UNFINISHED}*"))
@@ -283,7 +283,7 @@ def test_a_damaged_checkpoint_is_refused(half, spoil, message):
     with pytest.raises(ArgumentError) as raised:
         train("--out", half, "--resume")
     assert message in str(raised.value)
-    assert f"remove {half / 'step-000004'}, and --resume goes on from step-000000" in str(raised.value)
+    assert f"remove {half / 'step-000004'}, and --resume continues from step-000000" in str(raised.value)
 
 
 def test_a_checkpoint_under_another_name_is_damaged(half):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from regard.attention import Attention
 from regard.audits.adapters.norms import is_norm
+from regard.potentials import Potential
 
 _adapters: dict[str, Adapter] = {}
 _packages: dict[str, str] = {}
@@ -62,6 +63,8 @@ class Declared:
 class Matrices:
     """What weights alone say: w_q (h, d, c), w_k (g, d, c), w_v (g, d, e), w_o (h, e, d), their biases,
     scale and cap of the scores.
+
+    potential: the scores before positions and the cap, where they are more than these matrices say.
     """
 
     w_q: Tensor
@@ -74,6 +77,7 @@ class Matrices:
     b_v: Tensor | None = None
     b_o: Tensor | None = None
     softcap: float | None = None
+    potential: Potential | None = None
 
 
 @dataclass(frozen=True)

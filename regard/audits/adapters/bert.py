@@ -136,9 +136,12 @@ class Esm(Adapter):
         return turning_of(model, path) if kind == "rotary" else None
 
 
-def separate_matrices(model: nn.Module, path: str, module: nn.Module, scale: float) -> Matrices:
+def separate_matrices(
+    model: nn.Module, path: str, module: nn.Module, scale: float, heads: int | None = None
+) -> Matrices:
     """query, key and value of the module, and the dense layer of its sibling `output`."""
-    heads: int = module.num_attention_heads  # type: ignore[assignment]
+    own: Any = module
+    heads = int(own.num_attention_heads) if heads is None else heads
     (w_q, b_q), (w_k, b_k), (w_v, b_v) = (
         split(affine(module, name), heads) for name in ("query", "key", "value")
     )

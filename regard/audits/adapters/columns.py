@@ -1,17 +1,19 @@
-"""Columns of linear layers: which of them, head by head, give tensors that were seen, as they are or turned
-by positions.
+"""Columns of linear layers: which of them, head by head, give tensors that were seen, as they are, turned by
+positions, or behind a norm layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from regard.audits.adapters.inner_norms import InnerNorm
 from regard.audits.adapters.turnings import Way
+from regard.normed import Normed
 
 Layer = tuple[str, Tensor, Tensor | None]
 """The name of a linear layer, its matrix (d, width) and its bias (width,), in float64."""
@@ -20,21 +22,99 @@ CLOSE = 1e-4
 
 
 @dataclass(frozen=True)
-class Columns:
-    """weight (g, d, e) and bias (g, e): a projection with its heads."""
+class Side:
+    """How queries, keys or values are made of tokens: a projection with its heads, weight (g, d, e) and bias
+    (g, e); behind a norm also one that they share, weight (d, r) and bias (r,), and what comes after it.
+    """
 
     weight: Tensor
     bias: Tensor | None
+    norm: Normed | None = None
+
+    def times(self, factor: float) -> Side:
+        """The same with a factor on what it gives."""
+        if factor == 1.0:
+            return self
+        if self.norm is None:
+            return Side(factor * self.weight, None if self.bias is None else factor * self.bias)
+        gain, shift = self.norm.gain, self.norm.shift
+        width = self.weight.new_ones(self.weight.shape[-1])
+        scaled = factor * (width if gain is None else gain)
+        return replace(
+            self,
+            norm=Normed(self.norm.eps, scaled, self.norm.u, shift if shift is None else factor * shift),
+        )
+
+    def ordered(self, order: Tensor | None) -> Side:
+        """The same with the coordinates of what it gives in another order."""
+        if order is None:
+            return self
+        if self.norm is None:
+            return Side(self.weight[..., order], None if self.bias is None else self.bias[..., order])
+        width = self.norm.width(self.weight.shape[-1])
+        u = torch.eye(width, dtype=self.weight.dtype) if self.norm.u is None else self.norm.u
+        shift = None if self.norm.shift is None else self.norm.shift[..., order]
+        return replace(self, norm=Normed(self.norm.eps, self.norm.gain, u[..., order], shift))
 
 
 @dataclass(frozen=True)
 class Turned:
-    """A projection, the factor on it, and how positions turn what it gives; frequencies None: not at all."""
+    """A side, and how positions turn what it gives; frequencies None: not at all."""
 
-    columns: Columns
-    factor: float
+    side: Side
     frequencies: Tensor | None
     interleaved: bool
+
+
+@dataclass(frozen=True)
+class Source:
+    """The tokens (n, d) that a module was given, with all inside it that may act on them."""
+
+    points: Tensor
+    layers: Sequence[Layer]
+    norms: Sequence[InnerNorm]
+
+    def sides(self, wanted: Tensor) -> Iterator[tuple[Side, Tensor]]:
+        """Whatever may give a tensor (h, n, e), with what it gives, (g, n, e): linear, with a norm in each
+        head, linear after a norm that all heads share.
+        """
+        yield from _candidates(self.layers, self.points, wanted)
+        groups, _, width = _distinct(wanted).shape
+        for norm in self.norms:
+            if norm.fits(groups, width):
+                for side, given in _candidates(self.layers, self.points, wanted):
+                    yield _behind(side, norm), norm(given)
+        for latent, points in self._latents():
+            width = points.shape[-1]
+            whole: Layer = ("", torch.eye(width, dtype=points.dtype), None)
+            for last, given in _candidates([whole, *self.layers], points, wanted):
+                yield _after(latent, last), given
+
+    def _latents(self) -> Iterator[tuple[Side, Tensor]]:
+        """Projections under a norm that acts on all heads at once, or on a narrow token before the heads."""
+        for norm in self.norms:
+            for _, weight, bias in self.layers if norm.gain is not None and norm.gain.ndim == 1 else ():
+                width = len(norm.gain) if norm.gain is not None else 0
+                if len(weight) == self.points.shape[-1] and weight.shape[-1] >= width:
+                    first = Side(weight[:, :width], None if bias is None else bias[:width])
+                    given = self.points @ first.weight
+                    yield _behind(first, norm), norm(given if first.bias is None else given + first.bias)
+
+
+def _behind(side: Side, norm: InnerNorm) -> Side:
+    weight = norm.centering(side.weight)
+    assert weight is not None
+    return Side(weight, norm.centering(side.bias), norm.normed())
+
+
+def _after(latent: Side, last: Side) -> Side:
+    """A projection of what a shared norm gives."""
+    assert latent.norm is not None
+    shift = last.bias
+    if latent.norm.shift is not None:
+        moved = latent.norm.shift @ last.weight
+        shift = moved if shift is None else shift + moved
+    return replace(latent, norm=Normed(latent.norm.eps, latent.norm.gain, last.weight, shift))
 
 
 def linear_layers(module: nn.Module) -> list[Layer]:
@@ -60,31 +140,28 @@ def linear_layers(module: nn.Module) -> list[Layer]:
     return found
 
 
-def find_columns(layers: Sequence[Layer], source: Tensor, wanted: Tensor) -> Columns | None:
-    """The columns that give wanted (h, n, e) from source (n, d); heads that are equal share theirs."""
-    for columns, given in _candidates(layers, source, wanted):
-        if given.shape == _distinct(wanted).shape and _equal(given, _distinct(wanted)):
-            return columns
-    return None
+def find_side(source: Source, wanted: Tensor) -> Side | None:
+    """What gives wanted (h, n, e) from the tokens; heads that are equal share theirs."""
+    target = _distinct(wanted)
+    return next((side for side, given in source.sides(wanted) if _equal(given, target)), None)
 
 
-def find_turned(
-    layers: Sequence[Layer], source: Tensor, wanted: Tensor, ways: Sequence[Way]
-) -> Turned | None:
+def find_turned(source: Source, wanted: Tensor, ways: Sequence[Way]) -> Turned | None:
     """The same up to a factor, and turned by positions in one of these ways."""
     target = _distinct(wanted)
-    for columns, given in _candidates(layers, source, wanted):
+    for side, given in source.sides(wanted):
         for way in ways:
             turned = way.turn(given)
             size = float(turned.square().sum())
             factor = float((turned * target).sum()) / size if size > 0 else 0.0
             if factor and _equal(factor * turned, target):
                 factor = 1.0 if abs(factor - 1) < CLOSE / 10 else factor
-                return Turned(columns, factor, way.frequencies, way.interleaved)
+                found = side.times(factor).ordered(way.order(given.shape[-1]))
+                return Turned(found, way.frequencies, way.interleaved)
     return None
 
 
-def _candidates(layers: Sequence[Layer], source: Tensor, wanted: Tensor) -> Iterator[tuple[Columns, Tensor]]:
+def _candidates(layers: Sequence[Layer], source: Tensor, wanted: Tensor) -> Iterator[tuple[Side, Tensor]]:
     """Projections that may give a tensor, with what they give, (g, n, e)."""
     target = _distinct(wanted)
     groups, tokens, width = target.shape
@@ -96,13 +173,13 @@ def _candidates(layers: Sequence[Layer], source: Tensor, wanted: Tensor) -> Iter
         given = source @ weight if bias is None else source @ weight + bias
         for starts in _layouts(weight.shape[-1], len(wanted), groups, width):
             places = starts.unsqueeze(-1) + torch.arange(width)
-            columns = Columns(weight[:, places].movedim(0, 1), None if bias is None else bias[places])
-            yield columns, given[:, places].transpose(0, 1)
+            side = Side(weight[:, places].movedim(0, 1), None if bias is None else bias[places])
+            yield side, given[:, places].transpose(0, 1)
 
 
 def _layouts(total: int, heads: int, groups: int, width: int) -> Iterator[Tensor]:
     """Where the columns of each head may begin: one after the other from some place on, or with those of
-    queries, keys and values side by side for each head or each group.
+    queries, keys and values side by side for each head or each group, or first or last in what a head has.
     """
     order = torch.arange(groups)
     for start in range(0, total - groups * width + 1, width):
@@ -114,6 +191,9 @@ def _layouts(total: int, heads: int, groups: int, width: int) -> Iterator[Tensor
     for members in range(2, groups + 1):  # queries of a group, then its key and its value
         if groups % members == 0 and total == (groups // members) * (members + 2) * width:
             yield ((order // members) * (members + 2) + order % members) * width
+    if total % groups == 0 and total > groups * width:
+        for start in (0, total // groups - width):
+            yield order * (total // groups) + start
 
 
 def _distinct(wanted: Tensor) -> Tensor:

@@ -18,7 +18,8 @@ from regard.potentials import Dot, Potential, Rotary, SoftCap
 
 def potential_of(matrices: Matrices, turning: Turning | None = None) -> Potential:
     """Scaled dot products, turned by positions and capped where the module does that."""
-    potential: Potential = Dot(matrices.w_q, matrices.w_k, matrices.scale, matrices.b_q, matrices.b_k)
+    plain = Dot(matrices.w_q, matrices.w_k, matrices.scale, matrices.b_q, matrices.b_k)
+    potential: Potential = plain if matrices.potential is None else matrices.potential
     if turning is not None:
         potential = Rotary(potential, frequencies=turning.frequencies)
     return potential if matrices.softcap is None else SoftCap(potential, matrices.softcap)

@@ -4,6 +4,8 @@ queries, keys and values is found by what the module handed to attention.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,12 +14,14 @@ from torch import Tensor, nn
 
 from regard.attention import Attention
 from regard.audits.adapters.base import Adapter, Block, Call, Declared, Matrices, NotCovered
-from regard.audits.adapters.columns import Columns, Turned, find_columns, find_turned, linear_layers
+from regard.audits.adapters.columns import Side, Source, Turned, find_side, find_turned, linear_layers
+from regard.audits.adapters.inner_norms import inner_norms
 from regard.audits.adapters.masks import Pairs, bias_of, support_of
-from regard.audits.adapters.turnings import turnings
+from regard.audits.adapters.norms import any_normalize
+from regard.audits.adapters.turnings import Way, turnings
 from regard.audits.calling import moving_tensors
-from regard.lookups import Linear
-from regard.potentials import Dot, Potential, Rotary, SoftCap
+from regard.lookups import Linear, NormedLinear
+from regard.potentials import Dot, NormedDot, Potential, Rotary, SoftCap
 from regard.potentials.base import Sum
 
 if TYPE_CHECKING:
@@ -29,19 +33,30 @@ CLOSE = 1e-4
 
 @dataclass(frozen=True)
 class General(Adapter):
-    """learned: the matrices that were found on an input, or why there are none."""
+    """learned: the matrices that were found on an input, or why there are none; before: the norm whose output
+    is all that the module read there.
+    """
 
     learned: Matrices | str = "nothing was read of it yet"
+    before: str | None = None
 
     def declare(self, model: nn.Module, path: str, module: nn.Module, call: Call) -> Declared:
         return _Reading(model, path, module, call).declared()
 
-    def learn(self, model: nn.Module, path: str, module: nn.Module, call: Call) -> General:
-        """The same with what a call says about its matrices."""
+    def learn(
+        self, model: nn.Module, path: str, module: nn.Module, call: Call, before: str | None
+    ) -> General:
+        """The same with what a call says about its matrices; before: what gave the first of its tokens."""
         try:
-            return General(_Reading(model, path, module, call).matrices())
+            reading = _Reading(model, path, module, call)
+            found = reading.matrices()
         except NotCovered as reason:
             return General(str(reason))
+        known = before is not None and any_normalize(model.get_submodule(before)) is not None
+        return General(found, before if known and reading.context is reading.points else None)
+
+    def entering(self, model: nn.Module, path: str, module: nn.Module) -> str | None:
+        return self.before
 
     def matrices(self, model: nn.Module, path: str, module: nn.Module) -> Matrices:
         if isinstance(self.learned, str):
@@ -76,6 +91,33 @@ def form_of(potential: Potential, width: int) -> Form:
     return Form(float(core.factor(width)), None if cap is None else float(cap), sum(added) if added else None)
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A part of the scores: products of these queries and keys."""
+
+    query: Turned
+    key: Turned
+
+    @property
+    def plain(self) -> bool:
+        """Whether both are linear in tokens."""
+        return self.query.side.norm is None and self.key.side.norm is None
+
+    def unturned(self, scale: float) -> Potential:
+        """Its scores at one position."""
+        query, key = self.query.side, self.key.side
+        if self.plain:
+            return Dot(query.weight, key.weight, scale, query.bias, key.bias)
+        return NormedDot(query.weight, key.weight, scale, query.bias, key.bias, query.norm, key.norm)
+
+    def potential(self, scale: float) -> Potential:
+        """Its scores."""
+        found = self.unturned(scale)
+        if self.query.frequencies is None:
+            return found
+        return Rotary(found, frequencies=self.query.frequencies, interleaved=self.query.interleaved)
+
+
 class _Reading:
     """What one call of a module says about its weights."""
 
@@ -87,7 +129,7 @@ class _Reading:
         if self.seen.sizes[0] != 1:
             raise NotCovered("it attends in windows")
         self.form = form_of(self.seen.double.potential, self.seen.tensors[0].shape[-1])
-        self.layers = linear_layers(module)
+        self.layers, self.norms = linear_layers(module), inner_norms(module)
         self.points = self._tokens(first=True)[0]
 
     def _tokens(self, first: bool) -> list[Tensor]:
@@ -103,44 +145,44 @@ class _Reading:
 
     def matrices(self) -> Matrices:
         """All that weights say."""
-        (query, key), value = self._turned(), self._value()
-        if query.frequencies is not None and key.frequencies is None:
-            raise NotCovered("positions turn its queries and not its keys")
+        pieces, value = self._pieces(), self._value()
+        if value.norm is not None or len(pieces) > 1:
+            raise NotCovered("its keys and values pass a norm on their way: no matrix of weights says them")
         w_o, b_o = self._output()
-        self.turned = query
+        query, key = pieces[0].query.side, pieces[0].key.side
         return Matrices(
-            query.columns.weight * query.factor,
-            key.columns.weight * key.factor,
+            query.weight,
+            key.weight,
             value.weight,
             w_o,
             self.form.scale,
-            None if query.columns.bias is None else query.columns.bias * query.factor,
-            None if key.columns.bias is None else key.columns.bias * key.factor,
+            query.bias,
+            key.bias,
             value.bias,
             b_o,
             self.form.softcap,
+            None if pieces[0].plain else pieces[0].unturned(self.form.scale),
         )
 
     def declared(self) -> Declared:
         """The declaration of the call."""
-        own = self.matrices()
-        potential: Potential = Dot(own.w_q, own.w_k, own.scale, own.b_q, own.b_k)
-        if self.turned.frequencies is not None:
-            turned = self.turned
-            potential = Rotary(potential, frequencies=turned.frequencies, interleaved=turned.interleaved)
-        potential = potential if own.softcap is None else SoftCap(potential, own.softcap)
+        pieces, value, (w_o, b_o) = self._pieces(), self._value(), self._output()
+        parts = [piece.potential(self.form.scale) for piece in pieces]
+        potential = parts[0] if len(parts) == 1 else Sum(tuple(parts))
+        potential = potential if self.form.softcap is None else SoftCap(potential, self.form.softcap)
         pairs = self._pairs()
-        bias = bias_of(pairs, len(own.w_q))
+        bias = bias_of(pairs, len(w_o))
         attention = Attention(
             potential if bias is None else potential + bias,
-            Linear(own.w_v, own.b_v),
+            Linear(value.weight, value.bias)
+            if value.norm is None
+            else NormedLinear(value.weight, value.norm, value.bias),
             normalizer=self.seen.double.normalizer,
             support=support_of(pairs.allowed),
         )
-        output = next(moving_tensors(self.call.output)).detach()
-        output = output.reshape(1, -1, output.shape[-1])
+        output = self._own()
         context = None if self.context is self.points else self.context.unsqueeze(0)
-        return Declared(attention, own.w_o, own.b_o, self.points.unsqueeze(0), context, None, output)
+        return Declared(attention, w_o, b_o, self.points.unsqueeze(0), context, None, output)
 
     def _pairs(self) -> Pairs:
         _, _, n, m = self.seen.sizes
@@ -157,30 +199,47 @@ class _Reading:
         self._value()
         return self._source
 
-    def _value(self) -> Columns:
+    def _value(self) -> Side:
         wanted = self.seen.double.tensors[2][0]
         for source in self._tokens(first=False):
-            found = find_columns(self.layers, source, wanted)
+            found = find_side(Source(source, self.layers, self.norms), wanted)
             if found is not None:
                 first = source.shape == self.points.shape and torch.equal(source, self.points)
                 self._source = self.points if first else source
                 return found
         raise NotCovered(f"its values are not {self._linear('v')}")
 
-    def _turned(self) -> tuple[Turned, Turned]:
-        """Queries and keys, turned by positions or not."""
+    def _pieces(self) -> list[Piece]:
+        """Queries and keys, turned by positions or not: whole, or the coordinates that turn apart from those
+        before them.
+        """
         self._value()
         q, k, _ = (part[0] for part in self.seen.double.tensors)
         ways = list(turnings(self.model, self.path, self.call, len(self.points)))
-        query = find_turned(self.layers, self.points, q, ways)
+        try:
+            return [self._piece(q, k, ways)]
+        except NotCovered as reason:
+            for turning in {2 * len(way.frequencies) for way in ways if way.frequencies is not None}:
+                still = q.shape[-1] - turning
+                if still > 0:
+                    with suppress(NotCovered):
+                        return [
+                            self._piece(q[..., :still], k[..., :still], ways[:1]),
+                            self._piece(q[..., still:], k[..., still:], ways[1:]),
+                        ]
+            raise reason from None
+
+    def _piece(self, q: Tensor, k: Tensor, ways: list[Way]) -> Piece:
+        """Some coordinates of queries and keys."""
+        query = find_turned(Source(self.points, self.layers, self.norms), q, ways)
         if query is None:
             raise NotCovered(f"its queries are not {self._linear('q')}")
         same = [way for way in ways if way.frequencies is query.frequencies]
         same = [way for way in same if way.interleaved == query.interleaved]
-        key = find_turned(self.layers, self._source, k, same)
+        key = find_turned(Source(self._source, self.layers, self.norms), k, same)
         if key is None:
             raise NotCovered(f"its keys are not {self._linear('k')}")
-        return query, key
+        return Piece(query, key)
 
     def _linear(self, letter: str) -> str:
         """What queries, keys or values are not, and what may be between."""
@@ -190,7 +249,9 @@ class _Reading:
         return f"{what}: {', '.join(between)} stands between" if between else what
 
     def _output(self) -> tuple[Tensor, Tensor | None]:
-        """The output projection: what takes the heads to what the module returned."""
+        """The output projection: what takes the heads to what the module returned, or to what it returns
+        after a residual connection, with a norm or without.
+        """
         heads = self.seen.double.output[0]
         joined = heads.transpose(0, 1).flatten(1)
         output = next(moving_tensors(self.call.output), None)
@@ -199,6 +260,27 @@ class _Reading:
                 continue
             found = joined @ weight if bias is None else joined @ weight + bias
             wanted = output.detach().double().reshape(-1, output.shape[-1])
-            if found.shape == wanted.shape and float((found - wanted).norm()) <= CLOSE * float(wanted.norm()):
-                return weight.unflatten(0, (len(heads), -1)), bias
+            for way, given in enumerate(self._endings(found)):
+                if _near(given, wanted):
+                    self._bare = way == 0
+                    return weight.unflatten(0, (len(heads), -1)), bias
         raise NotCovered("what it returns is not its heads under a linear layer of its own")
+
+    def _endings(self, projected: Tensor) -> Iterator[Tensor]:
+        """What a module may make of its projected heads: nothing more, or a part of its block."""
+        yield projected
+        for tokens in self._tokens(first=False):
+            if tokens.shape == projected.shape:
+                yield tokens + projected
+                yield from (norm(tokens + projected) for norm in self.norms if norm.fits(1, tokens.shape[-1]))
+
+    def _own(self) -> Tensor:
+        """What the declaration must reproduce: what the module returned, or its heads where it goes on."""
+        if not self._bare:
+            return self.seen.output.detach()
+        output = next(moving_tensors(self.call.output)).detach()
+        return output.reshape(1, -1, output.shape[-1])
+
+
+def _near(found: Tensor, wanted: Tensor) -> bool:
+    return found.shape == wanted.shape and float((found - wanted).norm()) <= CLOSE * float(wanted.norm())

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.audits.adapters.inner_norms import read_norm
 from regard.maps import Normalize
 
 SCALED = (
@@ -43,6 +44,16 @@ def normalize_of(module: nn.Module) -> Normalize | None:
     if type(module).__name__ in SHIFTED:
         return Normalize(float(own.eps), 1.0 + own.weight.detach().double(), centered=False)
     return _of_torch(module)
+
+
+def any_normalize(module: nn.Module) -> Normalize | None:
+    """The same, and norms of one dimension that no table names, read by what they do."""
+    if is_norm(module) or any(part.is_meta for part in module.parameters()):
+        return normalize_of(module)
+    found = read_norm("", module)
+    if found is None or found.gain is None or found.gain.ndim != 1:
+        return None
+    return Normalize(found.eps, found.gain, found.shift, found.centered)
 
 
 def _of_torch(module: Any) -> Normalize:

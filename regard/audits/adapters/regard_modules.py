@@ -40,7 +40,7 @@ class MultiHeadAttention(Adapter):
 
         options = options_of(module, call, {"x", "context", "support"})
         if module.shaped:
-            raise NotCovered("it is shaped, I + P - uniform, and its rows are no laws")
+            raise NotCovered("it is shaped, I + P - uniform, and its rows are not laws")
         context = options.get("context")
         points, own = _as_batch(options["x"]), _as_batch(first_output(call.output))
         context = None if context is None else _as_batch(context)
@@ -151,7 +151,7 @@ def product(potential: Potential) -> tuple[Dot | Gaussian, Scalar]:
                 term.factor(term.w_q.shape[-1]) if isinstance(term, Dot) else term.bandwidth**-2
             )
     raise NotCovered(
-        f"the scores of {type(potential).__name__} are no multiple of the product of queries and keys: "
+        f"the scores of {type(potential).__name__} are not a multiple of the product of queries and keys: "
         "they have no QK norm"
     )
 

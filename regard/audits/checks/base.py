@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from regard.audits.adapters.base import Adapter, Block, Call, Matrices
-from regard.audits.adapters.norms import normalize_of
+from regard.audits.adapters.norms import any_normalize
 from regard.audits.adapters.surroundings import may_turn
 from regard.audits.inputs import Word
 from regard.audits.site import Site
@@ -79,7 +79,7 @@ class Weights:
         """The weights of the attention module at a path."""
         module = model.get_submodule(path)
         norm = adapter.entering(model, path, module)
-        entering = None if norm is None else normalize_of(model.get_submodule(norm))
+        entering = None if norm is None else any_normalize(model.get_submodule(norm))
         return cls(path, layer, adapter.matrices(model, path, module), entering, may_turn(model, path))
 
 

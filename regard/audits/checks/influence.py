@@ -23,6 +23,10 @@ random directions stand for them.
 """
 TOGETHER = 96
 """How many coordinates of the output one backward pass takes at most."""
+DIRECTIONS = 8
+"""How many random directions of each output token the map of pairs is made of."""
+LONGEST_MAP = 48
+"""Up to how many tokens there is a map of pairs."""
 PAIRS = 400_000
 """For how many pairs of tokens together: attention keeps a number for each pair and head."""
 
@@ -38,7 +42,28 @@ def influence(scene: Scene) -> Result:
     stack = next(iter(scene.stacks))
     point, width = tokens_in(scene.trace[scene.stacks[stack][0].path]), _width(scene, stack)
     kind = EXACT if width <= _room(point) else ESTIMATED
-    return Result({"influence_share": {stack: share}}, {"influence": as_list(values), "kind": kind})
+    table = {"influence": as_list(values), "kind": kind, "map": influence_map(scene)}
+    return Result({"influence_share": {stack: share}}, table)
+
+
+def influence_map(scene: Scene) -> list[list[float]]:
+    """|∂ y_i / ∂ x_j|_F of every output token y_i of the first stack by every token x_j, estimated: the mean
+    of |vᵀ ∂ y_i / ∂ x_j|² over random v is its square. Nothing for long inputs.
+    """
+    stack, blocks = next(iter(scene.stacks.items()))
+    point = tokens_in(scene.trace[blocks[0].path]).detach().requires_grad_()
+    if len(point) > LONGEST_MAP:
+        return []
+    with torch.enable_grad(), twice_differentiable():
+        output = passage(scene.model, scene.options, blocks[0].path, scene.end(stack))(point)
+        size = (len(output), DIRECTIONS, output.shape[-1])
+        drawn = torch.randn(size, generator=scene.generator(1), dtype=torch.float64)
+        rows = [
+            torch.autograd.grad(own, point, part.to(output), retain_graph=True, is_grads_batched=True)[0]
+            for own, part in zip(output, drawn, strict=True)
+        ]
+    squares = torch.stack(rows).double().square().sum(-1).mean(1)
+    return [as_list(row) for row in squares.sqrt().cpu()]
 
 
 def _width(scene: Scene, stack: str) -> int:

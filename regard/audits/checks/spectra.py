@@ -20,8 +20,10 @@ from regard.domains import Ball, Whole
 from regard.lookups import Linear
 from regard.maps import Normalize
 from regard.norms import TokenMax
+from regard.potentials import NormedDot
 from regard.proofs import certify
 from regard.proofs.imaging import image
+from regard.proofs.normed_scores import largest_score
 from regard.proofs.subject import single_heads
 
 ANY = Turning(torch.zeros(1), 1.0)
@@ -32,25 +34,49 @@ beside its radius.
 """
 PROBES = 8
 """At how many places of a ball scores are compared before the basis is changed."""
-__all__ = ["MARGIN", "NEAR", "any_input_bounds", "product_norm", "product_norms", "spectra"]
+__all__ = [
+    "MARGIN",
+    "NEAR",
+    "any_input_bounds",
+    "carrying_norms",
+    "comparing_norms",
+    "product_norm",
+    "spectra",
+]
 
 
 def spectra(weights: Weights) -> Result:
     """|scale · W_Q W_Kᵀ|₂ and |W_V W_O|₂ for each head, with the gain of the norm before and without, and the
     bound of its constant that needs no input.
     """
-    alone = product_norms(weights.matrices, None)
-    acting = alone if weights.entering is None else product_norms(weights.matrices, weights.entering)
-    found = {"qk_norm": acting[0], "ov_norm": acting[1], "qk_norm_alone": alone[0], "ov_norm_alone": alone[1]}
+    own, found = weights.matrices, {}
+    for name, norm in (("", weights.entering), ("_alone", None)):
+        found[f"ov_norm{name}"] = carrying_norms(own, norm)
+        if own.potential is None:
+            found[f"qk_norm{name}"] = comparing_norms(own, norm)
     numbers = {name: as_list(norms) for name, norms in found.items()}
+    if isinstance(own.potential, NormedDot):
+        numbers["score_limit"] = score_limits(own.potential, own)
     return Result({**numbers, "any_input_bound": any_input_bounds(weights)})
 
 
-def product_norms(own: Matrices, norm: Normalize | None) -> tuple[Tensor, Tensor]:
-    """|scale · W_Q W_Kᵀ|₂ and |W_V W_O|₂ of each head, of what a norm makes of tokens before its gain."""
-    heads = len(own.w_o)
-    w_q, w_k, w_v = (_spread(_folded(w, norm), heads) for w in (own.w_q, own.w_k, own.w_v))
-    return abs(own.scale) * product_norm(w_q, w_k.mT), product_norm(w_v, own.w_o)
+def comparing_norms(own: Matrices, norm: Normalize | None) -> Tensor:
+    """|scale · W_Q W_Kᵀ|₂ of each head, of what a norm makes of tokens before its gain."""
+    w_q, w_k = (_spread(_folded(w, norm), len(own.w_o)) for w in (own.w_q, own.w_k))
+    return abs(own.scale) * product_norm(w_q, w_k.mT)
+
+
+def carrying_norms(own: Matrices, norm: Normalize | None) -> Tensor:
+    """|W_V W_O|₂ of each head, of what a norm makes of tokens before its gain."""
+    return product_norm(_spread(_folded(own.w_v, norm), len(own.w_o)), own.w_o)
+
+
+def score_limits(potential: NormedDot, own: Matrices) -> list[float]:
+    """What no score of each head can exceed; NaN where queries or keys pass no norm."""
+    heads = single_heads(in_double(Attention(potential, Linear(own.w_v, own.b_v))))
+    found = [largest_score(head.potential) for head in heads if isinstance(head.potential, NormedDot)]
+    cap = math.inf if own.softcap is None else own.softcap
+    return [math.nan if limit is None else min(float(limit), cap) for limit in found]
 
 
 def _folded(matrix: Tensor, norm: Normalize | None) -> Tensor:
@@ -163,6 +189,17 @@ register(
                 "OV norm, matrices alone",
                 "The same without the gain of the norm before.",
                 EXACT,
+                HEAD,
+                None,
+                "only",
+            ),
+            Column(
+                "score_limit",
+                "largest possible score",
+                "A certificate: no query and key of the head have a larger score, whatever the input, "
+                "because both pass a norm layer inside of the module (biases by position are not counted). "
+                "Heads whose queries and keys pass none have QK norms instead.",
+                PROVED,
                 HEAD,
                 None,
                 "only",

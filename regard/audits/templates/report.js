@@ -512,36 +512,40 @@
     return letters.length > length ? `${letters.slice(0, length - 1).join("")}…` : name;
   }
 
-  function lawPicture(matrix, readout) {
-    const [queries, keys] = [tokenNames(state.shown, matrix.length), tokenNames(state.shown, matrix[0].length)];
+  const LAW = { shade: Math.sqrt, printed: (value) => (value >= 0.1 ? value.toFixed(2).replace(/^0/, "") : ""), said: (value) => value.toFixed(3), verb: "looks at", after: "with", kind: "exact", tip: "A weight of the attention row, to three decimals. Exact.", label: (n, m) => `Attention of ${n} queries over ${m} keys; arrow keys read the numbers` };
+
+  function lawPicture(matrix, readout, input = state.shown, way = LAW) {
+    const [queries, keys] = [tokenNames(input, matrix.length), tokenNames(input, matrix[0].length)];
     const size = matrix[0].length <= 20 ? 28 : 15;
     const [left, top] = [86, 74];
     const [width, height] = [left + size * keys.length + 30, top + size * queries.length + 4];
-    const made = drawn("svg", { class: "law", width, height, viewBox: `0 0 ${width} ${height}`, tabindex: 0, role: "img", "aria-label": `Attention of ${queries.length} queries over ${keys.length} keys; arrow keys read the numbers` });
-    matrix.forEach((one, i) => one.forEach((value, j) => made.append(...lawCell(number(value), left + j * size, top + i * size, size))));
+    const made = drawn("svg", { class: "law", width, height, viewBox: `0 0 ${width} ${height}`, tabindex: 0, role: "img", "aria-label": way.label(queries.length, keys.length) });
+    matrix.forEach((one, i) => one.forEach((value, j) => made.append(...lawCell(number(value), left + j * size, top + i * size, size, way))));
     queries.forEach((name, i) => made.append(drawn("text", { x: left - 6, y: top + i * size + size / 2 + 4, "text-anchor": "end" }, short(name, 11))));
     keys.forEach((name, j) => made.append(drawn("text", { transform: `translate(${left + j * size + size / 2 + 3} ${top - 6}) rotate(-50)` }, short(name, 11))));
     const cursor = drawn("rect", { class: "cursor", width: size - 1, height: size - 1, visibility: "hidden" });
     made.append(cursor);
-    reading(made, { matrix, queries, keys, size, left, top, cursor, readout });
+    reading(made, { matrix, queries, keys, size, left, top, cursor, readout, way });
     return made;
   }
 
-  function lawCell(value, x, y, size) {
+  function lawCell(value, x, y, size, way) {
     const square = drawn("rect", { x, y, width: size - 1, height: size - 1 });
-    square.style.setProperty("--s", Number.isNaN(value) ? 0 : Math.sqrt(value).toFixed(3));
-    if (size < 20 || !(value >= 0.1)) return [square];
-    return [square, drawn("text", { class: Math.sqrt(value) > DEEP ? "printed deep" : "printed", x: x + size / 2 - 0.5, y: y + size / 2 + 3, "text-anchor": "middle" }, value.toFixed(2).replace(/^0/, ""))];
+    const shade = Number.isNaN(value) ? 0 : way.shade(value);
+    square.style.setProperty("--s", shade.toFixed(3));
+    const printed = size < 20 || Number.isNaN(value) ? "" : way.printed(value);
+    if (!printed) return [square];
+    return [square, drawn("text", { class: shade > DEEP ? "printed deep" : "printed", x: x + size / 2 - 0.5, y: y + size / 2 + 3, "text-anchor": "middle" }, printed)];
   }
 
-  function reading(made, { matrix, queries, keys, size, left, top, cursor, readout }) {
+  function reading(made, { matrix, queries, keys, size, left, top, cursor, readout, way }) {
     let [i, j] = [0, 0];
     const show = (query, key) => {
       if (!(query >= 0 && query < queries.length && key >= 0 && key < keys.length)) return;
       [i, j] = [query, key];
       fill(cursor, { x: left + j * size, y: top + i * size, visibility: "visible" }, []);
       const value = number(matrix[i][j]);
-      readout.replaceChildren("“", element("bdi", {}, queries[i]), "” looks at “", element("bdi", {}, keys[j]), "” with ", element("b", { class: "number", "data-number": value, "data-kind": "exact", "data-tip": "A weight of the attention row, to three decimals. Exact." }, Number.isNaN(value) ? "–" : value.toFixed(3)));
+      readout.replaceChildren("“", element("bdi", {}, queries[i]), `” ${way.verb} “`, element("bdi", {}, keys[j]), `” ${way.after} `, element("b", { class: "number", "data-number": value, "data-kind": way.kind, "data-tip": way.tip }, Number.isNaN(value) ? "–" : way.said(value)));
     };
     made.addEventListener("pointermove", (event) => { const box = made.getBoundingClientRect(); show(Math.floor((event.clientY - box.top - top) / size), Math.floor((event.clientX - box.left - left) / size)); });
     made.addEventListener("keydown", (event) => {
@@ -565,7 +569,19 @@
     if (!found || !found.influence) return [];
     const title = level ? [element(level, {}, "Influence of the tokens, through the whole network")] : [];
     const values = found.influence.map(number);
-    return [...title, soft("How far the mean output token moves for each unit that a token moves, in the worst direction. A darker token has more influence."), sentence(tokenNames(input, values.length), values, { ...INFLUENCE, kind: found.kind || INFLUENCE.kind })];
+    return [...title, soft("How far the mean output token moves for each unit that a token moves, in the worst direction. A darker token has more influence."), sentence(tokenNames(input, values.length), values, { ...INFLUENCE, kind: found.kind || INFLUENCE.kind }), ...influenceMap(found, input)];
+  }
+
+  function influenceMap(found, input) {
+    if (!found.map || !found.map.length) return [];
+    const most = Math.max(...found.map.flat().map(number).filter(Number.isFinite), 0);
+    const way = {
+      shade: (value) => (most > 0 ? Math.sqrt(value / most) : 0), printed: () => "", said: (value) => written(value, "estimated"), verb: "depends on", after: "by", kind: "estimated",
+      tip: "Frobenius norm of the derivative of this output token by that input token, through the whole network, from random directions of the output. Estimated.",
+      label: (n, m) => `Influence of ${m} input tokens on ${n} output tokens; arrow keys read the numbers`,
+    };
+    const readout = element("p", { class: "readout", "aria-live": "polite" }, "Point at a cell, or use the arrow keys.");
+    return [element("h3", {}, "Token by token"), soft("A row is an output token, a column an input token: how strongly the one depends on the other through the whole network. The shade is the square root of the number over the largest. ", kind("estimated"), " by random directions."), scrolling("Influence of tokens on tokens", lawPicture(found.map, readout, input, way)), readout];
   }
 
   function drawInfluence(box) {

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from regard.audits.adapters.base import NotCovered
 from regard.audits.adapters.masks import closing
 from regard.audits.watching.seen import Seen, Sight, four
 from regard.normalizers import Reference, Softmax
-from regard.potentials import PairBias
+from regard.potentials import Dot, PairBias, Potential
 from regard.supports import Where
 
 NAME = "a softmax and a product with values"
@@ -50,6 +51,13 @@ CARRIED: set[Callable[..., Any]] = {
 """After these a tensor of weights still is one, as long as it has as many numbers; the product compares."""
 
 
+ADDED_PRODUCTS = {torch.baddbmm, Tensor.baddbmm}
+REMEMBERED = 6
+"""How many products are kept: those of queries and keys are made shortly before their softmax."""
+NOTHING = 1e-4
+"""What is added to scores and is less than this is rounding."""
+
+
 @dataclass(frozen=True, eq=False)
 class Rows:
     """The scores of a softmax over the last dimension, and its rows."""
@@ -58,22 +66,42 @@ class Rows:
     weights: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """A product of queries (..., n, c) and keys (..., m, c) that scores may be made of."""
+
+    queries: Tensor
+    keys: Tensor
+    result: Tensor
+
+
 class Weights:
-    """The tensors of weights that are about in one pass of a module; they are kept, so that no other can take
-    their place.
+    """The tensors of weights that are about in one pass of a module, and the last products of others; they
+    are kept, so that no other can take their place.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Tensor, Rows]] = {}
+        self._compared: deque[Compared] = deque(maxlen=REMEMBERED)
 
     def follow(self, function: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:
         """Look at a call that was made, and keep what is needed of it."""
+        if function in PRODUCTS or function in ADDED_PRODUCTS:
+            self._compare(function, arguments, options, result)
         if function in SOFTMAXES:
             self._start(arguments, options, result)
         elif self._known and function in CARRIED and isinstance(result, Tensor):
             rows = next((self.rows(part) for part in arguments if self.rows(part) is not None), None)
             if rows is not None and result.numel() == rows.weights.numel():
                 self._known[id(result)] = (result, rows)
+
+    def _compare(
+        self, function: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any
+    ) -> None:
+        named = [options[name] for name in ("batch1", "batch2") if name in options]
+        pair = (*arguments, *named)[-2:]
+        if len(pair) == 2 and all(isinstance(part, Tensor) and part.ndim >= 3 for part in (*pair, result)):
+            self._compared.append(Compared(pair[0], pair[1].mT, result))
 
     def _start(self, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:
         scores = options.get("input", arguments[0] if arguments else None)
@@ -127,12 +155,19 @@ class Weights:
         rows = self.rows(known)
         if rows is None or result.ndim < 2 or values.ndim < 2 or weights.shape[-1] != values.shape[-2]:
             return None
-        return Sight(NAME, four(result), lambda: _readings(rows, known, weights, values, result, turn))
+        compared = tuple(one for one in self._compared if one.result.numel() == rows.scores.numel())
+
+        def readings() -> Iterator[Seen]:
+            plain = _reading(rows, known, weights, values, result, turn)
+            yield from _with_queries(plain, compared if turn is None else ())
+            yield plain
+
+        return Sight(NAME, four(result), readings)
 
 
-def _readings(
+def _reading(
     rows: Rows, known: Tensor, weights: Tensor, values: Tensor, result: Tensor, turn: str | None
-) -> Iterator[Seen]:
+) -> Seen:
     """Scores are the potential: queries and keys are not known, and not needed."""
     scores = rows.scores.detach().reshape(known.shape)
     scores = scores if turn is None else torch.einsum(turn, scores)
@@ -148,4 +183,51 @@ def _readings(
         raise NotCovered("its weights are changed after the softmax")
     values = four(values).expand(*weights.shape[:2], -1, -1)
     query, key = (scores.new_zeros(*weights.shape[:2], size, 1) for size in weights.shape[2:])
-    yield Seen((query, key, values), PairBias(scores), Softmax(), Where(allowed), four(result))
+    return Seen((query, key, values), PairBias(scores), Softmax(), Where(allowed), four(result))
+
+
+def _with_queries(plain: Seen, compared: tuple[Compared, ...]) -> Iterator[Seen]:
+    """The same with the queries and keys whose products the scores are, up to a factor and what is added:
+    nothing, or a function of the offset of key and query, up to a constant in each row.
+    """
+    bias: Any = plain.potential
+    scores, (batch, heads, n, m) = bias.bias.double(), plain.sizes
+    allowed = plain.support.allows(torch.arange(n), torch.arange(m)).expand_as(scores)
+    for one in reversed(compared):
+        queries, keys = (
+            part.detach().expand(*one.result.shape[:-2], -1, -1).reshape(batch, heads, size, -1)
+            for part, size in ((one.queries, n), (one.keys, m))
+        )
+        tensors, products = (queries, keys, plain.tensors[2]), queries.double() @ keys.double().mT
+        for scale in _scales(scores, products, allowed, queries.shape[-1]):
+            added = _by_offset(scores - scale * products, allowed)
+            if added is not None:
+                potential: Potential = Dot(scale=scale)
+                potential = potential if not bool(added.any()) else potential + PairBias(added)
+                yield replace(plain, tensors=tensors, potential=potential)
+
+
+def _scales(scores: Tensor, products: Tensor, allowed: Tensor, width: int) -> Iterator[float]:
+    """Factors that scores may have: the one that fits best where nothing is added, and the usual ones."""
+    size = float((products.square() * allowed).sum())
+    if size > 0:
+        yield float((scores * products * allowed).sum()) / size
+    yield from (width**-0.5, 1.0)
+
+
+def _by_offset(added: Tensor, allowed: Tensor) -> Tensor | None:
+    """What was added to scores as a function of the offset alone, zero on the diagonal, without what rounding
+    left; None where it is no such function.
+    """
+    n, m = added.shape[-2:]
+    if n == m and bool(torch.diagonal(allowed, dim1=-2, dim2=-1).all()):
+        added = added - torch.diagonal(added, dim1=-2, dim2=-1).unsqueeze(-1)
+    offset = (torch.arange(m) - torch.arange(n).unsqueeze(-1) + n - 1).expand_as(added)
+    count = added.new_zeros(*added.shape[:-2], n + m - 1)
+    total = count.scatter_add(-1, offset.flatten(-2), (added * allowed).flatten(-2))
+    count = count.scatter_add(-1, offset.flatten(-2), allowed.to(added.dtype).flatten(-2))
+    table = total / count.clamp_min(1.0)
+    table = torch.where(table.abs() < NOTHING, torch.zeros_like(table), table)
+    found = table.gather(-1, offset.flatten(-2)).unflatten(-1, (n, m))
+    gap = ((found - added) * allowed).abs().amax()
+    return found if float(gap) <= NOTHING * (1 + float(added.abs().mul(allowed).amax())) else None

@@ -214,14 +214,33 @@ def _tile(problem: Problem, parts: SupportParts, residues: tuple[Residue, ...]) 
 
 
 def _narrowed(tiling: Tiling) -> Tiling:
-    """The same with fewer rows a block where they see fewer keys together, as in a window."""
-    middle = tiling.query_marks.shape[-1] // 2
+    """The same with blocks that end where documents end, or with fewer rows a block where they see fewer
+    keys together, as in a window.
+    """
+    count = tiling.query_marks.shape[-1]
+    seams = _apart([seam for seam in tiling.support.seams() if seam < count], LEAST_ROWS)
+    if seams:
+        return tiling.replace(seams=seams)
+    middle = count // 2
 
     def work(rows: int) -> float:
         seen = tiling.columns_of(middle // rows * rows, middle // rows * rows + rows - 1)
         return (seen.stop - seen.start) * (1 + 16 / rows)
 
     return tiling.replace(rows=min((tiling.rows, 128, 64, 32), key=lambda rows: work(min(rows, tiling.rows))))
+
+
+LEAST_ROWS = 64
+"""Rows of a block below which a call of the kernel costs more than the keys that it leaves out."""
+
+
+def _apart(places: list[int], least: int) -> tuple[int, ...]:
+    """Some of the places, at least so far from each other and from 0."""
+    kept: list[int] = []
+    for place in places:
+        if place >= least + (kept[-1] if kept else 0):
+            kept.append(place)
+    return tuple(kept)
 
 
 def _add_key_masks(

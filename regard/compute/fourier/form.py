@@ -58,7 +58,9 @@ def form_of(problem: Problem) -> Form | Refused:
     """Scores as Gaussians: a Gaussian is one, and q·k = -|q - k|²/2 + |k|²/2 + |q|²/2 is one with weights."""
     potential = problem.potential
     if not isinstance(potential, (Gaussian, Dot)):
-        return Refused(f"{type(potential).__name__} scores are no Gaussian of a distance, nor a dot product.")
+        return Refused(
+            f"{type(potential).__name__} scores are neither a Gaussian of a distance nor a dot product."
+        )
     width = problem.keys.shape[-1]
     if not 1 <= width <= 3:
         return Refused(f"points have {width} features, and a series is short for at most three.")

@@ -6,10 +6,13 @@ gradient, and hides the log-sum-exp. The kernel behind it does all three.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from regard.compute.kernel.call import Call
+from regard.compute.kernel.slopes import Part, cut, slope_of
 from regard.compute.kernel.tiles import Tile
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -26,18 +29,17 @@ def run_kernel(call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None)
         return out, lse
     out = torch.empty_like(q)
     lse = torch.empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
-    for tile in call.tiling:
-        mask = _mask(call, tile, bias, q.dtype)
-        part = _forward(
-            q[:, :, tile.rows],
-            k[:, :, tile.columns],
-            v[:, :, tile.columns],
-            0.0,
-            False,
-            attn_mask=mask,
-            scale=call.scale,
-        )
-        out[:, :, tile.rows], lse[:, :, tile.rows] = part
+    seen: slice | None = None
+    for part in _parts(call, bias, q.dtype):
+        rows, columns = part.rows, part.columns
+        some = (q[:, :, rows], k[:, :, columns], v[:, :, columns])
+        found, energy = _forward(*some, 0.0, part.causal, attn_mask=part.bias, scale=call.scale)
+        energy = energy if part.offset is None else energy - part.offset
+        if rows == seen:
+            share = torch.sigmoid(energy - lse[:, :, rows]).unsqueeze(-1)
+            found = torch.lerp(out[:, :, rows], found, share)
+            energy = torch.logaddexp(energy, lse[:, :, rows])
+        out[:, :, rows], lse[:, :, rows], seen = found, energy, rows
     return out, lse
 
 
@@ -101,22 +103,36 @@ def _run_backward_by_blocks(
     call: Call, by_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    assert call.tiling is not None
-    for tile in call.tiling:
-        rows, columns = tile.rows, tile.columns
-        mask = _mask(call, tile, bias, q.dtype)
+    for part in _parts(call, bias, q.dtype):
+        rows, columns = part.rows, part.columns
+        level = lse[:, :, rows] if part.offset is None else lse[:, :, rows] + part.offset
         some = (
             by_out[:, :, rows],
             q[:, :, rows],
             k[:, :, columns],
             v[:, :, columns],
             out[:, :, rows],
-            lse[:, :, rows].contiguous(),
+            level.contiguous(),
         )
-        dq[:, :, rows], by_k, by_v = _backward(*some, 0.0, False, attn_mask=mask, scale=call.scale)
+        by_q, by_k, by_v = _backward(*some, 0.0, part.causal, attn_mask=part.bias, scale=call.scale)
+        dq[:, :, rows] += by_q
         dk[:, :, columns] += by_k
         dv[:, :, columns] += by_v
     return dq, dk, dv
+
+
+def _parts(call: Call, bias: Tensor | None, dtype: torch.dtype) -> Iterator[Part]:
+    """The blocks of a tiling, with what the kernel is told of each."""
+    assert call.tiling is not None
+    slope = slope_of(call.tiling) if bias is None else None
+    if slope is not None:
+        yield from cut(call.tiling, slope, dtype)
+        return
+    for tile in call.tiling:
+        if bias is None and call.tiling.is_past(tile):
+            yield Part(tile.rows, tile.columns, causal=True)
+        else:
+            yield Part(tile.rows, tile.columns, _mask(call, tile, bias, dtype))
 
 
 def _add_spare_column(tensors: list[Tensor], by_lse: Tensor | None) -> list[Tensor]:

@@ -56,7 +56,8 @@ class Tiling(Object):
     in_order says that marks are 0, 1, 2, ..., so that a causal or windowed block can leave out keys it cannot
     see. Given a batch shape, one element of the batch is taken after the other: its keys then stay in cache.
     Given `columns`, blocks take that many keys at a time; else whole rows. Given `heads`, the batch shape
-    that tensors (B, H, tokens, width) stand for, biases come as (B, H, rows, columns).
+    that tensors (B, H, tokens, width) stand for, biases come as (B, H, rows, columns). No block of rows goes
+    across a seam.
     """
 
     support: Support
@@ -68,6 +69,7 @@ class Tiling(Object):
     batch: tuple[int, ...] | None = None
     columns: int | None = None
     heads: tuple[int, ...] | None = None
+    seams: tuple[int, ...] = ()
 
     def blocks(self) -> Iterator[Tile]:
         """Blocks of rows and columns."""
@@ -100,9 +102,10 @@ class Tiling(Object):
     def __iter__(self) -> Iterator[Tile]:
         queries = self.query_marks.shape[-1]
         for element in [None] if self.batch is None else itertools.product(*map(range, self.batch)):
-            for low in range(0, queries, self.rows):
-                high = min(low + self.rows, queries)
-                yield Tile(slice(low, high), self.columns_of(low, high - 1), element)
+            for start, stop in itertools.pairwise((0, *self.seams, queries)):
+                for low in range(start, stop, self.rows):
+                    high = min(low + self.rows, stop)
+                    yield Tile(slice(low, high), self.columns_of(low, high - 1), element)
 
     def columns_of(self, low: int, high: int) -> slice:
         """The keys that queries low, ..., high may see; all where tokens are not in order."""
@@ -124,6 +127,17 @@ class Tiling(Object):
             self.support.allows(self.query_marks[..., tile.rows], self.key_marks[..., tile.columns]),
             tile.batch,
         )
+
+    def is_past(self, tile: Tile) -> bool:
+        """Whether nothing is added to a tile but that its queries do not see the keys after them."""
+        square = tile.rows == tile.columns and self.query_marks.ndim == self.key_marks.ndim == 1
+        if not square or self.residues or not self.in_order or isinstance(self.support, Full):
+            return False
+        allowed = self.allowed(tile)
+        assert allowed is not None
+        if allowed.ndim != 2:
+            return False
+        return bool(_check.holds((allowed == torch.ones_like(allowed).tril_()).all()))
 
     def bias(self, tile: Tile, dtype: torch.dtype) -> Tensor | None:
         """Mask and position biases of a tile as one additive bias (..., rows, columns)."""

@@ -112,7 +112,9 @@ def check_history(history: Sequence[Entry]) -> list[Entry]:
         raise ArgumentError("history", f"is {history!r:.60}", remedy)
     for index, entry in enumerate(history):
         if not _is_entry(entry):
-            raise ArgumentError("history", f"has {entry!r:.60} at {index}, which is no measurement", remedy)
+            raise ArgumentError(
+                "history", f"has {entry!r:.60} at {index}, which is not a measurement", remedy
+            )
     return list(history)
 
 

@@ -95,6 +95,11 @@ SMALL = 4_000
 """Tokens squared times width up to which more facts are kept: the layers of a small network."""
 
 
+def forget_facts() -> None:
+    """Keep nothing: what comes next is another sequence, or another layer."""
+    _kept.clear()
+
+
 def local_facts(subject: MultiHead, domain: Near) -> LocalFacts:
     """The facts for all heads of a subject at a sequence."""
     measure = domain.measure

@@ -77,7 +77,7 @@ def run(network: Map, state: State) -> State:
     try:
         after: State = through.one(network, state)
     except ArgumentError as error:
-        raise Refusal(f"the value at the given sequence is no number: {error}") from None
+        raise Refusal(f"the value at the given sequence is not a number: {error}") from None
     if not all(bool(part.isfinite().all()) for part in (after.center, after.linear, after.shape)):
         raise Refusal("its remainders leave the range of numbers on this domain; use a smaller radius")
     return after

@@ -82,7 +82,7 @@ def _geometric(map: FixedPoint, domain: Domain, norm: SequenceNorm) -> Bound:
     part = finite(certify(map.map, domain, norm), "the map")
     if not part.value < 1:
         raise Refusal(
-            f"the map has the constant {part.value:.4g} in {norm!r}, which is no contraction; "
+            f"the map has the constant {part.value:.4g} in {norm!r}, which is not a contraction; "
             f"multiply it by a number below {1 / part.value:.4g}"
         )
     return Bound(exact(1.0) / (1 - Upper(part.value)), (checked("the map is a contraction"),), (part,))

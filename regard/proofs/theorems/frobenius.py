@@ -7,7 +7,7 @@ from __future__ import annotations
 from regard._upper import least
 from regard.domains import Domain
 from regard.norms import Frobenius
-from regard.proofs.rows import gibbs_balls
+from regard.proofs.rows import derivative_balls
 from regard.proofs.setting import crowding
 from regard.proofs.subject import Head
 from regard.proofs.theorem import Bound, Theorem, checked
@@ -41,7 +41,7 @@ diagonal in rows.
 def frobenius(head: Head, domain: Domain, norm: Frobenius) -> Bound:
     """w (√(N (1 + 2Rν + R²α²)) + Rκ), the smallest over balls that hold the tokens."""
     values = []
-    for ball, slopes in gibbs_balls(head, domain, slot=True):
+    for ball, slopes in derivative_balls(head, domain):
         crowd = crowding(head, domain, slopes.osc)
         spread = (crowd * (1 + 2 * ball.radius * slopes.nu + (ball.radius * slopes.alpha).square())).sqrt()
         values.append(head.w * (spread + ball.radius * slopes.kappa))

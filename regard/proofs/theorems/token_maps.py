@@ -37,7 +37,7 @@ is at most $k^{-1/2}|d|$ for $p \le 2$ and $k^{-1/p}|d|$ for $p \ge 2$.
 )
 
 ORDER = (
-    "the order of tokens counts here, so this is no map of laws; use Frobenius(), TokenMax() or TokenSum()"
+    "the order of tokens counts here, so this is not a map of laws; use Frobenius(), TokenMax() or TokenSum()"
 )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from regard._upper import least
 from regard.domains import Domain
 from regard.norms import TokenMax
-from regard.proofs.rows import gibbs_balls
+from regard.proofs.rows import derivative_balls
 from regard.proofs.subject import Head
 from regard.proofs.theorem import Bound, Theorem, checked
 
@@ -37,7 +37,7 @@ $\mathbb{E}_i|d|^2 \le \max_j|d_j|^2$. A ball is convex, so the constant is the 
 def token_max(head: Head, domain: Domain, norm: TokenMax) -> Bound:
     """w (√(1 + 2Rν + R²α²) + Rκ), the smallest over balls that hold the tokens."""
     values = []
-    for ball, slopes in gibbs_balls(head, domain, slot=True):
+    for ball, slopes in derivative_balls(head, domain):
         spread = (1 + 2 * ball.radius * slopes.nu + (ball.radius * slopes.alpha).square()).sqrt()
         values.append(head.w * (spread + ball.radius * slopes.kappa))
     hypotheses = (checked("softmax rows"), checked("every token is in a ball of finite radius"))

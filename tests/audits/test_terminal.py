@@ -1,0 +1,110 @@
+"""The command line on narrow screens, without UTF-8, without its extras, and when it is interrupted."""
+
+import io
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from regard.audits.checks import checks
+from regard.audits.series import Series, Track
+from regard.audits.terminal import show_series, show_table
+from regard.cli.letters import stand_in, without_errors
+from regard.cli.overview import HELP
+from tests.audits.checkpoints import regard
+
+ROOT = Path(__file__).parents[2]
+CELLS = [("a head of a layer with a long name", "1234.5678", "+0.123", "checkpoint-100000")] * 3
+
+
+def screen(width):
+    return Console(file=io.StringIO(), width=width, highlight=False)
+
+
+def columns():
+    return tuple(column for check in checks() for column in check.columns if column.name == "qk_norm")
+
+
+@pytest.mark.parametrize("width", [30, 60, 80, 200])
+def test_no_number_is_cut(width):
+    console = screen(width)
+    show_table(console, "A title", ("head", "first", "growth", "into"), CELLS, bold=[0])
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert all(text.count(cell) == 3 for cell in CELLS[0][1:])
+
+
+@pytest.mark.parametrize("width", [60, 160])
+def test_a_series_on_a_narrow_screen(width):
+    values = (1.0, 2.345678, 12345.678)
+    tracks = tuple(Track("qk_norm", "encoder.layer.1.attention.self", 1, h, values) for h in range(2))
+    found = Series("BertModel", ("step-1000", "step-2000", "step-3000"), columns(), tracks, ())
+    console = screen(width)
+    show_series(found, [], console)
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert text.count("1.235e+04") >= 2
+    assert text.count(f"{math.log(12345.678):+.3f}") == 2
+
+
+def test_letters_without_utf8():
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    without_errors(stream)
+    stream.write("• a → b ≤ 3 × 10² █░ ━┃ é ☃")
+    stream.flush()
+    assert raw.getvalue() == b"* a -> b <= 3 x 102 #. -| e ?"
+    assert [stand_in(bar) for bar in "▁▄█"] == ["_", ":", "#"]
+
+
+def run_with(tmp_path, module, code, *arguments):
+    """`python -m regard` where a module that it needs does something else."""
+    (tmp_path / f"{module}.py").write_text(code)
+    path = f"{tmp_path}:{ROOT}"
+    command = [sys.executable, "-m", "regard", *arguments]
+    return subprocess.run(command, env={"PYTHONPATH": path, "PATH": ""}, capture_output=True, text=True)
+
+
+def test_an_interrupt_while_torch_is_imported_is_one_line(tmp_path):
+    done = run_with(tmp_path, "torch", "raise KeyboardInterrupt", "--help")
+    assert (done.stdout, done.stderr) == ("", "regard: stopped\n")
+    assert done.returncode != 0
+
+
+def test_an_interrupt_while_commands_are_imported_is_one_line(tmp_path):
+    done = run_with(tmp_path, "typer", "raise KeyboardInterrupt", "checks")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "regard: stopped\n")
+
+
+def test_help_without_the_extra(tmp_path):
+    missing = "raise ImportError('no typer', name='typer')"
+    done = run_with(tmp_path, "typer", missing, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "regard audit ./my-model" in done.stdout
+    assert "pip install 'regard[audit]'" in done.stdout
+    done = run_with(tmp_path, "typer", missing, "checks")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "pip install 'regard[cli]'" in done.stderr
+
+
+def test_help_loads_no_transformers():
+    """Nor does anything that only looks at arguments."""
+    program = (
+        "import sys; from regard.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print('transformers' in sys.modules, file=sys.stderr)"
+    )
+    for arguments in (["--help"], ["audit", "--help"], ["checks"]):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments], cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.stderr.splitlines()[-1] == "False", (arguments, done.stderr)
+
+
+def test_the_overview_names_every_command():
+    text = regard("--help").stdout
+    assert all(line.strip() in text for line in HELP.splitlines() if line.startswith("  regard"))
