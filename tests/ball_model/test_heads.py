@@ -6,12 +6,13 @@ import pytest
 import torch
 
 import regard as r
-from regard._upper import relative_error
+from regard._upper import exact, relative_error
 from regard.proofs.ball_model.beginning import at_rest
 from regard.proofs.ball_model.groups import Groups, no_groups
 from regard.proofs.ball_model.heads import head_moves
 from regard.proofs.ball_model.inputs import BallPart, Inputs
 from regard.proofs.ball_model.network import shared, through
+from regard.proofs.ball_model.rows import Row
 from regard.proofs.ball_model.state import State
 from regard.proofs.subject import subject_of
 from tests.ball_model.networks import D, drawn
@@ -162,3 +163,14 @@ def test_sizes_of_projected_tokens_are_attained():
         assert exactly <= float(side.whole) < exactly * (1 + 1e-12)
         assert float(side.first) < float(side.size) * (1 + 1e-9)
     assert float(head.value_sizes) == pytest.approx(11.0, rel=1e-12)
+
+
+def test_no_weight_grows_by_more_than_its_inverse():
+    """A key of weight one tenth that takes all: e^a/Z - 1 is nine, however far its score goes."""
+    law, none = torch.tensor([[0.1, 0.9]], dtype=D).expand(2, -1), torch.zeros(2, 2, dtype=D)
+    rest = torch.tensor([[27.0, 3.0]], dtype=D).expand(2, -1)  # about their mean under the law
+    row = Row(law, exact(none), exact(rest), exact(none), exact(none[0]))
+    moves = rest[0] * torch.tensor([1.0, -1.0], dtype=D)
+    grown = float(moves[0].exp() / (law[0] @ moves.exp())) - 1
+    assert float(law[0] @ moves) == pytest.approx(0.0, abs=1e-14)
+    assert 8.99 < grown <= float(row.factor.bound[0, 0]) <= 11 * (1 + 1e-9)
