@@ -34,6 +34,7 @@ from regard import (
     moments,
     nonexpansive,
     normalizers,
+    normed,
     norms,
     potentials,
     proofs,
@@ -52,11 +53,10 @@ from regard.derive import linearize
 from regard.domains import Ball, Box, Hull, Neighborhood, Radii, Shell, Whole, one_token
 from regard.dynamics import flow, iterate
 from regard.kernel import Kernel
-from regard.lookups import Factored, FunctionLookup, Identity, Linear, NormedLinear, Table
+from regard.lookups import Factored, FunctionLookup, Identity, Linear, Table
 from regard.measure import Measure
 from regard.moments import Law, Mean, Mode, Sample, SecondMoment
 from regard.normalizers import Entmax, LinearKernel, Sigmoid, Sinkhorn, SinkSoftmax, Softmax, Sparsemax
-from regard.normed import Normed
 from regard.norms import EntryMax, Frobenius, OwnToken, TokenMax, TokenSum, Wasserstein
 from regard.potentials import (
     Additive,
@@ -76,9 +76,7 @@ from regard.potentials import (
 )
 from regard.proofs import (
     Decision,
-    PairExchanges,
     Radius,
-    Similarity,
     Witness,
     certified_cosine,
     certified_radius,
@@ -87,7 +85,6 @@ from regard.proofs import (
     decide,
     declare,
     deviation,
-    exchange_pairs,
     falsify,
     falsify_deviation,
     image,
@@ -115,6 +112,7 @@ _MODULES = (
     moments,
     nonexpansive,
     normalizers,
+    normed,
     norms,
     potentials,
     supports,
@@ -178,13 +176,10 @@ __all__ = [
     "Measure",
     "Mode",
     "Neighborhood",
-    "Normed",
     "NormedDot",
-    "NormedLinear",
     "OwnToken",
     "Padding",
     "PairBias",
-    "PairExchanges",
     "Potential",
     "Radii",
     "Radius",
@@ -194,7 +189,6 @@ __all__ = [
     "SecondMoment",
     "Shell",
     "Sigmoid",
-    "Similarity",
     "SinkSoftmax",
     "Sinkhorn",
     "SoftCap",
@@ -221,7 +215,6 @@ __all__ = [
     "decide",
     "declare",
     "deviation",
-    "exchange_pairs",
     "explain",
     "falsify",
     "falsify_deviation",

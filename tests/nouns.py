@@ -19,15 +19,17 @@ POTENTIALS = {
     "bilinear": r.Bilinear(_t(4, 4)),
     "cosine": r.Cosine(scale=3.0),
     "cosine projected": r.Cosine(_t(4, 3), _t(4, 3, seed=1), torch.tensor(2.0, dtype=D), 1e-3),
-    "normed": r.NormedDot(query=r.Normed(), key=r.Normed(1e-2, _t(4))),
-    "normed query": r.NormedDot(_t(4, 3), _t(4, 2, seed=1), 2.0, query=r.Normed(0.1, None, _t(3, 2, seed=2))),
+    "normed": r.NormedDot(query=r.normed.Normed(), key=r.normed.Normed(1e-2, _t(4))),
+    "normed query": r.NormedDot(
+        _t(4, 3), _t(4, 2, seed=1), 2.0, query=r.normed.Normed(0.1, None, _t(3, 2, seed=2))
+    ),
     "normed heads": r.NormedDot(
         _t(4, 6),
         _t(2, 4, 3, seed=1),
         b_q=_t(6, seed=2),
         b_k=_t(3, seed=3),
-        query=r.Normed(1e-2, _t(6, seed=4), _t(2, 6, 3, seed=5), _t(3, seed=6)),
-        key=r.Normed(1e-2, _t(2, 3, seed=7)),
+        query=r.normed.Normed(1e-2, _t(6, seed=4), _t(2, 6, 3, seed=5), _t(3, seed=6)),
+        key=r.normed.Normed(1e-2, _t(2, 3, seed=7)),
     ),
     "gaussian": r.Gaussian(bandwidth=1.5),
     "gaussian tied": r.Gaussian(_t(4, 3), _t(4, 3), bandwidth=torch.tensor(2.0, dtype=D)),
@@ -47,7 +49,9 @@ POTENTIALS = {
     "rotary": r.Rotary(r.Dot()),
     "rotary interleaved": r.Rotary(r.Dot(_t(4, 6), _t(4, 6, seed=1)), base=100.0, interleaved=True),
     "rotary partial": r.Rotary(r.Cosine(scale=2.0), frequencies=torch.tensor([0.7], dtype=D)),
-    "rotary normed": r.Rotary(r.NormedDot(_t(4, 4), _t(4, 4, seed=1), query=r.Normed(), key=r.Normed())),
+    "rotary normed": r.Rotary(
+        r.NormedDot(_t(4, 4), _t(4, 4, seed=1), query=r.normed.Normed(), key=r.normed.Normed())
+    ),
     "rotary gaussian": r.Rotary(r.Gaussian(_t(4, 4), _t(4, 4, seed=1), 2.0)),
     "softcap": r.SoftCap(r.Dot(), 1.5),
     "xpos": r.potentials.XPos(r.Dot(), reach=3.0),
@@ -116,7 +120,7 @@ LOOKUPS = {
     "identity": r.Identity(),
     "linear": r.Linear(_t(4, 3), _t(3, seed=1)),
     "factored": r.Factored(_t(4, 3), _t(3, 2, seed=1), _t(2, seed=2)),
-    "normed": r.NormedLinear(_t(4, 3), r.Normed(1e-2, None, _t(3, 2, seed=1)), _t(3, seed=2)),
+    "normed": r.lookups.NormedLinear(_t(4, 3), r.normed.Normed(1e-2, None, _t(3, 2, seed=1)), _t(3, seed=2)),
     "pointwise": r.FunctionLookup(lambda z: torch.cat([z.sin(), z.square()], -1)),
     "table": r.Table(_t(6, 2)),
 }

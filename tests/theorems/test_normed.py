@@ -17,8 +17,8 @@ from tests.theorems.exact import SUPPORTS, D, frobenius_norm, generator, in_ball
 
 def normed_attention(g, d, eps, support=None, rotary=False, whole=False):
     """Gains, biases, a shift and a matrix after the norm of the queries; keys with a gain alone."""
-    query = r.Normed(eps, normal(g, 4), normal(g, 4, 2), normal(g, 2))
-    key = r.Normed(eps, normal(g, 2))
+    query = r.normed.Normed(eps, normal(g, 4), normal(g, 4, 2), normal(g, 2))
+    key = r.normed.Normed(eps, normal(g, 2))
     potential = r.NormedDot(normal(g, d, 4), normal(g, d, 2), 0.7, normal(g, 4), normal(g, 2), query, key)
     potential = r.Rotary(potential, frequencies=torch.tensor([1.3], dtype=D)) if rotary else potential
     return r.Attention(
@@ -34,7 +34,7 @@ def facts(center, radius):
 def test_worked_example():
     """One coordinate about 0 without projections: ẑ = z/√(z² + ε), so λ = 1/√ε and |ẑ| ≤ R/√(R² + ε)."""
     eps, radius, gain = 0.25, 1.0, torch.tensor([3.0], dtype=D)
-    found = feature_bounds(None, None, r.Normed(eps, gain), facts(torch.zeros(1, dtype=D), radius))
+    found = feature_bounds(None, None, r.normed.Normed(eps, gain), facts(torch.zeros(1, dtype=D), radius))
     size = 3.0 * radius / math.sqrt(radius**2 + eps)
     assert float(found.slope) == pytest.approx(3.0 / math.sqrt(eps), rel=1e-12)
     assert float(found.size) == float(found.around) == pytest.approx(size, rel=1e-12)
@@ -44,7 +44,7 @@ def test_worked_example():
 def test_slopes_are_attained_where_the_norm_is_steepest():
     """Queries at the far end, keys at zero: v = scale · q · λ; with a shift features are longer by it."""
     eps, shift = 0.5, torch.tensor([2.0], dtype=D)
-    potential = r.NormedDot(scale=1.5, query=r.Normed(eps, shift=shift), key=r.Normed(eps))
+    potential = r.NormedDot(scale=1.5, query=r.normed.Normed(eps, shift=shift), key=r.normed.Normed(eps))
     found = slopes.one(potential, facts(torch.zeros(1, dtype=D), 1.0))
     x = torch.tensor([[1.0]], dtype=D)
     y = torch.zeros(1, 1, dtype=D, requires_grad=True)
@@ -93,7 +93,7 @@ def test_every_slope_is_above_what_pairs_show(seed):
 
 
 def test_an_ascent_stays_below_and_comes_near():
-    norm = r.Normed(1.0)
+    norm = r.normed.Normed(1.0)
     attention = r.Attention(r.NormedDot(scale=1.0, query=norm, key=norm))
     domain = Ball(0.5, torch.zeros(1, dtype=D), tokens=4)
     found = certify(attention, domain, TokenMax())
@@ -103,7 +103,7 @@ def test_an_ascent_stays_below_and_comes_near():
 
 def test_linear_keys_have_one_slope_for_all():
     """v does not depend on the key where keys pass no norm; turned by positions it does."""
-    potential = r.NormedDot(query=r.Normed(0.1))
+    potential = r.NormedDot(query=r.normed.Normed(0.1))
     ball = facts(torch.ones(2, dtype=D), 0.5)
     assert float(slopes.one(potential, ball).nu) == 0.0
     assert float(slopes.one(r.Rotary(potential), ball).nu) > 0.0
@@ -118,7 +118,7 @@ def test_after_a_norm_layer_every_input_is_covered():
 
 
 def test_values_behind_a_norm_are_refused_with_a_sentence():
-    lookup = r.NormedLinear(normal(generator(0), 3, 2), r.Normed())
+    lookup = r.lookups.NormedLinear(normal(generator(0), 3, 2), r.normed.Normed())
     found = certify(r.Attention(r.Dot(), lookup), Ball(1.0, torch.zeros(3, dtype=D)), TokenMax())
     assert math.isinf(found.value)
     assert any("NormedLinear" in why for why in found.refused)
@@ -129,7 +129,7 @@ def test_a_norm_over_all_heads_is_one_with_columns():
     g = generator(9)
     x, w, gain = normal(g, 5, 3), normal(g, 3, 4), normal(g, 4)
     u = torch.eye(4, dtype=D).unflatten(1, (2, 2)).movedim(1, 0)
-    side = r.Normed(1e-3, gain, u)
+    side = r.normed.Normed(1e-3, gain, u)
     whole = torch.nn.functional.rms_norm(x @ w, (4,), gain, 1e-3).unflatten(1, (2, 2)).movedim(1, 0)
     found = r.NormedDot(w, w, 1.0, query=side, key=side).scores(x, x)
     assert torch.allclose(found, whole @ whole.mT, atol=1e-12)
@@ -137,7 +137,7 @@ def test_a_norm_over_all_heads_is_one_with_columns():
 
 def test_near_a_sequence_slopes_are_those_of_its_tokens():
     """The ball of the tokens holds zero, where norms are steepest; the tokens themselves are far from it."""
-    norm = r.Normed(1e-6)
+    norm = r.normed.Normed(1e-6)
     attention = r.Attention(r.NormedDot(query=norm, key=norm))
     points = torch.tensor([[3.0, 0.0], [-3.0, 0.1], [0.0, 3.0]], dtype=D)
     found = certify(attention, r.Neighborhood(points, 0.0), Frobenius()).value

@@ -29,8 +29,8 @@ def lists(x, near, far, count=12):
 def test_pruning_changes_no_answer(far):
     x = sequence(0)
     choices = lists(x, 1e-3, far)
-    pruned = r.exchange_pairs(model(), x, choices, worth=20)
-    plain = r.exchange_pairs(model(), x, choices, worth=10**9)
+    pruned = r.proofs.exchange_pairs(model(), x, choices, worth=20)
+    plain = r.proofs.exchange_pairs(model(), x, choices, worth=10**9)
     assert pruned.proved >= 144  # pairs of the near words, by one bound
     assert plain.proved == plain.bounds == 0
     assert pruned.count == plain.count == 12 + 12 + 4 + 144 + 48 + 48
@@ -45,7 +45,7 @@ def test_pruning_changes_no_answer(far):
 def test_each_change_is_one():
     x = sequence(1)
     net = model(1)
-    found = r.exchange_pairs(net, x, lists(x, 1e-3, 6.0), worth=20)
+    found = r.proofs.exchange_pairs(net, x, lists(x, 1e-3, 6.0), worth=20)
     for exchange in found.changed:
         moved = x.clone()
         for place, k in exchange.items():
@@ -58,7 +58,7 @@ def test_each_change_is_one():
 def test_words_that_are_all_equal():
     x = sequence(2)
     same = x[1].repeat(3, 1)
-    found = r.exchange_pairs(model(2), x, {0: x[0].repeat(5, 1), 1: same}, worth=1)
+    found = r.proofs.exchange_pairs(model(2), x, {0: x[0].repeat(5, 1), 1: same}, worth=1)
     assert found.holds
     assert found.count == 5 + 3 + 15
     assert found.proved == 15
@@ -73,6 +73,6 @@ def test_what_is_wrong_is_named():
         ({0: x[:, :3]}, "shape"),
     ):
         with pytest.raises(ArgumentError, match=words):
-            r.exchange_pairs(model(), x, choices)
+            r.proofs.exchange_pairs(model(), x, choices)
     with pytest.raises(ArgumentError, match="worth"):
-        r.exchange_pairs(model(), x, {0: x}, worth=0)
+        r.proofs.exchange_pairs(model(), x, {0: x}, worth=0)
