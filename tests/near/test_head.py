@@ -462,3 +462,15 @@ def test_heads_together():
     assert torch.allclose(mixed.jacobian, exactly, atol=1e-11)
     t = normal(g, 4, 3, 1)
     assert torch.allclose(mixed.push(t), torch.einsum("ijed,jdb->ieb", exactly, t), atol=1e-11)
+
+
+def test_heads_side_by_side_have_their_own_cotangents():
+    """Three heads that are not mixed: ⟨J t, u⟩ = ⟨t, Jᵀu⟩, and no head reads another's part of u."""
+    g = generator(11)
+    attention = r.Attention(r.Dot(normal(g, 3, 4, 2), normal(g, 3, 4, 2)), r.Linear(normal(g, 3, 4, 2)))
+    heads = LocalHeads(subject_of(attention), r.Neighborhood(normal(g, 5, 4), 0.0))
+    t, u = normal(g, 5, 4, 6), normal(g, 5, 6, 6)
+    pushed, pulled = (heads.push(t) * u).sum((0, 1)), (t * heads.pull(u)).sum((0, 1))
+    torch.testing.assert_close(pushed, pulled, rtol=1e-12, atol=1e-12)
+    exactly = heads.columns(torch.arange(5), torch.arange(5))
+    assert torch.allclose(heads.pull(u), torch.einsum("ijed,ieb->jdb", exactly, u), atol=1e-11)
