@@ -181,5 +181,5 @@ def torch_name(name: str, where: str, own: str, remedies: Mapping[str, str] = {}
     """The error for an argument that is torch's, or nobody's: how it is written here."""
     remedy = {**_TORCH, **remedies}.get(name)
     if remedy is None:
-        return ArgumentError(name, f"is no argument of {where}", f"it takes {own}")
+        return ArgumentError(name, f"is not an argument of {where}", f"it takes {own}")
     return ArgumentError(name, "is torch's name", remedy)

@@ -121,7 +121,7 @@ def test_the_command(report, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "head 3 of encoder.layer.1" in done.stdout
     assert "123" in done.stdout
-    assert "No number changed in 5 columns." in regard("compare", first, first).stdout
+    assert "No number changed in 6 columns." in regard("compare", first, first).stdout
     (second / "report.json").write_text('{"schema": 1}')
     done = regard("compare", first, second)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)

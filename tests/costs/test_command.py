@@ -40,6 +40,7 @@ def regard(monkeypatch, capsys):
     made.callback()(lambda: None)
     made.command("cost", help=HELP)(command)
     monkeypatch.setattr(application, "application", lambda: made)
+    monkeypatch.setenv("COLUMNS", "120")  # narrower screens show no table
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["regard", "cost", *map(str, arguments)])

@@ -131,7 +131,7 @@ def test_particles_of_a_law_have_its_score(normalizer, factor):
 
 def test_refusals():
     x = normal(4, 2)
-    with pytest.raises(r.errors.RefusalError, match="no laws"):
+    with pytest.raises(r.errors.RefusalError, match="not laws"):
         heat(r.Attention(r.Dot(), normalizer=r.Sigmoid()), x)
     with pytest.raises(r.errors.ArgumentError, match="one head"):
         heat(r.Attention(r.Dot()), normal(2, 4, 2))

@@ -223,7 +223,7 @@ FORWARD = {
     "is_causal": r"write support=regard.Causal\(\)",
     "src_key_padding_mask": r"True for padding.*Padding\(lengths",
     "dropout_p": "it is a setting",
-    "nonsense": "is no argument of .*; it takes x",
+    "nonsense": "is not an argument of .*; it takes x",
 }
 
 

@@ -77,7 +77,7 @@ def test_what_does_not_contract_is_refused():
     for map in (Affine(torch.eye(3, dtype=D)), Residual(Affine(0.1 * torch.eye(3, dtype=D)))):
         found = certify(FixedPoint(map), Whole(), TokenMax())
         assert found.value == math.inf
-        assert any("no contraction; multiply it by a number below" in why for why in found.refused)
+        assert any("not a contraction; multiply it by a number below" in why for why in found.refused)
 
 
 def test_deviations_and_images():

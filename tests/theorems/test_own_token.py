@@ -216,7 +216,7 @@ def test_the_determinant_of_a_causal_map_is_a_product():
 
 
 def test_it_is_no_distance():
-    with pytest.raises(ArgumentError, match="no distance of sequences"):
+    with pytest.raises(ArgumentError, match="not a distance between sequences"):
         deviation(r.Attention(r.Dot()), Neighborhood(normal(generator(9), 3, 2), 0.1), OwnToken())
 
 
