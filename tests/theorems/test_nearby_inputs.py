@@ -29,7 +29,7 @@ def _names(found):
     return [found.bound.theorem, *(one.theorem for one in found.bound.others)]
 
 
-@pytest.mark.parametrize("radius", [0.7, 1.6, 3.0])
+@pytest.mark.parametrize("radius", [0.7, 3.0])
 @pytest.mark.parametrize("kind", ["noise", "replaced", "deleted", "inserted", "other"])
 def test_bounds_hold_and_are_far_below_the_constant(kind, radius):
     attention, x, new = _five(radius)
@@ -44,7 +44,7 @@ def test_bounds_hold_and_are_far_below_the_constant(kind, radius):
     for bound in (found.bound, *found.bound.others):
         assert found.distance_out <= bound.value
     times = found.constant.value * found.distance_in
-    assert found.bound.value < times / {0.7: 1.5, 1.6: 4, 3.0: 100}[radius]
+    assert found.bound.value < times / {0.7: 1.5, 3.0: 100}[radius]
     best = {
         "noise": {"tokens that move as far, each in its place", "all laws as near in W₁"},
         "other": {"all laws as near in W₁"},
