@@ -164,7 +164,9 @@ def show(report: Report, paths: Sequence[Path], console: Console) -> None:
     for sentence in summary(report):
         say(console, f"• {sentence}")
     if report.rows:
-        console.print(layer_table(report, console.width))
+        table = layer_table(report, console.width)
+        if len(table.columns) > 1 and table.rows:  # checks that measure no layer leave it empty
+            console.print(table)
     show_findings(report, console)
     show_paths(paths, console)
 

@@ -1,15 +1,17 @@
 """Two reports side by side: what changed is found, what cannot be compared is said."""
 
 import dataclasses
+import io
 import json
 import math
 
 import pytest
+from rich.console import Console
 
 import regard as r
 from regard.audits.compare import compare, read
 from regard.audits.load import find
-from regard.audits.terminal import output, show_comparison
+from regard.audits.terminal import output, show, show_comparison
 from regard.audits.weights import WeightAudit
 from tests.audits.checkpoints import regard, save
 
@@ -126,3 +128,11 @@ def test_the_command(report, tmp_path):
     done = regard("compare", first, second)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert "has schema 1" in done.stderr
+
+
+def test_a_report_without_numbers_of_layers_shows_no_table_of_them(report):
+    for rows, shown in ((report.rows, True), ([], False)):
+        console = Console(file=io.StringIO(), width=100)
+        unnumbered = [dataclasses.replace(row, values={}) for row in report.rows]
+        show(dataclasses.replace(report, rows=rows or unnumbered), [], console)
+        assert ("┃" in console.file.getvalue()) is shown
