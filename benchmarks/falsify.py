@@ -53,6 +53,8 @@ def jacobian_norms(case: Case, points: Tensor) -> Tensor:
     from below for the others.
     """
     blocks = _jacobians(case, points)  # (b, n, e, n, d)
+    if isinstance(case.norm, Wasserstein) and case.norm.p not in (1.0, 2.0, math.inf):
+        return _of_order(blocks, case.norm.p)
     norm = _matched(case.norm)
     if isinstance(norm, Frobenius):
         return torch.linalg.matrix_norm(blocks.flatten(3).flatten(1, 2), 2)
@@ -87,8 +89,20 @@ def _alternated(blocks: Tensor) -> Tensor:
     return best
 
 
+def _of_order(blocks: Tensor, p: float) -> Tensor:
+    """How far the derivative carries some moves in (Σ_i |d_i|^p)^{1/p}: singular vectors, and single
+    coordinates.
+    """
+    matrix = blocks.flatten(3).flatten(1, 2)  # outputs times inputs
+    singular = torch.linalg.svd(matrix).Vh.mT
+    moves = torch.cat([singular, torch.eye(matrix.shape[-1], dtype=matrix.dtype).expand_as(singular)], -1)
+    after = (matrix @ moves).unflatten(1, blocks.shape[1:3]).norm(dim=2)
+    before = moves.unflatten(1, blocks.shape[3:]).norm(dim=2)
+    return (after.pow(p).sum(1) / before.pow(p).sum(1)).pow(1 / p).amax(-1)
+
+
 def _matched(norm: Norm) -> Norm:
-    """What a Wasserstein distance is for small moves of tokens that differ."""
+    """What a Wasserstein distance of order 1, 2 or ∞ is for small moves of tokens that differ."""
     if isinstance(norm, Wasserstein):
         return TokenMax() if math.isinf(norm.p) else Frobenius() if norm.p == 2 else TokenSum()
     return norm
