@@ -160,7 +160,7 @@ class MassAttack:
             step = part * self.size * unit(law.velocities)
             for start in (law.points, project.one(self.domain, law.points - step)):
                 other = project.one(self.domain, start + step)
-                if bool((start != other).any()):
+                if float((other - start).abs().max()) > 0.01 * part * self.size:  # not back at the border
                     best = max(best, self._seen(start, other, masses), key=lambda pair: pair[0])
         return best
 
