@@ -55,6 +55,13 @@ def test_cases_that_were_found(seed):
     assert not tally.violations, tally.violations
 
 
+@pytest.mark.parametrize("seed", [23, 41, 87, 90])
+def test_attacks_that_saw_too_much(seed):
+    """W₃ that was measured as W₁, and a law that was put back at the border, a rounding away."""
+    tally = attack_all(cases_of(["laws"], iter([seed])), ascended=1)
+    assert not tally.violations, tally.violations
+
+
 @pytest.mark.parametrize("family", ["self", "laws", "modules"])
 def test_a_broken_certificate_is_reported(monkeypatch, family):
     """A claim of next to nothing is found out, with the number of the case."""
