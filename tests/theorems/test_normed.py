@@ -10,7 +10,7 @@ from regard._upper import Upper
 from regard.domains import Ball, Whole
 from regard.norms import Frobenius, TokenMax
 from regard.proofs import certify, falsify
-from regard.proofs.normed_scores import feature_bounds
+from regard.proofs.normed_scores import _lengths, feature_bounds
 from regard.proofs.scores import BallFacts, slopes
 from tests.theorems.exact import SUPPORTS, D, frobenius_norm, generator, in_ball, normal, token_max_norm
 
@@ -161,3 +161,21 @@ def test_attacks_near_a_sequence_stay_below(seed, rotary):
                 move = normal(g, 5, 3) if step else -points
                 move = radius * move / move.norm(dim=-1, keepdim=True)
                 assert exact(attention, points + move) <= bound
+
+
+def test_projections_stretch_what_is_not_normed():
+    """|5x + b| of a token of length at most 2: slope 5, at most 10 + |b|, within 5 of a point."""
+    ball = BallFacts(torch.tensor([1.0, 0.0], dtype=D), Upper(1.0), Upper(2.0))
+    w, b = 5 * torch.eye(2, dtype=D), torch.tensor([0.5, 0.0], dtype=D)
+    found = feature_bounds(w, b, None, ball)
+    sizes = [float(one) for one in (found.slope, found.size, found.around)]
+    assert sizes == pytest.approx([5.0, 10.5, 5.0], rel=1e-9)
+    assert min(a - b for a, b in zip(sizes, (5.0, 10.5, 5.0), strict=True)) >= 0
+
+
+def test_projections_stretch_moves():
+    """A token at 2 that moves by 0.3 behind 5 has lengths between 8.5 and 11.5, both attained."""
+    places, w = torch.tensor([[2.0, 0.0]], dtype=D), 5 * torch.eye(2, dtype=D)
+    nearest, farthest = _lengths(w, None, places, Upper(torch.tensor([0.3], dtype=D)))
+    assert nearest <= 8.5 <= 11.5 <= farthest
+    assert [nearest, farthest] == pytest.approx([8.5, 11.5], rel=1e-9)
