@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.ledger.plugin import pytest_addoption, pytest_pyfunc_call, pytest_sessionfinish  # noqa: F401
+
 torch.set_num_threads(1)
 SLOW = set(Path(__file__).with_name("slow.txt").read_text().splitlines())
 """Tests that take seconds, by name without parameters, and files whose tests all do."""

@@ -112,7 +112,7 @@ class _Run:
                 elif "::" in outcome.by:
                     killers.add(outcome.by)
                 else:  # the end of its time, or a collection: all tests of the file are asked
-                    unnamed.add(self.declared.tests[mutant.file])
+                    unnamed.add(self.declared.tests_of(mutant))
         groups = [group for group in (tuple(sorted(killers)), *sorted(unnamed)) if group]
         if not self.trusting and not self._sound(groups):
             return 2
@@ -130,7 +130,7 @@ class _Run:
 
     def _planted(self, mutant: Mutant) -> Outcome:
         source = mutant.planted((ROOT / mutant.file).read_bytes())
-        return self._run(self.declared.tests[mutant.file], mutant.file, source)
+        return self._run(self.declared.tests_of(mutant), mutant.file, source)
 
     def _run(self, tests: tuple[str, ...], file: str | None, source: bytes) -> Outcome:
         workshop = self._free.get()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,19 @@ HERE = Path(__file__).parent
 class Declared:
     """proofs: files, with the functions that count where not all do. tests: what to run for each.
 
-    explained: faults that change nothing a test could see, with the reason.
+    explained: faults that change nothing a test could see, with the reason. witnesses: of a function, the
+    tests that know what it returns.
     """
 
     proofs: dict[str, frozenset[str] | None]
     tests: dict[str, tuple[str, ...]]
     explained: dict[tuple[str, str, str, str, str], str]
+    witnesses: dict[str, tuple[str, ...]]
+
+    def tests_of(self, mutant: Mutant) -> tuple[str, ...]:
+        """Tests whose ledger has the function come first."""
+        function = mutant.function.rpartition(".")[2]
+        return (*self.witnesses.get(f"{mutant.file}:{function}", ()), *self.tests[mutant.file])
 
 
 def read(root: Path, survivors: Path = HERE / "survivors.toml") -> Declared:
@@ -41,7 +49,18 @@ def read(root: Path, survivors: Path = HERE / "survivors.toml") -> Declared:
     tests = {file: (*found, *also.get(file.rpartition("/")[0], ())) for file, found in own.items() if found}
     known = _toml(survivors).get("survivor", []) if survivors.exists() else []
     explained = {(k["file"], k["function"], k["operator"], k["before"], k["after"]): k["why"] for k in known}
-    return Declared(proofs, tests, explained)
+    return Declared(proofs, tests, explained, _witnesses(root))
+
+
+def _witnesses(root: Path) -> dict[str, tuple[str, ...]]:
+    """Those of the ledger."""
+    path = root / "tests" / "ledger" / "ledger.json"
+    found: dict[str, tuple[str, ...]] = {}
+    for test, files in json.loads(path.read_text()).items() if path.exists() else ():
+        for file, functions in files.items():
+            for function in functions:
+                found[f"{file}:{function}"] = (*found.get(f"{file}:{function}", ()), test)
+    return found
 
 
 def named(root: Path) -> list[Mutant]:

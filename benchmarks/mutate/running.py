@@ -156,7 +156,9 @@ def _holds_regard(part: str) -> bool:
 def _place(test: str, named: Sequence[str]) -> int:
     """Where a test is in a list of tests and files of tests."""
     name = test.split("[")[0]
-    found = [place for place, one in enumerate(named) if name == one or name.startswith(f"{one}::")]
+    found = [
+        place for place, one in enumerate(named) if one in (test, name) or name.startswith(f"{one}::")
+    ]
     return min(found, default=len(named))
 
 
@@ -168,7 +170,8 @@ def _pytest(root: Path, tests: Sequence[str]) -> tuple[int, str]:
 
         @pytest.hookimpl(trylast=True)
         def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-            """Slow tests last, and otherwise in the order in which tests are named."""
+            """Slow tests last, and otherwise in the order in which tests are named; none of them twice."""
+            items[:] = {item.nodeid: item for item in items}.values()
             items.sort(
                 key=lambda item: (item.get_closest_marker("slow") is not None, _place(item.nodeid, tests))
             )

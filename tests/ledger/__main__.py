@@ -1,0 +1,94 @@
+"""Writes the ledger anew: see the package."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import tests.ledger
+from benchmarks.mutate.declared import read as declared
+from tests.ledger.book import ENTRIES, Entry, close, write
+from tests.ledger.choosing import choose
+
+ROOT = Path(__file__).resolve().parents[2]
+ANOTHER = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
+"""Torch and its library of matrices with the instructions of an older processor."""
+MOST = 200
+"""Tests for one run: a command has a limited length."""
+
+
+def main() -> int:
+    """Run, compare, write."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.ledger", description=tests.ledger.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("files", nargs="*", help="tests or files of tests; all of the ledger if none is named")
+    parser.add_argument("--choose", action="store_true", help="choose the tests anew")
+    options = parser.parse_args()
+    new = _chosen() if options.choose else _again(options.files)
+    print(_changes(ENTRIES, new))
+    write(new)
+    return 0
+
+
+def _chosen() -> dict[str, Entry]:
+    files = sorted({test.split("::")[0] for tests in declared(ROOT).tests.values() for test in tests})
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(_run, [*files, "-m", "not slow", "--ledger-lines"], {})
+        second = pool.submit(_run, [*reversed(files), "-m", "not slow"], ANOTHER)
+    return choose(first.result(), second.result())
+
+
+def _again(files: Sequence[str]) -> dict[str, Entry]:
+    """The numbers of the functions that are in the ledger; what is gone is left out."""
+    asked = [test for test in ENTRIES if not files or test.startswith(tuple(files))]
+    new = dict(ENTRIES)
+    for start in range(0, len(asked), MOST):
+        part = asked[start : start + MOST]
+        found = _run(part, {})
+        for test in part:
+            new.pop(test)
+            if test in found:
+                seen = found[test]["found"]
+                new[test] = {name: seen[name] for name in ENTRIES[test] if name in seen}
+    return new
+
+
+def _run(arguments: Sequence[str], environment: dict[str, str]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as held:
+        target = Path(held) / "recorded.json"
+        command = [sys.executable, "-m", "pytest", *arguments, "-p", "no:xdist", "--ledger-to", str(target)]
+        subprocess.run(command, cwd=ROOT, env={**os.environ, **environment})
+        found: dict[str, Any] = json.loads(target.read_text())
+        return found
+
+
+def _changes(old: dict[str, Entry], new: dict[str, Entry]) -> str:
+    """Which functions return something else, in how many tests, and by how much at most."""
+    moved: dict[str, list[float]] = defaultdict(list)
+    for test in old.keys() & new.keys():
+        for name in old[test].keys() & new[test].keys():
+            if not close(old[test][name], new[test][name]):
+                moved[name] += [(b - a) / (1 + abs(a)) for a, b in zip(old[test][name], new[test][name], strict=True)]
+    lines = [
+        f"{name}: in {len(by) // 2} tests, by {min(by):+.2g} to {max(by):+.2g} of its size"
+        for name, by in sorted(moved.items())
+    ]
+    gone, fresh = sorted(old.keys() - new.keys()), sorted(new.keys() - old.keys())
+    lines += [f"gone: {test}" for test in gone] + ([f"new: {len(fresh)} tests"] if fresh else [])
+    count = sum(map(len, new.values()))
+    return "\n".join([*(lines or ["nothing moved"]), f"{len(new)} tests, {count} functions"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
