@@ -12,5 +12,6 @@ where it was wrong, where it becomes smaller, or by its rounding.
 
     python -m tests.ledger                          every test of the ledger
     python -m tests.ledger tests/near/test_head.py  those of some files
+    python -m tests.ledger --add tests/near/test_x.py   tests of a new file, for what few tests reach
     python -m tests.ledger --choose                 choose the tests anew (ten minutes)
 """

@@ -17,7 +17,7 @@ from typing import Any
 import tests.ledger
 from benchmarks.mutate.declared import read as declared
 from tests.ledger.book import ENTRIES, Entry, close, write
-from tests.ledger.choosing import choose
+from tests.ledger.choosing import add, choose, stable_parts
 
 ROOT = Path(__file__).resolve().parents[2]
 ANOTHER = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
@@ -28,25 +28,41 @@ MOST = 200
 
 def main() -> int:
     """Run, compare, write."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.ledger", description=tests.ledger.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("files", nargs="*", help="tests or files of tests; all of the ledger if none is named")
-    parser.add_argument("--choose", action="store_true", help="choose the tests anew")
-    options = parser.parse_args()
-    new = _chosen() if options.choose else _again(options.files)
+    options = _options()
+    if options.choose:
+        new = _chosen()
+    elif options.add:
+        new = add(ENTRIES, stable_parts(*_twice(options.add)))
+    else:
+        new = _again(options.files)
     print(_changes(ENTRIES, new))
     write(new)
     return 0
 
 
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.ledger",
+        description=tests.ledger.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("files", nargs="*", help="tests, or files of tests; without any, all of the ledger")
+    parser.add_argument("--add", nargs="+", default=[], metavar="FILE", help="files of tests to take in")
+    parser.add_argument("--choose", action="store_true", help="choose the tests anew")
+    return parser.parse_args()
+
+
 def _chosen() -> dict[str, Entry]:
-    files = sorted({test.split("::")[0] for tests in declared(ROOT).tests.values() for test in tests})
+    files = {test.split("::")[0] for tests in declared(ROOT).tests.values() for test in tests}
+    return choose(*_twice(sorted({*files, "tests/ledger/test_instances.py"})))
+
+
+def _twice(files: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """On this processor, and in another order as on an older one."""
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(_run, [*files, "-m", "not slow", "--ledger-lines"], {})
         second = pool.submit(_run, [*reversed(files), "-m", "not slow"], ANOTHER)
-    return choose(first.result(), second.result())
+    return first.result(), second.result()
 
 
 def _again(files: Sequence[str]) -> dict[str, Entry]:
@@ -78,8 +94,9 @@ def _changes(old: dict[str, Entry], new: dict[str, Entry]) -> str:
     moved: dict[str, list[float]] = defaultdict(list)
     for test in old.keys() & new.keys():
         for name in old[test].keys() & new[test].keys():
-            if not close(old[test][name], new[test][name]):
-                moved[name] += [(b - a) / (1 + abs(a)) for a, b in zip(old[test][name], new[test][name], strict=True)]
+            before, after = old[test][name], new[test][name]
+            if not close(before, after):
+                moved[name] += [(b - a) / (1 + abs(a)) for a, b in zip(before, after, strict=True)]
     lines = [
         f"{name}: in {len(by) // 2} tests, by {min(by):+.2g} to {max(by):+.2g} of its size"
         for name, by in sorted(moved.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import Counter
 from typing import Any
 
 from tests.ledger.book import Entry, close
@@ -12,18 +12,17 @@ FUNCTION, LINE = 5, 3
 """How many tests are to reach each function, and each line."""
 STABLE = 1e-9
 """What another processor and another order of tests may change in a number that is kept."""
+START = 20.0
+"""What a test costs beside the calls of proofs in it, in such calls."""
 
 
 def choose(recorded: dict[str, Any], again: dict[str, Any]) -> dict[str, Entry]:
     """Tests whose numbers are the same in both recordings, the cheapest for what they reach first."""
-    stable = {test: _stable(one["found"], again[test]["found"]) for test, one in recorded.items() if test in again}
+    stable = stable_parts(recorded, again)
     reached = {test: _reached(recorded[test], entry) for test, entry in stable.items()}
-    wanted: dict[Any, int] = defaultdict(int)
-    for parts in reached.values():
-        for part in parts:
-            wanted[part] += 1
-    wanted = {part: min(count, FUNCTION if isinstance(part, str) else LINE) for part, count in wanted.items()}
-    cost = {test: 20.0 + recorded[test]["calls"] for test in reached}
+    counts = Counter(part for parts in reached.values() for part in parts)
+    wanted = {part: min(n, FUNCTION if isinstance(part, str) else LINE) for part, n in counts.items()}
+    cost = {test: START + recorded[test]["calls"] for test in reached}
     heap = [(-len(parts) / cost[test], test) for test, parts in reached.items() if parts]
     heapq.heapify(heap)
     chosen: dict[str, Entry] = {}
@@ -40,8 +39,26 @@ def choose(recorded: dict[str, Any], again: dict[str, Any]) -> dict[str, Entry]:
     return chosen
 
 
-def _stable(first: Entry, second: Entry) -> Entry:
-    return {name: pair for name, pair in first.items() if name in second and close(pair, second[name], STABLE)}
+def add(entries: dict[str, Entry], stable: dict[str, Entry]) -> dict[str, Entry]:
+    """The ledger with more tests, each with the functions that too few tests know."""
+    known = Counter(name for entry in entries.values() for name in entry)
+    new = dict(entries)
+    for test in sorted(stable.keys() - entries.keys()):
+        wanted = {name: numbers for name, numbers in stable[test].items() if known[name] < 2 * FUNCTION}
+        known.update(wanted.keys())
+        if wanted:
+            new[test] = wanted
+    return new
+
+
+def stable_parts(recorded: dict[str, Any], again: dict[str, Any]) -> dict[str, Entry]:
+    """Of each test, the numbers that both recordings have."""
+    found: dict[str, Entry] = {}
+    for test in recorded.keys() & again.keys():
+        first, second = recorded[test]["found"], again[test]["found"]
+        same = (name for name in first.keys() & second.keys() if close(first[name], second[name], STABLE))
+        found[test] = {name: first[name] for name in same}
+    return found
 
 
 def _reached(one: dict[str, Any], entry: Entry) -> set[Any]:

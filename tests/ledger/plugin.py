@@ -48,7 +48,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, None
 
 
 def _enlarged(item: pytest.Function) -> dict[str, float]:
-    """The sums where roundings are large. What the test itself asks may then be wrong, which is nothing here."""
+    """The sums where roundings are large. What the test itself asks may then be wrong."""
     from tests.coarse import large_unit
     from tests.ledger.recording import Recorder
 

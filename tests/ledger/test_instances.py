@@ -1,0 +1,82 @@
+"""Small instances of what only slow tests reach otherwise. Each holds a plain law; the ledger has more."""
+
+import pytest
+import torch
+
+import regard as r
+from regard import maps
+from regard.domains import NearbyLaws, Vocabulary
+from regard.nonexpansive import Pool
+from regard.norms import Frobenius, TokenMax, TokenSum
+from regard.proofs.ball_model.beginning import begin, second_order
+from regard.proofs.ball_model.margin import least
+from regard.proofs.ball_model.network import through
+from regard.proofs.law_rows import LawRows, ball_around
+from regard.proofs.subject import subject_of
+from tests.ball_model.networks import network, sequence
+from tests.theorems.exact import D, generator, normal
+from tests.theorems.laws_nearby import ball_of, law
+
+WIDTH = 3
+
+
+def _head(seed):
+    g = generator(seed)
+    return r.Attention(r.Bilinear(0.6 * normal(g, WIDTH, WIDTH)), r.Linear(normal(g, WIDTH, WIDTH)))
+
+
+LAWS = {
+    "ball": lambda given, radius: ball_of(given, radius, 2.0),
+    "words": lambda given, radius: NearbyLaws(given, radius, Vocabulary(normal(generator(8), 4, WIDTH))),
+}
+
+
+@pytest.mark.parametrize("within", LAWS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_facts_of_rows_near_a_law(within, weighted):
+    domain = LAWS[within](law(generator(1), 3, WIDTH, 1.0, weighted), 0.1)
+    rows = LawRows(subject_of(_head(2)).separate[0], domain)
+    assert bool((rows.smallest < rows.largest).all())
+    assert bool((rows.atoms.lengths().bound <= rows.farthest.bound.unsqueeze(-1) * (1 + 1e-9)).all())
+    assert float(ball_around(domain)) > 0
+    assert bool((rows.alpha.bound > 0).all())
+    assert float(rows.masses.bound.sum()) >= 1
+    if within == "ball":
+        assert bool((rows.values_apart.bound > 0).all())
+    else:
+        assert rows.moments().bound.shape == (3, *rows.apart.bound.shape)
+
+
+DOMAINS = {
+    "ball": lambda x, one: r.Radii(x, 0.01 * one),
+    "box": lambda x, one: r.Box(x, 0.01 * one),
+    "all": lambda x, one: r.Neighborhood(x, 0.01),
+    "each": lambda x, one: r.Neighborhood(x, 0.01, TokenMax()),
+    "hull": lambda x, one: r.Hull(x, 1, x[1] + 0.05 * normal(generator(5), 2, x.shape[-1])),
+}
+KINDS = {
+    "post": {},
+    "pre, rotary": {"pre": True, "turned": "rotary", "activation": maps.Silu()},
+    "scaled, gated, causal": {"turned": "scaled", "gated": True, "support": r.Causal()},
+    "alibi, root mean squares": {"turned": "alibi", "norms": (False, 1e-3), "activation": maps.Relu()},
+    "grouped keys": {"heads": 4, "keys": 2, "activation": maps.Gelu(tanh=True)},
+}
+
+
+@pytest.mark.parametrize(("kind", "domain"), list(zip(KINDS, DOMAINS, strict=True)))
+def test_states_of_networks(kind, domain):
+    """The least margin near an input is below the one at the input, to both orders."""
+    model, x = network(1, layers=1, width=4, **KINDS[kind]), sequence(1, 3, 4)
+    whole = maps.Compose((maps.Added((model, model)), Pool()))
+    directions, offsets = normal(generator(6), 4, 2), normal(generator(7), 2)
+    state = begin.one(DOMAINS[domain](x, torch.tensor([0.0, 1.0, 0.0], dtype=D)))
+    for start in (state, second_order(state)):
+        found = least(through.one(whole, start), directions, offsets)
+        assert bool((found < (whole(x) @ directions + offsets)[0]).all())
+
+
+@pytest.mark.parametrize("norm_of", [TokenMax(), TokenSum(), Frobenius()])
+def test_norms_of_derivatives(norm_of):
+    x = normal(generator(7), 4, WIDTH)
+    jacobian = r.linearize(_head(9), x)
+    assert float(jacobian.norm(norm_of).value) >= float(jacobian.norm(Frobenius()).value) / 2
