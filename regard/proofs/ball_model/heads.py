@@ -302,7 +302,7 @@ class HeadMoves:
 
     @property
     def farthest(self) -> Upper:
-        """At least how far values are from o_i at the center, anywhere: what laws that differ can make of it."""
+        """At least how far values are anywhere from o_i at the center: what changed laws make of it."""
         moved = self.values.first + self.values.rest + self.value_sizes_error
         blur = relative_error(self.state.width + 8) * self.values.whole
         return (self.apart_sizes + moved + blur).where(self.seen).amax(-1)

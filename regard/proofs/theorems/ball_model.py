@@ -101,5 +101,6 @@ def _deviation(state: State, still: State, norm: SequenceNorm) -> Upper:
 def arithmetic() -> Hypothesis:
     """What is taken on trust of the machine."""
     return assumed(
-        "float64 rounds to nearest, exponentials are right to eight units, eigenvalues are backward stable"
+        "float64 rounds to nearest, exponentials are right to eight units, eigenvalues and Cholesky factors "
+        "are backward stable"
     )
