@@ -270,10 +270,10 @@ def dealt(count: int, seed: int = 0) -> tuple[Tensor, ...]:
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tensor_split(3)
 
 
-def usual(group: Group) -> tuple[Candidate, ...]:
-    """A quarter of the keys, usual features, and usual bits."""
+def usual(group: Group, share: float = 0.25) -> tuple[Candidate, ...]:
+    """A share of the keys, usual features, and usual bits."""
     keys, head = group.keys, group.head
-    size = max(1, keys.size // 4)
+    size = max(1, int(share * keys.size))
     form = head.form(keys.dimension)
     width = keys.dimension if form is None or not form.factors else form.factors[-1].shape[0]
     features = (Features(Elu()), Features(PositiveRandom.draw(width, 4 * width, 0, torch.float64)))
