@@ -70,11 +70,21 @@ class Found:
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """All names, in the order of the first layer that has them."""
+        """Names of what some layer takes, in order."""
         found: dict[str, None] = {}
         for layer in self.layers:
-            found.update(dict.fromkeys(layer.choices or {}))
+            found.update(
+                {name: None for name, one in (layer.choices or {}).items() if not one.get("refused")}
+            )
         return tuple(found)
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Names of what no layer takes, with the reason of one."""
+        found: dict[str, str] = {}
+        for layer in self.layers:
+            found.update({name: one.get("refused", "") for name, one in (layer.choices or {}).items()})
+        return {name: why for name, why in found.items() if name not in self.candidates}
 
     @property
     def recommended(self) -> tuple[str | None, ...]:
