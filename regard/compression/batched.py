@@ -57,17 +57,8 @@ def merge_heads(keys: Tensor, values: Tensor, queries: Tensor, size: int) -> Hea
     return _fitted(atoms, labels, (rows, seen), (queries, values))
 
 
-def evict_heads(keys: Tensor, values: Tensor, seen: Tensor, size: int) -> HeadAtoms:
-    """The keys that are looked at most, with those that always stay: what merging is compared with."""
-    count = keys.shape[-2]
-    weight = seen.clone()
-    weight[..., _protected(count, size)] = torch.inf
-    kept = weight.topk(size, -1).indices.sort(-1).values
-    chosen = [_spread(tensor, kept) for tensor in (keys, values)]
-    return HeadAtoms(chosen[0], chosen[1], keys.new_zeros(kept.shape))
-
-
-def _protected(count: int, size: int) -> Tensor:
+def protected(count: int, size: int) -> Tensor:
+    """Keys that stand for themselves: the first and the last."""
     newest = min(NEWEST, size // 4)
     return torch.cat([torch.arange(min(SINKS, size // 4)), torch.arange(count - newest, count)])
 
@@ -84,7 +75,7 @@ def _features(keys: Tensor, values: Tensor, queries: Tensor, seen: Tensor) -> Te
 
 def _clustered(features: Tensor, weights: Tensor, size: int) -> Tensor:
     """Labels (h, n): protected keys are alone, the others in clusters that are never empty."""
-    alone = _protected(features.shape[-2], size)
+    alone = protected(features.shape[-2], size)
     rest = torch.ones(features.shape[-2], dtype=torch.bool)
     rest[alone] = False
     points, mass = features[:, rest], weights[:, rest]

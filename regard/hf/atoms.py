@@ -34,19 +34,31 @@ def attend_atoms(
             raise ArgumentError(
                 name, "is given for a compressed cache", "compress caches of plain softmax layers"
             )
-    key, bias = key[..., :-1], key[..., -1]
-    heads, groups = query.shape[1], key.shape[1]
-    added = bias.repeat_interleave(heads // groups, 1).unsqueeze(-2)
+    added = _bias(query, key)
     if mask is None and query.shape[2] > 1:  # the newest keys are those of the queries, in their order
         mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril(key.shape[2] - query.shape[2])
         mask = mask[None, None]
     if mask is not None:
         support, more = split_mask(mask, query.shape[2], key.shape[2])
-        added = added.masked_fill(~support.mask, -math.inf)  # type: ignore[attr-defined]
-        added = added if more is None else added + more
-    added = added.expand(-1, -1, query.shape[2], -1)
+        seen = added.new_zeros(()).masked_fill(~support.mask, -math.inf)  # type: ignore[attr-defined]
+        added = added + (seen if more is None else seen + more)
+    return _fused(query, key, value, added, arguments.scaling)
+
+
+def attend_all(query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None) -> Tensor:
+    """The same where every query sees every key."""
+    return _fused(query, key, value, _bias(query, key), scaling)
+
+
+def _bias(query: Tensor, key: Tensor) -> Tensor:
+    """Of each head, (batch, heads, 1, n)."""
+    return key[..., -1].repeat_interleave(query.shape[1] // key.shape[1], 1).unsqueeze(-2)
+
+
+def _fused(query: Tensor, key: Tensor, value: Tensor, added: Tensor, scaling: float | None) -> Tensor:
+    grouped = query.shape[1] != key.shape[1]
     return F.scaled_dot_product_attention(
-        query, key, value, added, scale=arguments.scaling, enable_gqa=heads != groups
+        query, key[..., :-1], value, added, scale=scaling, enable_gqa=grouped
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.compression.batched import HeadAtoms, evict_heads, merge_heads
+from regard.compression.batched import HeadAtoms, merge_heads
 from regard.errors import ArgumentError
 from regard.hf.atoms import atom_cache
 from regard.hf.listening import Heard, listening
@@ -29,11 +29,12 @@ FILLED = "give a filled DynamicCache of one sequence, without windows"
 class LayerError:
     """One layer. measured: the root mean square of the output's error over that of the output, on reference
     queries that the atoms were not fitted to, before the output projection; calibrated: what 95 % of fresh
-    queries like these stay below.
+    queries like these stay below. size: the root mean square that both are relative to, of all heads.
     """
 
     measured: float
     calibrated: float
+    size: float
 
 
 @dataclass(frozen=True)
@@ -77,46 +78,33 @@ def compress(
     made, errors = [], []
     for number, (keys, values) in enumerate(layers):
         queries = heard.after(model, number, count, seed)
-        tensors = [_at_least_float32(tensor) for tensor in (keys, values, queries)]
-        atoms, error = _layer(*tensors, (fit, rest), size)
+        keys, values, queries = (_at_least_float32(tensor) for tensor in (keys, values, queries))
+        atoms, error = _layer(keys, values, queries, (fit, rest), size)
         made.append(atoms)
         errors.append(error)
     return CompressedCache(atom_cache(made, count, layers[0][0].dtype), count, size, tuple(errors))
 
 
 def _layer(
-    keys: Tensor, values: Tensor, queries: Tensor, parts: tuple[Tensor, Tensor], size: int
+    keys: Tensor, values: Tensor, queries: Tensor, parts: tuple[Tensor, Tensor], count: int
 ) -> tuple[HeadAtoms, LayerError]:
     """Atoms of one layer, and their errors: keys (g, n, c), queries (h, m, c) with the scale in them."""
     fit, rest = (grouped(queries[:, part], len(keys)) for part in parts)
-    atoms = merge_heads(keys, values, fit, size)
+    atoms = merge_heads(keys, values, fit, count)
     exact, nearly = (rest @ keys.mT).softmax(-1) @ values, atoms.outputs(rest)
     tokens = len(parts[1])
     moved, whole = (
         tensor.unflatten(1, (-1, tokens)).square().sum((0, 1, 3)) for tensor in (nearly - exact, exact)
     )
-    errors = (moved / whole.mean()).sqrt().sort().values
+    size = float(whole.mean().sqrt())
+    errors = (moved.sqrt() / size).sort().values
     place = min(tokens, math.ceil(0.95 * (tokens + 1))) - 1
-    return atoms, LayerError(float(errors.square().mean().sqrt()), float(errors[place]))
+    return atoms, LayerError(float(errors.square().mean().sqrt()), float(errors[place]), size)
 
 
 def grouped(queries: Tensor, groups: int) -> Tensor:
     """Queries (h, m, c) of heads that share keys side by side, (g, h/g · m, c)."""
     return queries.unflatten(0, (groups, -1)).flatten(1, 2)
-
-
-def evicted(cache: Any, heard: Heard, model: nn.Module, size: int, seed: int = 0) -> Any:
-    """The cache with the keys that the same reference queries look at most, and no biases: what compress is
-    compared with.
-    """
-    made, count = [], 0
-    for number, (keys, values) in enumerate(_layers(cache)):
-        count = keys.shape[-2]
-        queries = heard.after(model, number, count, seed)
-        fit = grouped(queries[:, _dealt(heard.count, seed)[0]], len(keys))
-        seen = (fit @ keys.mT).softmax(-1).mean(-2)
-        made.append(evict_heads(keys, values, seen, size))
-    return atom_cache(made, count, made[0].keys.dtype)
 
 
 def _at_least_float32(tensor: Tensor) -> Tensor:

@@ -7,11 +7,12 @@ import torch
 import transformers
 from transformers import DynamicCache
 
+from benchmarks.cache import evict
 from regard import Sparsemax, hf
-from regard.compression.batched import HeadAtoms, evict_heads, merge_heads
+from regard.compression.batched import HeadAtoms, merge_heads
 from regard.errors import ArgumentError
 from regard.hf.arguments import Arguments
-from regard.hf.atoms import atom_cache, attend_atoms
+from regard.hf.atoms import atom_cache, attend_all, attend_atoms
 from regard.hf.listening import turned
 
 COUNT, NEXT = 60, 7
@@ -140,6 +141,7 @@ def test_the_plain_kernel_with_a_bias():
     scores = 0.3 * q @ k.repeat_interleave(3, 1).mT + bias.repeat_interleave(3, 1).unsqueeze(-2)
     exact = scores.masked_fill(~mask, -math.inf).softmax(-1) @ v.repeat_interleave(3, 1)
     keys = torch.cat([k, bias.unsqueeze(-1)], -1)
+    torch.testing.assert_close(attend_all(q, keys, v, 0.3), (scores.softmax(-1) @ v.repeat_interleave(3, 1)))
     for given in (mask, None, torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -math.inf)):
         found = attend_atoms(q, keys, v, given, Arguments(scaling=0.3))
         torch.testing.assert_close(found, exact, rtol=1e-12, atol=1e-12)
@@ -155,7 +157,7 @@ def test_merging_beats_eviction_on_fresh_queries():
     fit, fresh = queries[:, :150], queries[:, 150:]
     exact = (fresh @ keys.mT).softmax(-1) @ values
     merged = merge_heads(keys, values, fit, 50)
-    kept = evict_heads(keys, values, (fit @ keys.mT).softmax(-1).mean(-2), 50)
+    kept = evict(keys, values, (fit @ keys.mT).softmax(-1).mean(-2), 50)
     errors = [float((atoms.outputs(fresh) - exact).norm()) for atoms in (merged, kept)]
     assert errors[0] < 0.5 * errors[1]
     assert merged.keys.shape == (3, 50, 6)
