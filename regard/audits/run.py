@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from regard.audits.adapters import Adapter, adapter_of
 from regard.audits.adapters.base import Block, Call, NotCovered
+from regard.audits.adapters.columns import linear_layers
 from regard.audits.adapters.general import General
-from regard.audits.calling import called, path_and_turn
+from regard.audits.calling import called, moving_tensors, path_and_turn
 from regard.audits.capture import capture, first_tensor, output_tensor, quiet
 from regard.audits.checks import Check
 from regard.audits.checks import checks as all_checks
@@ -457,8 +458,8 @@ def _learned(model: nn.Module, place: Place, calls: dict[str, Call], noticed: di
         return place
     call = replace(calls[place.spot.call], sight=noticed.get(place.spot))
     module = model.get_submodule(place.path)
-    before = _giving(place, calls)
-    return replace(place, adapter=place.adapter.learn(model, place.path, module, call, before))
+    before, after = _giving(place, calls), _taking(model, place, calls)
+    return replace(place, adapter=place.adapter.learn(model, place.path, module, call, before, after))
 
 
 def _giving(place: Place, calls: dict[str, Call]) -> str | None:
@@ -467,8 +468,25 @@ def _giving(place: Place, calls: dict[str, Call]) -> str | None:
     if not names or names[0] == place.spot.call or names[0] not in calls:
         return None
     given, taken = output_tensor(calls[names[0]].output), first_tensor(calls[place.spot.call])
-    same = given.shape == taken.shape and torch.equal(given, taken)
-    return path_and_turn(names[0])[0] if same else None
+    return path_and_turn(names[0])[0] if _same(given, taken) else None
+
+
+def _taking(model: nn.Module, place: Place, calls: dict[str, Call]) -> str | None:
+    """The linear layer beside attention that was given all that it returned, as it was, and nothing else."""
+    given = next(moving_tensors(calls[place.spot.call].output), None)
+    if given is None or place.spot.turn or place.spot.part:
+        return None
+    above = place.path.rpartition(".")[0]
+    for path, module in model.get_submodule(above).named_modules(prefix=above):
+        if path in calls and not path.startswith(f"{place.path}.") and not list(module.children()):
+            taken = list(moving_tensors((calls[path].arguments, calls[path].options)))
+            if linear_layers(module) and len(taken) == 1 and _same(taken[0], given):
+                return path
+    return None
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one, other)
 
 
 def _modules(model: nn.Module) -> dict[str, nn.Module]:

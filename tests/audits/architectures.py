@@ -49,8 +49,10 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "whisper": {"max_source_positions": 32},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "swin": {"patch_size": 4, "window_size": 4},
+    "deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
+    "deberta-v2": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
 }
-"""Sizes that depend on others."""
+"""Sizes that depend on others, and what every published model of a type has."""
 TOKENS = 9
 NOT_ALONE = ("encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder", "rag", "timm_backbone",
              "timm_wrapper", "vision-text-dual-encoder", "musicgen", "musicgen_melody")  # fmt: skip
