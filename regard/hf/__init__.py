@@ -3,7 +3,7 @@ its attention interface.
 """
 
 from regard.hf.compressing import CompressedCache, LayerError, compress
-from regard.hf.listening import Heard, listening
+from regard.hf.hearing import Heard, listening
 from regard.hf.recorder import Recorder
 from regard.hf.registration import register, verify
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard.compression.batched import HeadAtoms, merge_heads
 from regard.errors import ArgumentError
 from regard.hf.atoms import atom_cache
-from regard.hf.listening import Heard, listening
+from regard.hf.hearing import Heard, listening
 from regard.hf.plug import Plug
 from regard.hf.registration import interfaces
 

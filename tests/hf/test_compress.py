@@ -13,7 +13,7 @@ from regard.compression.batched import HeadAtoms, merge_heads
 from regard.errors import ArgumentError
 from regard.hf.arguments import Arguments
 from regard.hf.atoms import atom_cache, attend_all, attend_atoms
-from regard.hf.listening import turned
+from regard.hf.hearing import turned
 
 COUNT, NEXT = 60, 7
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
