@@ -141,9 +141,7 @@ def comparisons(report: Report) -> list[Comparison]:
 
 def columns_of(report: Report) -> dict[str, list[float]]:
     """Quantiles over heads, layers or stacks, of each column that has numbers, as they are kept."""
-    return {
-        name: [float(f"{value:.4g}") for value in numbers] for name, numbers in _measured(report).items()
-    }
+    return {name: [float(f"{value:.4g}") for value in numbers] for name, numbers in _measured(report).items()}
 
 
 def _measured(report: Report) -> dict[str, list[float]]:
