@@ -45,7 +45,8 @@ def test_one_group_holds_all_of_them(size):
     g = generator(1)
     groups, shape = groups_of(g, [0, 0, 1, 1, 1, 2]), shapes(g, size)
     one = joined(groups, shape)
-    assert one is not None and len(one.owner.unique()) == 1
+    assert one is not None
+    assert len(one.owner.unique()) == 1
     for _ in range(200):
         a = drawn(g, N, WIDE)
         assert widths_of(groups, shape, a) <= float(torch.einsum("nd,ndk->k", a, one.columns).norm())
@@ -81,7 +82,8 @@ def test_ellipsoids_of_groups_go_through_maps_with_them():
     _ = groups.ellipsoid
     after = groups.through(matrix)
     fresh = Groups(after.columns, after.labels, after.owner)
-    assert "ellipsoid" in after.__dict__ and "ellipsoid" not in groups.replaced(groups.columns).__dict__
+    assert "ellipsoid" in after.__dict__
+    assert "ellipsoid" not in groups.replaced(groups.columns).__dict__
     for _ in range(50):
         a = drawn(g, N, WIDE, 1)
         far = fresh.reach(a).bound
