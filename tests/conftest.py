@@ -14,7 +14,9 @@ SLOW = set(Path(__file__).with_name("slow.txt").read_text().splitlines())
 """Tests that take seconds, by name without parameters, and files whose tests all do."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--ledger-backwards"):
+        items.reverse()
     for item in items:
         name = item.nodeid.split("[")[0]
         if name in SLOW or name.split("::")[0] in SLOW:

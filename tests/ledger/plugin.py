@@ -18,6 +18,7 @@ RECORDED: dict[str, Any] = {}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--ledger-to", help="record what proofs return in every test, and write it to this file")
+    parser.addoption("--ledger-backwards", action="store_true", help="run the last test first")
     parser.addoption("--ledger-lines", action="store_true", help="record which lines of proofs run, too")
 
 
