@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.ledger.plugin import pytest_addoption, pytest_pyfunc_call, pytest_sessionfinish  # noqa: F401
+from tests.ledger.plugin import (  # noqa: F401
+    pytest_addoption,
+    pytest_pyfunc_call,
+    pytest_sessionfinish,
+    start_over,
+)
 
 torch.set_num_threads(1)
 SLOW = set(Path(__file__).with_name("slow.txt").read_text().splitlines())
@@ -24,5 +29,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
+def _seed(request: pytest.FixtureRequest) -> None:
+    """A test draws the same numbers whichever ran before it."""
+    start_over(request.module)

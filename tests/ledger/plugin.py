@@ -48,13 +48,21 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, None
         RECORDED[pyfuncitem.nodeid] = {"found": found, "calls": recorder.calls, "lines": lines}
 
 
+def start_over(module: Any) -> None:
+    """All generators of a module of tests, and torch's own, at their beginning."""
+    torch.manual_seed(0)
+    for value in vars(module).values():
+        if isinstance(value, torch.Generator):
+            value.manual_seed(value.initial_seed())
+
+
 def _enlarged(item: pytest.Function) -> dict[str, float]:
     """The sums where roundings are large. What the test itself asks may then be wrong."""
     from tests.coarse import large_unit
     from tests.ledger.recording import Recorder
 
     arguments = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
-    torch.manual_seed(0)
+    start_over(item.module)
     with large_unit():
         recorder = Recorder()
         try:
