@@ -11,6 +11,7 @@ import torch
 from regard import Attention, Ball, Bilinear, Dot, Gaussian, Linear, Measure, compress
 from regard._upper import exact
 from regard.compression.expectation import next_anchors
+from regard.proofs import cells as cells_file
 from regard.proofs.cells import Cells
 from regard.proofs.key_form import key_form
 from regard.proofs.subject import Head
@@ -212,3 +213,18 @@ def test_weights_that_are_stored_in_few_digits_are_paid_for():
     moved = (attention(center[None], x.double()) - attention(center[None], _double(found.measure))).norm()
     assert 1e-9 < float(moved) <= float(found.bounds(center[None])[0])
     assert float(moved) <= found.certificate.value < 1e-3
+
+
+@pytest.mark.parametrize("way", ["covariances", "columns", "traces"])
+def test_deviations_of_groups_are_roots_of_eigenvalues_or_traces(way, monkeypatch):
+    """Of narrow columns, of wide ones, and of wide ones in many groups, where the trace has to do."""
+    monkeypatch.setattr(cells_file, "FEW", 8 if way == "covariances" else 0)
+    monkeypatch.setattr(cells_file, "MANY", 0 if way == "traces" else 100)
+    cells = _cells(ATTENTIONS["dot"], Measure(_t(9, 3)), _labels(9, 2, 1), _t(2, 3, seed=2))
+    columns = _t(4, 9, seed=3)
+    found = cells._deviation(columns).bound
+    for group in range(cells.count):
+        own = cells.labels == group
+        gram = (cells.masses[own] * columns[:, own]) @ columns[:, own].mT
+        truth = float(gram.trace() if way == "traces" else torch.linalg.eigvalsh(gram)[-1]) ** 0.5
+        assert truth <= float(found[group]) <= truth * (1 + 1e-7)
