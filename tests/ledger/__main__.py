@@ -22,7 +22,7 @@ from tests.ledger.choosing import add, choose, stable_parts
 ROOT = Path(__file__).resolve().parents[2]
 ANOTHER = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
 """Torch and its library of matrices with the instructions of an older processor."""
-MOST = 200
+MOST = 100
 """Tests for one run: a command has a limited length."""
 
 
@@ -70,15 +70,13 @@ def _twice(files: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
 def _again(files: Sequence[str]) -> dict[str, Entry]:
     """The numbers of the functions that are in the ledger; what is gone is left out."""
     asked = [test for test in ENTRIES if not files or test.startswith(tuple(files))]
-    new = dict(ENTRIES)
-    for start in range(0, len(asked), MOST):
-        part = asked[start : start + MOST]
-        found = _run(part, {})
-        for test in part:
-            new.pop(test)
-            if test in found:
-                seen = found[test]["found"]
-                new[test] = {name: seen[name] for name in ENTRIES[test] if name in seen}
+    parts = [asked[start : start + MOST] for start in range(0, len(asked), MOST)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        runs = pool.map(lambda part: _run(part, {}), parts)
+        found = {test: one["found"] for run in runs for test, one in run.items()}
+    new = {test: entry for test, entry in ENTRIES.items() if test not in asked}
+    for test in found:
+        new[test] = {name: found[test][name] for name in ENTRIES[test] if name in found[test]}
     return new
 
 
