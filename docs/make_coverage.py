@@ -1,23 +1,34 @@
 """Write docs/coverage.md: whether the attention of architectures is declared or observed.
 
-python docs/make_coverage.py            the types that are named here
-python docs/make_coverage.py --all      every type that the installed transformers builds offline (an hour)
-python docs/make_coverage.py TYPE ...   these alone, printed and not written
+python docs/make_coverage.py             the types that most models are of
+python docs/make_coverage.py TYPE ...    these alone
+python docs/make_coverage.py --all       every type of the installed transformers (an hour)
+python docs/make_coverage.py --missing   those that the page does not have: goes on where --all was stopped
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import re
+import resource
 import signal
 import sys
 import warnings
 from collections import Counter
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from regard._files import write_text
+
+PAGE, WITHOUT = Path(__file__).with_name("coverage.md"), "## Without attention"
+
 PATIENCE = 120
-"""Seconds that one architecture may take."""
+"""CPU seconds that one architecture may take."""
+ROOM = 8
+"""GiB that it may take: some configs have sizes that nothing here makes small."""
 NAMED = """
 bert roberta electra camembert ernie esm distilbert modernbert albert deberta deberta-v2 mpnet eurobert
 nomic_bert longformer big_bird xlnet mobilebert roformer layoutlm gpt2 gpt_neox gpt_neo gptj gpt_bigcode
@@ -44,39 +55,63 @@ not understood; *part*: some of it is neither. What this command could not build
 
 
 def main(kinds: list[str]) -> None:
-    """Audit each, and write the table unless some were named."""
+    """Audit each; its row is on the page at once, and the others stay."""
     import transformers
 
-    from tests.audits import architectures
+    from regard.audits import run  # noqa: F401 (before processes are made, so that each need not)
+    from tests.audits import architectures, families  # noqa: F401
 
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
-    found = {}
-    written = kinds in ([], ["--all"])
-    for kind in (architectures.kinds() if kinds else NAMED.split()) if written else kinds:
-        found[kind] = _one(kind)
-        print(kind, *found[kind], flush=True)
-    if written:
-        Path(__file__).with_name("coverage.md").write_text(_page(found, transformers.__version__))
+    known = _read(PAGE.read_text())
+    every = architectures.kinds() if {*kinds} & {"--all", "--missing"} else kinds or NAMED.split()
+    asked = [kind for kind in every if kinds != ["--missing"] or kind not in known]
+    for number, kind in enumerate(asked, 1):
+        known[kind] = _one(kind)
+        print(f"{number} of {len(asked)}: {kind}", *known[kind], flush=True)
+        write_text(PAGE, _page(known, transformers.__version__))
+
+
+def _read(page: str) -> dict[str, tuple[str, str]]:
+    """The rows that a page has."""
+    rows = re.findall(r"^\| (\S+) \| (declared|observed|part) \| (.*) \|$", page, re.MULTILINE)
+    rest = re.findall(r"^- (\S+): (.*)$", page, re.MULTILINE)
+    without = page.partition(WITHOUT)[2].partition("##")[0].strip()
+    return (
+        {kind: (level, why.strip()) for kind, level, why in rows}
+        | {kind: ("none", "") for kind in without.split(", ") if kind}
+        | {kind: ("not run", why) for kind, why in rest}
+    )
 
 
 def _one(kind: str) -> tuple[str, str]:
+    """In a process of its own, which may run out of time and memory and take nothing with it."""
+    here, there = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=_judge, args=(kind, there))
+    child.start()
+    there.close()
+    try:
+        level, why = here.recv()
+    except EOFError:
+        level, why = "not run", f"its process ended with status {child.exitcode}"
+    child.join()
+    return level, why
+
+
+def _judge(kind: str, answer: Connection) -> None:
     from tests.audits.architectures import coverage_of
 
-    signal.signal(signal.SIGALRM, _slow)
-    signal.alarm(PATIENCE)
+    resource.setrlimit(resource.RLIMIT_AS, (ROOM << 30, ROOM << 30))
+    signal.signal(signal.SIGPROF, _slow)
+    signal.setitimer(signal.ITIMER_PROF, PATIENCE)
     try:
-        return coverage_of(kind)
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        return "not run", f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-    finally:
-        signal.alarm(0)
+        answer.send(coverage_of(kind))
+    except Exception as error:
+        answer.send(("not run", f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"))
 
 
 def _slow(*_: Any) -> None:
-    raise TimeoutError(f"more than {PATIENCE} seconds")
+    raise TimeoutError(f"more than {PATIENCE} CPU seconds")
 
 
 def _page(found: dict[str, tuple[str, str]], version: str) -> str:
@@ -89,12 +124,14 @@ def _page(found: dict[str, tuple[str, str]], version: str) -> str:
         f"{counts[level]} {level}" for level in ("declared", "observed", "part")
     )
     parts = [HEAD.format(version=version, counts=f"**{total}.**") + "\n".join(lines)]
-    parts += [f"## Without attention\n\n{without}", "## Not built or not run here\n\n" + "\n".join(rest)]
+    parts += [f"{WITHOUT}\n\n{without}", "## Not built or not run here\n\n" + "\n".join(rest)]
     return "\n\n".join(parts) + "\n"
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")[:160]
+    """One cell of a table, from a text or from such a cell."""
+    plain = text.replace("\\|", "|").replace("&lt;", "<").replace("\n", " ")[:160]
+    return plain.replace("|", "\\|").replace("<", "&lt;")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 VERBS = ("compute", "derive", "proofs", "costs", "dynamics", "compression")
 TOP = (
     "audits",
+    "choices",
     "decisions",
     "flows",
     "nn",

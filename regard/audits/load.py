@@ -328,7 +328,9 @@ def load_head(checkpoint: Checkpoint) -> nn.Module:
     config = config_of(checkpoint)
     if isinstance(config, dict):
         found = "is a model of regard.nn"
-        raise ArgumentError("MODEL", found, "declare it and call regard.decide from Python")
+        raise ArgumentError(
+            "MODEL", found, "declare it and call regard.decide or regard.compression.cheaper from Python"
+        )
     transformers = _quiet_transformers()
     kind = (getattr(config, "architectures", None) or [""])[0]
     doors = {

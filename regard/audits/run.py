@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 from regard.audits.adapters import Adapter, adapter_of
 from regard.audits.adapters.base import Block, Call, NotCovered
+from regard.audits.adapters.columns import linear_layers
 from regard.audits.adapters.general import General
-from regard.audits.calling import called, path_and_turn
+from regard.audits.calling import called, moving_tensors, path_and_turn
 from regard.audits.capture import capture, first_tensor, output_tensor, quiet
 from regard.audits.checks import Check
 from regard.audits.checks import checks as all_checks
 from regard.audits.checks.base import Measurable, Result, Scene, Weights
-from regard.audits.collect import collect
+from regard.audits.collect import TWIN, collect
 from regard.audits.inputs import Input, inputs_of
 from regard.audits.memory import give_back
 from regard.audits.report import Report
@@ -33,7 +34,9 @@ from regard.audits.rounding import agreeing
 from regard.audits.samples import samples
 from regard.audits.site import Site
 from regard.audits.store import Store
+from regard.audits.twin import CHECKS, random_twin
 from regard.audits.watching import ObservedSite, Sight, Spot, spots, watching
+from regard.audits.yardstick import columns_of
 from regard.errors import ArgumentError, MissingExtraError
 from regard.proofs.near.facts import forget_facts
 
@@ -71,16 +74,18 @@ def audit(
     tokenizer: Any = None,
     checks: Sequence[Check | str] | None = None,
     name: str = "model",
+    twin: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """Measure the attention of a loaded model on these inputs: texts (with a tokenizer) or keyword arguments
     of the model, one or several.
 
-    checks: which questions to ask, by name or as values; all by default (`regard checks` lists them). The
-    model is not changed.
+    checks: which questions to ask, by name or as values; all by default (`regard checks` lists them). twin:
+    measure the same architecture with random weights on the first input too, to compare with. The model is
+    not changed.
     """
     several: Any = [inputs] if isinstance(inputs, (str, Mapping, Tensor)) else inputs
-    run = Audit(model, several, tokenizer=tokenizer, checks=checks, name=name)
+    run = Audit(model, several, tokenizer=tokenizer, checks=checks, name=name, twin=twin)
     run.measure(progress)
     report = run.report()
     if not report.coverage:
@@ -101,6 +106,7 @@ class Audit:
         checks: Sequence[Check | str] | None = None,
         name: str = "model",
         store: Store | None = None,
+        twin: bool = False,
     ) -> None:
         self.checks = _check_all(checks)
         self.name, self.store = name, Store() if store is None else store
@@ -113,6 +119,7 @@ class Audit:
         )
         if not self.inputs and any(check.of_site or check.of_input for check in self.checks):
             raise ArgumentError("inputs", "are empty", "give at least one text")
+        self.twin = twin and bool(self.inputs)
 
     @cached_property
     def places(self) -> list[Place]:
@@ -177,6 +184,8 @@ class Audit:
             steps.append(
                 (f"input {item.index + 1}, whole", input_key(item), partial(self._whole, item, scene))
             )
+        if self.twin:
+            steps.append(("the same architecture with random weights", TWIN, self._twin))
         return steps
 
     def _weights(self, place: Place) -> None:
@@ -255,6 +264,21 @@ class Audit:
             results = {check.name: {"reason": BLOCKWISE} for check in asked}
         self.store.put(input_key(item), {"results": results})
         scene.forget()
+        give_back()
+
+    def _twin(self) -> None:
+        """What the columns are with random weights, on the first input."""
+        if self.disk is not None:
+            self.store.put(TWIN, {"reason": BLOCKWISE})
+            return
+        asked = [check for check in self.checks if check.name in CHECKS]
+        try:
+            other = Audit(random_twin(self.model), [self.inputs[0].options], checks=asked)
+            other.measure()
+            self.store.put(TWIN, {"columns": columns_of(other.report())})
+        except Exception as error:  # a strange model must not take the audit with it: the report says why
+            why = (str(error).splitlines() or [""])[0]
+            self.store.put(TWIN, {"reason": f"it could not be made ({type(error).__name__}: {why})"})
         give_back()
 
 
@@ -457,8 +481,8 @@ def _learned(model: nn.Module, place: Place, calls: dict[str, Call], noticed: di
         return place
     call = replace(calls[place.spot.call], sight=noticed.get(place.spot))
     module = model.get_submodule(place.path)
-    before = _giving(place, calls)
-    return replace(place, adapter=place.adapter.learn(model, place.path, module, call, before))
+    before, after = _giving(place, calls), _taking(model, place, calls)
+    return replace(place, adapter=place.adapter.learn(model, place.path, module, call, before, after))
 
 
 def _giving(place: Place, calls: dict[str, Call]) -> str | None:
@@ -467,8 +491,25 @@ def _giving(place: Place, calls: dict[str, Call]) -> str | None:
     if not names or names[0] == place.spot.call or names[0] not in calls:
         return None
     given, taken = output_tensor(calls[names[0]].output), first_tensor(calls[place.spot.call])
-    same = given.shape == taken.shape and torch.equal(given, taken)
-    return path_and_turn(names[0])[0] if same else None
+    return path_and_turn(names[0])[0] if _same(given, taken) else None
+
+
+def _taking(model: nn.Module, place: Place, calls: dict[str, Call]) -> str | None:
+    """The linear layer beside attention that was given all that it returned, as it was, and nothing else."""
+    given = next(moving_tensors(calls[place.spot.call].output), None)
+    if given is None or place.spot.turn or place.spot.part:
+        return None
+    above = place.path.rpartition(".")[0]
+    for path, module in model.get_submodule(above).named_modules(prefix=above):
+        if path in calls and not path.startswith(f"{place.path}.") and not list(module.children()):
+            taken = list(moving_tensors((calls[path].arguments, calls[path].options)))
+            if linear_layers(module) and len(taken) == 1 and _same(taken[0], given):
+                return path
+    return None
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one, other)
 
 
 def _modules(model: nn.Module) -> dict[str, nn.Module]:

@@ -8,6 +8,8 @@ import typer
 
 from regard.cli.audit import HELP as AUDIT_HELP
 from regard.cli.audit import audit
+from regard.cli.cheaper import HELP as CHEAPER_HELP
+from regard.cli.cheaper import cheaper
 from regard.cli.checks import checks
 from regard.cli.compare import compare
 from regard.cli.cost import HELP as COST_HELP
@@ -32,6 +34,7 @@ def application() -> typer.Typer:
     found.command("audit", help=AUDIT_HELP)(audit)
     found.command("compare")(compare)
     found.command("checks")(checks)
+    found.command("cheaper", help=CHEAPER_HELP)(cheaper)
     found.command("cost", help=COST_HELP)(cost)
     found.command("decide", help=DECIDE_HELP)(decide)
     found.command("flow", help=FLOW_HELP)(flow)

@@ -17,7 +17,8 @@ from regard.compression.expectation import clustered
 from regard.domains import Ball
 from regard.errors import ArgumentError
 from regard.measure import Measure
-from regard.normalizers import FeatureMap, LinearKernel
+from regard.normalizers import FeatureMap, PositiveRandom
+from regard.normalizers.linear import FeatureKernel
 from regard.potentials import Bilinear, Dot
 from regard.proofs.cells import Cells
 from regard.proofs.key_form import key_form
@@ -26,20 +27,67 @@ from regard.proofs.theorem import Refusal
 
 BLOCK = 64
 """Keys that share the steps of their quantized channels."""
+LOWEST = -1e30
+"""A logarithm that is left of features that vanish."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Keys that stay as they are, beside a context: logits (m, t) of each query, -inf where it does not see
+    one, and values (t, e).
+    """
+
+    logits: Tensor
+    values: Tensor
+
+    def of(self, rows: Tensor) -> Beside:
+        """The same for some of the queries."""
+        return Beside(self.logits[rows], self.values)
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """One head, made cheaper. rows(queries) (m, n): the law on the keys that stands for softmax, None where
-    there is none; outputs(queries) (m, e). numbers: what is kept, in numbers of 32 bits; work:
-    multiplications for one query; value_error: at least how far any kept value is from the true one.
+    """One head, made cheaper. logits(queries) (m, k): scores of what is kept, with values (k, e); None where
+    rows are no softmax, and `direct` gives outputs (m, e). spread: a law of what is kept, as one of the keys.
+    faithful: whether exponentials of the logits stand for those of scores. numbers: what is kept, in numbers
+    of 32 bits; work: multiplications for one query; value_error: at least how far any kept value is from the
+    true one.
     """
 
-    rows: Callable[[Tensor], Tensor] | None
-    outputs: Callable[[Tensor], Tensor]
+    logits: Callable[[Tensor], Tensor] | None
+    values: Tensor
     numbers: float
     work: float
+    spread: Callable[[Tensor], Tensor] = lambda law: law
+    direct: Callable[[Tensor], Tensor] | None = None
+    faithful: bool = True
     value_error: Upper = field(default_factory=lambda: exact(0.0))
+
+    def outputs(self, queries: Tensor, beside: Beside | None = None) -> Tensor:
+        """(m, e)."""
+        if self.direct is not None:
+            if beside is not None:
+                raise Refusal(
+                    "its rows are no softmax: keys that only some queries see have no place in them"
+                )
+            return self.direct(queries)
+        values = self.values if beside is None else torch.cat([self.values, beside.values])
+        return self._law(queries, beside) @ values
+
+    def rows(self, queries: Tensor, beside: Beside | None = None) -> Tensor | None:
+        """The law on the keys, and on those beside them, that stands for softmax; None without one."""
+        if self.logits is None:
+            return None
+        law = self._law(queries, beside)
+        kept = len(self.values)
+        return torch.cat([self.spread(law[:, :kept]), law[:, kept:]], -1)
+
+    def _law(self, queries: Tensor, beside: Beside | None) -> Tensor:
+        assert self.logits is not None
+        logits = self.logits(queries)
+        if beside is not None and not self.faithful:
+            raise Refusal("its features replace exp: they cannot be summed with keys that stay as they are")
+        return (logits if beside is None else torch.cat([logits, beside.logits], -1)).softmax(-1)
 
 
 class Candidate(Object):
@@ -62,11 +110,11 @@ class Recent(Candidate):
     def fit(self, head: Head, keys: Measure, queries: Tensor) -> Fitted:
         mask = torch.arange(keys.size) < keys.size - self.size
 
-        def rows(x: Tensor) -> Tensor:
-            return _scores(head, x, keys).masked_fill(mask, -math.inf).softmax(-1)
+        def logits(x: Tensor) -> Tensor:
+            return _scores(head, x, keys).masked_fill(mask, -math.inf)
 
-        kept = min(self.size, keys.size)
-        return _of_rows(head, keys, rows, kept * _width(head, keys), kept * _width(head, keys))
+        kept = min(self.size, keys.size) * _width(head, keys)
+        return Fitted(logits, _values(head, keys), kept, kept)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -82,10 +130,10 @@ class TopK(Candidate):
         count, size = keys.size, min(self.size, keys.size)
         narrow, wide = _widths(head, keys)
 
-        def rows(x: Tensor) -> Tensor:
-            return _largest(_scores(head, x, keys), size).softmax(-1)
+        def logits(x: Tensor) -> Tensor:
+            return _largest(_scores(head, x, keys), size)
 
-        return _of_rows(head, keys, rows, count * (narrow + wide), count * narrow + size * wide)
+        return Fitted(logits, _values(head, keys), count * (narrow + wide), count * narrow + size * wide)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -102,11 +150,16 @@ class Merged(Candidate):
         labels, anchors = clustered(head, form, keys, queries, min(self.size, keys.size))
         cells = Cells(head, form, keys, labels, anchors)
 
-        def rows(x: Tensor) -> Tensor:
-            return head.attention.weights(x, cells.measure)[:, labels] * cells.masses
+        atoms, logs = Measure(cells.means), cells.log_atoms  # a measure would forget their mass
+
+        def logits(x: Tensor) -> Tensor:
+            return _scores(head, x, atoms) + logs
+
+        def spread(law: Tensor) -> Tensor:
+            return law[:, labels] * cells.masses
 
         kept = cells.count * (_width(head, keys) + 1)
-        return Fitted(rows, lambda x: head.attention(x, cells.measure), kept, kept)
+        return Fitted(logits, _values(head, atoms), kept, kept, spread)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -116,12 +169,17 @@ class Features(Candidate):
     feature_map: FeatureMap
 
     def fit(self, head: Head, keys: Measure, queries: Tensor) -> Fitted:
-        cheap = head.attention.replace(normalizer=LinearKernel(self.feature_map))
+        cheap = FeatureKernel(head.potential, self.feature_map)
         count = self.feature_map.log_features(_key_features(head, keys)[:1]).shape[-1]
         kept = count * (_widths(head, keys)[1] + 1)
-        return _of_rows(
-            head, keys, lambda x: cheap.weights(x, keys), kept, kept + count * _widths(head, keys)[0]
-        )
+
+        def logits(x: Tensor) -> Tensor:
+            found = cheap.scores(x, keys.points, torch.arange(len(x)), keys.positions())
+            return (found if keys.log_weights is None else found + keys.log_weights).clamp_min(LOWEST)
+
+        work = kept + count * _widths(head, keys)[0]
+        faithful = isinstance(self.feature_map, PositiveRandom)
+        return Fitted(logits, _values(head, keys), kept, work, faithful=faithful)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -142,11 +200,11 @@ class LowRank(Candidate):
         back = torch.linalg.solve(root.mT, basis)
         lean = (k @ root @ basis) @ back.mT  # the nearest keys of this rank as the queries see them
 
-        def rows(x: Tensor) -> Tensor:
-            return _with_keys(head, x, keys, lean).softmax(-1)
+        def logits(x: Tensor) -> Tensor:
+            return _with_keys(head, x, keys, lean)
 
         kept = keys.size * (min(self.rank, k.shape[-1]) + _widths(head, keys)[1])
-        return _of_rows(head, keys, rows, kept, kept)
+        return Fitted(logits, _values(head, keys), kept, kept)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -159,14 +217,14 @@ class Nystrom(Candidate):
         _positive("size", self.size)
 
     def fit(self, head: Head, keys: Measure, queries: Tensor) -> Fitted:
-        if queries.shape[-1] != keys.dimension:
-            raise Refusal("landmarks are queries and keys at once; queries and keys have different widths")
-        chosen = torch.linspace(0, keys.size - 1, min(self.size, keys.size)).long().unique()
-        landmarks = Measure(keys.points[chosen])
-        middle = torch.linalg.pinv(head.attention.weights(landmarks.points, landmarks), rtol=1e-6)
-        seen = middle @ head.attention(landmarks.points, keys)
+        chosen = _even(keys.size, self.size)
+        landmarks, asking = Measure(keys.points[chosen]), keys.points[chosen]
+        if queries.shape[-1] != keys.dimension:  # keys are no queries: some of these stand for all
+            asking = queries[_even(len(queries), len(chosen))]
+        middle = torch.linalg.pinv(head.attention.weights(asking, landmarks), rtol=1e-6)
+        seen = middle @ head.attention(asking, keys)
         kept = len(chosen) * _width(head, keys)
-        return Fitted(None, lambda x: head.attention.weights(x, landmarks) @ seen, kept, kept)
+        return Fitted(None, seen, kept, kept, direct=lambda x: head.attention.weights(x, landmarks) @ seen)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -184,13 +242,13 @@ class Quantized(Candidate):
         values = quantize(_values(head, keys), self.bits)
         error = computed_lengths(values - _values(head, keys)).amax() + Upper(1e-15) * _longest(head, keys)
 
-        def rows(x: Tensor) -> Tensor:
-            return _with_keys(head, x, keys, k).softmax(-1)
+        def logits(x: Tensor) -> Tensor:
+            return _with_keys(head, x, keys, k)
 
         narrow, wide = _widths(head, keys)
         steps = 2 * narrow * math.ceil(keys.size / BLOCK) + 2 * keys.size
         kept = keys.size * (narrow + wide) * self.bits / 32 + steps
-        return Fitted(rows, lambda x: rows(x) @ values, kept, keys.size * (narrow + wide), error)
+        return Fitted(logits, values, kept, keys.size * (narrow + wide), value_error=error)
 
 
 def quantize(rows: Tensor, bits: int) -> Tensor:
@@ -203,21 +261,15 @@ def quantize(rows: Tensor, bits: int) -> Tensor:
 # What they share
 
 
-def exact_rows(head: Head, keys: Measure, queries: Tensor) -> Tensor:
-    """Softmax, (m, n)."""
-    return _scores(head, queries, keys).softmax(-1)
+def everything(head: Head, keys: Measure) -> Fitted:
+    """All keys, as they are."""
+    whole = kept_exactly(head, keys)
+    return Fitted(lambda x: _scores(head, x, keys), _values(head, keys), whole, whole)
 
 
 def kept_exactly(head: Head, keys: Measure) -> float:
     """The numbers that the whole context takes."""
     return keys.size * _width(head, keys)
-
-
-def _of_rows(
-    head: Head, keys: Measure, rows: Callable[[Tensor], Tensor], numbers: float, work: float
-) -> Fitted:
-    values = _values(head, keys)
-    return Fitted(rows, lambda x: rows(x) @ values, numbers, work)
 
 
 def _values(head: Head, keys: Measure) -> Tensor:
@@ -257,6 +309,11 @@ def _features(head: Head, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor
     return head.potential.features(queries, keys, *marks)
 
 
+def _even(count: int, size: int) -> Tensor:
+    """Places that are evenly apart."""
+    return torch.linspace(0, count - 1, min(size, count)).long().unique()
+
+
 def _largest(scores: Tensor, size: int) -> Tensor:
     kept = scores.topk(size, -1).indices
     return torch.full_like(scores, -math.inf).scatter(-1, kept, scores.gather(-1, kept))
@@ -264,7 +321,8 @@ def _largest(scores: Tensor, size: int) -> Tensor:
 
 def _widths(head: Head, keys: Measure) -> tuple[int, int]:
     """Numbers of a key, and of a value."""
-    narrow = _key_features(head, Measure(keys.points[:1])).shape[-1]
+    plain = isinstance(head.potential, (Dot, Bilinear))
+    narrow = _key_features(head, Measure(keys.points[:1])).shape[-1] if plain else keys.dimension
     return int(narrow), int(_values(head, Measure(keys.points[:1])).shape[-1])
 
 

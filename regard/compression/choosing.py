@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,10 +22,9 @@ from regard.compression.candidates import (
     Quantized,
     Recent,
     TopK,
-    exact_rows,
-    kept_exactly,
 )
 from regard.compression.compressed import joined
+from regard.compression.groups import Group, of_heads
 from regard.domains import Neighborhood
 from regard.errors import ArgumentError, RefusalError
 from regard.lookups import Factored, Identity, Linear, Lookup
@@ -39,6 +38,8 @@ from regard.proofs.theorem import Refusal
 
 LEAST = 24
 """Queries below which nothing is said of others."""
+Watched = Callable[[Sequence[Candidate]], Iterable[Candidate]]
+"""Candidates as they come, with somebody who counts them."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Cheaper:
 
 def cheaper(
     attention: Attention | Heads,
-    x: Tensor,
+    x: Measure | Tensor,
     context: Measure | Tensor | None = None,
     *,
     candidates: Sequence[Candidate] | None = None,
@@ -93,56 +94,83 @@ def cheaper(
 ) -> Cheaper:
     """A table of cheaper ways for the queries x (m, d) to attend to the context, x where none is given.
 
+    Where positions decide what tokens see, the later half of x asks; what all of these see is the context,
+    and what only some of them see stays as it is.
+
     The queries are dealt at random into three: what is fitted sees the first, the quantile is that of the
     second, and the errors are of the third. Heads(attention, w_o) measures errors after the mixing. Measured
     and calibrated for queries like these; `proved` is proved, of the test queries.
     """
-    queries, keys = _read(x, context)
     inner = attention.attention if isinstance(attention, Heads) else attention
+    queries, keys = _read(x, context)
     try:
         heads = [Head(head) for head in single_heads(inner)]
-        for head in heads:
-            equivariant(
-                head, Neighborhood(keys.points, 0.0), "give the part of the context that all queries see"
-            )
-            if not head.softmax:
-                raise Refusal(f"rows of {type(head.normalizer).__name__} are not softmax rows")
+        groups = groups_of(heads, queries, keys)
     except Refusal as refusal:
         raise RefusalError("cheaper", [f"{refusal}."]) from None
-    if candidates is None:
-        candidates = _usual(heads[0], keys)
-    if not candidates or not all(isinstance(one, Candidate) for one in candidates):
-        raise ArgumentError(
-            "candidates", f"are {candidates!r}", "give Merged(size), Quantized(bits) and others"
-        )
-    layer = _Layer(heads, _mixers(attention, len(heads)), keys, _dealt(queries, seed))
-    return Cheaper(tuple(layer.choice(one) for one in candidates), keys.size, len(queries))
+    layer = Layer(groups, _mixers(attention, len(heads)), _dealt(groups, seed))
+    return layer.table(usual(groups[0]) if candidates is None else candidates)
 
 
-class _Layer:
-    """One layer with its exact rows and outputs, computed once."""
+def groups_of(heads: list[Head], queries: Measure, keys: Measure | None) -> list[Group]:
+    """The heads of a declaration as candidates see them."""
+    for head in heads:
+        if not head.softmax:
+            raise Refusal(f"rows of {type(head.normalizer).__name__} are not softmax rows")
+    whole = queries if keys is None else keys
+    plain = queries.marks is None and whole.marks is None
+    if plain and not any(_positional(head, whole) for head in heads):
+        return [Group(head, whole, queries.points.unsqueeze(0)) for head in heads]
+    if whole.log_weights is not None:
+        raise Refusal("weights of keys and positions together are not known; leave the weights out")
+    return of_heads(heads, queries, keys)
 
-    def __init__(
-        self, heads: list[Head], mixers: list[Tensor | None], keys: Measure, parts: tuple[Tensor, ...]
-    ) -> None:
-        self.heads, self.mixers, self.keys = heads, mixers, keys
+
+def _positional(head: Head, keys: Measure) -> bool:
+    try:
+        equivariant(head, Neighborhood(keys.points, 0.0))
+    except Refusal:
+        return True
+    return False
+
+
+class Layer:
+    """One layer with its exact outputs, computed once, and queries dealt into three."""
+
+    def __init__(self, groups: list[Group], mixers: list[Tensor | None], parts: tuple[Tensor, ...]) -> None:
+        self.groups, self.mixers = groups, mixers
         self.fit, self.calibration, self.test = parts
-        self.outputs = [self._mixed([head.attention(part, keys) for head in heads]) for part in parts]
+        self.exact = [group.everything() for group in groups]
+        self.outputs = {part: self._outputs(self.exact, rows) for part, rows in enumerate(parts)}
         self.size = float(self.outputs[2].square().sum(-1).mean().sqrt())
 
+    def table(self, candidates: Sequence[Candidate], watched: Watched = iter) -> Cheaper:
+        """All candidates; `watched` sees them one by one."""
+        if not candidates or not all(isinstance(one, Candidate) for one in candidates):
+            raise ArgumentError(
+                "candidates", f"are {candidates!r}", "give Merged(size), Quantized(bits) and others"
+            )
+        found = tuple(self.choice(one) for one in watched(candidates))
+        return Cheaper(found, self.groups[0].keys.size, sum(len(part) for part in self._parts))
+
+    @property
+    def _parts(self) -> tuple[Tensor, ...]:
+        return self.fit, self.calibration, self.test
+
     def choice(self, candidate: Candidate) -> Choice:
+        """What a candidate costs, and what it gets wrong."""
         try:
-            fitted = [candidate.fit(head, self.keys, self.fit) for head in self.heads]
+            fitted = [group.fit(candidate, self.fit) for group in self.groups]
             errors = [self._errors(fitted, part) for part in (1, 2)]
         except (Refusal, ArgumentError, RefusalError) as refusal:
             return Choice(candidate, refused=str(refusal))
         ordered = errors[0].sort().values
         place = min(len(ordered), math.ceil(0.95 * (len(ordered) + 1))) - 1
-        whole = sum(kept_exactly(head, self.keys) for head in self.heads)
+        heads = [len(group.queries) for group in self.groups]
         found = Choice(
             candidate,
-            sum(one.numbers for one in fitted) / whole,
-            sum(one.work for one in fitted) / whole,
+            sum(one.numbers for one in fitted) / sum(one.numbers for one in self.exact),
+            _dot(heads, [one.work for one in fitted]) / _dot(heads, [one.work for one in self.exact]),
             float(errors[1].square().mean().sqrt()),
             float(ordered[place]),
             float((errors[1] > ordered[place]).double().mean()),
@@ -150,11 +178,14 @@ class _Layer:
         return self._with_rows(found, fitted)
 
     def _errors(self, fitted: list[Fitted], part: int) -> Tensor:
-        queries = (self.fit, self.calibration, self.test)[part]
-        moved = self._mixed([one.outputs(queries) for one in fitted]) - self.outputs[part]
+        moved = self._outputs(fitted, self._parts[part]) - self.outputs[part]
         return moved.norm(dim=-1) / self.size
 
-    def _mixed(self, outputs: list[Tensor]) -> Tensor:
+    def _outputs(self, fitted: list[Fitted], rows: Tensor) -> Tensor:
+        """Of all heads, mixed."""
+        outputs = [
+            out for group, one in zip(self.groups, fitted, strict=True) for out in group.outputs(one, rows)
+        ]
         mixers = [mixer for mixer in self.mixers if mixer is not None]
         if not mixers:
             return torch.cat(outputs, -1)
@@ -162,29 +193,34 @@ class _Layer:
 
     def _with_rows(self, choice: Choice, fitted: list[Fitted]) -> Choice:
         """Divergence and bound, where a candidate is a law on the keys and values are as they are."""
-        if any(one.rows is None for one in fitted):
+        laws, exact = (self._laws(side) for side in (fitted, self.exact))
+        if any(law is None for law in laws):
             return choice
-        laws = [one.rows(self.test) for one in fitted]  # type: ignore[misc]
-        gaps = [
-            _divergence(law, exact_rows(head, self.keys, self.test))
-            for law, head in zip(laws, self.heads, strict=True)
-        ]
+        gaps = [_divergence(law, row) for law, row in zip(laws, exact, strict=True)]  # type: ignore[arg-type]
         choice = replace(choice, divergence=float(torch.stack(gaps).mean()))
+        if any(group.beside or len(group.queries) > 1 for group in self.groups):
+            return choice
         try:
-            return replace(choice, proved=self._proved(laws, [one.value_error for one in fitted]))
+            return replace(choice, proved=self._proved(laws, [one.value_error for one in fitted]))  # type: ignore[arg-type]
         except Refusal:  # values that no theorem is about
             return choice
+
+    def _laws(self, fitted: list[Fitted]) -> list[Tensor | None]:
+        return [
+            law for group, one in zip(self.groups, fitted, strict=True) for law in group.laws(one, self.test)
+        ]
 
     def _proved(self, laws: list[Tensor], moved: list[Upper]) -> float | None:
         """Σ_h b_h of the mixed values, or √Σ b_h² side by side; nothing where it is no better than their
         diameters.
         """
         parts, trivial = [], []
-        for head, law, mixer, off in zip(self.heads, laws, self.mixers, moved, strict=True):
+        for group, law, mixer, off in zip(self.groups, laws, self.mixers, moved, strict=True):
+            head, queries = group.head, group.queries[0, self.test]
             stretch = exact(1.0) if mixer is None else product_norm(mixer)
             mixed = head.attention.replace(lookup=_through(head.lookup, mixer))
-            parts.append(Upper(row_errors(mixed, law, self.test, self.keys)) + stretch * off)
-            values = mixed.lookup.values(self.keys.points, self.keys.marks)
+            parts.append(Upper(row_errors(mixed, law, queries, group.keys)) + stretch * off)
+            values = mixed.lookup.values(group.keys.points, group.keys.marks)
             trivial.append(Upper(2 * (values - values.mean(0)).norm(dim=-1).amax()))
         bound, most = (float(self._joined(side).amax()) / self.size for side in (parts, trivial))
         return bound if bound < most else None
@@ -196,32 +232,57 @@ class _Layer:
 # Arguments
 
 
-def _read(x: object, context: Measure | Tensor | None) -> tuple[Tensor, Measure]:
-    if not isinstance(x, Tensor) or x.ndim != 2 or len(x) < LEAST:
-        found = f"has shape {list(x.shape)}" if isinstance(x, Tensor) else f"is a {type(x).__name__}"
+def _read(x: object, context: Measure | Tensor | None) -> tuple[Measure, Measure | None]:
+    points = x.points if isinstance(x, Measure) else x
+    if not isinstance(points, Tensor) or points.ndim != 2 or len(points) < LEAST:
+        found = (
+            f"has shape {list(points.shape)}" if isinstance(points, Tensor) else f"is a {type(x).__name__}"
+        )
         raise ArgumentError(
             "x", found, f"give at least {LEAST} queries (m, d): a third each fits, calibrates, tests"
         )
-    keys = as_measure("context", x if context is None else context)
-    if keys.batch_shape or keys.marks is not None:
-        raise ArgumentError("context", "has a batch or marks", "give one context (n, d) without marks")
-    weights = None if keys.log_weights is None else keys.log_weights.detach().double()
-    return x.detach().double(), Measure(keys.points.detach().double(), weights)
+    if isinstance(x, Measure) and x.log_weights is not None and context is not None:
+        raise ArgumentError("x", "has weights", "queries have none; weights belong to the context")
+    queries = as_measure("x", x)  # type: ignore[arg-type]
+    if context is None:
+        return _double(queries), None
+    keys = as_measure("context", context)
+    if keys.batch_shape:
+        raise ArgumentError("context", "has a batch", "give one context (n, d)")
+    return _double(queries), _double(keys)
 
 
-def _dealt(queries: Tensor, seed: int) -> tuple[Tensor, ...]:
-    order = torch.randperm(len(queries), generator=torch.Generator().manual_seed(seed))
-    return tuple(queries[part] for part in order.tensor_split(3))
+def _double(measure: Measure) -> Measure:
+    weights = None if measure.log_weights is None else measure.log_weights.detach().double()
+    return Measure(measure.points.detach().double(), weights, measure.marks)
 
 
-def _usual(head: Head, keys: Measure) -> tuple[Candidate, ...]:
-    """A quarter of the keys, usual features, and usual bits."""
-    size = max(1, keys.size // 4)
+def _dealt(groups: list[Group], seed: int) -> tuple[Tensor, ...]:
+    count = groups[0].queries.shape[1]
+    if count < LEAST:
+        found = f"leaves {count} queries that see what all of them see"
+        raise ArgumentError("x", found, f"give more tokens: {LEAST} queries fit, calibrate and test")
+    return dealt(count, seed)
+
+
+def dealt(count: int, seed: int = 0) -> tuple[Tensor, ...]:
+    """Rows for fitting, calibrating and testing, at random."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tensor_split(3)
+
+
+def usual(group: Group, share: float = 0.25) -> tuple[Candidate, ...]:
+    """A share of the keys, usual features, and usual bits."""
+    keys, head = group.keys, group.head
+    size = max(1, int(share * keys.size))
     form = head.form(keys.dimension)
     width = keys.dimension if form is None or not form.factors else form.factors[-1].shape[0]
     features = (Features(Elu()), Features(PositiveRandom.draw(width, 4 * width, 0, torch.float64)))
     kept = (Recent(size), TopK(size), Merged(size), Nystrom(size), LowRank(max(1, width // 2)))
     return (*kept, *features, Quantized(8), Quantized(4))
+
+
+def _dot(first: Sequence[float], second: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(first, second, strict=True))
 
 
 def _mixers(attention: Attention | Heads, count: int) -> list[Tensor | None]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.hf.arguments import Arguments
+from regard.hf.atoms import attend_atoms, has_bias
 from regard.hf.bare import run_bare
 from regard.hf.heads import Heads
 from regard.hf.masks import split_mask, without_mask
@@ -45,6 +46,9 @@ class Plug:
         """Outputs (batch, m, heads, e) for queries (batch, heads, m, d), keys and values (batch, groups, n,
         ·); weights if asked for.
         """
+        if has_bias(query, key):
+            found = self._attend_atoms((query, key, value), attention_mask, options)
+            return found.transpose(1, 2).contiguous(), None
         if self.potential is None and (self.record is None or not self.record.recording):
             out = run_bare(self.normalizer, module, (query, key, value), attention_mask, options)
             if out is not None:
@@ -57,6 +61,14 @@ class Plug:
             out, weights = posed.weighed(arguments.dropout)
             return out.transpose(1, 2).contiguous(), weights if arguments.output_attentions else None
         return posed.attend().transpose(1, 2).contiguous(), None
+
+    def _attend_atoms(self, tensors: Tensors, mask: Tensor | None, options: Any) -> Tensor:
+        """Attention to a compressed cache."""
+        plain = self.potential is None and isinstance(self.normalizer, Softmax)
+        if not plain or float(self.normalizer.temperature) != 1.0:  # type: ignore[attr-defined]
+            found = f"is {self.normalizer!r} for a compressed cache"
+            raise ArgumentError("normalizer", found, "atoms are for softmax of dot products")
+        return attend_atoms(*tensors, mask, Arguments.of(options))
 
     def pose(self, tensors: Tensors, mask: Tensor | None, arguments: Arguments, causal: bool) -> Posed:
         """What a call with these arguments computes; causal: whether that is meant where no mask is given."""

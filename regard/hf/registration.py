@@ -34,7 +34,7 @@ def register(
     with the module's own scaling), the normalizer replaces softmax. Registering a name again replaces it, for
     models that use it already too.
     """
-    attention, masks, mask_function = _interfaces()
+    attention, masks, mask_function = interfaces()
     _check_name(name, attention._global_mapping)
     for argument, value, kind in (
         ("potential", potential, Potential),
@@ -50,7 +50,7 @@ def register(
             "record a normalizer of single rows",
         )
     attention.register(name, Plug(potential, normalizer, record))
-    masks.register(name, _guard(mask_function))
+    masks.register(name, guard(mask_function))
     return name
 
 
@@ -58,14 +58,14 @@ def verify(model: nn.Module) -> None:
     """Raise if a part of a model that is set to a registered attention never asks for it: such a model
     runs its own and says nothing.
     """
-    attention = _interfaces()[0]
+    attention = interfaces()[0]
     for module in model.modules():
         config = getattr(module, "config", None)
         if isinstance(attention._global_mapping.get(getattr(config, "_attn_implementation", None)), Plug):
             _refuse_deaf(type(module))
 
 
-def _interfaces() -> tuple[Any, Any, Any]:
+def interfaces() -> tuple[Any, Any, Any]:
     """transformers' table of attention functions, that of mask functions,
     and the function that makes boolean masks.
     """
@@ -77,7 +77,7 @@ def _interfaces() -> tuple[Any, Any, Any]:
     return AttentionInterface, AttentionMaskInterface, sdpa_mask
 
 
-def _guard(mask_function: Callable[..., Any]) -> Callable[..., Any]:
+def guard(mask_function: Callable[..., Any]) -> Callable[..., Any]:
     """The mask function, which first refuses models that never ask the attention interface: these would
     take a mask that is left out, because causal order says it, for no mask.
     """

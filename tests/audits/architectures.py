@@ -49,8 +49,10 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "whisper": {"max_source_positions": 32},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "swin": {"patch_size": 4, "window_size": 4},
+    "deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
+    "deberta-v2": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
 }
-"""Sizes that depend on others."""
+"""Sizes that depend on others, and what every published model of a type has."""
 TOKENS = 9
 NOT_ALONE = ("encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder", "rag", "timm_backbone",
              "timm_wrapper", "vision-text-dual-encoder", "musicgen", "musicgen_melody")  # fmt: skip
@@ -76,7 +78,7 @@ def tiny_config(kind: type, depth: int = 0) -> Any:
     sizes = {
         name: value
         for name, value in SMALL.items()
-        if value is not None and hasattr(default, name) and _alike(getattr(default, name), value)
+        if value is not None and _has(default, name) and _alike(getattr(default, name), value)
     }
     if isinstance(getattr(default, "num_heads", None), (list, tuple)):
         sizes["num_heads"] = [2, 4]
@@ -92,6 +94,14 @@ def tiny_config(kind: type, depth: int = 0) -> Any:
         except Exception as error:
             last = error
     raise last
+
+
+def _has(config: Any, name: str) -> bool:
+    """Whether a config has one value of that name: some have one for each layer, and refuse."""
+    try:
+        return hasattr(config, name)
+    except Exception:
+        return False
 
 
 def _alike(old: Any, new: Any) -> bool:

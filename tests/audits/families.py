@@ -29,11 +29,13 @@ class Family:
 
 def enlivened(model: nn.Module, gain: float = 1.5) -> nn.Module:
     """The model with random weights of unit gain and more, biases that are not zero,
-    and norms that are not one.
+    and norms that are not one; tables that are no weights, as of sines, are left.
     """
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim >= 2:
                 embedding = (

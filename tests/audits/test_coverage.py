@@ -28,13 +28,13 @@ MOST_USED = tuple(NAMES.split())
 OTHERS = """
 qwen3_moe phi deepseek_v2 gpt_oss llama4_text smollm3 olmo2 olmo3 granite glm4 ernie4_5 cohere starcoder2
 stablelm nemotron falcon bloom mpt gptj gpt_neo gpt_bigcode codegen biogpt jamba eurobert longformer marian
-umt5 beit
+umt5 beit roformer big_bird
 """
 ALSO = tuple(OTHERS.split())
 """Others that people bring, declared too."""
 OBSERVED = {
-    "deberta": "its values are not",
-    "big_bird": "not its heads",
+    "deberta": "computed by hand",
+    "deberta-v2": "computed by hand",
     "xlnet": "computed by hand",
     "mobilebert": "its keys are not",
     "dinov3_vit": "its queries are not",
@@ -130,3 +130,43 @@ def test_queries_that_are_no_linear_function_are_not_declared():
     assert [entry.level for entry in report.coverage] == ["observed"]
     assert "its queries are not a linear function" in report.observed[0].reason
     assert all("qk_norm" not in row.values for row in report.heads)
+
+
+class Joined(nn.Module):
+    """Heads side by side, as BERT's relatives return them."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x):
+        q, k, v = (layer(x).unflatten(-1, (2, 4)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        return nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+class Mixed(nn.Module):
+    """Heads, and a linear layer beside them that takes what becomes of them."""
+
+    def __init__(self, between):
+        super().__init__()
+        self.other, self.heads, self.dense, self.between = nn.Linear(8, 8), Joined(), nn.Linear(8, 8), between
+
+    def forward(self, x):
+        return self.dense(self.between(self.heads(self.other(x))))
+
+
+@pytest.mark.parametrize(("factor", "level"), [(1.0, "declared"), (1.5, "observed")])
+def test_the_layer_that_takes_the_heads_is_found_by_what_it_was_given(factor, level):
+    """Where something stands between, it is not the output projection, and nothing is proved with it."""
+    model = enlivened(Mixed(lambda x: factor * x)).double()
+    x = torch.randn(1, 6, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    report = r.audit(model, [{"x": x}], checks=named("constants", "weights"))
+    assert [(entry.site, entry.level) for entry in report.coverage] == [("heads", level)]
+    if level == "observed":
+        assert "or the next one" in report.coverage[0].reason
+        assert all("ov_norm" not in row.values for row in report.heads)
+        return
+    points = model.other(x[0]).detach()
+    dense = torch.autograd.functional.jacobian(lambda y: model.dense(model.heads(y[None]))[0], points)
+    exact = float(torch.linalg.matrix_norm(dense.reshape(48, 48), 2))
+    assert report.layers[0].values["layer_constant"] == pytest.approx(exact, rel=1e-4)

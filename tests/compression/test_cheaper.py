@@ -7,13 +7,15 @@ import math
 import pytest
 import torch
 
-from regard import Attention, Causal, Dot, Gaussian, Linear, Measure, Sparsemax
+from regard import Alibi, Attention, Causal, Dot, Gaussian, Linear, Measure, Rotary, Sparsemax
+from regard._heads import mix_heads
 from regard.compression import Features, LowRank, Merged, Nystrom, Quantized, Recent, TopK, cheaper
 from regard.compression.candidates import quantize
 from regard.errors import ArgumentError, RefusalError
 from regard.maps import Heads
 from regard.normalizers import Elu, PositiveRandom
 from regard.proofs.subject import Head
+from regard.supports import Full, Window
 
 D = torch.float64
 
@@ -133,11 +135,12 @@ def test_low_rank_is_the_best_of_its_rank_for_the_queries_it_saw():
 
 
 def test_refusals_and_self_attention():
-    for attention in (Attention(Dot(), support=Causal()), Attention(Dot(), normalizer=Sparsemax())):
+    for attention in (Attention(Dot() + Alibi(0.5)), Attention(Dot(), normalizer=Sparsemax())):
         with pytest.raises(RefusalError, match="cheaper"):
             cheaper(attention, X)
     alone = cheaper(Attention(Gaussian()), X, candidates=(Recent(5), Quantized(8)))
     assert alone.choices[1].refused.startswith("Gaussian scores")
+    assert alone.choices[0].error > 0
     assert alone.keys == 60
     usual = cheaper(Attention(Dot()), X)
     assert len(usual.choices) == 9
@@ -166,3 +169,62 @@ def test_bad_input(arguments, named):
 def test_bad_candidates(make):
     with pytest.raises(ArgumentError):
         make()
+
+
+# Masks and positions
+
+ORDERED = Attention(
+    Rotary(Dot(_t(2, 6, 4, seed=1) / 2, _t(1, 6, 4, seed=2) / 2)),
+    Linear(_t(1, 6, 3, seed=3)),
+    support=Causal(),
+)
+
+
+def test_a_decoder_keeps_what_is_beside_the_context():
+    """Sixty tokens: the later thirty ask, all of these see the first 31; a window of five, by hand."""
+    table = cheaper(Heads(ORDERED, LAYER.w_o), X, candidates=(Recent(5), Recent(31), TopK(31), Merged(31)))
+    window, *whole = table.choices
+    assert table.keys == 31
+    assert table.queries == 30
+    for choice in whole:
+        assert choice.error < 1e-9, choice
+        assert choice.divergence < 1e-12
+    test = 30 + torch.randperm(30, generator=torch.Generator().manual_seed(0)).tensor_split(3)[2]
+    rows = ORDERED.weights(X, X)[:, test]
+    kept = rows.clone()
+    kept[..., :26] = 0
+    kept = kept / kept.sum(-1, keepdim=True)
+    exact, cheap = (
+        mix_heads(law @ ORDERED.lookup.values(X, torch.arange(60)), LAYER.w_o) for law in (rows, kept)
+    )
+    error = (cheap - exact).norm() / exact.norm()
+    assert math.isclose(window.error, float(error), rel_tol=1e-9)
+    divergence = torch.where(kept > 0, kept * (kept / rows).log(), 0.0).sum(-1).mean()
+    assert math.isclose(window.divergence, float(divergence), rel_tol=1e-9)
+    assert math.isclose(window.memory, 5 / 31)
+    assert window.proved is None
+
+
+def test_heads_that_share_keys_share_atoms():
+    """Two heads look at one set of keys: eight atoms serve both."""
+    table = cheaper(Heads(ORDERED, LAYER.w_o), X, candidates=(Merged(8), Nystrom(8), Features(Elu())))
+    merged, nystrom, elu = table.choices
+    assert math.isclose(merged.memory, 8 * (4 + 3 + 1) / (31 * 7))
+    assert "no softmax" in nystrom.refused
+    assert "replace exp" in elu.refused
+
+
+def test_positions_are_those_of_marks():
+    """Marks that skip a thousand are those of the declaration; a window alone leaves nothing to share."""
+    away = Measure(X, marks=torch.arange(60) * 1000)
+    near, far = (
+        cheaper(ORDERED, points, candidates=(Quantized(4),)).choices[0].error for points in (X, away)
+    )
+    assert near != far
+    with pytest.raises(RefusalError, match="no key is seen by all queries"):
+        cheaper(ORDERED.replace(support=Window(3, 0)), X)
+    with pytest.raises(ArgumentError, match="leaves 15 queries"):
+        cheaper(ORDERED, X[:30])
+    apart = cheaper(ORDERED.replace(support=Full()), X, KEYS, candidates=(LowRank(4), Features(Elu())))
+    assert apart.choices[0].error < 1e-9
+    assert apart.keys == 40

@@ -1,5 +1,7 @@
 """Facts that are kept for the next question, and how much scores bend."""
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 import regard as r
 from regard._enclosed import largest_roots
 from regard._upper import exact
+from regard.maps import Heads
 from regard.potentials.base import Scaled
 from regard.proofs.near import facts as facts_file
 from regard.proofs.near import frobenius as frobenius_file
@@ -19,6 +22,7 @@ from regard.proofs.near import token as token_file
 from regard.proofs.near.curvature import curvature
 from regard.proofs.near.facts import local_facts
 from regard.proofs.near.frobenius import FrobeniusScores
+from regard.proofs.near.heads import LocalHeads
 from regard.proofs.subject import subject_of
 from tests.near.sequence import D, plain, two
 from tests.theorems.exact import generator, normal
@@ -54,6 +58,32 @@ def test_how_much_scores_bend():
     assert 1 <= float(whole) <= 1 + 1e-13
     tripled = float(curvature.one(r.Rotary(Scaled(r.Dot(scale=1.0), 3.0)), 4))
     assert 3 * float(whole) <= tripled <= 3 + 1e-12
+
+
+def test_facts_that_are_forgotten_are_gone():
+    """No circle of references keeps matrices of all heads until the garbage is collected, layer after layer;
+    a part of the rows knows no parts of the whole.
+    """
+    g = generator(5)
+    w_q, w_k, w_v, w_o = (normal(g, 2, *size) for size in ((4, 2), (4, 2), (4, 2), (2, 4)))
+    map = Heads(r.Attention(r.Dot(w_q, w_k), lookup=r.Linear(w_v)), w_o)
+    x = normal(g, 5, 4)
+    heads = LocalHeads(subject_of(map), r.one_token(x, 1, 0.1))
+    part = heads.with_rows(slice(1, 2))
+    assert heads.with_rows(slice(1, 2)) is part
+    assert part._parts is not heads._parts
+    gone = [weakref.ref(heads), weakref.ref(part)]
+    gc.disable()
+    try:
+        del heads, part
+        assert [one() for one in gone] == [None, None]
+        r.deviation(map, r.one_token(x, 1, 0.1), r.Frobenius())
+        made = [weakref.ref(kept.facts.heads) for kept in facts_file._kept]
+        facts_file.forget_facts()
+        assert made
+        assert [one() for one in made] == [None] * len(made)
+    finally:
+        gc.enable()
 
 
 def test_facts_are_kept_for_the_same_question(monkeypatch):

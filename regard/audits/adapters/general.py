@@ -34,26 +34,36 @@ CLOSE = 1e-4
 @dataclass(frozen=True)
 class General(Adapter):
     """learned: the matrices that were found on an input, or why there are none; before: the norm whose output
-    is all that the module read there.
+    is all that the module read there; after: the linear layer that was given all that it returned.
     """
 
     learned: Matrices | str = "nothing was read of it yet"
     before: str | None = None
+    after: str | None = None
 
     def declare(self, model: nn.Module, path: str, module: nn.Module, call: Call) -> Declared:
-        return _Reading(model, path, module, call).declared()
+        return _Reading(model, path, module, call, self.after).declared()
 
     def learn(
-        self, model: nn.Module, path: str, module: nn.Module, call: Call, before: str | None
+        self,
+        model: nn.Module,
+        path: str,
+        module: nn.Module,
+        call: Call,
+        before: str | None,
+        after: str | None = None,
     ) -> General:
-        """The same with what a call says about its matrices; before: what gave the first of its tokens."""
+        """The same with what a call says about its matrices; before: what gave the first of its tokens,
+        after: what took all that it returned.
+        """
         try:
-            reading = _Reading(model, path, module, call)
+            reading = _Reading(model, path, module, call, after)
             found = reading.matrices()
         except NotCovered as reason:
-            return General(str(reason))
+            return General(str(reason), after=after)
         known = before is not None and any_normalize(model.get_submodule(before)) is not None
-        return General(found, before if known and reading.context is reading.points else None)
+        entering = before if known and reading.context is reading.points else None
+        return General(found, entering, after)
 
     def entering(self, model: nn.Module, path: str, module: nn.Module) -> str | None:
         return self.before
@@ -121,9 +131,12 @@ class Piece:
 class _Reading:
     """What one call of a module says about its weights."""
 
-    def __init__(self, model: nn.Module, path: str, module: nn.Module, call: Call) -> None:
+    def __init__(
+        self, model: nn.Module, path: str, module: nn.Module, call: Call, after: str | None = None
+    ) -> None:
         if call.sight is None:
             raise NotCovered(f"no adapter knows {type(module).__name__}")
+        self.outer = linear_layers(model.get_submodule(after)) if after else []
         self.model, self.path, self.module, self.call = model, path, module, call
         self.seen: Seen = call.sight.resolve()[0]
         if self.seen.sizes[0] != 1:
@@ -250,21 +263,24 @@ class _Reading:
 
     def _output(self) -> tuple[Tensor, Tensor | None]:
         """The output projection: what takes the heads to what the module returned, or to what it returns
-        after a residual connection, with a norm or without.
+        after a residual connection, with a norm or without; or the layer outside that takes them from it.
         """
         heads = self.seen.double.output[0]
         joined = heads.transpose(0, 1).flatten(1)
         output = next(moving_tensors(self.call.output), None)
+        if self.outer and output is not None and _near(joined, _sequence(output)):
+            ((_, weight, bias),) = self.outer
+            self._bare = False
+            return weight.unflatten(0, (len(heads), -1)), bias
         for _, weight, bias in self.layers if output is not None else ():
             if len(weight) != joined.shape[-1] or output is None or weight.shape[-1] != output.shape[-1]:
                 continue
             found = joined @ weight if bias is None else joined @ weight + bias
-            wanted = output.detach().double().reshape(-1, output.shape[-1])
             for way, given in enumerate(self._endings(found)):
-                if _near(given, wanted):
+                if _near(given, _sequence(output)):
                     self._bare = way == 0
                     return weight.unflatten(0, (len(heads), -1)), bias
-        raise NotCovered("what it returns is not its heads under a linear layer of its own")
+        raise NotCovered("what it returns is not its heads under a linear layer of its own or the next one")
 
     def _endings(self, projected: Tensor) -> Iterator[Tensor]:
         """What a module may make of its projected heads: nothing more, or a part of its block."""
@@ -280,6 +296,11 @@ class _Reading:
             return self.seen.output.detach()
         output = next(moving_tensors(self.call.output)).detach()
         return output.reshape(1, -1, output.shape[-1])
+
+
+def _sequence(output: Tensor) -> Tensor:
+    """What a module returned as tokens (n, e)."""
+    return output.detach().double().reshape(-1, output.shape[-1])
 
 
 def _near(found: Tensor, wanted: Tensor) -> bool:

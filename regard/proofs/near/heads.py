@@ -80,6 +80,7 @@ class LocalHeads:
 
     def _with_rows(self, queries: Tensor) -> LocalHeads:
         part = copy.copy(self)
+        part._parts = {}  # its own: in that of the whole it would hold itself, and wait for the collector
         part.heads = [local.with_rows(queries) for local in self.heads]
         part.separate = _with_heads(self.separate, part.heads)
         part.folded = None if self.folded is None else _with_heads(self.folded, part.heads)

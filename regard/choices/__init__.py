@@ -1,0 +1,7 @@
+"""What `regard cheaper` asks and shows: which cheaper attention would do, layer by layer."""
+
+from regard.choices.choosing import Choosing
+from regard.choices.found import Applied, Found, LayerFound
+from regard.choices.reading import Text, read_text
+
+__all__ = ["Applied", "Choosing", "Found", "LayerFound", "Text", "read_text"]

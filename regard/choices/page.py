@@ -1,0 +1,143 @@
+"""cheaper.html and cheaper.json: which cheaper attention would do, layer by layer, as one page."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from regard._files import write_together, writing
+from regard._pages import content_hash, environment, markup
+from regard._written import plain
+from regard.audits.page import TEMPLATES as REPORT
+from regard.choices.found import Applied, Found, LayerFound
+from regard.choices.wording import shown_part
+
+TEMPLATES = Path(__file__).parent / "templates"
+SHADES = 10
+
+READING = (
+    "Each layer was asked with real queries of the text. A third of them fitted a candidate, a third "
+    "calibrated it, and errors are of the third that neither saw: relative to the layer's output, after its "
+    "output projection. The number in a cell is calibrated: 95 % of fresh queries like these stay below it. "
+    "It is no proof, and another kind of text can behave otherwise.",
+    "In a decoder the earlier half of the text is the context that is made smaller, and the later half asks; "
+    "what these tokens see of each other stays as it is. In an encoder all tokens ask, and all are the "
+    "context.",
+    "Memory counts the bits that are kept of a context's keys and values, beside 32 for each number of them; "
+    "“largest” keeps all keys and values, and reads few values.",
+    "The whole model was run with a choice in every layer at once, so that errors of early layers reach the "
+    "later ones. Its divergence is KL of the exact model's next-token law from the changed one's, on places "
+    "that no candidate was fitted to.",
+)
+
+
+def save(found: Found, directory: Path, command: str = "") -> list[Path]:
+    """Write cheaper.html and cheaper.json, both or neither, and give their paths."""
+    texts = {
+        "cheaper.html": html(found, command),
+        "cheaper.json": json.dumps(plain(found.written()), indent=1, ensure_ascii=False),
+    }
+    with writing(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        write_together({directory / name: text.encode() for name, text in texts.items()})
+    return [directory / name for name in texts]
+
+
+def html(found: Found, command: str = "") -> str:
+    """The whole page as text."""
+    style = "".join(
+        path.read_text(encoding="utf-8") for path in (REPORT / "report.css", TEMPLATES / "cheaper.css")
+    )
+    style += "".join(f".shade-{k} {{ --s: {k / SHADES}; }}\n" for k in range(SHADES + 1))
+    return str(
+        environment(TEMPLATES)
+        .get_template("cheaper.html.j2")
+        .render(
+            found=found,
+            sentences=found.sentences(),
+            candidates=found.candidates,
+            tables=[_table(found, *one) for one in TABLES],
+            rows=[_applied(one) for one in found.applied],
+            speaks=any(one.divergence is not None for one in found.applied),
+            reading=READING,
+            command=command,
+            style=markup(style),
+            style_hash=content_hash(style),
+        )
+    )
+
+
+TABLES = (
+    (
+        "quantile",
+        "Calibrated error",
+        "95 % of fresh queries stay below it; what is framed is recommended.",
+    ),
+    ("divergence", "Divergence of the rows", "KL of the cheap row from the exact one, in nats."),
+    (
+        "proved",
+        "Proved",
+        "The largest bound over the test queries, where it says something.",
+    ),
+)
+"""A number of choices, its title and what it says."""
+
+
+def _table(found: Found, measure: str, title: str, note: str) -> dict[str, Any] | None:
+    """One number of every layer and candidate; None where none has it."""
+    rows = [
+        _row(found, layer, name, measure) for layer, name in zip(found.layers, found.recommended, strict=True)
+    ]
+    if not any(cell["number"] not in ("–", "") for row in rows for cell in row["cells"]):
+        return None
+    return {"title": title, "note": note, "rows": rows}
+
+
+def _row(found: Found, layer: LayerFound, recommended: str | None, measure: str) -> dict[str, Any]:
+    cells = [_cell(found, (layer.choices or {}).get(name), measure) for name in found.candidates]
+    for cell, name in zip(cells, found.candidates, strict=True):
+        cell["best"] = name == recommended
+    return {
+        "layer": layer.layer,
+        "path": layer.path,
+        "refused": layer.refused,
+        "cells": cells,
+        "recommended": recommended or "exact",
+        "mixed": layer.mixed,
+    }
+
+
+def _cell(found: Found, numbers: dict[str, Any] | None, measure: str) -> dict[str, Any]:
+    if numbers is None or numbers.get("refused"):
+        return {
+            "number": "–",
+            "shade": 0,
+            "why": "" if numbers is None else numbers["refused"],
+            "deep": False,
+        }
+    value = numbers.get(measure)
+    if value is None:
+        return {"number": "–", "shade": 0, "why": "", "deep": False}
+    shade = _shade(float(value), found.error) if measure == "quantile" else 0
+    number = f"{value:.2g}" if measure == "divergence" else shown_part(value)
+    why = f"memory {shown_part(numbers['memory'])}, error {shown_part(numbers['error'])}"
+    return {"number": number, "shade": shade, "why": why, "deep": shade > SHADES // 2}
+
+
+def _shade(value: float, error: float) -> int:
+    """Nothing within the error, dark from ten times as much."""
+    return 0 if value <= error else min(SHADES, 1 + round((SHADES - 1) * math.log10(value / error)))
+
+
+def _applied(one: Applied) -> dict[str, Any]:
+    spread = "" if one.deviation is None else f" ± {one.deviation:.1g}"
+    return {
+        "name": one.name,
+        "memory": shown_part(one.memory),
+        "divergence": "–" if one.divergence is None else f"{one.divergence:.3g}{spread}",
+        "agreement": shown_part(one.agreement),
+        "moved": shown_part(one.moved),
+        "exact": one.exact,
+    }

@@ -1,0 +1,41 @@
+"""A model and a text, as `regard cheaper` takes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text that a model reads: its tokens (1, n), and where it came from."""
+
+    name: str
+    ids: Tensor
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of the model."""
+        return {"input_ids": self.ids}
+
+
+def read_text(path: Path, tokenizer: Any, model: nn.Module, tokens: int) -> Text:
+    """The first tokens of a file, no more than the model takes."""
+    try:
+        words = path.expanduser().read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ArgumentError("--text", f"{path} cannot be read ({error.strerror})", "give a file") from error
+    except UnicodeDecodeError:
+        raise ArgumentError("--text", f"{path} is not UTF-8 text", "give a file in UTF-8") from None
+    if not words.strip():
+        raise ArgumentError("--text", f"{path} is empty", "give a file with a text")
+    config = getattr(model, "config", None)
+    most = min(tokens, getattr(config, "max_position_embeddings", None) or tokens)
+    found = tokenizer(words[: 40 * most], truncation=True, max_length=most)["input_ids"]
+    return Text(path.name, torch.tensor([found]))
