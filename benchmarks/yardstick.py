@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import math
 import sys
 from typing import Any
 
@@ -22,33 +21,15 @@ from benchmarks.decoder import decoder_directory
 from regard._files import write_text
 from regard.audits import Report, audit, included_sentences
 from regard.audits.load import load
-from regard.audits.yardstick import QUANTILES, TABLE, quantiles
+from regard.audits.twin import CHECKS, random_twin
+from regard.audits.yardstick import QUANTILES, TABLE, columns_of
 
-CHECKS = ("weights", "rows", "constants", "geometry", "depth")
-SEED = 0
 console = Console(width=120)
 
 
 def measured(model: torch.nn.Module, tokenizer: Any, name: str, texts: list[str]) -> Report:
     """The audit of one model."""
     return audit(model, texts, tokenizer=tokenizer, checks=CHECKS, name=name)
-
-
-def random_twin(model: torch.nn.Module) -> torch.nn.Module:
-    """The same architecture, with the weights that training would begin with."""
-    torch.manual_seed(SEED)
-    return type(model)(model.config).eval()  # type: ignore[arg-type,call-arg]
-
-
-def columns_of(report: Report) -> dict[str, list[float]]:
-    """Quantiles over heads, layers or stacks, of each column that has numbers."""
-    found = {}
-    for column in report.columns:
-        every = (row.values.get(column.name, math.nan) for row in report.rows)
-        values = [value for value in every if math.isfinite(value)]
-        if values and column.name != "residual":
-            found[column.name] = [float(f"{value:.4g}") for value in quantiles(values)]
-    return found
 
 
 def entry(directory: str | None, texts: list[str]) -> dict[str, Any]:

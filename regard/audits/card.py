@@ -37,6 +37,7 @@ class Figure:
     words: str
     column: Column
     row: Row
+    report: Report
 
     @property
     def value(self) -> float:
@@ -46,7 +47,7 @@ class Figure:
     @property
     def yardstick(self) -> str:
         """What it is in known models; nothing where they were not measured."""
-        found = compared(self.column.name, self.value)
+        found = compared(self.report, self.column.name, self.value)
         return "" if found is None else found.text
 
     @property
@@ -64,7 +65,9 @@ def figures(report: Report) -> list[Figure]:
     """The main numbers that a report has, the most telling first."""
     found = ((words, report.column(name), report.ranked(name)) for name, words in MAIN.items())
     return [
-        Figure(words, column, ranked[0]) for words, column, ranked in found if column is not None and ranked
+        Figure(words, column, ranked[0], report)
+        for words, column, ranked in found
+        if column is not None and ranked
     ]
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from regard.audits.run import Place
     from regard.audits.store import Store
 
+TWIN = "twin"
+"""The name of a result in the store: what the same architecture has with random weights."""
 OVER: dict[str, Callable[[list[float]], float]] = {
     "largest": max,
     "smallest": min,
@@ -54,6 +56,9 @@ def collect(run: Measured, partial: str) -> Report:
     covered = {entry.site for entry in coverage if entry.covered}
     known = {entry.site: entry for entry in coverage}
     rows = [row for row in gathering.rows() if row.scope == STACK or row.site in covered]
+    twin = run.store.get(TWIN) or {}
+    if "reason" in twin:
+        gathering.skipped.append(Skipped("the untrained twin", "", None, twin["reason"]))
     return Report(
         model=_model(run),
         settings={"checks": [check.name for check in run.checks], "arithmetic": str(_arithmetic(run))},
@@ -64,6 +69,7 @@ def collect(run: Measured, partial: str) -> Report:
         rows=rows,
         tables=gathering.tables(covered),
         skipped=gathering.skipped,
+        twin=twin.get("columns", {}),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from regard.audits.report import Coverage, Report, Row
 from regard.audits.words import Proved, Sentence, counted, say
@@ -65,14 +65,11 @@ class Finding:
 def findings(report: Report) -> list[Finding]:
     """All findings, the alarming ones first."""
     order = (ALARMING, NOTABLE, NOTE)
-    found = [finding for rule in RULES for finding in rule(report)]
+    found = [_measured(report, finding) for rule in RULES for finding in rule(report)]
     return sorted(found, key=lambda finding: order.index(finding.level))
 
 
 def _at(row: Row | Coverage, column: str, level: str, what: Sentence, why: Sentence, advice: str) -> Finding:
-    size = row.values.get(column, math.nan) if isinstance(row, Row) else math.nan
-    yardstick = None if math.isnan(size) or column in LOW else compared(column, size)
-    why = why if yardstick is None else why + yardstick
     whole = what + why
     head = row.head if isinstance(row, Row) else -1
     return Finding(
@@ -87,6 +84,18 @@ def _at(row: Row | Coverage, column: str, level: str, what: Sentence, why: Sente
         whole.numbers,
         whole.names,
     )
+
+
+def _measured(report: Report, finding: Finding) -> Finding:
+    """The same with what its number is in known models and in the untrained twin."""
+    places = (finding.site, finding.layer, finding.head)
+    row = next((row for row in report.rows if (row.site, row.layer, row.head) == places), None)
+    size = math.nan if row is None else row.values.get(finding.column, math.nan)
+    said = None if math.isnan(size) or finding.column in LOW else compared(report, finding.column, size)
+    if said is None:
+        return finding
+    numbers, names = {**finding.numbers, **said.numbers}, {**finding.names, **said.names}
+    return replace(finding, why=f"{finding.why} {said.text}".strip(), numbers=numbers, names=names)
 
 
 def _above(report: Report, column: str, limit: float) -> list[Row]:
@@ -276,7 +285,10 @@ def _branches(report: Report) -> Iterator[Finding]:
                 "mlp_branch_constant",
                 ALARMING,
                 say(
-                    "The MLP of {block} amplifies by {mlp}." + beside,
+                    "The MLP of {block} amplifies by {mlp}"
+                    + _over(row, "mlp_branch_constant")
+                    + "."
+                    + beside,
                     block=_block(report, row.site),
                     mlp=mlp,
                     **({} if math.isnan(attention) else {"attention": attention}),
@@ -297,6 +309,11 @@ def _branches(report: Report) -> Iterator[Finding]:
                 say("That is the largest factor for a small change of what enters it, at these inputs."),
                 "See which of its heads have the largest constants, and their logits.",
             )
+
+
+def _over(row: Row, column: str) -> str:
+    """How the numbers of several inputs became one."""
+    return ", the median over inputs" if len(row.inputs.get(column, [])) > 1 else ""
 
 
 def _block(report: Report, site: str) -> str:
@@ -325,9 +342,10 @@ def _responsible(report: Report, row: Row) -> Sentence:
     }
     alone = by_token[token] > ALONE * second
     first = "One token is responsible" if alone else "No token is responsible alone"
+    where = "where it is most, " if len(row.inputs.get("mlp_branch_constant", [])) > 1 else ""
     return say(
-        first + ": number {position} of input {input}, “{token}”, is amplified by {amplified}, the next by "
-        "{second}.",
+        first + ": " + where + "number {position} of input {input}, “{token}”, is amplified by {amplified}, "
+        "the next by {second}.",
         **facts,
     ) + _length(lengths, token)
 

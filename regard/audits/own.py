@@ -38,8 +38,10 @@ def inside(path: Path) -> Path:
 
 
 def name_of(directory: Path) -> str:
-    """What a report calls it: a checkpoint is called by its step, not by the directory inside."""
-    here = directory.resolve()
+    """What a report calls it: as the user does, links are not followed; a checkpoint is called by its step,
+    not by the directory inside.
+    """
+    here = directory.absolute()
     return here.parent.name if here.name == "model" and (here.parent / "state.json").is_file() else here.name
 
 

@@ -19,6 +19,7 @@ from regard.audits.checks import checks
 from regard.audits.checks.base import Column
 from regard.audits.findings import ALARMING, NOTABLE, NOTE, Finding, findings
 from regard.audits.report import Report, Row
+from regard.audits.yardstick import comparisons
 
 TEMPLATES = Path(__file__).parent / "templates"
 FIGURES = 4
@@ -64,6 +65,7 @@ def _page(report: Report, data: dict[str, Any]) -> str:
             figures=figures(report)[:FIGURES],
             heads=sum(entry.heads for entry in report.covered),
             skipped=omissions(report),
+            comparisons=comparisons(report),
             data=markup(embed(data)),
             style=markup(style),
             style_hash=content_hash(style),

@@ -89,7 +89,10 @@ class Skipped:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """The result of an audit. `partial` is empty, or says why the audit is not whole."""
+    """The result of an audit. `partial` is empty, or says why the audit is not whole.
+
+    twin: quantiles of columns of the same architecture with random weights, where it was measured.
+    """
 
     model: dict[str, Any]
     settings: dict[str, Any]
@@ -100,6 +103,7 @@ class Report:
     rows: list[Row]
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
+    twin: dict[str, list[float]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -225,6 +229,7 @@ class Report:
             rows=[_row(row) for row in data["rows"]],
             tables=data["tables"],
             skipped=[Skipped(**entry) for entry in data["skipped"]],
+            twin=data.get("twin", {}),
         )
 
 

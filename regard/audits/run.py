@@ -25,7 +25,7 @@ from regard.audits.capture import capture, first_tensor, output_tensor, quiet
 from regard.audits.checks import Check
 from regard.audits.checks import checks as all_checks
 from regard.audits.checks.base import Measurable, Result, Scene, Weights
-from regard.audits.collect import collect
+from regard.audits.collect import TWIN, collect
 from regard.audits.inputs import Input, inputs_of
 from regard.audits.memory import give_back
 from regard.audits.report import Report
@@ -34,7 +34,9 @@ from regard.audits.rounding import agreeing
 from regard.audits.samples import samples
 from regard.audits.site import Site
 from regard.audits.store import Store
+from regard.audits.twin import CHECKS, random_twin
 from regard.audits.watching import ObservedSite, Sight, Spot, spots, watching
+from regard.audits.yardstick import columns_of
 from regard.errors import ArgumentError, MissingExtraError
 from regard.proofs.near.facts import forget_facts
 
@@ -72,16 +74,18 @@ def audit(
     tokenizer: Any = None,
     checks: Sequence[Check | str] | None = None,
     name: str = "model",
+    twin: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """Measure the attention of a loaded model on these inputs: texts (with a tokenizer) or keyword arguments
     of the model, one or several.
 
-    checks: which questions to ask, by name or as values; all by default (`regard checks` lists them). The
-    model is not changed.
+    checks: which questions to ask, by name or as values; all by default (`regard checks` lists them). twin:
+    measure the same architecture with random weights on the first input too, to compare with. The model is
+    not changed.
     """
     several: Any = [inputs] if isinstance(inputs, (str, Mapping, Tensor)) else inputs
-    run = Audit(model, several, tokenizer=tokenizer, checks=checks, name=name)
+    run = Audit(model, several, tokenizer=tokenizer, checks=checks, name=name, twin=twin)
     run.measure(progress)
     report = run.report()
     if not report.coverage:
@@ -102,6 +106,7 @@ class Audit:
         checks: Sequence[Check | str] | None = None,
         name: str = "model",
         store: Store | None = None,
+        twin: bool = False,
     ) -> None:
         self.checks = _check_all(checks)
         self.name, self.store = name, Store() if store is None else store
@@ -114,6 +119,7 @@ class Audit:
         )
         if not self.inputs and any(check.of_site or check.of_input for check in self.checks):
             raise ArgumentError("inputs", "are empty", "give at least one text")
+        self.twin = twin and bool(self.inputs)
 
     @cached_property
     def places(self) -> list[Place]:
@@ -178,6 +184,8 @@ class Audit:
             steps.append(
                 (f"input {item.index + 1}, whole", input_key(item), partial(self._whole, item, scene))
             )
+        if self.twin:
+            steps.append(("the same architecture with random weights", TWIN, self._twin))
         return steps
 
     def _weights(self, place: Place) -> None:
@@ -256,6 +264,21 @@ class Audit:
             results = {check.name: {"reason": BLOCKWISE} for check in asked}
         self.store.put(input_key(item), {"results": results})
         scene.forget()
+        give_back()
+
+    def _twin(self) -> None:
+        """What the columns are with random weights, on the first input."""
+        if self.disk is not None:
+            self.store.put(TWIN, {"reason": BLOCKWISE})
+            return
+        asked = [check for check in self.checks if check.name in CHECKS]
+        try:
+            other = Audit(random_twin(self.model), [self.inputs[0].options], checks=asked)
+            other.measure()
+            self.store.put(TWIN, {"columns": columns_of(other.report())})
+        except Exception as error:  # a strange model must not take the audit with it: the report says why
+            why = (str(error).splitlines() or [""])[0]
+            self.store.put(TWIN, {"reason": f"it could not be made ({type(error).__name__}: {why})"})
         give_back()
 
 

@@ -191,6 +191,36 @@ def _network(report: Report) -> Sentence | None:
     return joined(parts, " ") if parts else None
 
 
+def _medians(report: Report) -> Sentence | None:
+    """How the numbers of several inputs became those above."""
+    several = len(report.inputs) > 1 and report.ranked("attention_branch_constant")
+    return (
+        say("These constants are medians over {inputs} inputs.", inputs=len(report.inputs))
+        if several
+        else None
+    )
+
+
+TWINS = {
+    "head_branch_constant": "its steepest head by {}",
+    "attention_branch_constant": "its steepest attention by {}",
+    "network_constant": "end to end by {}",
+}
+"""What is said of the untrained twin."""
+
+
+def _twin(report: Report) -> Sentence | None:
+    """What the architecture alone gives."""
+    parts = [
+        say(words.format("{amplified}"), amplified=report.twin[name][-1])
+        for name, words in TWINS.items()
+        if name in report.twin
+    ]
+    found = joined(parts, ", ")
+    text = f"Its untrained twin, the same architecture with random weights, amplifies {found.text}."
+    return Sentence(text, found.numbers, found.names) if parts else None
+
+
 def _promises(report: Report) -> Sentence | None:
     parts = [
         say(
@@ -275,5 +305,6 @@ def _omissions(report: Report) -> Sentence | None:
 
 
 PARTS: tuple[Callable[[Report], Sentence | None], ...] = (
-    _partial, _coverage, _alarm, _words, _heads, _layers, _network, _promises, _proofs, _omissions,
+    _partial, _coverage, _alarm, _words, _heads, _layers, _network, _medians, _twin, _promises, _proofs,
+    _omissions,
 )  # fmt: skip

@@ -92,6 +92,14 @@ def audit(
             show_default="where the model would fill the memory",
         ),
     ] = None,
+    twin: Annotated[
+        bool | None,
+        typer.Option(
+            "--twin/--no-twin",
+            help="Measure the same architecture with random weights too, to compare with.",
+            show_default="where the model is small",
+        ),
+    ] = None,
 ) -> None:
     """Check every argument before the work begins, then do it."""
     from regard._files import check_writable
@@ -102,6 +110,9 @@ def audit(
     texts, asked = _texts(text or [], alone), _find_checks(checks, alone)
     if quick:
         texts, asked = texts[:1], _quickly(asked, alone)
+    if twin and (alone or quick):
+        what = "--quick, which is a first look" if quick else "--weights-only or a series, without inputs"
+        raise ArgumentError("--twin", f"is given with {what}", "leave one of them out")
     if several and resume:
         raise ArgumentError("--resume", "is given for a series, which takes seconds", "leave it out")
     if alone and low_memory is not None:
@@ -112,7 +123,7 @@ def audit(
         )
     if importlib.util.find_spec("jinja2") is None:
         raise MissingExtraError("jinja2", "report")
-    way = _Way(out, device_of(device), resume, weights_only, low_memory)
+    way = _Way(out, device_of(device), resume, weights_only, low_memory, False if quick else twin)
     check_writable(out)
     if several:
         _series(models or [], asked, way)
@@ -122,13 +133,16 @@ def audit(
 
 @dataclass(frozen=True)
 class _Way:
-    """How an audit is done, and where its report goes. low_memory: None where that is to be found out."""
+    """How an audit is done, and where its report goes. low_memory, twin: None where that is to be found
+    out.
+    """
 
     out: Path
     device: str
     resume: bool
     weights_only: bool
     low_memory: bool | None
+    twin: bool | None = False
 
 
 def _texts(values: list[str], alone: bool) -> list[str]:
@@ -199,6 +213,9 @@ def _run(model: str | None, texts: list[str], asked: list[Check], way: _Way) -> 
                 checkpoint, texts, asked, way
             )
         way = replace(way, low_memory=_low_memory(checkpoint, way))
+        if way.low_memory and way.twin:
+            found = "is given for a model that is read block by block, and would hold all of its twin"
+            raise ArgumentError("--twin", found, "leave it out, or give --no-low-memory")
         return _on_texts(checkpoint, texts, asked, way), _subject(checkpoint, texts, asked, way)
 
 
@@ -225,6 +242,7 @@ def _on_texts(
     from regard.audits.run import Audit
     from regard.audits.samples import DOMAINS, known_samples
     from regard.audits.streaming import StreamedAudit
+    from regard.audits.twin import SMALL
 
     run: Audit | StreamedAudit
     tokenizer = tokenizer_of(checkpoint)
@@ -232,12 +250,15 @@ def _on_texts(
     if way.low_memory:
         run = StreamedAudit(checkpoint, known, tokenizer=tokenizer, checks=asked, device=way.device)
     else:
+        model = load_weights(checkpoint, way.device)
+        small = sum(parameter.numel() for parameter in model.parameters()) <= SMALL
         run = Audit(
-            load_weights(checkpoint, way.device),
+            model,
             known,
             tokenizer=tokenizer,
             checks=asked,
             name=checkpoint.name,
+            twin=small if way.twin is None else way.twin,
         )
     if domain not in ("", DOMAINS[0]):
         terminal.say(terminal.messages(), UNREAD.format(domain))
@@ -267,6 +288,7 @@ def _subject(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: 
         "--device": way.device,
         "--weights-only": str(way.weights_only),
         "--low-memory": str(way.low_memory),
+        "--twin": str(way.twin),
         "versions": f"regard {__version__}, torch {torch.__version__}, transformers "
         f"{version('transformers')}",
     }
@@ -280,6 +302,7 @@ def _measure(run: _Audit, way: _Way) -> str:
     from regard.audits import terminal
 
     sizes = [len(run.places), *(len(run.places) + 1 for _ in run.inputs)]
+    sizes += [1 for _ in range(getattr(run, "twin", False))]
     try:
         with terminal.Bars(terminal.messages(), sizes) as bars:
             run.measure(bars)

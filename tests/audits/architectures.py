@@ -78,7 +78,7 @@ def tiny_config(kind: type, depth: int = 0) -> Any:
     sizes = {
         name: value
         for name, value in SMALL.items()
-        if value is not None and hasattr(default, name) and _alike(getattr(default, name), value)
+        if value is not None and _has(default, name) and _alike(getattr(default, name), value)
     }
     if isinstance(getattr(default, "num_heads", None), (list, tuple)):
         sizes["num_heads"] = [2, 4]
@@ -94,6 +94,14 @@ def tiny_config(kind: type, depth: int = 0) -> Any:
         except Exception as error:
             last = error
     raise last
+
+
+def _has(config: Any, name: str) -> bool:
+    """Whether a config has one value of that name: some have one for each layer, and refuse."""
+    try:
+        return hasattr(config, name)
+    except Exception:
+        return False
 
 
 def _alike(old: Any, new: Any) -> bool:

@@ -1,15 +1,19 @@
 """The yardstick: a table of numbers with its date, what is said with it, and the real decoder behind it."""
 
+import dataclasses
 import datetime
 import importlib.util
 import json
 import math
 
 import pytest
+import torch
 
-from regard.audits import yardstick
+import regard as r
+from regard.audits import Report, page, yardstick
 from regard.audits.checks import checks
-from regard.audits.yardstick import QUANTILES, compared, quantiles, table
+from regard.audits.twin import random_twin
+from regard.audits.yardstick import QUANTILES, columns_of, compared, quantiles, table
 from tests.audits.test_page import made
 
 DECODER = "SmolLM2-135M-Instruct"
@@ -48,13 +52,83 @@ def test_what_was_found_by_hand_is_in_it():
 
 
 def test_what_is_said():
-    most = max(model["columns"]["largest_logit"][-1] for model in table()["models"])
-    for factor, words in ((0.5, "Ordinary: it is"), (1.5, "Above what"), (5.0, "Far above what")):
-        said = compared("largest_logit", factor * most)
+    largest = sorted(model["columns"]["largest_logit"][-1] for model in table()["models"])
+    for value, words in (
+        (0.5 * largest[0], "Ordinary: it is"),
+        (sum(largest) / len(largest), "Within what known models have:"),
+        (1.5 * largest[-1], "Above what known models have:"),
+        (5.0 * largest[-1], "Far above what known models have:"),
+    ):
+        said = compared(made(), "largest_logit", value)
         assert said.text.startswith(words)
         assert DECODER in said.text
-        assert "with random weights" in said.text
-    assert compared("no such column", 1.0) is None
+        assert "untrained)" in said.text
+        assert "twin" not in said.text
+    assert compared(made(), "promised", 1.0) is None
+
+
+def test_a_model_is_no_yardstick_for_itself():
+    """Known again by its name, or by what its weights say where they were asked; a copy that was trained on
+    is another one.
+    """
+    entry = next(model for model in table()["models"] if model["name"] == DECODER)
+    own = {"name": DECODER, "kind": entry["kind"], "parameters": entry["parameters"]}
+    report = dataclasses.replace(made(), model=own)
+    assert DECODER in compared(report, "largest_logit", 1.0).text  # its weights say something else
+    without = dataclasses.replace(report, columns=[c for c in report.columns if c.name != "ov_norm_alone"])
+    assert DECODER not in compared(without, "largest_logit", 1.0).text
+    other = dataclasses.replace(without, model={**own, "name": "another"})
+    assert DECODER in compared(other, "largest_logit", 1.0).text
+
+
+def test_the_untrained_twin():
+    """Its columns are those of an audit of the same architecture with random weights, the same every time;
+    words and page name it, and what is kept is read back.
+    """
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = transformers.BertModel(transformers.BertConfig(**sizes, intermediate_size=16))
+    for parameter in model.parameters():
+        parameter.data *= 3.0
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    call = {"input_ids": torch.arange(5, 12).unsqueeze(0)}
+    asked = ["rows", "constants"]
+    report = r.audit(model, [call], checks=asked, twin=True)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    alone = r.audit(random_twin(model), [call], checks=asked)
+    assert report.twin == columns_of(alone) != columns_of(report)
+    twin = report.twin["head_branch_constant"][-1]
+    assert any("untrained twin" in said and f"{twin:.3g}" in said for said in report.summary())
+    assert "its untrained twin" in page.html(report)
+    assert Report.from_dict(json.loads(json.dumps(report.to_dict()))).twin == report.twin
+    assert r.audit(model, [call], checks=asked).twin == {}
+
+
+class Own(torch.nn.Module):
+    """A layer of torch beside weights that do not say how they begin."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+        self.offset = torch.nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        return self.attention(x, x, x + self.offset)[0]
+
+
+def test_a_twin_that_cannot_be_made():
+    """The audit is whole, and says what is missing; without such weights every layer begins again."""
+    x = {"x": torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(3))}
+    report = r.audit(Own(), [x], checks=["rows"], twin=True)
+    assert report.heads
+    assert report.twin == {}
+    (skipped,) = report.skipped
+    assert skipped.check == "the untrained twin"
+    assert "does not say how they begin" in skipped.reason
+    layer = torch.nn.MultiheadAttention(8, 2)
+    twin = random_twin(layer)
+    assert not torch.equal(twin.in_proj_weight, layer.in_proj_weight)
+    assert torch.equal(twin.in_proj_weight, random_twin(layer).in_proj_weight)
 
 
 def test_a_report_has_its_part_of_the_table():
@@ -92,3 +166,5 @@ def test_the_real_decoder():
     other = next(f for f in report.findings() if f.site.startswith("layers.0."))
     assert other.why.startswith("No token is responsible alone")
     assert "massive" not in other.why
+    attention = [row.values["attention_branch_constant"] for row in report.layers]
+    assert 2.3 < min(attention) < max(attention) < 23
