@@ -23,7 +23,7 @@ from regard.proofs.ball_model.margin import quadratic_minimum
 from regard.proofs.ball_model.network import through
 from regard.proofs.ball_model.quadratic import Quadratic, own_square, split
 from regard.proofs.ball_model.rows import Row, beyond_linear, beyond_square
-from regard.proofs.ball_model.squares import largest_row, with_quadratic
+from regard.proofs.ball_model.squares import Pairs, with_quadratic
 from regard.proofs.theorem import Refusal
 from tests.ball_model.networks import D, attention, drawn, hidden, network, norm, sequence
 
@@ -142,8 +142,10 @@ def test_collatz_and_wielandt():
     """λ_max from above, and equal for a matrix of ones."""
     pairs = drawn(generator(), 6, 6).abs()
     pairs = pairs + pairs.mT
-    assert float(largest_row(pairs)) >= float(torch.linalg.eigvalsh(pairs)[-1])
-    assert float(largest_row(torch.ones(4, 4, dtype=D))) == pytest.approx(4.0, rel=1e-8)
+    found = Pairs((0, len(pairs)), ((pairs,),)).largest()
+    assert float(found) >= float(torch.linalg.eigvalsh(pairs)[-1])
+    ones = Pairs((0, 4), ((torch.ones(4, 4, dtype=D),),))
+    assert float(ones.largest()) == pytest.approx(4.0, rel=1e-8)
 
 
 ACTIVATIONS = [maps.Gelu(), maps.Gelu(True), maps.Silu(), maps.Silu(1.702), maps.Tanh(), maps.Relu()]

@@ -2,15 +2,19 @@
 to the order of tokens; what it has no lemma for is refused by name.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import regard as r
 from regard import maps
 from regard.nonexpansive import GroupSort, MixTokens
+from regard.proofs.ball_model.beginning import at_rest
+from regard.proofs.ball_model.groups import Groups
 from regard.proofs.question import answering
 from regard.proofs.theorem import Refusal
-from regard.proofs.theorems.ball_model import ball_model
+from regard.proofs.theorems.ball_model import _deviation, ball_model
 from tests.ball_model.networks import D, attention, farthest, hidden, network, norm, sequence
 
 
@@ -175,3 +179,13 @@ def test_the_whole_network_has_one_and_its_parts_none():
         ball_model(net, domain, r.Frobenius())
     with answering(maps.Residual(net)), answering(net):  # no composition: there the part is all there is
         assert ball_model(net, domain, r.Frobenius())
+
+
+def test_what_rounding_hides_of_the_value_is_counted_in_groups_too():
+    """The value at the given sequence is as uncertain as groups and ellipsoids say together."""
+    x = sequence(11)
+    still = at_rest(x)
+    columns = torch.zeros(*x.shape, 1, dtype=D)
+    columns[1, 2, 0] = 0.5
+    unsure = replace(still, groups=Groups(columns, torch.zeros(1).long(), torch.zeros(1).long()))
+    assert float(_deviation(still, unsure, r.Frobenius())) >= 0.5

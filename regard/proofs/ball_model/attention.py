@@ -24,7 +24,7 @@ def attend(state: State, subject: MultiHead) -> State:
     explicit = state.curved is not None or _is_small(state, heads)
     rest, lost, center, derivatives, curved, forms = [], [], [], [], [], []
     for head in heads:
-        lost.append(head.mixing * (head.lost if explicit else head.lost + head.quadratic_lost))
+        lost.append(head.stretch * (head.lost if explicit else head.lost + head.quadratic_lost))
         center.append(head.value if explicit else head.value + head.quadratic_center)
         derivatives.append(head.derivative)
         rest.append(head.rest(quadratic=not explicit).parts)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from regard._enclosed import computed_lengths, largest_roots
-from regard._upper import UNIT, Lower, Upper, relative_error, root
+from regard._upper import UNIT, Lower, Upper, exact, relative_error, root
 
 SMALLEST = 1e-140
 """No weight of a sum is less, so that what is nothing may be divided by it."""
@@ -50,6 +52,53 @@ def longest(shape: Tensor) -> Upper:
 def trace_roots(shapes: Tensor) -> Upper:
     """At least tr(Q)^{1/2}."""
     return Upper(shapes.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0.0).sqrt(), shapes.shape[-1] + 4)
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """Sets of moves Σ_k c_k m_k along given columns m_k, whose lengths are at most `lengths` (m,): Σ_k D_k
+    m_k m_kᵀ with D = `entries` (n, m), for the weights whose sum is `weight` (n,). size: at least its trace.
+    """
+
+    lengths: Tensor
+    weight: Tensor
+    entries: Tensor
+    size: Upper
+
+    def segments(self, halves: Upper) -> Diagonal:
+        """|c_k| ≤ halves (n, m)."""
+        half = halves.bound
+        weights = (half * self.lengths).clamp_min(SMALLEST)
+        return self._with(Upper(weights).sum(-1), half * (half / weights))
+
+    def gram(self, factors: Upper, radius: Upper) -> Diagonal:
+        """c_k = f_k w_k with |f_k| ≤ factors (n, m) and |w| ≤ radius (n,)."""
+        f, far = factors.bound, radius.bound
+        weight = (far * torch.linalg.vector_norm(f * self.lengths, dim=-1)).clamp_min(SMALLEST)
+        return self._with(Upper(weight), (far.square() / weight).unsqueeze(-1) * f.square())
+
+    def _with(self, weight: Upper, entries: Tensor) -> Diagonal:
+        size = (Upper(entries, 8) * Upper(self.lengths.square(), 1)).sum(-1)
+        return Diagonal(
+            self.lengths, (Upper(self.weight) + weight).bound, self.entries + entries, self.size + size
+        )
+
+    def better(self, other: Diagonal) -> Diagonal:
+        """For each token the smaller of two: the trace of a sum is the square of its weight."""
+        mine = self.weight <= other.weight
+        return Diagonal(
+            self.lengths,
+            torch.where(mine, self.weight, other.weight),
+            torch.where(mine.unsqueeze(-1), self.entries, other.entries),
+            Upper(torch.where(mine, self.size.bound, other.size.bound)),
+        )
+
+
+def no_diagonal(n: int, mixing: Tensor) -> Diagonal:
+    """No move along the columns of mixing (d, m)."""
+    none = torch.zeros(n, dtype=torch.float64)
+    lengths = computed_lengths(mixing.mT).bound
+    return Diagonal(lengths, none, none.unsqueeze(-1).expand(-1, len(lengths)), exact(none))
 
 
 class Sum:
@@ -101,6 +150,11 @@ class Sum:
         whole = Upper(lengths, columns.shape[-2] + 4).sum(-1)
         self._counted(whole.bound, size, columns.shape[-1])
         return self.ball(relative_error(2) * whole)
+
+    def diagonal(self, mixing: Tensor, parts: Diagonal) -> Sum:
+        """Moves Σ_k c_k m_k along the columns m_k of mixing (d, m), as `parts` say."""
+        self._matrix = self._matrix + (parts.entries.unsqueeze(-2) * mixing) @ mixing.mT
+        return self._counted(parts.weight, parts.size, 2 * mixing.shape[-1] + 16)
 
     def mixture(self, factors: Upper, shapes: Tensor, lengths: Upper, terms: int) -> Sum:
         """Σ_j f_ij e_j for each row i, with |f_ij| ≤ factors (n, m), e_j in ellipsoids of shapes (m, d, d),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard._enclosed import computed_lengths
 from regard._upper import Upper, relative_error
-from regard.proofs.ball_model.ellipsoids import SMALLEST, Sum, pushed
+from regard.proofs.ball_model.ellipsoids import SMALLEST, Sum, lifted, pushed, trace_roots
 
 _NUMBERS = itertools.count()
 
@@ -55,8 +55,26 @@ class Groups:
         count, index = self._index
         return squares.new_zeros(*squares.shape[:-1], count).index_add_(-1, index, squares)
 
+    @cached_property
+    def ellipsoid(self) -> Tensor:
+        """One that holds what all groups do to a token, (n, d, d)."""
+        return self.merged_into(Sum(*self.columns.shape[:2])).done()
+
+    def with_ellipsoid(self, shape: Tensor) -> Groups:
+        """The same, with an ellipsoid that is known."""
+        self.__dict__["ellipsoid"] = shape
+        return self
+
     def through(self, matrix: Tensor) -> Groups:
-        return self.replaced(matrix @ self.columns)
+        """Their images; an ellipsoid that was made goes with them, and holds the rounded columns too: they
+        are off by γ |M|_F |B|_F, |B|_F² ≤ tr Q.
+        """
+        after = self.replaced(matrix @ self.columns)
+        if "ellipsoid" not in self.__dict__:
+            return after
+        whole = trace_roots(self.ellipsoid) * computed_lengths(matrix.flatten(-2))
+        error = relative_error(6 * matrix.shape[-1] + 16) * whole.square()
+        return after.with_ellipsoid(lifted(matrix @ self.ellipsoid @ matrix.mT, error))
 
     def replaced(self, columns: Tensor) -> Groups:
         """The same groups with other matrices."""
@@ -64,6 +82,8 @@ class Groups:
 
     def plus(self, other: Groups) -> Groups:
         """The sum; columns of one name add."""
+        if len(self.labels) == len(other.labels) and bool((other.labels == self.labels).all()):
+            return other.replaced(other.columns + self.columns)
         if len(self.labels) <= len(other.labels) and bool(
             (other.labels[: len(self.labels)] == self.labels).all()
         ):
@@ -137,6 +157,51 @@ def opened(groups: Groups, shape: Tensor, most: int) -> tuple[Groups, Tensor]:
     left.ball(rounding + relative_error(4) * computed_lengths(lengths))
     groups.of(~old).merged_into(left)
     return _side_by_side(groups.of(old), fresh), left.done()
+
+
+def joined(groups: Groups, shape: Tensor) -> Groups | None:
+    """All groups and the ellipsoids (n, d, d) of single tokens as one group, None where it has no square
+    root in numbers.
+
+    As sets of moves of all tokens together their sum is in the ellipsoid of G = (Σ s)(Σ B_gB_gᵀ/s_g + Σ
+    Q_i/s_i) (M1), and G + 2δ ≥ LLᵀ ≥ G for the Cholesky factor L of G + δ, which is backward stable.
+    """
+    n, width = shape.shape[:2]
+    size = n * width
+    flat = groups.columns.flatten(0, 1)
+    lengths = computed_lengths(groups.sizes.bound.mT).bound.clamp_min(SMALLEST)
+    traces = trace_roots(shape).bound.clamp_min(SMALLEST)
+    weight = Upper(torch.cat([lengths, traces])).sum(-1)
+    whole = weight.square()  # at least the trace of G
+    gram = _lower_products(flat / lengths[groups._index[1]] * weight.bound, flat, width)
+    for i, part in enumerate(shape * (weight.bound / traces)[:, None, None]):
+        gram[i * width : (i + 1) * width, i * width : (i + 1) * width] += part
+    shift = (relative_error(8 * size + 2 * flat.shape[-1] + 128) * whole).bound
+    gram.diagonal().add_(shift)
+    root, failed = torch.linalg.cholesky_ex(gram)
+    lost = relative_error(4 * size + 16) * computed_lengths(root.flatten()).square()
+    lost = lost + relative_error(flat.shape[-1] + 32) * whole
+    if int(failed) or not float(lost) <= float(shift):
+        return None
+    blocks = torch.stack([gram[i : i + width, i : i + width] for i in range(0, size, width)])
+    around = lifted(blocks, Upper(shift) + relative_error(8) * whole)
+    return _one_group(root.unflatten(0, (n, width))).with_ellipsoid(around)
+
+
+def _lower_products(first: Tensor, second: Tensor, width: int) -> Tensor:
+    """The rows of one with those of another, on and below the diagonal of blocks."""
+    size = len(first)
+    found = first.new_zeros(size, size)
+    for i in range(0, size, width) if first.shape[-1] else ():
+        found[i : i + width, : i + width] = first[i : i + width] @ second[: i + width].mT
+    return found
+
+
+def _one_group(columns: Tensor) -> Groups:
+    """These columns (n, d, k), with fresh names."""
+    count, name = columns.shape[-1], next(_NUMBERS)
+    labels = torch.tensor([next(_NUMBERS) for _ in range(count)], dtype=torch.long)
+    return Groups(columns, labels, torch.full((count,), name))
 
 
 def closed(groups: Groups, shape: Tensor, most: int) -> tuple[Groups, Tensor]:

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from regard._enclosed import computed_lengths
+from regard._enclosed import computed_lengths, spectral_norms
 from regard._upper import ELEMENTARY, UNIT, Upper, exact, relative_error, sizes
 from regard.domains import Neighborhood
 from regard.proofs.ball_model.attention_gram import attention_gram
@@ -16,7 +16,7 @@ from regard.proofs.ball_model.ellipsoids import Sum, pushed, trace_roots, widths
 from regard.proofs.ball_model.quadratic import Grams, form_norms, reach_of_forms, split, symmetric
 from regard.proofs.ball_model.rows import Row
 from regard.proofs.ball_model.scores import Projection, products
-from regard.proofs.ball_model.sides import Side, product_norms, sides
+from regard.proofs.ball_model.sides import Side, all_at_once, product_norms, sides
 from regard.proofs.ball_model.state import State
 from regard.proofs.near.head import value_matrix
 from regard.proofs.setting import pair_bias
@@ -37,6 +37,8 @@ def is_written_out(rows: int, columns: int, width: int) -> bool:
 def head_moves(state: State, subject: MultiHead) -> list[HeadMoves]:
     """All heads near a sequence."""
     heads = [HeadMoves(state, subject, number) for number in range(len(subject.separate))]
+    for head, stretch in zip(heads, all_at_once(spectral_norms, [head.mixer for head in heads]), strict=True):
+        head.stretch = stretch
     for side in range(3):
         for head, made in zip(heads, sides(state, [head.projections[side] for head in heads]), strict=True):
             head.sides.append(made)
@@ -65,6 +67,7 @@ class HeadMoves:
         values = Projection(matrix.center.unsqueeze(0), bias.unsqueeze(0), 0)
         self.projections = (*(pair if pair is not None else _no_scores(state.width)), values)
         self.sides: list[Side] = []
+        self.stretch = self.mixing  # at least the norm of the mixer
 
     def forget(self) -> None:
         """Drop what is large."""
@@ -115,7 +118,11 @@ class HeadMoves:
         """
         count = self.projections[0].roundings + self.projections[1].roundings
         unit = relative_error(2 * self.state.width + self.query.value.shape[-1] + count + 64)
-        products_of = unit * self.query.whole * self.key.whole.amax()
+        query, key = self.query, self.key
+        products_of = (
+            unit * (query.whole * key.length.amax() + query.length * key.whole.amax())
+            + (unit * query.whole) * (unit * key.whole).amax()
+        )
         largest = sizes(torch.where(self.seen, self.scores[0], 0.0)).amax(-1)
         return (
             products_of
@@ -285,13 +292,20 @@ class HeadMoves:
         n, row = self.state.tokens, self.row
         unit = relative_error(self.state.width + 4 * n + len(self.mixer) + self.query.value.shape[-1] + 64)
         law = Upper(self.law, n + 4)
-        changed = (2 * self.score_error).expm1() * (2 * self.value_sizes.amax())
+        changed = (2 * self.score_error).expm1() * self.farthest
         values = (unit * self.values.whole + self.value_sizes_error).amax()
         moved = (law * (self.values.size.unsqueeze(0) + self.apart_sizes * self.slope_sizes)).sum(-1)
         middle = (law * (row.up + row.down) * self.apart_sizes).sum(-1)
         reach = row.reach
         off = (law * (row.up + row.down + 2 * reach + reach.square())).sum(-1) * self.apart_error
         return changed + values + unit * (moved + middle) + off
+
+    @property
+    def farthest(self) -> Upper:
+        """At least how far values are anywhere from o_i at the center: what changed laws make of it."""
+        moved = self.values.first + self.values.rest + self.value_sizes_error
+        blur = relative_error(self.state.width + 8) * self.values.whole
+        return (self.apart_sizes + moved + blur).where(self.seen).amax(-1)
 
     @property
     def value_sizes_error(self) -> Upper:

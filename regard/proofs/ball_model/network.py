@@ -16,7 +16,7 @@ from regard.attention import Attention
 from regard.nonexpansive import Center, MixTokens, Pool, Reflected
 from regard.proofs.ball_model.attention import attend
 from regard.proofs.ball_model.ellipsoids import Sum, no_shape
-from regard.proofs.ball_model.groups import closed, opened
+from regard.proofs.ball_model.groups import closed, joined, opened
 from regard.proofs.ball_model.neurons import feed_forward, gated, mixed
 from regard.proofs.ball_model.norms import normalize
 from regard.proofs.ball_model.quadratic import Quadratic
@@ -31,8 +31,8 @@ OPEN, KEPT = 36_000_000, 18_000_000
 """How many numbers groups may hold in attention and after it; the shortest columns go on as ellipsoids of
 single tokens.
 """
-STILL = 2_000_000
-"""The same where nothing moves but by rounding, which need not be followed far."""
+APART, WIDEST = 4_000_000, 4_096
+"""From how many numbers on groups become one, where all tokens together have at most so many coordinates."""
 NEGLIGIBLE = 1e-18
 """What is left of ellipsoids in comparison with groups, in squares, that is not opened again."""
 
@@ -40,14 +40,27 @@ through = Verb("through")
 """through.one(map, state) -> State: what a map makes of a state."""
 
 
-def shared(state: State) -> State:
-    """The state with its ellipsoids opened, so that remainders know each other in all that follows."""
+def shared(state: State, together: bool = False) -> State:
+    """The state with its ellipsoids opened, so that remainders know each other in all that follows; with
+    `together` nothing else refers to its groups, and where they hold many numbers they become one. Where
+    nothing moves but by rounding, that is not followed so far.
+    """
     trace = float(state.shape.diagonal(dim1=-2, dim2=-1).sum())
-    if trace <= NEGLIGIBLE * float(state.groups.energy.sum()):
+    if not state.inputs.width or trace <= NEGLIGIBLE * float(state.groups.energy.sum()):
         return state
-    room = OPEN if state.inputs.width else STILL
-    groups, left = opened(state.groups, state.shape, room // (state.tokens * state.width))
+    if together and (one := _joined(state)) is not None:
+        return one
+    groups, left = opened(state.groups, state.shape, OPEN // (state.tokens * state.width))
     return replace(state, groups=groups, shape=left)
+
+
+def _joined(state: State) -> State | None:
+    n, width, columns = state.groups.columns.shape
+    size = n * width
+    if size > WIDEST or (columns + size) * size <= APART:
+        return None
+    groups = joined(state.groups, state.shape)
+    return None if groups is None else replace(state, groups=groups, shape=no_shape(n, width))
 
 
 @through.rule(object)
@@ -119,7 +132,7 @@ def _residual(map: maps.Residual, state: State) -> State:
         return feed_forward(state, layer.first, layer.activation, layer.second, residual=True)
     if isinstance(inner, maps.Gated):
         return gated(state, inner, residual=True)
-    state = shared(state)
+    state = shared(state, together=True)
     return _narrowed(_added(state, through.one(inner, state)))
 
 

@@ -16,7 +16,7 @@ from regard import maps
 from regard._enclosed import computed_lengths
 from regard._upper import Upper, exact, relative_error, sizes
 from regard.proofs.ball_model.activations import Bend, bend
-from regard.proofs.ball_model.ellipsoids import Sum
+from regard.proofs.ball_model.ellipsoids import Sum, no_diagonal
 from regard.proofs.ball_model.squares import Squares
 from regard.proofs.ball_model.state import State
 
@@ -101,19 +101,14 @@ def _beyond(at: Arguments, found: Bend, mixing: Tensor, squares: Squares) -> Sum
     slip = found.error * at.first.square()
     bent = second.halved() * at.product(at) + found.beyond
     whole = found.steep * at.reach + second.halved() * at.first.square()
-    one_by_one = Sum(len(at.value), len(mixing)).segments(_times(mixing, bent.minimum(whole) + slip))
+    none, rest = no_diagonal(len(at.value), mixing), Sum(len(at.value), len(mixing))
+    one_by_one = none.segments(bent.minimum(whole) + slip)
     if not bool((found.second != 0).any()):
-        return one_by_one
+        return rest.diagonal(mixing, one_by_one)
     cubic = found.third * at.reach / 3
     small = (second.halved() + cubic) * at.rest.square() + slip
-    together = Sum(len(at.value), len(mixing)).segments(_times(mixing, small))
-    together.gram(_times(mixing, second * at.rest), squares.norm)
-    together.gram(_times(mixing, cubic), squares.quartic.sqrt())
-    return one_by_one.better(together)
-
-
-def _times(mixing: Tensor, halves: Upper) -> Tensor:
-    return mixing * halves.bound.unsqueeze(-2)
+    together = none.segments(small).gram(second * at.rest, squares.norm).gram(cubic, squares.quartic.sqrt())
+    return rest.diagonal(mixing, one_by_one.better(together))
 
 
 def gated(state: State, map: maps.Gated, residual: bool) -> State:
@@ -156,4 +151,5 @@ def _gated_beyond(h: Arguments, g: Arguments, found: Bend, mixing: Tensor) -> Su
     bent = (second * gate).halved() * h.product(h) + slope * h.product(g)
     cubic = second.halved() * h.reach.square() * g.reach + found.beyond * (gate + g.reach)
     slip = found.error * (gate + 1) * h.first * (h.first + g.first)
-    return Sum(len(h.value), len(mixing)).segments(_times(mixing, bent + cubic + slip))
+    moves = no_diagonal(len(h.value), mixing).segments(bent + cubic + slip)
+    return Sum(len(h.value), len(mixing)).diagonal(mixing, moves)

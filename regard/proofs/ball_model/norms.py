@@ -16,7 +16,7 @@ from regard import maps
 from regard._enclosed import computed_lengths, lengths_below
 from regard._upper import Lower, Upper, exact, exact_lower, relative_error, root, sizes
 from regard.proofs.ball_model.ellipsoids import Sum, lifted, longest, pushed, trace_roots
-from regard.proofs.ball_model.quadratic import Grams, Quadratic, form_norms, own_square, split, symmetric
+from regard.proofs.ball_model.quadratic import Grams, Own, Quadratic, form_norms, split, symmetric
 from regard.proofs.ball_model.squares import with_forms, with_quadratic
 from regard.proofs.ball_model.state import State
 from regard.proofs.theorem import Refusal
@@ -154,7 +154,7 @@ class _Moves:
             forms = over[:, None, None, None] * token.g[:, :, None, None] * square.unsqueeze(1) + cross
             forms = -token.scale[:, None, None, None] * gamma[:, None, None] * forms
             return with_forms(after, Quadratic(forms), rest.ball(unit * size))
-        own = own_square(across)
+        own = Own(square, self.first.square(), relative_error(self.state.width + 4) * whole.square())
         grams = self._grams(gamma, own.square, unit, size)
         offset, around = split(grams, own)
         rest.ball(unit * size)

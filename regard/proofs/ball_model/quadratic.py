@@ -11,7 +11,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from regard._enclosed import computed_lengths, spectral_norms
+from regard._enclosed import computed_lengths, largest_roots, spectral_norms
 from regard._upper import Upper, relative_error
 from regard.proofs.ball_model.ellipsoids import lifted
 
@@ -52,7 +52,8 @@ class Own:
 def own_square(linear: Tensor) -> Own:
     """That of A (n, d, k)."""
     error = relative_error(linear.shape[-2] + 4) * computed_lengths(linear.flatten(1)).square()
-    return Own(linear.mT @ linear, form_norms(linear).square(), error)
+    square = linear.mT @ linear
+    return Own(square, largest_roots(square, linear.shape[-2]).square(), error)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -34,6 +35,11 @@ class Side:
     size: Upper
     whole: Upper
 
+    @cached_property
+    def length(self) -> Upper:
+        """At least |z| anywhere in the neighborhood, but for the rounding of z at the center."""
+        return computed_lengths(self.value) + self.first + self.rest
+
 
 def sides(state: State, projections: list[Projection]) -> list[Side]:
     """Those of all heads: one product with the derivatives, and one with the ellipsoids."""
@@ -43,8 +49,8 @@ def sides(state: State, projections: list[Projection]) -> list[Side]:
     moves = (joined.mT @ state.moves).split(parts, 1)
     turned = (state.rest_shape @ joined).split(parts, -1)
     around = [_pushed(state, one.w, part) for one, part in zip(projections, turned, strict=True)]
-    first = _all_at_once(form_norms, [move[..., : state.linear.shape[-1]] for move in moves])
-    rest = _all_at_once(longest, around)
+    first = all_at_once(form_norms, [move[..., : state.linear.shape[-1]] for move in moves])
+    rest = all_at_once(longest, around)
     made = zip(projections, moves, around, first, rest, strict=True)
     return [_side(state, *one) for one in made]
 
@@ -67,7 +73,7 @@ def _pushed(state: State, w: Tensor, turned: Tensor) -> Tensor:
     return lifted(w.mT @ turned, relative_error(2 * state.width + 4) * size)
 
 
-def _all_at_once(norms: Callable[[Tensor], Upper], parts: list[Tensor]) -> list[Upper]:
+def all_at_once(norms: Callable[[Tensor], Upper], parts: list[Tensor]) -> list[Upper]:
     """Norms of many matrices of one size together."""
     if len({part.shape for part in parts}) > 1:
         return [norms(part) for part in parts]

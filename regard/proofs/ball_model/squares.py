@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import itertools
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -16,6 +17,8 @@ from regard.proofs.ball_model.state import State
 
 FINE = 24_000_000
 """Pairs of neurons, over all tokens, whose Gram matrices are made; the tokens that move least go without."""
+BLOCKS, SMALL = 6, 256
+"""Into how many blocks the neurons of one token are cut, where there are more than so many."""
 
 
 class Squares:
@@ -47,9 +50,9 @@ class Squares:
         return self.norm.value.argsort(descending=True)[: self.fine]
 
     @cached_property
-    def pairs(self) -> dict[int, Tensor]:
+    def pairs(self) -> dict[int, Pairs]:
         """(b_k·b_l)² for the chosen tokens."""
-        return {int(i): (self.along[i] @ self.along[i].mT).square() for i in self.chosen}
+        return {int(i): pairs_of(self.along[i]) for i in self.chosen}
 
     @cached_property
     def quartic(self) -> Upper:
@@ -57,7 +60,7 @@ class Squares:
         value = (self.lengths.square().amax(-1) * self.norm.square()).bound.clone()
         off = relative_error(4 * self.along.shape[-1] + 16) * self.fourth
         for i, pairs in self.pairs.items():
-            value[i] = min(float(value[i]), float(largest_row(pairs) + off[i]))
+            value[i] = min(float(value[i]), float(pairs.largest() + off[i]))
         return Upper(value)
 
     def into(self, after: State, weights: Tensor, rest: Sum) -> State:
@@ -68,14 +71,15 @@ class Squares:
         if not self.along.shape[-1]:
             return after.with_rest(rest)
         coarse = torch.ones(after.tokens, dtype=torch.bool).index_fill(0, self.chosen, False)
-        rest.gram(weights, self.quartic.sqrt().where(coarse))
+        if bool(coarse.any()):
+            rest.gram(weights, self.quartic.sqrt().where(coarse))
         offset, around = split(self.grams(weights), self.own.of(self.chosen))
         return with_quadratic(after, self.chosen, offset, around, rest)
 
     def grams(self, weights: Tensor) -> Grams:
         """Of H_c = Σ_k E_ck b_k b_kᵀ for the chosen tokens."""
         mixed, along, square = weights[self.chosen], self.along[self.chosen], self.own.square[self.chosen]
-        gram = torch.stack([mixed[k] @ self.pairs[int(i)] @ mixed[k].mT for k, i in enumerate(self.chosen)])
+        gram = torch.stack([self.pairs[int(i)].mixed(one) for i, one in zip(self.chosen, mixed, strict=True)])
         inner = (mixed @ ((along @ square) * along).sum(-1, keepdim=True)).squeeze(-1)
         size, fourth = computed_lengths(mixed.flatten(1)), self.fourth[self.chosen]
         unit = relative_error(4 * mixed.shape[-1] + 4 * along.shape[-1] + 64)
@@ -110,12 +114,53 @@ def with_quadratic(after: State, chosen: Tensor, offset: Tensor, around: Tensor,
     return replace(after, center=center).with_rest(rest)
 
 
-def largest_row(pairs: Tensor) -> Upper:
-    """At least λ_max of a symmetric matrix with entries that are not negative: max (Kz)_k/z_k for any z > 0
-    (Collatz and Wielandt).
-    """
-    z = pairs.sum(-1).clamp_min(1e-300)
-    for _ in range(3):
-        z = pairs @ z
-        z = z / z.amax().clamp_min(1e-300) + 1e-9
-    return (Upper(pairs @ z, len(z) + 1) / Lower(z)).amax()
+@dataclass(frozen=True)
+class Pairs:
+    """The symmetric matrix K = [(b_k·b_l)²] by its blocks on and below the diagonal, row by row."""
+
+    bounds: tuple[int, ...]
+    rows: tuple[tuple[Tensor, ...], ...]
+
+    def _cut(self, tensor: Tensor, dim: int) -> tuple[Tensor, ...]:
+        return tensor.split([b - a for a, b in itertools.pairwise(self.bounds)], dim)
+
+    def times(self, z: Tensor) -> Tensor:
+        """Kz."""
+        parts, found = self._cut(z, 0), self._cut(torch.zeros_like(z), 0)
+        for i, row in enumerate(self.rows):
+            for j, block in enumerate(row):
+                found[i].add_(block @ parts[j])
+                if j < i:
+                    found[j].add_(block.mT @ parts[i])
+        return torch.cat(found)
+
+    def mixed(self, weights: Tensor) -> Tensor:
+        """E K Eᵀ for E (e, m): half of it, and its transpose."""
+        parts, half = self._cut(weights, 1), weights.new_zeros(len(weights), len(weights))
+        for j, part in enumerate(parts):
+            below = 0.5 * part @ self.rows[j][j]
+            for i in range(j + 1, len(parts)):
+                below = below + parts[i] @ self.rows[i][j]
+            half = half + below @ part.mT
+        return half + half.mT
+
+    def largest(self) -> Upper:
+        """At least λ_max of K, whose entries are not negative: max (Kz)_k/z_k for any z > 0 (Collatz and
+        Wielandt).
+        """
+        z = self.times(torch.ones(self.bounds[-1], dtype=torch.float64)).clamp_min(1e-300)
+        for _ in range(2):
+            z = self.times(z)
+            z = z / z.amax().clamp_min(1e-300) + 1e-9
+        return (Upper(self.times(z), len(z) + 1) / Lower(z)).amax()
+
+
+def pairs_of(along: Tensor) -> Pairs:
+    """For slopes b (m, d0), in a few blocks: half of the products."""
+    m = len(along)
+    bounds = tuple(sorted({round(k * m / BLOCKS) for k in range(BLOCKS + 1)})) if m > SMALL else (0, m)
+    parts = [along[a:b] for a, b in itertools.pairwise(bounds)]
+    return Pairs(
+        bounds,
+        tuple(tuple((one @ other.mT).square_() for other in parts[: i + 1]) for i, one in enumerate(parts)),
+    )

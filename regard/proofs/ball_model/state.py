@@ -89,7 +89,9 @@ class State:
     @cached_property
     def rest_shape(self) -> Tensor:
         """An ellipsoid that holds x_i - c_i - A_i u, (n, d, d)."""
-        found = self.groups.merged_into(Sum(self.tokens, self.width).shape(self.shape))
+        found = Sum(self.tokens, self.width).shape(self.shape)
+        if self.groups.columns.shape[-1]:
+            found.shape(self.groups.ellipsoid)
         if self.curved is not None:
             offset, around = split(self.curved.grams(self.own), self.own)
             found.segments(offset.unsqueeze(-1)).shape(around)

@@ -85,7 +85,7 @@ def run(network: Map, state: State) -> State:
 
 def _deviation(state: State, still: State, norm: SequenceNorm) -> Upper:
     """At least how far values are from that of the given sequence, which is near the center of `still`."""
-    shift = computed_lengths(state.center - still.center) * (1 + Upper(2.0**-50)) + longest(still.shape)
+    shift = computed_lengths(state.center - still.center) * (1 + Upper(2.0**-50)) + longest(still.rest_shape)
     each = shift + spectral_norms(state.linear) + longest(state.rest_shape)
     if not math.isfinite(float(each.amax())):
         raise Refusal("its remainders leave the range of numbers on this domain; use a smaller radius")
@@ -101,5 +101,6 @@ def _deviation(state: State, still: State, norm: SequenceNorm) -> Upper:
 def arithmetic() -> Hypothesis:
     """What is taken on trust of the machine."""
     return assumed(
-        "float64 rounds to nearest, exponentials are right to eight units, eigenvalues are backward stable"
+        "float64 rounds to nearest, exponentials are right to eight units, eigenvalues and Cholesky factors "
+        "are backward stable"
     )
