@@ -68,7 +68,7 @@ def attend_next(layer: MultiHeadAttention, x: Tensor, cache: LayerCache) -> Tens
     queries, keys, values = parts.unbind(1)
     if isinstance(potential, Rotary):
         marks = marks_after(cache.length, 1, x.device)
-        queries, keys = potential.features(queries, keys, marks, marks)
+        queries, keys = potential.rotate(parts[:, :2], marks).unbind(1)
         potential = potential.potential
     known = cache.extend(keys, values)
     mixed = attend_tokens(potential, mechanism.normalizer, FULL, queries, *known)
