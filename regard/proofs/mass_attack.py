@@ -37,6 +37,10 @@ STEPS = (1e-1, 1e-2, 1e-3, 1e-4)
 """How far a witness moves, in parts of the size of the domain."""
 ROUNDING = 1e-9
 """What a witness gives away, so that it does not rest on the rounding of transport."""
+BLUR = 2.0**-47
+"""How far values may be from those that are computed, relative to the largest: laws whose images are no
+farther apart show nothing.
+"""
 
 
 @dataclass(frozen=True)
@@ -167,7 +171,9 @@ class MassAttack:
     def _seen(self, start: Tensor, other: Tensor, masses: Tensor) -> tuple[float, Measure, Measure]:
         """How many times farther apart the images are, by exact transport."""
         image, moved = (Measure(self.values(x, masses).detach(), masses) for x in (start, other))
-        stretched = float(wasserstein(image, moved, self.p)) / _carried(masses, start - other, self.p)
+        blur = BLUR * float(max(image.points.abs().max(), moved.points.abs().max()))
+        apart = max(0.0, float(wasserstein(image, moved, self.p)) - blur)
+        stretched = apart / _carried(masses, start - other, self.p)
         return stretched * (1 - ROUNDING), Measure(start, masses), Measure(other, masses)
 
     def _random(self, *shape: int) -> Tensor:

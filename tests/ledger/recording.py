@@ -118,9 +118,11 @@ def _of_number(x: float) -> float:
 
 
 def _of_tensor(value: torch.Tensor) -> float:
-    """What a transform of torch holds is no number yet."""
+    """What a transform of torch holds is no number yet; whole numbers are names and places: they count."""
     if torch._C._functorch.is_functorch_wrapped_tensor(value) or value.is_meta:
         return 0.0
+    if not value.dtype.is_floating_point and value.dtype != torch.bool:
+        return math.log1p(value.numel())
     with torch.no_grad(), _disable_current_modes():
         sizes = value.detach().double().abs().asinh()
         return float(torch.where(torch.isfinite(sizes), sizes, NO_NUMBER).sum())
