@@ -47,7 +47,7 @@ def test_a_seed_is_a_case(family):
     assert first.split(":")[1] != other.split(":")[1]
 
 
-@pytest.mark.parametrize("seed", [723, 783, 784, 108, 174, 187, 47])
+@pytest.mark.parametrize("seed", [723, 783, 784, 108, 174, 187])
 def test_cases_that_were_found(seed):
     """Weights that underflow, shares that add up to more than one, scores that do not look at tokens."""
     tally = Tally()
@@ -55,9 +55,9 @@ def test_cases_that_were_found(seed):
     assert not tally.violations, tally.violations
 
 
-@pytest.mark.parametrize("seed", [23, 41, 87, 90])
+@pytest.mark.parametrize("seed", [23, 41, 47, 87, 90])
 def test_attacks_that_saw_too_much(seed):
-    """W₃ that was measured as W₁, and a law that was put back at the border, a rounding away."""
+    """W₃ that was measured as W₁, a law that was put back at the border, and values that hardly move."""
     tally = attack_all(cases_of(["laws"], iter([seed])), ascended=1)
     assert not tally.violations, tally.violations
 
