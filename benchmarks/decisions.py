@@ -108,6 +108,8 @@ def model_part(words: int, radii: list[float]) -> bool:
             for token in range(1, len(x) - 1):
                 if len(found) < words:
                     found.append(measure(map, x, token, relative))
+                    shown = "ratio {:.4f}, {:.1f} CPU s".format(*found[-1])
+                    print(f"  relative {relative:g}, word {len(found)}: {shown}", file=sys.stderr, flush=True)
         ratios, seconds = (torch.tensor(column, dtype=torch.float64) for column in zip(*found, strict=True))
         target = TARGETS.get(relative, float("inf"))
         missed |= bool(ratios.mean() > target) or bool(seconds.mean() > SECONDS)
@@ -152,6 +154,8 @@ def classifier_part(layers: int, words: int) -> bool:
         for token in range(1, len(x)):
             if len(rows) < words:
                 rows.append(_compared(model, network, x, token))
+                shown = " ".join(f"{value:.4g}" for value in rows[-1])
+                print(f"  {layers} layers, word {len(rows)}: {shown}", file=sys.stderr, flush=True)
     ours, zonotope, box, seen, first, second, theirs = (
         statistics.fmean(column) for column in zip(*rows, strict=True)
     )
