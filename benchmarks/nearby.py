@@ -117,7 +117,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one radius, a short search")
     quick = parser.parse_args().quick
-    columns = ("R", "other input", "W₁ in", "out", "a search", "come and go", "in place", "laws")
+    columns = ("R", "other input", "W₁ in", "out", "a search", "come and go", "in place", "on these", "laws")
     table = Table(*columns, "laws / search", "constant", title="twelve tokens in five dimensions, all in W₁")
     missed = 0
     for radius in (1.6,) if quick else (1.6, 3.0, 4.1):
@@ -133,6 +133,7 @@ def main() -> int:
                 f"{radius}", name, f"{found.distance_in:.3g}", f"{found.distance_out:.3g}", f"{search:.3g}",
                 _shown(proved.get("tokens that come and go")),
                 _shown(proved.get("tokens that move as far, each in its place")),
+                _shown(proved.get("all laws as near in W₁, on the tokens of both")),
                 _shown(laws), f"{loose:.1f} {'met' if loose <= LOOSE else 'missed'}",
                 f"{found.constant.value * found.distance_in:.3g}",
             )  # fmt: skip

@@ -80,6 +80,14 @@ CASES = {
     "q k width": (lambda: r.attend(t(3, 2), t(3, 4), t(3, 2)), "q and k: have widths 2 and 4"),
     "v rows": (lambda: r.attend(t(3, 2), t(3, 2), t(4, 2)), "v: has 4 rows for 3 keys"),
     "dtypes": (lambda: r.attend(t(3, 2), t(3, 2).double(), t(3, 2)), "q, k and v: have dtypes"),
+    "slopes": (
+        lambda: r.attend(t(4, 5, 2), t(4, 5, 2), t(4, 5, 2), potential=r.Dot() + r.Alibi(t(3))),
+        "does not fit tokens with batch dimensions [4]; give one parameter, or one for each head",
+    ),
+    "bandwidths": (
+        lambda: r.attend(t(4, 5, 2), t(4, 5, 2), t(4, 5, 2), potential=r.Gaussian(bandwidth=t(3).abs() + 1)),
+        "does not fit tokens with batch dimensions [4]",
+    ),
     "heads": (lambda: r.attend(t(6, 3, 2), t(4, 3, 2), t(4, 3, 2)), "keys: have 4 heads and the queries 6"),
     "batch": (lambda: r.attend(t(2, 1, 3, 2), t(3, 1, 3, 2), t(3, 1, 3, 2)), "have batch shapes"),
     "log_weights": (

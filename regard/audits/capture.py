@@ -136,6 +136,23 @@ def call_again(module: nn.Module, call: Call, tokens: dict[Tensor, Tensor]) -> A
     return module(*arguments, **options)
 
 
+def entering(model: nn.Module, options: dict[str, Any], path: str) -> Tensor:
+    """The tokens (n, d) that enter the first call of a module; the model stops there."""
+    found: list[Tensor] = []
+
+    def enter(module: nn.Module, arguments: Any, named: Any) -> None:
+        found.append(tokens_in(Call(arguments, named, None)))
+        raise _Enough
+
+    handle = _module(model, path).register_forward_pre_hook(enter, with_kwargs=True)
+    with quiet(model), _hooks([handle]), torch.no_grad():
+        try:
+            model(**fresh(options))
+        except _Enough:
+            return found[0]
+    raise NotCovered(f"the model did not call {path}")
+
+
 def replay(model: nn.Module, trace: dict[str, Call], names: Sequence[str]) -> Function:
     """A function that makes the captured calls again, one after the other, with their captured arguments
     but on other tokens: (n, d) to (n, e).

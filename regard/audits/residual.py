@@ -62,13 +62,22 @@ class Stream:
     calls: dict[str, Call]
 
     def block(self, path: str, turn: int) -> Block:
-        """The block around the attention module at a path; NotCovered where no residual stream is found."""
-        reasons = []
+        """The block around the attention module at a path; NotCovered where no residual stream is found.
+
+        It may hold a part that adds attention alone (BERT's relatives): the first with a second branch is the
+        block, up to the element of a list, which is not passed.
+        """
+        reasons, found = [], None
         for above in [own for own in ancestors(path) if own][:LEVELS]:
             try:
-                return _Candidate(self, above, turn, path).block()
+                block = _Candidate(self, above, turn, path).block()
+                found = block if found is None or block.mlp else found
             except NotCovered as reason:
                 reasons.append(f"{above}: {reason}")
+            if found is not None and (found.mlp or above.rpartition(".")[2].isdigit()):
+                return found
+        if found is not None:
+            return found
         raise NotCovered(
             "no residual stream was found around it" + "".join(f"; {one}" for one in reasons[:2])
         )
@@ -188,10 +197,10 @@ class _Candidate:
         """
         readers = [step for step in self.steps if step.source in starts and step.path != self.path]
         before = readers if end not in readers else [end]
+        before = [step for step in before if self.steps.index(step) <= self.steps.index(end)]
         outermost = [
             step for step in before if not any(step.path.startswith(f"{other.path}.") for other in before)
         ]
-        outermost = [step for step in outermost if self.steps.index(step) <= self.steps.index(end)]
         return tuple(dict.fromkeys([step.path for step in outermost[-1:]] + [end.path]))
 
     def _named(self, attention: tuple[str, ...], mlp: tuple[str, ...]) -> Block:

@@ -161,9 +161,16 @@ def _name_rows(rows: list[Row], column: str) -> Sentence:
     return joined(parts, ", ")
 
 
+def _normed(report: Report, alone: str, branch: str) -> bool:
+    """Whether something stands before attention anywhere: the numbers with it and without it differ."""
+    pairs = [(row.values.get(alone), row.values.get(branch)) for row in report.rows]
+    return any(one != other for one, other in pairs if other is not None)
+
+
 def _heads(report: Report) -> Sentence | None:
+    before = ", with the norm before them" if _normed(report, "head_constant", "head_branch_constant") else ""
     named = {
-        "head_branch_constant": "Heads that amplify most, with the norm before them",
+        "head_branch_constant": f"Heads that amplify most{before}",
         "qk_norm": "Heads with the largest QK norms",
     }
     for column, words in named.items():
@@ -181,8 +188,11 @@ def _layers(report: Report) -> Sentence | None:
     if not ranked:
         return None
     first = ranked[0]
+    alone = not _normed(report, "layer_constant", "attention_branch_constant")
     found = say(
-        "Attention that amplifies most, with the norm before it: {place}, by {attention}.",
+        "Attention that amplifies most"
+        + ("" if alone else ", with the norm before it")
+        + ": {place}, by {attention}.",
         place=first.label,
         attention=first.values["attention_branch_constant"],
     )

@@ -32,6 +32,7 @@ from regard.maps import Heads
 from regard.measure import Measure
 from regard.normalizers import Elu, PositiveRandom
 from regard.proofs.approximation import row_errors
+from regard.proofs.ratios import ratio_errors
 from regard.proofs.setting import equivariant
 from regard.proofs.subject import Head, single_heads
 from regard.proofs.theorem import Refusal
@@ -219,7 +220,8 @@ class Layer:
             head, queries = group.head, group.queries[0, self.test]
             stretch = exact(1.0) if mixer is None else product_norm(mixer)
             mixed = head.attention.replace(lookup=_through(head.lookup, mixer))
-            parts.append(Upper(row_errors(mixed, law, queries, group.keys)) + stretch * off)
+            asked = (mixed, law, queries, group.keys)
+            parts.append(Upper(row_errors(*asked)).minimum(Upper(ratio_errors(*asked))) + stretch * off)
             values = mixed.lookup.values(group.keys.points, group.keys.marks)
             trivial.append(Upper(2 * (values - values.mean(0)).norm(dim=-1).amax()))
         bound, most = (float(self._joined(side).amax()) / self.size for side in (parts, trivial))

@@ -236,8 +236,22 @@ def _find_structure_shape(problem: Problem) -> tuple[int, ...]:
     allowed = () if plain else support.allows(problem.rows()[..., :1], problem.columns()[..., :1]).shape[:-2]
     if 0 in (problem.query_count, problem.key_count):
         return tuple(_check.broadcast("normalizer and support", allowed, *learned))
-    scored = problem.potential.pair(_first(problem.queries), _first(problem.keys)).shape[:-2]
+    scored = _score_one(problem).shape[:-2]
     return tuple(_check.broadcast("potential, normalizer and support", allowed, scored, *learned))
+
+
+def _score_one(problem: Problem) -> Tensor:
+    """The score of the first query and the first key."""
+    try:
+        return problem.potential.pair(_first(problem.queries), _first(problem.keys))
+    except ArgumentError:
+        raise
+    except RuntimeError as error:  # parameters for another number of heads
+        batch = list(problem.values.shape[:-2])
+        found = f"{problem.potential!r} does not fit tokens with batch dimensions {batch}"
+        raise ArgumentError(
+            "potential", found, f"give one parameter, or one for each head; torch says: {error}"
+        ) from error
 
 
 def _features(

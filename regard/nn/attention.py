@@ -19,6 +19,7 @@ from regard.nn.digits import working
 from regard.nn.frames import Frames
 from regard.nn.mechanism import Mechanism
 from regard.nn.naming import refuse_torch_names
+from regard.nn.next_token import attend_next, is_next, may_go_on
 from regard.nn.shaping import center
 from regard.nn.visibility import check_batch, check_order, check_pieces
 from regard.normalizers import Normalizer
@@ -75,6 +76,7 @@ class MultiHeadAttention(nn.Module):
         self.output = Frames(width) if orthogonal else nn.Linear(width, width, bias)
         self.mechanism = Mechanism(mechanism)
         check_order(mechanism.normalizer, mechanism.support)
+        self.goes_on = may_go_on(self, mechanism)
         if shaped:
             check_laws(mechanism.normalizer, self.dropout)
         if not orthogonal:
@@ -98,6 +100,9 @@ class MultiHeadAttention(nn.Module):
         support: Padding(lengths.unsqueeze(-1)), Where(real[:, None, None]). `added` is what scores get beside
         the mechanism's: PairBias(mask), mask (n, m), (heads, n, m) or (batch, 1, n, m).
         """
+        plain = context is values is added is None and type(support) is Full and not torch_names
+        if plain and isinstance(cache, LayerCache) and is_next(self, x, cache):
+            return attend_next(self, x, cache)
         refuse_torch_names(torch_names, self)
         check_tokens("x", x, self.width)
         kind, x = x.dtype, self._received("x", x)

@@ -26,10 +26,10 @@ class LayerCache:
                 self._grow(self._keys, keys, room),
                 self._grow(self._values, values, room),
             )
-        here = slice(self.length, self.length + count)
-        self._keys[..., here, :], self._values[..., here, :] = keys, values
+        self._keys.narrow(-2, self.length, count).copy_(keys)
+        self._values.narrow(-2, self.length, count).copy_(values)
         self.length += count
-        return self._keys[..., : self.length, :], self._values[..., : self.length, :]
+        return self._keys.narrow(-2, 0, self.length), self._values.narrow(-2, 0, self.length)
 
     def _grow(self, old: Tensor | None, new: Tensor, room: int) -> Tensor:
         made = new.new_empty(*new.shape[:-2], room, new.shape[-1])

@@ -21,6 +21,7 @@ from regard.proofs.misspecifications import (
 )
 from regard.proofs.pair_exchanges import PairExchanges, exchange_pairs
 from regard.proofs.radius import Radius, certified_radius
+from regard.proofs.ratios import ratio_errors
 from regard.proofs.similarity import Similarity, certified_cosine
 from regard.proofs.theorem import THEOREMS, Bound, Refusal, Theorem
 from regard.proofs.theorems.contraction import contraction
@@ -62,6 +63,7 @@ __all__ = [
     "kernel_error",
     "misspecification",
     "rank_collapse",
+    "ratio_errors",
     "replaced_distance",
     "row_errors",
     "score_perturbation",

@@ -45,8 +45,11 @@ def approximation_error(
     law (m, n), or (h, m, n) for heads, whose outputs then stand side by side. A row with mass where attention
     has none makes it infinite.
     """
-    queries = _one("x", x)
-    domain, exact = Neighborhood(queries, 0.0), queries if context is None else _one("context", context)
+    queries = one_sequence("x", x)
+    domain, exact = (
+        Neighborhood(queries, 0.0),
+        queries if context is None else one_sequence("context", context),
+    )
     try:
         rows, hypotheses = _rows(attention, law, queries, exact)
     except Refusal as refusal:
@@ -63,8 +66,8 @@ def approximation_error(
 
 def row_errors(attention: Attention, law: Tensor, x: Points, context: Points | None = None) -> Tensor:
     """The same bound for each query: (m,), or (h, m) where `law` has heads."""
-    queries = _one("x", x)
-    rows, _ = _rows(attention, law, queries, queries if context is None else _one("context", context))
+    queries = one_sequence("x", x)
+    rows, _ = _rows(attention, law, queries, queries if context is None else one_sequence("context", context))
     return rows.bound if law.ndim > 2 else rows.bound.squeeze(0)
 
 
@@ -107,7 +110,7 @@ def _outside(made: Certificate, errors: Tensor) -> Certificate:
     )
 
 
-def _one(name: str, x: Points) -> Measure:
+def one_sequence(name: str, x: Points) -> Measure:
     measure = as_measure(name, x)
     if len(measure.batch_shape) or not measure.size:
         raise ArgumentError(
@@ -124,7 +127,7 @@ def _rows(
 ) -> tuple[Upper, tuple[Hypothesis, ...]]:
     """Bounds (h, m) and what they rest on."""
     heads = [Head(head) for head in single_heads(attention)]
-    laws = _laws(law, len(heads), queries.size, keys.size)
+    laws = laws_of(law, len(heads), queries.size, keys.size)
     rows = stack([_head_rows(head, one, queries, keys) for head, one in zip(heads, laws, strict=True)])
     known = all(size.one(head.potential, queries, keys) is not None for head in heads)
     exact = (
@@ -135,7 +138,7 @@ def _rows(
     return rows, (checked("softmax rows"), checked("rows are laws"), exact)
 
 
-def _laws(law: Tensor, heads: int, queries: int, keys: int) -> Tensor:
+def laws_of(law: Tensor, heads: int, queries: int, keys: int) -> Tensor:
     """The rows of every head in float64, checked."""
     _check.floating("law", law)
     if (
@@ -162,15 +165,15 @@ def _head_rows(head: Head, law: Tensor, queries: Measure, keys: Measure) -> Uppe
         )
     totals = law.sum(-1, keepdim=True)
     gaps = head.attention.law_gap(law / totals, queries, keys)
-    highest = Numbers(gaps, _slack(head, queries, keys)).largest().clamp_min(0.0)
-    spread = _radii(head, head.lookup.values(keys.points, keys.marks), queries, keys)
+    highest = Numbers(gaps, slack_of(head, queries, keys)).largest().clamp_min(0.0)
+    spread = spreads(head, head.lookup.values(keys.points, keys.marks), queries, keys)
     radius, reach = (stack(part) for part in zip(*spread, strict=True))
     defect = sizes(totals.squeeze(-1) - 1) + rounding_error(4 * keys.size + 64)
     found = approximation.total_variation_bound(exact(highest)) * radius + defect * reach
     return found.map(lambda value: torch.where(torch.isinf(gaps), math.inf, value))
 
 
-def _slack(head: Head, queries: Measure, keys: Measure) -> Upper:
+def slack_of(head: Head, queries: Measure, keys: Measure) -> Upper:
     """How much rounding can take from a gap: twice the error of a score, and the sums of logarithms."""
     known = size.one(head.potential, queries, keys)
     counts = log_counts(keys)
@@ -188,13 +191,13 @@ TEN_DIGITS = Upper(1e-10)
 """What is assumed of scores whose rounding is not known, relative to the largest."""
 
 
-def _radii(head: Head, values: Tensor, queries: Measure, keys: Measure) -> list[tuple[Upper, Upper]]:
+def spreads(head: Head, values: Tensor, queries: Measure, keys: Measure) -> list[tuple[Upper, Upper]]:
     """For each query the radius and the reach of the values of the keys that it sees and that have mass."""
     seen = head.support.allows(queries.positions(), keys.positions()).expand(queries.size, keys.size)
     if keys.log_weights is not None:
         seen = seen & (keys.log_weights > -math.inf)
     error, apart = (
-        _value_error(head.lookup, values, keys),
+        value_error(head.lookup, values, keys),
         distances(values, values) if len(values) <= _PAIRS else None,
     )
     found: dict[bytes, tuple[Upper, Upper]] = {}
@@ -217,7 +220,7 @@ def _radius(values: Tensor, apart: Tensor | None, error: Upper) -> tuple[Upper, 
     return radius + error, lengths(values).amax() + error
 
 
-def _value_error(lookup: Lookup, values: Tensor, keys: Measure) -> Upper:
+def value_error(lookup: Lookup, values: Tensor, keys: Measure) -> Upper:
     """How far computed values are from exact ones."""
     if isinstance(lookup, (Identity, Table)):
         return exact(0.0)

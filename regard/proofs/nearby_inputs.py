@@ -37,7 +37,7 @@ def bounds_nearby(map: Any, pair: Pair, norm: Norm) -> list[Certificate]:
     """All laws as near in W₁, tokens that move as far, tokens that come and go: bounds that are finite."""
     found = []
     if isinstance(norm, Wasserstein) and norm.p == 1.0:
-        found.append(_as_bound("all laws as near in W₁", deviation(map, _laws(pair), norm), norm))
+        found += [_as_bound(name, deviation(map, laws, norm), norm) for name, laws in _laws(pair).items()]
         found += [
             _as_bound("tokens that come and go", deviation(map, edit, norm), norm) for edit in _edits(pair)
         ]
@@ -52,11 +52,19 @@ def share(length: Upper, tokens: int, p: float) -> Upper:
     return length if math.isinf(p) else length / exact_lower(tokens).inverse_power(p)
 
 
-def _laws(pair: Pair) -> NearbyLaws:
-    """All laws that are as near to the first as the second is, in a ball that holds both."""
+def _laws(pair: Pair) -> dict[str, NearbyLaws]:
+    """All laws that are as near to the first as the second is: on a ball that holds both, and those whose
+    mass stays or goes to tokens of the second, which is one of them.
+    """
     points = torch.cat([pair.first.points, pair.second.points])
     smallest = min(balls_around(points, None), key=lambda ball: ball.radius)
-    return NearbyLaws(pair.first, float(pair.apart), smallest)
+    apart = float(pair.apart)
+    return {
+        "all laws as near in W₁": NearbyLaws(pair.first, apart, smallest),
+        "all laws as near in W₁, on the tokens of both": NearbyLaws(
+            pair.first, apart, Vocabulary(pair.second.points)
+        ),
+    }
 
 
 def _in_place(map: Any, pair: Pair, norm: Norm) -> Certificate:

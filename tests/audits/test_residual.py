@@ -51,6 +51,30 @@ class Beside(Before):
         return x + self.attn(h, h, h)[0] + self.ff(self.ln2(x))
 
 
+class Part(nn.Module):
+    """Attention and its residual connection with a norm, as a part of a block: BERT's relatives."""
+
+    def __init__(self, width=12, heads=3):
+        super().__init__()
+        self.attn, self.norm = nn.MultiheadAttention(width, heads, batch_first=True), nn.LayerNorm(width)
+
+    def forward(self, x):
+        return self.norm(x + self.attn(x, x, x)[0])
+
+
+class Parted(nn.Module):
+    """A block of such a part, and of a second branch."""
+
+    def __init__(self, width=12):
+        super().__init__()
+        self.part, self.norm = Part(width), nn.LayerNorm(width)
+        self.ff = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x):
+        x = self.part(x)
+        return self.norm(x + self.ff(x))
+
+
 class Gated(Before):
     """A second branch that reads the stream beside its first module: no function of that module's input."""
 
@@ -89,6 +113,7 @@ FOUND = {
     Before: (("ln1", "attn"), ("ln2", "ff")),
     After: (("attn",), ("a", "b")),
     Beside: (("ln1", "attn"), ("ln2", "ff")),
+    Parted: (("part.attn",), ("ff",)),
 }
 
 
@@ -109,13 +134,25 @@ def test_blocks_around_attention_are_found(kind):
     assert layer["block_constant"] == pytest.approx(largest(first, X), rel=1e-3)
     assert stack["network_constant"] == pytest.approx(largest(model, X), rel=1e-3)
     assert 0 < stack["influence_share"] <= 1
-    if kind is not After:
+    if kind in (Before, Beside):
         stream = X if kind is Beside else (X + first.attn(*[first.ln1(X)] * 3)[0]).detach()
         mlp = largest(lambda x: first.ff(first.ln2(x)), stream)
         assert layer["mlp_branch_constant"] == pytest.approx(mlp, rel=1e-3)
         branch = largest(lambda x: first.attn(*[first.ln1(x)] * 3)[0], X)
         assert layer["attention_branch_constant"] == pytest.approx(branch, rel=1e-3)
+    if kind is Parted:
+        assert layer["mlp_branch_constant"] == pytest.approx(
+            largest(first.ff, first.part(X).detach()), rel=1e-3
+        )
+        own = largest(lambda x: first.part.attn(x, x, x)[0], X)
+        assert layer["attention_branch_constant"] == pytest.approx(own, rel=1e-3)
     assert not report.skipped
+
+
+def test_blocks_of_attention_alone_do_not_take_the_next_one_for_a_second_branch():
+    model = enlivened(Net(Part)).double()
+    found = Audit(model, [{"x": X}], checks=named("constants")).places[0].block(model)
+    assert (found.path, found.attention, found.mlp) == ("blocks.0", ("blocks.0.attn",), ())
 
 
 def test_a_branch_that_reads_the_stream_twice_is_left_out():

@@ -16,8 +16,10 @@ from regard.nn import (
     RotaryPositions,
     SequenceToSequence,
     UnitVariance,
+    attention,
     shaped,
 )
+from regard.nn.next_token import attend_next
 from tests.nn.modules import alive, every_position
 
 D = torch.float64
@@ -276,3 +278,26 @@ def test_turned_keys_serve_calls_with_and_without_an_added_bias():
         layer(x[:, :4], cache=cache)
         found = layer(x[:, 4:], added=PairBias(bias), cache=cache)
     torch.testing.assert_close(found, wanted)
+
+
+@torch.no_grad()
+def test_a_token_after_others_takes_the_short_way_where_nothing_else_is_asked(monkeypatch):
+    """The value is that of the long way, which all else takes."""
+    taken = []
+    monkeypatch.setattr(attention, "attend_next", lambda *step: taken.append(step) or attend_next(*step))
+    for mechanism, short in (
+        (r.Attention(r.Rotary(r.Dot()), support=r.Causal()), True),
+        (r.Attention(r.Dot(), normalizer=r.Softmax(2.0), support=r.Causal()), True),
+        (r.Attention(r.Dot() + r.Alibi(0.5), support=r.Causal()), False),
+        (r.Attention(r.Dot(), support=r.Window(3, 0)), False),
+        (r.Attention(r.Dot(), normalizer=r.Softmax(torch.tensor(2.0)), support=r.Causal()), False),
+    ):
+        layer, cache, x = (
+            MultiHeadAttention(WIDTH, HEADS, mechanism=mechanism),
+            LayerCache(),
+            torch.randn(2, 6, WIDTH),
+        )
+        found = torch.cat([layer(piece, cache=cache) for piece in x.split((4, 1, 1), 1)], 1)
+        assert len(taken) == (2 if short else 0), mechanism
+        torch.testing.assert_close(found, layer(x), rtol=1e-5, atol=1e-6)
+        taken.clear()

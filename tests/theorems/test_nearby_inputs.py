@@ -29,6 +29,9 @@ def _names(found):
     return [found.bound.theorem, *(one.theorem for one in found.bound.others)]
 
 
+LAWS = {"all laws as near in W₁", "all laws as near in W₁, on the tokens of both"}
+
+
 @pytest.mark.parametrize("radius", [0.7, 3.0])
 @pytest.mark.parametrize("kind", ["noise", "replaced", "deleted", "inserted", "other"])
 def test_bounds_hold_and_are_far_below_the_constant(kind, radius):
@@ -46,8 +49,8 @@ def test_bounds_hold_and_are_far_below_the_constant(kind, radius):
     times = found.constant.value * found.distance_in
     assert found.bound.value < times / {0.7: 1.5, 3.0: 100}[radius]
     best = {
-        "noise": {"tokens that move as far, each in its place", "all laws as near in W₁"},
-        "other": {"all laws as near in W₁"},
+        "noise": {"tokens that move as far, each in its place", *LAWS},
+        "other": LAWS,
     }.get(kind, {"tokens that come and go"})
     assert found.bound.theorem in best or radius < 1
     assert "constant of the map" in str(_names(found))
@@ -59,7 +62,12 @@ def test_bounds_are_those_of_the_theorems():
     found = misspecification(attention, x, shorter)
     assert found.bound.domain == Edited(x, (4, 5))
     assert found.bound.value == deviation(attention, Edited(x, (4, 5)), Wasserstein(1.0)).value
-    laws = next(one for one in found.bound.others if isinstance(one.domain, NearbyLaws))
+    near = [one for one in found.bound.others if isinstance(one.domain, NearbyLaws)]
+    laws, words = sorted(near, key=lambda one: one.theorem)
+    assert {laws.theorem, words.theorem} == LAWS
+    assert torch.equal(words.domain.within.points, shorter)
+    assert words.value == deviation(attention, words.domain, Wasserstein(1.0)).value
+    assert words.domain.radius == laws.domain.radius
     assert laws.domain.radius == found.distance_in
     assert float((torch.cat([x, shorter]) - laws.domain.within.center).norm(dim=-1).max()) <= (
         laws.domain.within.radius

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from regard.audits.adapters.base import Adapter, Block, Call, Matrices
+from regard.audits.adapters.base import Adapter, Block, Call, Matrices, NotCovered
 from regard.audits.adapters.norms import any_normalize
 from regard.audits.adapters.surroundings import may_turn
 from regard.audits.inputs import Word
@@ -173,11 +173,11 @@ def provable(scene: Scene, site: Measurable, inputs: int) -> Site | None:
     if scene.index >= inputs:
         return None
     if isinstance(site, ObservedSite):
-        raise ArgumentError(
-            "site", f"is observed and not declared ({site.reason})", "proofs are about declarations"
-        )
+        raise NotCovered(f"nothing is proved about what is observed and not declared: {site.reason}")
     if site.context is not None:
-        raise ArgumentError("site", "is cross-attention", "its constants are in the column of the layer")
+        raise NotCovered(
+            "nothing is proved about cross-attention; its exact constants are in the columns of the layer"
+        )
     if site.blind:
         raise ArgumentError(
             "inputs", f"{scene.index + 1} has tokens that see no key", "give the text without padding"

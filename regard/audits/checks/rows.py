@@ -14,12 +14,15 @@ NUMBERS = 20_000
 longer inputs and larger layers keep their statistics alone.
 """
 
+LEAST = torch.finfo(torch.float32).tiny
+"""Weights below this are zero in float32: a mask may hide a pair by a very negative number."""
+
 
 def rows(scene: Scene, site: Measurable) -> Result:
     """Statistics of the laws, for each head."""
     laws = site.laws
     entropy = torch.special.entr(laws).sum(-1)
-    logits = site.scores.abs().masked_fill(~site.allowed, 0.0)
+    logits = site.scores.abs().masked_fill(~site.allowed | (laws < LEAST), 0.0)
     numbers = {
         "entropy": as_list(entropy.mean(-1)),
         "effective_support": as_list(entropy.exp().mean(-1)),
@@ -68,8 +71,8 @@ register(
             Column(
                 "largest_logit",
                 "largest logit",
-                "Largest absolute score before the softmax, over all visible pairs, scale included. Where "
-                "it grows, rows saturate.",
+                "Largest absolute score before the softmax, scale included, over all visible pairs whose "
+                "weight is not zero in float32. Where it grows, rows saturate.",
                 EXACT,
                 HEAD,
                 True,

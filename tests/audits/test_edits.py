@@ -1,0 +1,115 @@
+"""The check of edits: against layers that are run with a token less, with every word more, and with typos."""
+
+import math
+
+import pytest
+import torch
+
+from regard.audits.checks.edits import Embedding, Rewritten, deletions, insertions
+from regard.audits.run import Audit, sites
+from tests.audits.checkpoints import WORDS, model_of, tokenizer
+
+TEXT = "the cat sat on a red mat ."
+
+
+@pytest.fixture(scope="module")
+def run():
+    return Audit(model_of("bert", 3.0), [TEXT], tokenizer=tokenizer(), checks=["edits"])
+
+
+@pytest.fixture(scope="module")
+def scene(run):
+    return run._scene(run.inputs[0])
+
+
+@pytest.fixture(scope="module")
+def site(run):
+    return sites(run.model, dict(run.inputs[0].options))[0]
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_a_token_less_by_the_theorem(kind):
+    """Σ_h P_ij (u_i - V_j) / (1 - P_ij) in every layer, where a row has digits beside the token; in a decoder
+    all others keep their positions.
+    """
+    call = {"input_ids": torch.tensor([[5, 6, 8, 9, 4, 13, 10, 12]])}
+    for site in sites(model_of(kind, 3.0), call):
+        laws, values = site.laws, site.attention.lookup.values(site.points, torch.arange(8))
+        mixed = values.repeat_interleave(site.heads // len(values), 0) @ site.w_o
+        odds = laws / (1 - laws)
+        away = (laws @ mixed).unsqueeze(2) - mixed.unsqueeze(1)
+        exact = (odds.unsqueeze(-1) * away).sum(0).norm(dim=-1)
+        clear = (laws < 0.9).all(0) & ~torch.eye(8, dtype=torch.bool)
+        assert int(clear.sum()) > 20
+        torch.testing.assert_close(deletions(site)[clear], exact[clear], rtol=1e-8, atol=1e-10)
+
+
+def test_a_token_less_is_the_layer_without_it(site):
+    found, whole = deletions(site), site.joined(site.points)
+    for gone in range(len(whole)):
+        stays = [k for k in range(len(whole)) if k != gone]
+        moved = (site.joined(site.points[stays]) - whole[stays]).norm(dim=-1)
+        torch.testing.assert_close(found[stays, gone], moved, rtol=1e-8, atol=1e-10)
+        assert math.isnan(float(found[gone, gone]))
+
+
+def test_a_word_more_is_the_layer_with_it(run, scene, site):
+    """For every entry of the embedding table, run."""
+    embed = Embedding(scene, site)
+    ids = embed.ids
+    assert embed.vocabulary >= len(WORDS)
+    before = site.joined(site.points)
+    stays = [*range(len(ids) - 1), len(ids)]
+    moves = []
+    for word in range(embed.vocabulary):
+        longer = torch.cat([ids[:-1], torch.tensor([word]), ids[-1:]])
+        after = site.joined(embed(longer, torch.arange(len(longer))))[stays]
+        moves.append((after - before).norm(dim=-1))
+    exact, which = torch.stack(moves).max(0)
+    found, words = insertions(embed, site)
+    torch.testing.assert_close(found, exact, rtol=1e-8, atol=1e-10)
+    assert words.tolist() == which.tolist()
+
+
+def test_all_words_are_seen_whatever_the_blocks(monkeypatch, scene, site):
+    embed = Embedding(scene, site)
+    whole = insertions(embed, site)
+    monkeypatch.setattr("regard.audits.checks.edits.ROOM", 1)
+    parts = insertions(embed, site)
+    torch.testing.assert_close(parts[0], whole[0])
+    assert torch.equal(parts[1], whole[1])
+
+
+def test_typos_are_below_what_is_proved_of_them(scene, site):
+    """A word that splits, one that becomes another, one less; and an edit of nothing."""
+    embed = Embedding(scene, site)
+    ids = embed.ids.tolist()
+    for other in ([*ids[:2], 13, 11, *ids[3:]], [*ids[:2], 7, *ids[3:]], [*ids[:2], *ids[3:]]):
+        edit = Rewritten(embed, site, torch.tensor(other))
+        theorem, certified = edit.proved()
+        assert 0 < edit.moved() <= certified
+        assert theorem.startswith("tokens that")
+        assert certified < 20 * edit.moved()
+
+
+def test_the_report_has_the_columns(run):
+    run.measure()
+    report = run.report()
+    assert not report.skipped
+    table = next(one for one in report.tables["edits"] if "typos" in one)
+    assert all(one["moved"] <= one["certified"] for one in table["typos"])
+    first, second = report.layers
+    assert first.values["inserted"] > 0
+    assert math.isclose(first.values["inserted"], max(table["inserted"]) / table["size"])
+    assert first.values["typo_moved"] <= first.values["typo_certified"]
+    assert first.values["deleted"] > 0
+    assert second.values["deleted"] > 0
+    assert second.values.get("inserted") is None
+
+
+def test_decoders_are_told_why_no_word_is_inserted():
+    run = Audit(model_of("gpt2"), [TEXT], tokenizer=tokenizer(), checks=["edits"])
+    run.measure()
+    report = run.report()
+    assert report.tables["edits"]
+    assert any("mask" in one.reason for one in report.skipped)
