@@ -117,3 +117,19 @@ def test_exact_rows_cost_rounding_only():
     attention, x = CASES["dot"](generator), draw(generator, 30, 3)
     found = ratio_errors(attention, attention.weights(x, x), x)
     assert 0 < float(found.max()) < 1e-10
+
+
+def test_what_rounding_may_hide_is_paid_for(monkeypatch):
+    """Scores that may be off by a quarter each, and values by one: both are in the bound."""
+    generator = torch.Generator().manual_seed(3)
+    attention, x = r.Attention(r.Dot(), r.Linear(draw(generator, 3, 2))), draw(generator, 8, 3)
+    law = attention.weights(x, x)
+    values = attention.lookup.values(x, None)
+    spread = (law.unsqueeze(-1) * (values - (law @ values).unsqueeze(1))).norm(dim=-1).sum(-1)
+    monkeypatch.setattr("regard.proofs.ratios.slack_of", lambda *_: exact(0.5))
+    first = ratio_errors(attention, law, x)
+    least = torch.minimum(0.5 * math.expm1(0.5) * spread, torch.tensor(math.tanh(0.125), dtype=D))
+    assert bool((first >= least).all())
+    monkeypatch.setattr("regard.proofs.ratios.value_error", lambda *_: exact(1e-3))
+    second = ratio_errors(attention, law, x)
+    assert bool((second >= first + 0.5 * math.expm1(0.5) * 2e-3 * (1 - 1e-6)).all())
