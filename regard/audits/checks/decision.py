@@ -71,7 +71,7 @@ def _asked(scene: Scene) -> Asked:
 register(
     Check(
         "decision",
-        "Up to where can one word move without a change of the answer, and in which block is that lost?",
+        "How far can one word move before the answer changes?",
         (
             Column(
                 "answer_proved",
