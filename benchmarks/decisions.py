@@ -1,6 +1,7 @@
 """How far proofs about whole networks reach, beside zonotopes, intervals and attacks.
 
 python -m benchmarks.decisions [--quick] [--words 20] [--radii 1e-4 1e-3 3e-3 1e-2] [--only model|classifiers]
+    [--layers 3 6]
 
 All six layers of all-MiniLM-L6-v2, one word moves: the bound of the ball model over the largest move that an
 attack finds (Frobenius norm of all outputs), and CPU seconds of one thread; means over words of five
@@ -108,6 +109,8 @@ def model_part(words: int, radii: list[float]) -> bool:
             for token in range(1, len(x) - 1):
                 if len(found) < words:
                     found.append(measure(map, x, token, relative))
+                    shown = "ratio {:.4f}, {:.1f} CPU s".format(*found[-1])
+                    print(f"  relative {relative:g}, word {len(found)}: {shown}", file=sys.stderr, flush=True)
         ratios, seconds = (torch.tensor(column, dtype=torch.float64) for column in zip(*found, strict=True))
         target = TARGETS.get(relative, float("inf"))
         missed |= bool(ratios.mean() > target) or bool(seconds.mean() > SECONDS)
@@ -152,6 +155,8 @@ def classifier_part(layers: int, words: int) -> bool:
         for token in range(1, len(x)):
             if len(rows) < words:
                 rows.append(_compared(model, network, x, token))
+                shown = " ".join(f"{value:.4g}" for value in rows[-1])
+                print(f"  {layers} layers, word {len(rows)}: {shown}", file=sys.stderr, flush=True)
     ours, zonotope, box, seen, first, second, theirs = (
         statistics.fmean(column) for column in zip(*rows, strict=True)
     )
@@ -211,6 +216,7 @@ def main() -> int:
     parser.add_argument("--words", type=int, default=20)
     parser.add_argument("--radii", type=float, nargs="+", default=[1e-4, 1e-3, 3e-3, 1e-2])
     parser.add_argument("--only", choices=["model", "classifiers"])
+    parser.add_argument("--layers", type=int, nargs="+", choices=list(TRAINED), default=list(TRAINED))
     chosen = parser.parse_args()
     words, radii = (1, [1e-3]) if chosen.quick else (chosen.words, chosen.radii)
     torch.set_num_threads(1)
@@ -218,7 +224,7 @@ def main() -> int:
     if chosen.only != "classifiers":
         missed |= model_part(words, radii)
     if chosen.only != "model":
-        for layers in [3] if chosen.quick else TRAINED:
+        for layers in [3] if chosen.quick else chosen.layers:
             missed |= classifier_part(layers, words)
     return int(missed)
 

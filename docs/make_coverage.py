@@ -42,10 +42,11 @@ wav2vec2 hubert xlm-roberta vit deit clip siglip dinov2 dinov3_vit beit swin mam
 HEAD = """# Which architectures the audit covers
 
 Tiny configurations of model types of transformers {version}, built offline with random weights and
-audited on one input: `python docs/make_coverage.py` writes this page, with `--all` for every type there
-is. *declared*: each attention layer is a declaration, proved to be the module, with weights and
-certificates; *observed*: each is measured as it was seen to compute, and the reason says which piece was
-not understood; *part*: some of it is neither. What this command could not build or run is at the end.
+audited on one input: `python docs/make_coverage.py --all` writes this page. *declared*: each attention
+layer is a declaration, proved to be the module, with weights and certificates; *observed*: each is
+measured as it was seen to compute, and the reason says which piece was not understood; *part*: some of it
+is neither, as where a model of text and pictures was run on text alone, and the modules for pictures were
+not called. What this command could not build or run is at the end.
 
 {counts}
 

@@ -443,7 +443,8 @@ def working(model: nn.Module) -> nn.Module:
 
 def _check_all(checks: Sequence[Check | str] | None) -> tuple[Check, ...]:
     known = {check.name: check for check in all_checks()}
-    found = list(known.values()) if checks is None else [checks] if isinstance(checks, str) else list(checks)
+    usual = [check for check in known.values() if not check.named]
+    found = usual if checks is None else [checks] if isinstance(checks, str) else list(checks)
     for check in found:
         if not isinstance(check, (Check, str)) or (isinstance(check, str) and check not in known):
             remedy = f"give names of {', '.join(known)}"

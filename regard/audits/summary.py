@@ -135,6 +135,27 @@ def changes(report: Report) -> list[dict[str, Any]]:
     return [change for table in report.tables.get("misspecification", []) for change in table["changes"]]
 
 
+def _decision(report: Report) -> Sentence | None:
+    """Up to where one word changes nothing, and where that is lost."""
+    table = next(iter(report.tables.get("decision", [])), None)
+    if table is None:
+        return None
+    found = say("{answer}", answer=table["sentences"][0])
+    shares = [100 * entry["share"] for entry in table["spent"]]
+    if len(shares) < 2:
+        return found
+    grown = [after - before for before, after in zip([0.0, *shares], shares, strict=False)]
+    worst = grown.index(max(grown))
+    return found + say(
+        "Of the move that is allowed for, {first} % is not the derivative after the first block and {last} % "
+        "after the last; block {block} adds most of it ({added} %).",
+        first=shares[0],
+        last=shares[-1],
+        block=worst + 1,
+        added=grown[worst],
+    )
+
+
 def _name_rows(rows: list[Row], column: str) -> Sentence:
     parts = [say("{place} ({value})", place=row.label, value=row.values[column]) for row in rows]
     return joined(parts, ", ")
@@ -315,6 +336,6 @@ def _omissions(report: Report) -> Sentence | None:
 
 
 PARTS: tuple[Callable[[Report], Sentence | None], ...] = (
-    _partial, _coverage, _alarm, _words, _heads, _layers, _network, _medians, _twin, _promises, _proofs,
-    _omissions,
+    _partial, _coverage, _alarm, _decision, _words, _heads, _layers, _network, _medians, _twin, _promises,
+    _proofs, _omissions,
 )  # fmt: skip

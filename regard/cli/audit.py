@@ -163,7 +163,8 @@ def _find_checks(names: str | None, alone: bool) -> list[Check]:
     from regard.audits.checks import checks as known
 
     able = [check for check in known() if check.of_weights is not None or not alone]
-    wanted = [check.name for check in able] if names is None else [name.strip() for name in names.split(",")]
+    usual = [check.name for check in able if not check.named]
+    wanted = usual if names is None else [name.strip() for name in names.split(",")]
     wrong = [name for name in wanted if name not in [check.name for check in able]]
     if wrong:
         what = "no check of weights alone" if alone else "no check"
@@ -238,7 +239,7 @@ def _on_texts(
     checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: _Way
 ) -> Audit | StreamedAudit:
     from regard.audits import terminal
-    from regard.audits.load import load_weights, tokenizer_of
+    from regard.audits.load import load_head, load_weights, tokenizer_of
     from regard.audits.run import Audit
     from regard.audits.samples import DOMAINS, known_samples
     from regard.audits.streaming import StreamedAudit
@@ -250,7 +251,8 @@ def _on_texts(
     if way.low_memory:
         run = StreamedAudit(checkpoint, known, tokenizer=tokenizer, checks=asked, device=way.device)
     else:
-        model = load_weights(checkpoint, way.device)
+        answered = any(check.named for check in asked)  # an answer needs the head that the model has
+        model = load_head(checkpoint).to(way.device) if answered else load_weights(checkpoint, way.device)
         small = sum(parameter.numel() for parameter in model.parameters()) <= SMALL
         run = Audit(
             model,

@@ -26,6 +26,8 @@ Without MODEL a small classifier of opinions is asked that comes with regard (th
 sentences written for it). MODEL is a directory or a hub id of a sequence classifier, a GPT-2 (its next token)
 or an encoder (the cosine of its embedding), of the families BERT, DistilBERT and GPT-2.
 
+A run that was stopped goes on where it was, if it is asked the same again with the same --out.
+
 For each word: the relative move of its vector up to which the answer certainly stays (proved), and the
 shortest change that was found (attack). For the shipped classifier also every typo of one letter, run.
 
@@ -62,6 +64,7 @@ def decide(
     from regard._files import check_writable
     from regard.audits.terminal import output, say
     from regard.decisions import answers, loaded_on, shipped_on
+    from regard.decisions.kept import Kept, question_of
     from regard.decisions.page import save
 
     if not 0 < radius < 1:
@@ -75,12 +78,15 @@ def decide(
             raise MissingExtraError("jinja2", "report")
         check_writable(out)
     asked = shipped_on(TEXT if text is None else text) if model is None else loaded_on(model, str(text))
-    found = answers(asked, _watched, radius=radius, resolution=resolution)
+    kept = None if json_ else Kept(out, question_of(asked, radius, resolution))
+    found = answers(asked, _watched, radius=radius, resolution=resolution, kept=kept)
     if json_:
         print(json.dumps(found.written(), indent=1, ensure_ascii=False))
         return
     _show(found)
     paths = save(found, out, shlex.join(["regard", *sys.argv[1:]]))
+    if kept is not None:
+        kept.remove()
     say(output(), f"written: {', '.join(str(path) for path in paths)}")
 
 

@@ -82,14 +82,15 @@ def loaded_on(name: str, text: str) -> Asked:
         raise ArgumentError("--text", f"has no word: {text!r}", "give a sentence")
     found, x = network_of(model, options)
     names = getattr(model.config, "id2label", None) or {}
-    kind = _kind(model)
+    kind = kind_of(model)
     name_of = (lambda k: str(names.get(k, k))) if kind == CLASSES else lambda k: tokenizer.decode([k])
     return Asked(
         kind, checkpoint.name, text, tokenizer.convert_ids_to_tokens(ids), moving, x, found, None, name_of
     )
 
 
-def _kind(model: nn.Module) -> str:
+def kind_of(model: nn.Module) -> str:
+    """What a model says of a text."""
     if hasattr(model, "lm_head"):
         return NEXT
     return CLASSES if hasattr(model, "classifier") or hasattr(model, "score") else EMBEDDING

@@ -11,6 +11,7 @@ import torch
 
 from regard.decisions.asked import EMBEDDING, NEXT, Asked
 from regard.decisions.budget import Spent, budget
+from regard.decisions.kept import Kept
 from regard.domains import one_token
 from regard.proofs import certified_cosine, certified_radius
 from regard.proofs.decision_attack import lead
@@ -117,11 +118,24 @@ def percent(value: float) -> str:
 
 
 def answers(
-    asked: Asked, watched: Watched = iter, *, radius: float = 1e-3, resolution: float = 1.04
+    asked: Asked,
+    watched: Watched = iter,
+    *,
+    radius: float = 1e-3,
+    resolution: float = 1.04,
+    kept: Kept | None = None,
 ) -> Answers:
-    """Each word of a text."""
+    """Each word of a text; kept: where answers are written down, and those of an earlier run are found."""
     label, margin = _label(asked)
-    words = [_word(asked, place, label, radius, resolution) for place in watched(asked.moving)]
+
+    def answered(place: int) -> WordAnswer:
+        known = None if kept is None else kept.get(place)
+        if known is not None:
+            return known
+        found = _word(asked, place, label, radius, resolution)
+        return found if kept is None else kept.put(found)
+
+    words = [answered(place) for place in watched(asked.moving)]
     spent = _spent(asked, words, radius)
     name = "" if asked.kind == EMBEDDING else asked.names(label)
     return Answers(asked.kind, asked.name, asked.text, name, margin, radius, words, asked.words, spent)

@@ -53,6 +53,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "deberta-v2": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
 }
 """Sizes that depend on others, and what every published model of a type has."""
+SECTIONED = ("glm4v", "glm46v", "glm_image", "glm_ocr", "glmga", "paddleocr", "qwen2_vl", "qwen2_5")
+"""Types whose rotary positions are in time, height and width."""
 TOKENS = 9
 NOT_ALONE = ("encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder", "rag", "timm_backbone",
              "timm_wrapper", "vision-text-dual-encoder", "musicgen", "musicgen_melody")  # fmt: skip
@@ -90,10 +92,20 @@ def tiny_config(kind: type, depth: int = 0) -> Any:
     for less in ((), aliases, aliases | fewer):
         attempt = {name: value for name, value in sizes.items() if name not in less}
         try:
-            return kind(**attempt, **inner)
+            return _with_sections(kind(**attempt, **inner))
         except Exception as error:
             last = error
     raise last
+
+
+def _with_sections(config: Any) -> Any:
+    """Rotary positions in time, height and width share the pairs of a head: as many as a small one has."""
+    rotary = getattr(config, "rope_parameters", None)
+    if isinstance(rotary, dict) and getattr(config, "model_type", "").startswith(SECTIONED):
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        pairs = int(width * rotary.get("partial_rotary_factor", 1.0)) // 2
+        rotary["mrope_section"] = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
+    return config
 
 
 def _has(config: Any, name: str) -> bool:

@@ -38,8 +38,10 @@ def printed(value):
 
 
 def without(text, names):
-    """A text with the names in it taken out, the longest first: they may hold digits."""
-    for name in sorted(filter(None, names), key=len, reverse=True):
+    """A text with the names in it taken out, the longest first: they may hold digits. A name that is a point
+    is part of numbers, and stays.
+    """
+    for name in sorted((name for name in names if name.strip(".,")), key=len, reverse=True):
         text = text.replace(name, " ").replace(name[:1].upper() + name[1:], " ")
     return text
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -222,6 +223,32 @@ def test_a_model_that_computes_something_else_is_refused(tmp_path):
     model.bert.encoder.layer[1].register_forward_hook(lambda module, given, out: 1.5 * out)
     with pytest.raises(ArgumentError, match="differ"):
         network_of(model, {"input_ids": torch.tensor([[1, 4, 5, 2]])})
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch, found):
+    """What was written down is not asked again, for the same question alone."""
+    from regard.decisions import word_answers
+    from regard.decisions.kept import Kept, question_of
+
+    asked = shipped_on(SENTENCE)
+    question = question_of(asked, 1e-3, 1.5)
+    first = Kept(tmp_path, question)
+    for one in found.words[:2]:
+        first.put(one)
+    calls = []
+    monkeypatch.setattr(
+        word_answers,
+        "_word",
+        lambda a, place, *more: calls.append(place) or replace(found.words[-1], place=place),
+    )
+    again = answers(asked, resolution=1.5, kept=Kept(tmp_path, question))
+    assert calls == asked.moving[2:]
+    assert again.words[:2] == found.words[:2]
+    assert Kept(tmp_path, question_of(asked, 1e-3, 1.25)).get(found.words[0].place) is None
+    (tmp_path / ".words.json").write_text("{")
+    assert Kept(tmp_path, question).get(found.words[0].place) is None
+    first.remove()
+    assert not (tmp_path / ".words.json").exists()
 
 
 def test_random_is_not_used_by_the_grammar():

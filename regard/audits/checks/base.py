@@ -131,7 +131,8 @@ class Check:
     """A name for the command line, a sentence, columns, and up to three measurements: of weights, of a site,
     of a whole input.
 
-    quick_site and quick_input: what of it a quick look takes; nothing where both are missing.
+    quick_site and quick_input: what of it a quick look takes; nothing where both are missing. named: made
+    only where it is asked for by name.
     """
 
     name: str
@@ -143,6 +144,7 @@ class Check:
     order: int = 100
     quick_site: Callable[[Scene, Measurable], Result] | None = None
     quick_input: Callable[[Scene], Result] | None = None
+    named: bool = False
 
     def quickly(self) -> Check | None:
         """The same question as a quick look asks it; None where it does not."""

@@ -1,0 +1,71 @@
+"""Words that were answered before a run was stopped: the next run of the same question goes on from there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from regard._files import write_text
+
+if TYPE_CHECKING:
+    from regard.decisions.asked import Asked
+    from regard.decisions.word_answers import WordAnswer
+
+NAME = ".words.json"
+_BYTES = torch.uint8
+
+
+class Kept:
+    """Answers of words in a file, for one question; those of another question are not read."""
+
+    def __init__(self, directory: Path, question: str) -> None:
+        self.path, self.question = directory / NAME, question
+        self.words: dict[str, Any] = self._read()
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+            return dict(found["words"]) if found["question"] == self.question else {}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+    def get(self, place: int) -> WordAnswer | None:
+        """What was found of a word."""
+        from regard.decisions.word_answers import Typos, WordAnswer
+
+        one = self.words.get(str(place))
+        if one is None:
+            return None
+        typos = one["typos"]
+        known = (
+            None
+            if typos is None
+            else Typos(typos["count"], typos["changed"], list(map(tuple, typos["examples"])))
+        )
+        return WordAnswer(**{**one, "typos": known})
+
+    def put(self, one: WordAnswer) -> WordAnswer:
+        """Write it down at once, whole or not at all."""
+        self.words[str(one.place)] = asdict(one)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(self.path, json.dumps({"question": self.question, "words": self.words}))
+        return one
+
+    def remove(self) -> None:
+        """The run is done."""
+        self.path.unlink(missing_ok=True)
+
+
+def question_of(asked: Asked, radius: float, resolution: float) -> str:
+    """What answers depend on: the weights, the tokens, the settings and the version."""
+    from regard import __version__
+
+    found = hashlib.blake2b(repr((__version__, asked.kind, asked.text, radius, resolution)).encode())
+    for tensor in (asked.x, *asked.model.state_dict().values()):
+        found.update(tensor.detach().cpu().contiguous().flatten().view(dtype=_BYTES).numpy().tobytes())
+    return found.hexdigest()
