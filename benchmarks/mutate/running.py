@@ -156,9 +156,7 @@ def _holds_regard(part: str) -> bool:
 def _place(test: str, named: Sequence[str]) -> int:
     """Where a test is in a list of tests and files of tests."""
     name = test.split("[")[0]
-    found = [
-        place for place, one in enumerate(named) if one in (test, name) or name.startswith(f"{one}::")
-    ]
+    found = [place for place, one in enumerate(named) if one in (test, name) or name.startswith(f"{one}::")]
     return min(found, default=len(named))
 
 
