@@ -19,7 +19,7 @@ from regard.dynamics import (
     drift,
     merge_within,
 )
-from regard.dynamics.splitting import apart_after
+from regard.dynamics.splitting import _on_the_sphere, apart_after
 from regard.measure import Measure
 from regard.normalizers import Exponential
 from tests.dynamics.systems import D, normal
@@ -213,3 +213,17 @@ def test_times_outside_are_errors():
     for t in (-0.1, 0.3, math.nan, True):
         with pytest.raises(r.errors.ArgumentError, match="between 0 and"):
             found.at(t)
+
+
+def test_steps_along_the_sphere_are_their_formula():
+    """One point and its value: d² (1 - s(a + a')) + 2 s d c + b², a' = a - c - d |v|, b = s (c + d (|v| +
+    c)), up to the diameter of the sphere.
+    """
+    x, value = torch.tensor([[1.0, 0.0]], dtype=D), torch.tensor([[0.6, 0.8]], dtype=D)
+    step, apart, change = 0.5, 0.125, 0.25
+    other, bent = 0.6 - change - apart, step * (change + apart * (1 + change))
+    truth = math.sqrt(apart**2 * (1 - step * (0.6 + other)) + 2 * step * apart * change + bent**2)
+    assert truth <= _on_the_sphere(x, value, apart, change, step) <= truth * (1 + 1e-11)
+    for far in (1.5, 2.5, 3.5, 100.0):
+        expected = min(2.0, far)  # b alone
+        assert expected <= _on_the_sphere(x, value, 0.0, far, 1.0) <= min(2.0, expected * (1 + 1e-11))
