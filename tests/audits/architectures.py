@@ -48,10 +48,13 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 4},
     "whisper": {"max_source_positions": 32},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    **{kind: {"layer_types": ["linear_attention", "full_attention"]}
+       for kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text")},
+    "recurrent_gemma": {"num_hidden_layers": 3},
     "swin": {"patch_size": 4, "window_size": 4},
     "deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
     "deberta-v2": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
-}
+}  # fmt: skip
 """Sizes that depend on others, and what every published model of a type has."""
 SECTIONED = ("glm4v", "glm46v", "glm_image", "glm_ocr", "glmga", "paddleocr", "qwen2_vl", "qwen2_5")
 """Types whose rotary positions are in time, height and width."""
