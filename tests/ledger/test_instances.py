@@ -13,6 +13,7 @@ from regard.proofs.ball_model.margin import least
 from regard.proofs.ball_model.network import through
 from regard.proofs.law_rows import LawRows, ball_around
 from regard.proofs.subject import subject_of
+from regard.proofs.theorems.measure_dual import _needed, _on_ball, _on_words
 from tests.ball_model.networks import network, sequence
 from tests.theorems.exact import D, generator, normal
 from tests.theorems.laws_nearby import ball_of, law
@@ -45,6 +46,26 @@ def test_facts_of_rows_near_a_law(within, weighted):
         assert bool((rows.values_apart.bound > 0).all())
     else:
         assert rows.moments().bound.shape == (3, *rows.apart.bound.shape)
+
+
+@pytest.mark.parametrize("within", LAWS)
+def test_suprema_over_places_hold_at_places(within):
+    """|h(y) - h(x_j)| - τ(k(y) - κ_j) - λ|y - x_j| for places y that mass may go to."""
+    domain = LAWS[within](law(generator(1), 3, WIDTH, 1.0, weighted=True), 0.1)
+    rows = LawRows(subject_of(_head(2)).separate[0], domain)
+    places = (
+        domain.within.points if within == "words" else 1.15 * torch.tanh(normal(generator(4), 400, WIDTH))
+    )
+    seen = rows.rows.seen(places)
+    k, kappa = rows.rows.log_odds(seen).center.exp(), rows.log_atoms.center.exp()
+    h, at = k.unsqueeze(-1) * rows.away(seen).center, kappa.unsqueeze(-1) * rows.atoms.center
+    gains = (_on_words if within == "words" else _on_ball)(rows)
+    for tau, multiplier in ((0.0, 0.5), (0.3, 0.1), (3.0, 2.0), (0.5, 20.0)):
+        given = [torch.full((3,), value, dtype=D) for value in (tau, multiplier)]
+        found = torch.cdist(at, h) - tau * (k.unsqueeze(1) - kappa.unsqueeze(-1))
+        found = (found - multiplier * torch.cdist(rows.points, places)).amax(-1)
+        assert bool((found <= gains(*given).bound).all())
+        assert bool((_needed(rows, gains, *given).bound >= multiplier * domain.radius).all())
 
 
 DOMAINS = {
