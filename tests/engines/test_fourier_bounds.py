@@ -260,6 +260,19 @@ def test_tails_and_images_are_sums_of_series(gap, reach, modes):
         assert slope <= found[1] <= slope * (1 + 1e-9)
 
 
+def test_a_long_period_is_known_up_to_its_rounding():
+    """The gap is what is left of two long numbers, of which each is off by less than 1e-13 of its size."""
+    series = Series.of(6.0, 3e4, 1)
+    with mpmath.workdps(40):
+        a = mpmath.mpf(series.step)
+        away = 2 * mpmath.pi / a - mpmath.mpf(series.reach) * (1 + mpmath.mpf("0.99e-13"))
+        first = a * (series.modes + 1)
+        tail = 2 * a / mpmath.sqrt(2 * mpmath.pi) * mpmath.exp(-(first**2) / 2)
+        ratio = mpmath.exp(-(a**2) * (2 * series.modes + 3) / 2)
+        least = tail / (1 - ratio) + 2 * mpmath.exp(-(away**2) / 2)
+        assert least <= series.axis_errors()[0] <= least * (1 + 1e-6)
+
+
 def test_series_without_a_bound():
     """Images less than a bandwidth away do not fall everywhere, and terms that hardly fall have no sum."""
     assert Series(2 * math.pi / 2.9, 5, 2.0, 1).axis_errors() == (math.inf, math.inf)

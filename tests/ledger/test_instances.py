@@ -14,7 +14,7 @@ from regard.proofs.ball_model.network import through
 from regard.proofs.law_rows import LawRows, ball_around
 from regard.proofs.subject import subject_of
 from regard.proofs.theorems.measure_dual import _needed, _on_ball, _on_words
-from tests.ball_model.networks import network, sequence
+from tests.ball_model.networks import hidden, network, sequence
 from tests.theorems.exact import D, generator, normal
 from tests.theorems.laws_nearby import ball_of, law
 
@@ -94,6 +94,20 @@ def test_states_of_networks(kind, domain):
     for start in (state, second_order(state)):
         found = least(through.one(whole, start), directions, offsets)
         assert bool((found < (whole(x) @ directions + offsets)[0]).all())
+
+
+def test_gates_with_kinks_in_reach():
+    """Neurons whose kink is inside have a value between their two lines; no sample is below the least."""
+    g = generator(3)
+    layer, x = hidden(g, 4, maps.Relu(), gated=True), sequence(1, 2, 4)
+    radii = torch.tensor([0.8, 0.0], dtype=D)
+    directions, offsets = normal(g, 4, 2), normal(g, 2)
+    whole = maps.Compose((layer, Pool()))
+    found = least(through.one(whole, begin.one(r.Radii(x, radii))), directions, offsets)
+    away = normal(g, 500, 2, 4) * radii.unsqueeze(-1)
+    away = away / away.flatten(1).norm(dim=-1)[:, None, None] * radii[0]
+    seen = torch.stack([(whole(x + move) @ directions + offsets)[0] for move in away])
+    assert bool((seen.amin(0) >= found).all())
 
 
 @pytest.mark.parametrize("norm_of", [TokenMax(), TokenSum(), Frobenius()])
