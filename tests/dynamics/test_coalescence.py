@@ -219,10 +219,10 @@ def test_steps_along_the_sphere_are_their_formula():
     """One point and its value: d² (1 - s(a + a')) + 2 s d c + b², a' = a - c - d |v|, b = s (c + d (|v| +
     c)), up to the diameter of the sphere.
     """
-    x, value = torch.tensor([[1.0, 0.0]], dtype=D), torch.tensor([[0.6, 0.8]], dtype=D)
-    step, apart, change = 0.5, 0.125, 0.25
-    other, bent = 0.6 - change - apart, step * (change + apart * (1 + change))
-    truth = math.sqrt(apart**2 * (1 - step * (0.6 + other)) + 2 * step * apart * change + bent**2)
+    x, value = torch.tensor([[1.0, 0.0]], dtype=D), torch.tensor([[1.2, 1.6]], dtype=D)
+    step, apart, change = 0.25, 0.125, 0.25
+    other, bent = 1.2 - change - apart * 2, step * (change + apart * (2 + change))
+    truth = math.sqrt(apart**2 * (1 - step * (1.2 + other)) + 2 * step * apart * change + bent**2)
     assert truth <= _on_the_sphere(x, value, apart, change, step) <= truth * (1 + 1e-11)
     for far in (1.5, 2.5, 3.5, 100.0):
         expected = min(2.0, far)  # b alone

@@ -260,12 +260,14 @@ def test_tails_and_images_are_sums_of_series(gap, reach, modes):
         assert slope <= found[1] <= slope * (1 + 1e-9)
 
 
-def test_a_long_period_is_known_up_to_its_rounding():
-    """The gap is what is left of two long numbers, of which each is off by less than 1e-13 of its size."""
-    series = Series.of(6.0, 3e4, 1)
+@pytest.mark.parametrize("reach", [3e4, 0.5])
+def test_a_period_is_known_up_to_its_rounding(reach):
+    """The gap is what is left of two numbers, of which each is off by less than 1e-13 of its size."""
+    series = Series.of(6.0, reach, 1)
     with mpmath.workdps(40):
         a = mpmath.mpf(series.step)
-        away = 2 * mpmath.pi / a - mpmath.mpf(series.reach) * (1 + mpmath.mpf("0.99e-13"))
+        off = mpmath.mpf("0.95e-13")
+        away = (2 * mpmath.pi / a - mpmath.mpf(reach)) * (1 - off) - off * mpmath.mpf(reach)
         first = a * (series.modes + 1)
         tail = 2 * a / mpmath.sqrt(2 * mpmath.pi) * mpmath.exp(-(first**2) / 2)
         ratio = mpmath.exp(-(a**2) * (2 * series.modes + 3) / 2)
