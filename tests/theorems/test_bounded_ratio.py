@@ -133,3 +133,17 @@ def test_what_rounding_may_hide_is_paid_for(monkeypatch):
     monkeypatch.setattr("regard.proofs.ratios.value_error", lambda *_: exact(1e-3))
     second = ratio_errors(attention, law, x)
     assert bool((second >= first + 0.5 * math.expm1(0.5) * 2e-3 * (1 - 1e-6)).all())
+
+
+@pytest.mark.parametrize("x", [0.0, 0.4, -1.1])
+def test_weights_of_the_context_are_a_part_of_the_ratio(x):
+    """Masses 3/4 and 1/4 at ±1: its own row is not off, equal masses are off by log 3 + 2x."""
+    attention, query = r.Attention(r.Dot(scale=1.0)), torch.tensor([[x]], dtype=D)
+    keys = r.Measure(torch.tensor([[1.0], [-1.0]], dtype=D), torch.tensor([3.0, 1.0], dtype=D).log())
+    own = torch.tensor([[math.log(3) + x, -x]], dtype=D).softmax(-1)
+    assert float(ratio_errors(attention, own, query, keys)) < 1e-11
+    off = abs(math.log(3) + 2 * x)
+    found = float(ratio_errors(attention, torch.full((1, 2), 0.5, dtype=D), query, keys))
+    bound = min(0.5 * math.expm1(off), 2 * math.tanh(off / 4))
+    assert math.tanh(off / 2) <= bound * (1 + 1e-12)
+    assert bound <= found <= bound * (1 + 1e-9)
