@@ -1,0 +1,153 @@
+"""Tiny models of every architecture that the installed transformers builds offline, with an input for each:
+sizes are found by their names in the config, inputs by the names of what a model takes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.audits.architectures.inputs import (
+    PREFERRED,
+    candidates,
+    heeded,
+    inputs_for,
+    wanted_placeholders,
+    with_placeholders,
+)
+from tests.audits.architectures.sizes import SHRINKING, tiny_config
+
+__all__ = ["coverage_of", "inputs_for", "kinds", "runnable", "tiny_model"]
+
+NOT_ALONE = ("encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder", "rag", "timm_backbone",
+             "timm_wrapper", "vision-text-dual-encoder", "musicgen", "musicgen_melody")  # fmt: skip
+"""Types that are made of other models, which somebody has to choose, or that need another package."""
+
+MOST = 300_000_000
+"""Parameters of a model that is called tiny."""
+
+
+def kinds() -> list[str]:
+    """Every model type with a model."""
+    from transformers import CONFIG_MAPPING, MODEL_MAPPING
+
+    known = set(MODEL_MAPPING.keys())
+    return sorted(kind for kind in CONFIG_MAPPING if CONFIG_MAPPING[kind] in known and kind not in NOT_ALONE)
+
+
+def tiny_model(kind: str, implementation: str = "sdpa") -> nn.Module:
+    """A model of a type with random weights, in eval mode."""
+    return next(_models(kind, implementation))
+
+
+def _models(kind: str, implementation: str = "sdpa") -> Iterator[nn.Module]:
+    """Tiny models of a type: the first that can be built, then others."""
+    from transformers import CONFIG_MAPPING
+
+    failures: list[Exception] = []
+    for shrink in SHRINKING:
+        try:
+            model = _built(tiny_config(CONFIG_MAPPING[kind], shrink), implementation)
+        except Exception as error:
+            failures.append(error)
+        else:
+            yield model
+    if len(failures) == len(SHRINKING):
+        raise CannotRun(failures)
+
+
+def _built(config: Any, implementation: str) -> nn.Module:
+    from transformers import AutoModel
+
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        count = sum(weight.numel() for weight in AutoModel.from_config(config).parameters())
+    if count > MOST:
+        raise MemoryError(f"{count:,} parameters")
+    try:
+        model = AutoModel.from_config(config, attn_implementation=implementation)
+    except (ValueError, ImportError, NotImplementedError, TypeError):
+        model = AutoModel.from_config(config, attn_implementation="eager")
+    return model.eval()
+
+
+def runnable(kind: str) -> tuple[nn.Module, dict[str, Any]]:
+    """A tiny model of a type, and the fullest input that it runs on."""
+    failures: list[Exception] = []
+    models = _models(kind)
+    first = list(itertools.islice(models, 2))
+    for group in (first, models):
+        for model, wanted, call in _offers(group):
+            try:
+                return model, _run(model, call, wanted)
+            except Exception as error:
+                failures.append(error)
+    raise CannotRun(failures)
+
+
+def _offers(models: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, tuple[str, ...], dict[str, Any]]]:
+    """Models with inputs, the fullest inputs first."""
+    every = [(model, wanted, call) for model in models for wanted, call in candidates(model)]
+    yield from sorted(every, key=lambda offer: PREFERRED.index(offer[1]))
+
+
+class CannotRun(Exception):
+    """What was said to each input."""
+
+    def __init__(self, failures: list[Exception]) -> None:
+        said = dict.fromkeys(f"{type(error).__name__}: {_first_line(error)}" for error in failures)
+        super().__init__("; ".join(said))
+        self.failures = failures
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+
+
+def _run(model: nn.Module, call: dict[str, Any], wanted: tuple[str, ...]) -> dict[str, Any]:
+    """The call that runs: the given one, with as many placeholders as the model asks for."""
+    counts: dict[str, int] | None = dict.fromkeys(wanted, 1)
+    last: Exception | None = None
+    rounds = 0
+    while counts is not None:
+        full = with_placeholders(model.config, call, counts)
+        try:
+            with torch.no_grad():
+                model(**full)
+            return full
+        except Exception as error:
+            last = error
+            if (other := heeded(error, call)) is not None and rounds < 4:
+                call, rounds = other, rounds + 1
+            else:
+                counts = wanted_placeholders(error, counts)
+    assert last is not None
+    raise last
+
+
+def coverage_of(kind: str) -> tuple[str, str]:
+    """How the attention of a tiny model of a type is covered, the worst of its layers, and why no better:
+    declared, observed, part (some of it is not covered), or none where there is none.
+    """
+    from regard.audits.checks import checks
+    from regard.audits.run import Audit
+    from tests.audits.families import enlivened
+
+    model, call = runnable(kind)
+    rows = [check for check in checks() if check.name == "rows"]
+    run = Audit(enlivened(model, 1.0), [call], checks=rows)
+    run.measure()
+    coverage = run.report().coverage
+    if not coverage:
+        return "none", ""
+    for level, entries in (
+        ("part", [entry for entry in coverage if not entry.covered]),
+        ("observed", [entry for entry in coverage if entry.level == "observed"]),
+    ):
+        if entries:
+            return level, entries[0].reason
+    return "declared", ""
