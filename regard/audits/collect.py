@@ -98,6 +98,11 @@ class _Gathering:
         from regard.audits.places import unknown
 
         entries = [self._coverage(place) for place in self.run.places]
+        covered = {entry.site for entry in entries if entry.covered}
+        for item, place, unit in self.sites:
+            if unit and unit.get("absent") and place.name in covered:
+                reason = "this input does not reach it"
+                self.skipped.append(Skipped("every check", place.name, item.index, reason))
         return entries + [
             Coverage(path, -1, kind, 0, False, self._nothing_seen(path), math.nan, "")
             for path, kind in unknown(self.run.original, self.run.places)
@@ -116,7 +121,11 @@ class _Gathering:
         measured = [unit for unit in found if "reason" not in unit]
         observed = next((unit["observed"] for unit in measured if "observed" in unit), "")
         units = found if observed else [*found, alone]
-        reasons = [unit["reason"] for unit in units if unit is not None and "reason" in unit]
+        reasons = [
+            unit["reason"]
+            for unit in units
+            if unit is not None and "reason" in unit and not (measured and unit.get("absent"))
+        ]
         worst = max((unit["disagreement"] for unit in measured), default=math.nan)
         heads = measured[0]["heads"] if measured else _head_count(alone)
         if any(check.of_site for check in self.run.checks) and not found:

@@ -230,7 +230,9 @@ class Audit:
         try:
             site, reason, found = self._judge(item, place, scene)
         except (NotCovered, ArgumentError) as error:
-            self.store.put(site_key(item, place), {"reason": f"{error}, on input {item.index + 1}"})
+            found = {"reason": f"{error}, on input {item.index + 1}"}
+            absent = {} if place.spot.call in scene.trace else {"absent": True}
+            self.store.put(site_key(item, place), {**found, **absent})
             return
         asked = [check for check in self.checks if check.of_site is not None]
         results = {check.name: answer(check.of_site, scene, site) for check in asked}
@@ -242,15 +244,21 @@ class Audit:
         to happen, and why no more.
         """
         try:
-            call = scene.trace.get(place.spot.call)
-            call = None if call is None else replace(call, sight=scene.seen.get(place.spot))
-            site, gap, rounding = place.agreeing_site(self.model, call)
-            return site, "", {"disagreement": gap, "rounding": rounding}
+            return self._declared(place, scene)
         except (NotCovered, ArgumentError) as error:
-            if place.spot not in scene.seen or place.spot.call not in scene.trace:
-                raise
-            observed = place.observe(scene, str(error))
-            return observed, str(error), {"disagreement": observed.disagreement(), "rounding": 0.0}
+            reason: Exception = error
+        except Exception as error:  # a strange module must not take the audit with it: the page says why
+            reason = _failed(error)
+        if place.spot not in scene.seen or place.spot.call not in scene.trace:
+            raise reason
+        observed = place.observe(scene, str(reason))
+        return observed, str(reason), {"disagreement": observed.disagreement(), "rounding": 0.0}
+
+    def _declared(self, place: Place, scene: Scene) -> tuple[Measurable, str, dict[str, Any]]:
+        call = scene.trace.get(place.spot.call)
+        call = None if call is None else replace(call, sight=scene.seen.get(place.spot))
+        site, gap, rounding = place.agreeing_site(self.model, call)
+        return site, "", {"disagreement": gap, "rounding": rounding}
 
     def _whole(self, item: Input, scene: _Lazy) -> None:
         asked = [check for check in self.checks if check.of_input is not None]
@@ -305,6 +313,11 @@ def working(model: nn.Module) -> nn.Module:
         if isinstance(mine, nn.TransformerDecoderLayer):  # torch forgets its activation on the way
             setattr(theirs, "activation", mine.activation)  # noqa: B010 (the type of a module does not know it)
     return other.to(torch.float32)
+
+
+def _failed(error: Exception) -> NotCovered:
+    first = (str(error).splitlines() or [""])[0]
+    return NotCovered(f"regard failed to declare it ({type(error).__name__}: {first})")
 
 
 def _check_all(checks: Sequence[Check | str] | None) -> tuple[Check, ...]:

@@ -5,7 +5,7 @@ sizes are found by their names in the config, inputs by the names of what a mode
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,14 +19,24 @@ from tests.audits.architectures.inputs import (
     wanted_placeholders,
     with_placeholders,
 )
-from tests.audits.architectures.sizes import SHRINKING, tiny_config
+from tests.audits.architectures.sizes import SHRINKING, by_depth, tiny_config
+from tests.audits.architectures.special import NOT_ONE
 
 __all__ = ["coverage_of", "inputs_for", "kinds", "runnable", "tiny_model"]
 
-NOT_ALONE = ("encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder", "rag", "timm_backbone",
-             "timm_wrapper", "vision-text-dual-encoder", "musicgen", "musicgen_melody")  # fmt: skip
-"""Types that are made of other models, which somebody has to choose, or that need another package."""
-
+NOT_ALONE = [
+    "encoder-decoder",
+    "speech-encoder-decoder",
+    "vision-encoder-decoder",
+    "rag",
+    "timm_backbone",
+    "timm_wrapper",
+    "EvollaModel",
+    "vision-text-dual-encoder",
+    "musicgen",
+    "musicgen_melody",
+]
+"""Types that are made of other models, which somebody has to choose; that need a package; a second name."""
 MOST = 300_000_000
 """Parameters of a model that is called tiny."""
 
@@ -51,7 +61,10 @@ def _models(kind: str, implementation: str = "sdpa") -> Iterator[nn.Module]:
     failures: list[Exception] = []
     for shrink in SHRINKING:
         try:
-            model = _built(tiny_config(CONFIG_MAPPING[kind], shrink), implementation)
+            config = tiny_config(CONFIG_MAPPING[kind], shrink)
+            if shrink is by_depth:
+                _small(config)
+            model = _built(config, implementation)
         except Exception as error:
             failures.append(error)
         else:
@@ -60,47 +73,69 @@ def _models(kind: str, implementation: str = "sdpa") -> Iterator[nn.Module]:
         raise CannotRun(failures)
 
 
-def _built(config: Any, implementation: str) -> nn.Module:
-    from transformers import AutoModel
-
-    torch.manual_seed(0)
+def _small(config: Any) -> None:
+    """A model with sizes as published may be too large."""
     with torch.device("meta"):
-        count = sum(weight.numel() for weight in AutoModel.from_config(config).parameters())
+        count = sum(weight.numel() for weight in _made(config, "eager").parameters())
     if count > MOST:
-        raise MemoryError(f"{count:,} parameters")
+        raise MemoryError(f"it has {count:,} parameters with two layers")
+
+
+def _built(config: Any, implementation: str) -> nn.Module:
+    torch.manual_seed(0)
     try:
-        model = AutoModel.from_config(config, attn_implementation=implementation)
+        model = _made(config, implementation)
     except (ValueError, ImportError, NotImplementedError, TypeError):
-        model = AutoModel.from_config(config, attn_implementation="eager")
+        model = _made(config, "eager")
     return model.eval()
 
 
+def _made(config: Any, implementation: str) -> nn.Module:
+    import transformers
+
+    if type(config).__name__ == "EvollaConfig":  # AutoModel knows it by another name
+        return transformers.EvollaModel(config)
+    return transformers.AutoModel.from_config(config, attn_implementation=implementation)
+
+
 def runnable(kind: str) -> tuple[nn.Module, dict[str, Any]]:
-    """A tiny model of a type, and the fullest input that it runs on."""
+    """A tiny model of a type, and the fullest input that it runs on; sizes as published come last."""
     failures: list[Exception] = []
     models = _models(kind)
-    first = list(itertools.islice(models, 2))
-    for group in (first, models):
-        for model, wanted, call in _offers(group):
-            try:
-                return model, _run(model, call, wanted)
-            except Exception as error:
-                failures.append(error)
+    for group in (itertools.islice(models, 2), models):
+        lesser = []
+        for model in group:
+            offers = [(model, *offer) for offer in candidates(model)]
+            fullest = [offer for offer in offers if offer[1] == offers[0][1]]
+            lesser += offers[len(fullest) :]
+            if (found := _first(fullest, failures)) is not None:
+                return found
+        if (
+            found := _first(sorted(lesser, key=lambda offer: PREFERRED.index(offer[1])), failures)
+        ) is not None:
+            return found
     raise CannotRun(failures)
 
 
-def _offers(models: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, tuple[str, ...], dict[str, Any]]]:
-    """Models with inputs, the fullest inputs first."""
-    every = [(model, wanted, call) for model in models for wanted, call in candidates(model)]
-    yield from sorted(every, key=lambda offer: PREFERRED.index(offer[1]))
+def _first(offers: list[Any], failures: list[Exception]) -> tuple[nn.Module, dict[str, Any]] | None:
+    """The first model with an input that it runs on."""
+    for model, wanted, call in offers:
+        try:
+            return model, _run(model, call, wanted)
+        except Exception as error:
+            failures.append(error)
+    return None
 
 
 class CannotRun(Exception):
     """What was said to each input."""
 
     def __init__(self, failures: list[Exception]) -> None:
-        said = dict.fromkeys(f"{type(error).__name__}: {_first_line(error)}" for error in failures)
-        super().__init__("; ".join(said))
+        missing = [error for error in failures if isinstance(error, ImportError)]
+        said = [f"{type(error).__name__}: {_first_line(error)}" for error in failures]
+        super().__init__(
+            _first_line(missing[0]).partition(". ")[0] if missing else "; ".join(dict.fromkeys(said))
+        )
         self.failures = failures
 
 
@@ -137,6 +172,8 @@ def coverage_of(kind: str) -> tuple[str, str]:
     from regard.audits.run import Audit
     from tests.audits.families import enlivened
 
+    if kind in NOT_ONE:
+        return "not run", NOT_ONE[kind]
     model, call = runnable(kind)
     rows = [check for check in checks() if check.name == "rows"]
     run = Audit(enlivened(model, 1.0), [call], checks=rows)

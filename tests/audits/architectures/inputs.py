@@ -1,5 +1,5 @@
-"""Inputs of a model by the names of what it takes: text, pictures, films and sound, with as many placeholders in
-the text as the model makes features.
+"""Inputs of a model by the names of what it takes: text, pictures, films and sound, with as many placeholders
+in the text as the model makes features.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ PLACEHOLDERS = {
 """What the ids are called that features of pictures, films and sound stand for."""
 MARKS = {"image": 1, "video": 2, "audio": 3}
 PREFERRED = (("image", "video", "audio"), ("image", "audio"), ("image",), ("video",), ("audio",), ())
-INNER = ("vision_config", "audio_config", "text_config", "encoder_config", "thinker_config", "backbone_config",
-         "vision_encoder_config", "encoder", "video_config", "audio_encoder_config")  # fmt: skip
 
 
 def inputs_for(model: nn.Module) -> list[dict[str, Any]]:
@@ -64,7 +62,7 @@ def _particular(config: Any) -> dict[str, Any]:
 
 
 def tensor(config: Any, shape: Any) -> torch.Tensor | None:
-    """From a template: a filling and sizes, which may be names of sizes of the config; or the numbers themselves."""
+    """From a template: a filling and sizes, numbers or names of sizes of the config; or the values."""
     if shape is None or isinstance(shape, bool):
         return shape
     if isinstance(shape, list):
@@ -102,7 +100,7 @@ def _images(config: Any, names: set[str]) -> Iterator[dict[str, torch.Tensor]]:
         yield from _packed(config, names, channels)
     for side in dict.fromkeys((_side(config), (64, 64), (128, 128))):
         sizes = [{}, {"image_sizes": torch.tensor([side])}] if "image_sizes" in names else [{}]
-        for shape in ((1,), (1, 1), (1, size(config, "num_frames", 4))):
+        for shape in ((1,), (1, 1), (1, 2), (1, size(config, "num_frames", 4))):
             for said in sizes:
                 yield {"pixel_values": _normal(*shape, channels, *side), **said}
 
@@ -229,9 +227,8 @@ def _id(config: Any, name: str) -> int | None:
 
 def _levels(config: Any) -> list[Any]:
     """A config, and those inside it."""
-    inside = [
-        own for name in INNER if (own := getattr(config, name, None)) is not None and hasattr(own, "to_dict")
-    ]
+    names = getattr(type(config), "sub_configs", None) or {}
+    inside = [own for name in names if hasattr(own := getattr(config, name, None), "to_dict")]
     return [config, *(level for own in inside for level in _levels(own))]
 
 

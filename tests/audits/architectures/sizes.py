@@ -39,7 +39,9 @@ SMALL: dict[str, Any] = {
     "out_hidden_size": 32, "depth": 2, "mlp_ratio": 2, "qformer_hidden_size": 32, "num_query_tokens": 4,
     "max_length": 32, "bottleneck_dim": 16, "num_queries": 4, "latent_dim": 16, "index_n_heads": 2,
     "index_head_dim": 8, "index_topk": 16, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8, "linear_value_head_dim": 8, "upsample_groups": 32, "hidden_size_global": 32,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8, "upsample_groups": 32,
+    "hidden_size_global": 32, "fpn_hidden_size": 32,
+    "mm_tokens_per_image": 4, "image_grid_pinpoints": [[32, 32]],
 }  # fmt: skip
 """What sizes are called, and a small number for each."""
 ENDINGS: tuple[tuple[str, int], ...] = (
@@ -79,7 +81,8 @@ def _shrunk(kind: type, default: Any, shrink: Any, own: Mapping[str, Any]) -> An
     if isinstance(rotary, dict) and rotary.get("mrope_section") and "head_dim" in sizes:
         sizes["rope_parameters"] = {**rotary, "mrope_section": _sections(sizes["head_dim"] // 2)}
     sizes |= {name: value for name, value in own.items() if name not in inner}
-    return _with_sections(_made(kind, sizes, inner))
+    made = _made(kind, sizes, inner)
+    return made if "rope_parameters" in own else _with_sections(made)
 
 
 def by_name(default: Any) -> dict[str, Any]:
@@ -153,11 +156,13 @@ def _layers(default: Any) -> dict[str, Any]:
 
 
 def _inner(kind: type, default: Any, shrink: Any, own: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The configs inside one; what is said of them in particular is a dict in the table."""
+    """The configs inside one. The table has a dict of sizes, the name of a type, or True: as it is."""
     for name in getattr(kind, "sub_configs", None) or {}:
         inside = getattr(default, name, None)
         particular = own.get(name)
-        if isinstance(particular, str):
+        if particular is True:
+            yield name, inside
+        elif isinstance(particular, str):
             from transformers import CONFIG_MAPPING
 
             yield name, tiny_config(CONFIG_MAPPING[particular], shrink)
@@ -167,7 +172,7 @@ def _inner(kind: type, default: Any, shrink: Any, own: Mapping[str, Any]) -> Ite
 
 
 def _made(kind: type, sizes: Mapping[str, Any], inner: Mapping[str, Any]) -> Any:
-    """With what the config takes: names that stand for others, and what is computed, are left out if need be."""
+    """With what the config takes: other names, and what is computed, are left out where they must be."""
     aliases = set(getattr(kind, "attribute_map", None) or {})
     computed = {name for name in sizes if isinstance(getattr(kind, name, None), property)}
     fewer = {"head_dim", "num_key_value_heads", "max_position_embeddings"}
@@ -205,6 +210,8 @@ def _list(name: str, values: Any) -> list[int]:
         return [min(4, 1 << (value.bit_length() - 1)) for value in values]
     if max(values) < LEAST:
         return list(values)
+    if "image" in name:
+        return [32] * len(values)
     order = sorted(set(values))
     return [16 << order.index(value) for value in values]
 
