@@ -448,8 +448,11 @@ def _near(map: Any, domain: Near) -> Domain:
         near = _around(map, domain)
     except Refusal:
         return imaging.one(map, enclosing(domain))
+    moves, points = float(moves_of(near).max()), near.measure.points
+    if 2 * moves < float(torch.cdist(points, points).max()):  # a ball that holds these tokens is larger
+        return near
     held = _image_ball(map, domain)
-    return near if held is None or float(moves_of(near).max()) <= held.radius else held
+    return near if held is None or moves <= held.radius else held
 
 
 def _image_ball(map: Any, domain: Near) -> Ball | None:
