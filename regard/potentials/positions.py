@@ -34,11 +34,20 @@ class PositionPotential(Potential):
         ):  # only differences count: from a near origin float32 holds them exactly
             origin = x_marks.detach().amin(-1, keepdim=True)
             if y_marks is x_marks:
-                x_marks = y_marks = (x_marks - origin).to(kind).unsqueeze(-1)
+                x_marks = y_marks = (x_marks - _common(origin)).to(kind).unsqueeze(-1)
                 return x_marks, y_marks
-            origin = torch.minimum(origin, y_marks.detach().amin(-1, keepdim=True))
+            origin = _common(torch.minimum(origin, y_marks.detach().amin(-1, keepdim=True)))
             x_marks, y_marks = x_marks - origin, y_marks - origin
         return x_marks.unsqueeze(-1).to(kind), y_marks.unsqueeze(-1).to(kind)
+
+
+NEAR = 1 << 23
+"""Whole positions below this are exact in float32, and are counted from zero wherever tokens begin."""
+
+
+def _common(origin: Tensor) -> Tensor:
+    """An origin that does not depend on which tokens are looked at, where positions are whole numbers."""
+    return origin if origin.dtype.is_floating_point else origin // NEAR * NEAR
 
 
 @dataclass(frozen=True, eq=False, repr=False)
