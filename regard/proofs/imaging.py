@@ -61,7 +61,13 @@ imaging = Verb("imaging")
 
 
 def image(map: Any, domain: Domain) -> Domain:
-    """A domain that holds f(x) for every x of the domain: f(D) ⊆ image(f, D)."""
+    """A domain that holds f(x) for every x of the domain: f(D) ⊆ image(f, D).
+
+    Examples:
+        >>> layer = regard.Attention(regard.Dot(torch.eye(2), torch.eye(2)))
+        >>> regard.image(layer, regard.Ball(1.0)).radius <= 1.001
+        True
+    """
     inner = map if isinstance(map, (maps.Map, Attention)) else declare.one(map)
     fit(inner, domain)
     found: Domain = once(("image", id(inner), domain), inner, lambda: imaging.one(inner, domain))
