@@ -95,11 +95,21 @@ class FusedPlan(Plan):
         return self.call.restore(run_call(self.call, self.arguments)[0]).to(self.problem.dtype)
 
     def free_energy(self) -> Tensor:
+        elsewhere = self._is_elsewhere()
+        lse = self.log_sum_exp_elsewhere() if elsewhere else run_call(self.call, self.arguments)[1]
+        return self._energy(lse)
+
+    def run_with_free_energy(self) -> tuple[Tensor, Tensor]:
+        if self._is_elsewhere():
+            return self.run(), self.free_energy()
+        out, lse = run_call(self.call, self.arguments)
+        return self.call.restore(out).to(self.problem.dtype), self._energy(lse)
+
+    def _energy(self, lse: Tensor) -> Tensor:
+        """Free energies (..., m) from the log-sum-exps of the kernel."""
         problem = self.problem
         assert isinstance(problem.normalizer, Softmax)
         temperature = problem.normalizer.temperature
-        elsewhere = self._is_elsewhere()
-        lse = self.log_sum_exp_elsewhere() if elsewhere else run_call(self.call, self.arguments)[1]
         energy = (
             temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
         ) * self.call.restore_rows(lse)

@@ -137,8 +137,16 @@ class OnlinePlan(TiledPlan):
         return attend_online(self.parts, self.tiling)[0].to(self.problem.dtype)
 
     def free_energy(self) -> Tensor:
+        return self.run_with_free_energy()[1]
+
+    def run_with_free_energy(self) -> tuple[Tensor, Tensor]:
+        out, lse = attend_online(self.parts, self.tiling)
+        return out.to(self.problem.dtype), self._energy(lse)
+
+    def _energy(self, lse: Tensor) -> Tensor:
+        """Free energies from log-sum-exps (..., m)."""
         assert isinstance(self.exact.normalizer, Softmax)
-        temperature, lse = self.exact.normalizer.temperature, attend_online(self.parts, self.tiling)[1]
+        temperature = self.exact.normalizer.temperature
         seen = lse > -math.inf  # the energy of nothing is -inf whatever the temperature
         factor = temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
         energy = factor * torch.where(seen, lse, torch.zeros_like(lse))
