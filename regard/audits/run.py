@@ -72,14 +72,15 @@ def audit(
     checks: Sequence[Check | str] | None = None,
     name: str = "model",
     twin: bool = False,
+    thorough: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """Measure the attention of a loaded model on these inputs: texts (with a tokenizer) or keyword arguments
     of the model, one or several.
 
     checks: which questions to ask, by name or as values; all by default (`regard checks` lists them). twin:
-    measure the same architecture with random weights on the first input too, to compare with. The model is
-    not changed.
+    measure the same architecture with random weights on the first input too, to compare with. thorough: prove
+    on long inputs too, and see what typos do to all of them, however long it takes. The model is not changed.
 
     Examples:
         >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
@@ -89,7 +90,7 @@ def audit(
         0
     """
     several: Any = [inputs] if isinstance(inputs, (str, Mapping, Tensor)) else inputs
-    run = Audit(model, several, tokenizer=tokenizer, checks=checks, name=name, twin=twin)
+    run = Audit(model, several, tokenizer=tokenizer, checks=checks, name=name, twin=twin, thorough=thorough)
     run.measure(progress)
     report = run.report()
     if not report.coverage:
@@ -111,7 +112,9 @@ class Audit:
         name: str = "model",
         store: Store | None = None,
         twin: bool = False,
+        thorough: bool = False,
     ) -> None:
+        self.thorough = thorough
         self.checks = _check_all(checks)
         self.name, self.store = name, Store() if store is None else store
         self.disk: OnDisk | None = None if isinstance(model, nn.Module) else model
@@ -223,6 +226,7 @@ class Audit:
             item.encode,
             {} if watch is None else spots(watch.noticed),
             next((place.around for place in self.places if isinstance(place.around, str)), ""),
+            self.thorough,
         )
 
     def _site(self, item: Input, place: Place, lazy: _Lazy) -> None:

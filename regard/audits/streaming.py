@@ -42,10 +42,16 @@ class StreamedAudit:
         tokenizer: Any,
         checks: Sequence[Check] | None = None,
         device: str = "cpu",
+        thorough: bool = False,
     ) -> None:
         self._checkpoint, self._device = checkpoint, device
         self._run = Audit(
-            Streamed(checkpoint, device), texts, tokenizer=tokenizer, checks=checks, name=checkpoint.name
+            Streamed(checkpoint, device),
+            texts,
+            tokenizer=tokenizer,
+            checks=checks,
+            name=checkpoint.name,
+            thorough=thorough,
         )
         self.places, self.inputs = self._run.places, self._run.inputs
 

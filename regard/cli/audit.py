@@ -45,6 +45,7 @@ Examples
   regard audit ./my-model --text "A text." --text "More." texts given here
   regard audit ./my-model --checks weights,rows           some questions only (regard checks lists them)
   regard audit ./my-model --quick                         a first look at one text, in seconds
+  regard audit ./my-model --text long.txt --thorough      proofs on long texts: 512 tokens, some 2,048
   regard audit ./llama-7b --weights-only                  norms of heads; reads one layer at a time
   regard audit ./llama-7b --low-memory                    texts too, with one block in memory at a time
   regard audit ./big-model --out big --resume             continue after Ctrl-C, a crash or a reboot
@@ -78,6 +79,10 @@ def audit(
         bool, typer.Option("--quick", help="A first look: one text, and what takes seconds.")
     ] = False,
     device: Annotated[str, typer.Option(help="Where the model runs.")] = "cpu",
+    thorough: Annotated[
+        bool,
+        typer.Option("--thorough", help="Prove on long texts too, and misspell all of them; takes hours."),
+    ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue where an interrupted audit stopped.")
     ] = False,
@@ -113,6 +118,9 @@ def audit(
     if twin and (alone or quick):
         what = "--quick, which is a first look" if quick else "--weights-only or a series, without inputs"
         raise ArgumentError("--twin", f"is given with {what}", "leave one of them out")
+    if thorough and (alone or quick):
+        what = "--quick, which is a first look" if quick else "--weights-only or a series, without inputs"
+        raise ArgumentError("--thorough", f"is given with {what}", "leave one of them out")
     if several and resume:
         raise ArgumentError("--resume", "is given for a series, which takes seconds", "leave it out")
     if alone and low_memory is not None:
@@ -123,7 +131,7 @@ def audit(
         )
     if importlib.util.find_spec("jinja2") is None:
         raise MissingExtraError("jinja2", "report")
-    way = _Way(out, device_of(device), resume, weights_only, low_memory, False if quick else twin)
+    way = _Way(out, device_of(device), resume, weights_only, low_memory, False if quick else twin, thorough)
     check_writable(out)
     if several:
         _series(models or [], asked, way)
@@ -143,6 +151,7 @@ class _Way:
     weights_only: bool
     low_memory: bool | None
     twin: bool | None = False
+    thorough: bool = False
 
 
 def _texts(values: list[str], alone: bool) -> list[str]:
@@ -249,7 +258,14 @@ def _on_texts(
     tokenizer = tokenizer_of(checkpoint)
     domain, known = ("", texts) if texts else known_samples(tokenizer)
     if way.low_memory:
-        run = StreamedAudit(checkpoint, known, tokenizer=tokenizer, checks=asked, device=way.device)
+        run = StreamedAudit(
+            checkpoint,
+            known,
+            tokenizer=tokenizer,
+            checks=asked,
+            device=way.device,
+            thorough=way.thorough,
+        )
     else:
         answered = any(check.named for check in asked)  # an answer needs the head that the model has
         model = load_head(checkpoint).to(way.device) if answered else load_weights(checkpoint, way.device)
@@ -261,6 +277,7 @@ def _on_texts(
             checks=asked,
             name=checkpoint.name,
             twin=small if way.twin is None else way.twin,
+            thorough=way.thorough,
         )
     if domain not in ("", DOMAINS[0]):
         terminal.say(terminal.messages(), UNREAD.format(domain))
@@ -291,6 +308,7 @@ def _subject(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: 
         "--weights-only": str(way.weights_only),
         "--low-memory": str(way.low_memory),
         "--twin": str(way.twin),
+        "--thorough": str(way.thorough),
         "versions": f"regard {__version__}, torch {torch.__version__}, transformers "
         f"{version('transformers')}",
     }

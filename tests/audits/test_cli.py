@@ -44,6 +44,11 @@ def failed(tmp_path, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.parametrize("other", ["--quick", "--weights-only"])
+def test_a_thorough_audit_is_of_texts(failed, model, other):
+    assert failed("audit", model, "--thorough", other).startswith("regard: --thorough: is given with --")
+
+
 def test_help_teaches():
     text = regard("--help").stdout
     assert all(f"regard {command}" in text for command in ("audit", "compare", "checks"))

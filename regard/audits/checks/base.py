@@ -88,7 +88,8 @@ class Scene:
     """One input: the model, how it is called, what its modules did, the blocks around attention,
     and random numbers of its own.
 
-    seen: where attention was seen to happen; alone: why some attention has no block around it.
+    seen: where attention was seen to happen; alone: why some attention has no block around it; thorough:
+    whether long inputs are worth the time they take.
     """
 
     model: nn.Module
@@ -102,6 +103,7 @@ class Scene:
     encode: Callable[[str], dict[str, Any]] | None = None
     seen: dict[Spot, Sight] = field(default_factory=dict)
     alone: str = ""
+    thorough: bool = False
 
     @cached_property
     def stacks(self) -> dict[str, list[Block]]:
@@ -185,14 +187,33 @@ def provable(scene: Scene, site: Measurable, inputs: int) -> Site | None:
     return site
 
 
-def too_long(scene: Scene, tokens: int, longest: int, what: str) -> str:
-    """Why something is missing on a long input, or nothing where it is not too long."""
-    return (
-        ""
-        if tokens <= longest
-        else f"{what} for input {scene.index + 1}, of {tokens} tokens; give a "
-        f"text of at most {longest} tokens"
-    )
+@dataclass(frozen=True)
+class Limit:
+    """Up to how much something is done as usual, and in a thorough audit, which may take hours."""
+
+    usual: int
+    thorough: int
+
+    def of(self, scene: Scene) -> int:
+        """The one that holds for a scene."""
+        return self.thorough if scene.thorough else self.usual
+
+    def at_most(self, most: int) -> Limit:
+        """The same where there is a reason for no more."""
+        return Limit(min(self.usual, most), min(self.thorough, most))
+
+    def __str__(self) -> str:
+        return f"{self.usual} tokens (--thorough: {self.thorough:,})"
+
+
+def too_long(scene: Scene, tokens: int, longest: Limit, what: str) -> str:
+    """Why something is missing on a long input, and what would help; nothing where it is not too long."""
+    if tokens <= longest.of(scene):
+        return ""
+    found = f"{what} for input {scene.index + 1}, of {tokens} tokens; give a text of at most "
+    if tokens <= longest.thorough:
+        return f"{found}{longest.usual} tokens, or ask for a thorough audit, which takes far longer"
+    return f"{found}{longest.thorough} tokens"
 
 
 def as_list(values: Tensor) -> list[float]:

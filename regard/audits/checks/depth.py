@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.audits.capture import Function, passage, replay, tokens_in
-from regard.audits.checks.base import EXACT, STACK, Check, Column, Result, Scene, register, too_long
+from regard.audits.checks.base import EXACT, STACK, Check, Column, Limit, Result, Scene, register, too_long
 from regard.audits.checks.constants import block_constant, largest
 from regard.derive import linearize
 
@@ -18,7 +18,7 @@ CURVES = 2
 """For how many inputs the constants after every layer are measured, and not the last alone."""
 DEPTHS = 12
 """After how many blocks at most: of deeper stacks after every second, third, ... one."""
-LONGEST = 128
+LONGEST = Limit(128, 512)
 """Up to how many tokens: the graph of each part of a stack is kept for it."""
 
 
@@ -96,7 +96,7 @@ register(
                 "The product of the local constants of all blocks, and of the norm after the last. It is "
                 "how bounds of layers compose, "
                 f"and shows how loose that is. From the first {CURVES} inputs, where they have at most "
-                f"{LONGEST} tokens.",
+                f"{LONGEST}.",
                 EXACT,
                 STACK,
                 None,

@@ -16,6 +16,7 @@ from regard.audits.checks.base import (
     PROVED,
     Check,
     Column,
+    Limit,
     Measurable,
     Result,
     Scene,
@@ -38,7 +39,7 @@ DEEP = 6
 """From which attention layer on the other shares are left out: each takes seconds in a wide model."""
 INPUTS = 1
 """On how many of the inputs deviations are certified and attacked."""
-LONGEST = 256
+LONGEST = Limit(256, 2048)
 """Up to how many tokens: the other rows are looked at one by one, each in the width of a token squared,
 which then takes minutes.
 """
@@ -86,7 +87,7 @@ def _too_large(scene: Scene, site: Site) -> str:
     return too_long(
         scene,
         tokens,
-        LONGEST if one_form else min(LONGEST, math.isqrt(NUMBERS // (site.heads * width))),
+        LONGEST if one_form else LONGEST.at_most(math.isqrt(NUMBERS // (site.heads * width))),
         what,
     )
 
@@ -149,7 +150,7 @@ register(
                 "of its norm, in any direction, "
                 "the output of the layer moves by no more than this many times as far (Frobenius norm). "
                 "Asked of the first input, "
-                f"where it has at most {LONGEST} tokens.",
+                f"where it has at most {LONGEST}.",
                 PROVED,
                 LAYER,
                 True,

@@ -18,6 +18,7 @@ from regard.audits.checks.base import (
     PROVED,
     Check,
     Column,
+    Limit,
     Measurable,
     Result,
     Scene,
@@ -38,7 +39,7 @@ from regard.potentials import Potential
 from regard.proofs.certification import deviation
 from regard.supports import Full
 
-INPUTS, LONGEST = 3, 128
+INPUTS, LONGEST = 3, Limit(128, 512)
 """On how many inputs, and up to how many tokens."""
 TYPOS = 4
 """How many words of the first input are misspelled."""

@@ -9,11 +9,22 @@ import torch
 from torch import Tensor
 
 from regard.audits.capture import output_tensor, passage, tokens_in
-from regard.audits.checks.base import ESTIMATED, EXACT, STACK, Check, Column, Result, Scene, as_list, register
+from regard.audits.checks.base import (
+    ESTIMATED,
+    EXACT,
+    STACK,
+    Check,
+    Column,
+    Limit,
+    Result,
+    Scene,
+    as_list,
+    register,
+)
 from regard.derive.graph import twice_differentiable
 from regard.derive.jacobian import spectral_norms
 
-INPUTS = 3
+INPUTS = Limit(3, 1_000_000)
 """On how many inputs: the derivative of the whole network by every token is the most expensive
 measurement.
 """
@@ -33,7 +44,7 @@ PAIRS = 400_000
 
 def influence(scene: Scene) -> Result:
     """|∂ output / ∂ token j|₂ for each token of the first stack; the output is the mean of its tokens."""
-    if scene.index >= INPUTS:
+    if scene.index >= INPUTS.of(scene):
         return Result()
     if not scene.stacks:
         return Result(reason=scene.alone)
@@ -125,7 +136,7 @@ register(
                 "This is the largest, "
                 "over the sum of all: near one, the output hangs on one token. For long or wide inputs the "
                 "norms are from below, by "
-                f"random directions of the output. Measured on the first {INPUTS} inputs.",
+                f"random directions of the output. Measured on the first {INPUTS.usual} inputs.",
                 ESTIMATED,
                 STACK,
                 True,

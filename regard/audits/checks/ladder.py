@@ -12,6 +12,7 @@ from regard.audits.checks.base import (
     PROVED,
     Check,
     Column,
+    Limit,
     Measurable,
     Result,
     Scene,
@@ -27,7 +28,7 @@ from regard.proofs import certify
 AT_INPUTS = 1
 """At how many inputs all theorems are asked."""
 
-LONGEST = 64
+LONGEST = Limit(64, 512)
 """Up to how many tokens: bounds at a point are sums over pairs of tokens in the width of a token."""
 
 
@@ -94,7 +95,7 @@ register(
                 "Where tokens times width, as the head reads them, are more than 1536, its proof may have "
                 "a random start: it then holds "
                 "with probability 1 - 1e-6 for each head, and the ladder of the head says so. "
-                f"For inputs of at most {LONGEST} tokens.",
+                f"For inputs of at most {LONGEST}.",
                 PROVED,
                 HEAD,
                 None,

@@ -72,7 +72,7 @@ def misspecification(scene: Scene) -> Result:
     and how far the mean output token goes.
     """
     _refuse_other_inputs(scene)
-    if scene.index >= INPUTS:
+    if scene.index >= INPUTS.of(scene):
         return Result()
     here, predicted = _through(scene, scene.options), token_influence(scene)
     entries = [entry for kind in CHANGES for entry in _changes(scene, kind, here, predicted)]
@@ -173,7 +173,7 @@ def _correlation_column(kind: str) -> Column:
         f"influence predicts a {kind}",
         "Spearman's rank correlation, over the words of a text, of a word's influence and how far its "
         f"{kind} moved the mean output. "
-        f"Measured on the first {INPUTS} inputs.",
+        f"Measured on the first {INPUTS.usual} inputs.",
         EXACT,
         STACK,
         None,
@@ -191,7 +191,7 @@ register(
                 "largest expansion of a changed word",
                 "W1 distance of the output tokens over that of the input tokens, for the worst of all "
                 "typos, replacements and deletions "
-                f"of the words of the first {INPUTS} inputs.",
+                f"of the words of the first {INPUTS.usual} inputs.",
                 EXACT,
                 STACK,
                 True,
