@@ -1,0 +1,163 @@
+"""python -m benchmarks.lengths [--quick]: what exact constants and proofs cost as inputs grow.
+
+One thread, processor time, and memory beyond what was there before, each case in a process of its own. A
+layer with the sizes of all-MiniLM-L6-v2 (width 384, twelve heads) and random weights; a question about a head
+is about one of them. The exponents are those of n over the last doubling. From them a table of what an audit
+of larger models would take: extrapolated, not run, and marked so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from regard import Attention, Dot, Linear, Neighborhood, certify, deviation, linearize
+from regard.domains import one_token
+from regard.maps import Heads
+from regard.norms import Frobenius
+
+WIDTH, HEADS = 384, 12
+LENGTHS = (64, 128, 256, 512)
+TIME, ROOM = 2.0, 0.35
+"""The exponent of n in time that is asked for, with the room that two measurements need."""
+MEMORY = {"exact constant of a head": 1.0}
+"""That in memory; proofs keep the law of every row, which is n²."""
+LEAST = 16.0
+"""Megabytes below which memory is not told apart from what Python takes."""
+MODELS = (("1B", 16, 32, 2048), ("7B", 32, 32, 4096), ("70B", 80, 64, 8192))
+"""A name, layers, heads of a layer, width."""
+console = Console(width=110)
+
+
+def _layer(tokens: int) -> tuple[Heads, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64) / shape[-2] ** 0.5
+
+    each = WIDTH // HEADS
+    inner = Attention(
+        Dot(drawn(HEADS, WIDTH, each), drawn(HEADS, WIDTH, each)), Linear(drawn(HEADS, WIDTH, each))
+    )
+    points = torch.randn(tokens, WIDTH, generator=generator, dtype=torch.float64)
+    return Heads(inner, drawn(HEADS, each, WIDTH)), points
+
+
+def _first_head(layer: Heads) -> Attention:
+    scores, values = layer.attention.potential, layer.attention.lookup
+    assert isinstance(scores, Dot)
+    assert isinstance(values, Linear)
+    assert scores.w_q is not None
+    assert scores.w_k is not None
+    return Attention(Dot(scores.w_q[0], scores.w_k[0]), Linear(values.w_v[0]))
+
+
+def exact_norm(layer: Heads, points: torch.Tensor) -> Any:
+    """The exact constant of one head, by bidiagonalization."""
+    return linearize(_first_head(layer), points).norm()
+
+
+def at_a_point(layer: Heads, points: torch.Tensor) -> Any:
+    """A proof of it, in as many dimensions as the head reads."""
+    head = _first_head(layer)
+    narrow = 2 * WIDTH // HEADS
+    turned = torch.linalg.qr(torch.cat([head.potential.w_q, head.potential.w_k], -1))[0][:, :narrow]
+    small = Attention(
+        Dot(turned.mT @ head.potential.w_q, turned.mT @ head.potential.w_k),
+        Linear(turned.mT @ head.lookup.w_v),
+    )
+    return certify(small, Neighborhood(points @ turned, 0.0), Frobenius()).value
+
+
+def one_word(layer: Heads, points: torch.Tensor) -> Any:
+    """A proof of how far all heads together move when one word does."""
+    token = len(points) // 2
+    radius = 0.01 * float(points[token].norm())
+    return deviation(layer, one_token(points, token, radius), Frobenius()).value
+
+
+QUESTIONS: dict[str, Callable[[Heads, torch.Tensor], Any]] = {
+    "exact constant of a head": exact_norm,
+    "proved at a point, a head": at_a_point,
+    "one word moves, a layer": one_word,
+}
+
+
+def main() -> int:
+    """Measure, print; exit status 1 where something grows faster than it may."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.lengths", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="the short form: up to 256 tokens")
+    parser.add_argument("--one", nargs=2, metavar=("QUESTION", "TOKENS"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(_measured(options.one[0], int(options.one[1]))))
+        return 0
+    lengths = LENGTHS[:-1] if options.quick else LENGTHS
+    table = Table("question", *(f"{length} tokens" for length in lengths), "time", "memory", "")
+    found, missed = {}, 0
+    for name in QUESTIONS:
+        rows = [_apart(name, length) for length in lengths]
+        exponents = [_exponent(rows, key) for key in ("seconds", "megabytes")]
+        met = exponents[0] <= TIME + ROOM and exponents[1] <= MEMORY.get(name, 2.0) + ROOM
+        missed += not met
+        found[name] = rows[-1]["seconds"] * (lengths[-1] / 512) ** -exponents[0]
+        cells = [f"{row['seconds']:.1f} s, {row['megabytes']:.0f} MB" for row in rows]
+        table.add_row(name, *cells, *(f"n^{e:.1f}" for e in exponents), "met" if met else "missed")
+    console.print(table)
+    _extrapolate(found)
+    return 1 if missed else 0
+
+
+def _measured(name: str, tokens: int) -> dict[str, float]:
+    torch.set_num_threads(1)
+    QUESTIONS[name](*_layer(16))  # what is loaded on demand
+    layer, points = _layer(tokens)
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    QUESTIONS[name](layer, points)
+    taken = time.process_time() - started
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"seconds": taken, "megabytes": max(LEAST, (after - before) / 1024)}
+
+
+def _apart(name: str, tokens: int) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.lengths", "--one", name, str(tokens)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def _exponent(rows: list[dict[str, float]], key: str) -> float:
+    """Of n, from the last doubling."""
+    return math.log2(rows[-1][key] / rows[-2][key])
+
+
+def _extrapolate(seconds: dict[str, float]) -> None:
+    """One input of 512 tokens: a head's cost grows with the width that it reads, a layer's with its
+    square.
+    """
+    head, proof, word = (seconds[name] for name in QUESTIONS)
+    table = Table("model", "exact constants", "proofs at a point", "one word", title="extrapolated, not run")
+    for name, layers, heads, width in MODELS:
+        wide = width / heads / (WIDTH / HEADS)
+        hours = [
+            layers * heads * head * width / WIDTH / 3600,
+            layers * heads * proof * wide / 3600,
+            layers * word * (heads / HEADS) * (width / WIDTH) ** 2 / 3600,
+        ]
+        table.add_row(name, *(f"{hour:.1f} h" for hour in hours))
+    console.print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
