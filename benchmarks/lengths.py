@@ -2,7 +2,7 @@
 
 One thread, processor time, and memory beyond what was there before, each case in a process of its own. A
 layer with the sizes of all-MiniLM-L6-v2 (width 384, twelve heads) and random weights; a question about a head
-is about one of them. The exponents are those of n over the last doubling. From them a table of what an audit
+is about one of them. The exponents of n are fitted to all lengths. From them a table of what an audit
 of larger models would take: extrapolated, not run, and marked so.
 """
 
@@ -33,8 +33,8 @@ TIME, ROOM = 2.0, 0.35
 """The exponent of n in time that is asked for, with the room that two measurements need."""
 MEMORY = {"exact constant of a head": 1.0}
 """That in memory; proofs keep the law of every row, which is n²."""
-LEAST = 16.0
-"""Megabytes below which memory is not told apart from what Python takes."""
+LEAST = {"seconds": 0.05, "megabytes": 64.0}
+"""Below this nothing is told apart from what Python takes."""
 MODELS = (("1B", 16, 32, 2048), ("7B", 32, 32, 4096), ("70B", 80, 64, 8192))
 """A name, layers, heads of a layer, width."""
 console = Console(width=110)
@@ -108,7 +108,7 @@ def main() -> int:
     found, missed = {}, 0
     for name in QUESTIONS:
         rows = [_apart(name, length) for length in lengths]
-        exponents = [_exponent(rows, key) for key in ("seconds", "megabytes")]
+        exponents = [_exponent(rows, key, lengths) for key in LEAST]
         met = exponents[0] <= TIME + ROOM and exponents[1] <= MEMORY.get(name, 2.0) + ROOM
         missed += not met
         found[name] = rows[-1]["seconds"] * (lengths[-1] / 512) ** -exponents[0]
@@ -127,7 +127,7 @@ def _measured(name: str, tokens: int) -> dict[str, float]:
     QUESTIONS[name](layer, points)
     taken = time.process_time() - started
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"seconds": taken, "megabytes": max(LEAST, (after - before) / 1024)}
+    return {"seconds": taken, "megabytes": (after - before) / 1024}
 
 
 def _apart(name: str, tokens: int) -> dict[str, float]:
@@ -137,9 +137,13 @@ def _apart(name: str, tokens: int) -> dict[str, float]:
     return found
 
 
-def _exponent(rows: list[dict[str, float]], key: str) -> float:
-    """Of n, from the last doubling."""
-    return math.log2(rows[-1][key] / rows[-2][key])
+def _exponent(rows: list[dict[str, float]], key: str, lengths: tuple[int, ...]) -> float:
+    """Of n, fitted to all lengths."""
+    logs = [math.log(max(row[key], LEAST[key])) for row in rows]
+    places = [math.log(length) for length in lengths]
+    middle, mean = sum(places) / len(places), sum(logs) / len(logs)
+    across = sum((x - middle) * (y - mean) for x, y in zip(places, logs, strict=True))
+    return across / sum((x - middle) ** 2 for x in places)
 
 
 def _extrapolate(seconds: dict[str, float]) -> None:
