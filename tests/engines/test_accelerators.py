@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import regard as r
 from regard.compute.selection import select
 from regard.compute.tensors import pose_tensors
+from tests.devices import OnDevice
 from tests.engines import test_against_reference as against
 from tests.engines.test_recorded import DECLARED
 from tests.nouns import POTENTIALS, SUPPORTS, D
@@ -323,9 +324,11 @@ FLEXIBLE = [
 ]
 
 
+FLEXED = [("relative", support) for support in SUPPORTS] + [(p, "causal and padding") for p in FLEXIBLE]
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("support", SUPPORTS)
-@pytest.mark.parametrize("potential", FLEXIBLE)
+@pytest.mark.parametrize(("potential", "support"), FLEXED)
 def test_flex_takes_masks_and_biases_on_pairs(potential, support):
     """Block masks, score modifications and log-sum-exps, as torch defines them, beside the reference."""
     q, k, v = (torch.randn(2, 2, 6, 4) for _ in range(3))
@@ -352,3 +355,17 @@ def test_flex_compiles_masks_and_biases():
     }
     found = r.attend(q, k, v, engine=r.engines.Flex(), **declared)
     torch.testing.assert_close(found, r.attend(q, k, v, engine=r.engines.ReferenceEngine(), **declared))
+
+
+def test_the_device_of_the_tests():
+    """`make test DEVICE=...`: what is made without a device is made there; random numbers are a CPU's."""
+    expected = torch.randn(3, generator=torch.Generator().manual_seed(0))
+    with OnDevice(torch.device("meta")):
+        made = [torch.zeros(2), torch.tensor([1.0]), torch.arange(3), torch.randn(2, requires_grad=True)]
+        kept = torch.zeros(2, device="cpu")
+    with OnDevice(torch.device("cpu")):
+        drawn = torch.randn(3, generator=torch.Generator().manual_seed(0))
+    assert all(t.is_meta for t in made)
+    assert made[-1].requires_grad
+    assert not kept.is_meta
+    assert torch.equal(drawn, expected)

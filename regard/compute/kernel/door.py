@@ -72,7 +72,7 @@ class _Door(torch.autograd.Function):
             with torch.enable_grad():
                 # views, since one argument may be a function of another: a bias of the keys
                 leaves = tuple(_view(next(saved)) if there else None for there in ctx.present)
-                out = _attend_by_blocks(leaves, *ctx.how)[0]  # type: ignore[arg-type]
+                out = _attend_by_blocks(leaves, *ctx.how)[0]
         needed = ctx.needs_input_grad[2:]
         moving = [t for t, need in zip(leaves, needed, strict=True) if need]
         pulled = torch.autograd.grad(
@@ -93,8 +93,8 @@ def _attend_by_blocks(arguments: Arguments, causal: bool, scale: float) -> tuple
     parts = Parts(Dot(scale=scale), Softmax(), q, k, counts, v)
     batch = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
     rows = max(1, rows_per_tile(max(1, batch.numel()), k.shape[-2], 1, PAIRS))
-    marks = (torch.arange(t.shape[-2], device=q.device) for t in (q, k))
-    out, level = attend_online(parts, Tiling(Causal() if causal else Full(), *marks, rows, True))
+    own, other = (torch.arange(t.shape[-2], device=q.device) for t in (q, k))
+    out, level = attend_online(parts, Tiling(Causal() if causal else Full(), own, other, rows, True))
     return out.to(arguments[2].dtype), level
 
 
