@@ -17,7 +17,7 @@ def gathered(module: nn.Module) -> Iterator[None]:
     """
     named = itertools.chain(module.named_parameters(), module.named_buffers())
     whole: dict[str, Any] = {
-        name: tensor.detach().full_tensor()  # type: ignore[operator]
+        name: tensor.detach().full_tensor()  # type: ignore[attr-defined]
         for name, tensor in named
         if type(tensor.detach()).__name__ == "DTensor"
     }
