@@ -47,6 +47,5 @@ figure.tight_layout()
 
 # %%
 share = float(weights[:, 0].mean() / weights.sum(-1).mean())
-print(
-    f"{words[0]} takes {share:.0%} of the weight; the largest influence is that of {words[int(influence.sum(0).argmax())]}"
-)
+largest = words[int(influence.sum(0).argmax())]
+print(f"{words[0]} takes {share:.0%} of the weight; the largest influence is that of {largest}")
