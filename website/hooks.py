@@ -13,7 +13,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from website import glossary, live, reference, repository, vendored
+from website import glossary, live, notebooks, reference, repository, vendored
 from website.names import ROOMS
 
 ASSETS = Path(__file__).parent / "assets"
@@ -38,6 +38,8 @@ def _filled(entry: Any) -> Any:
         folder = repository.ROOT / "docs" / "theorems"
         others = sorted(f"theorems/{page.name}" for page in folder.glob("*.md") if page.stem != "index")
         return {"Theorems": ["theorems/index.md", *others]}
+    if entry == {"Notebooks": "notebooks"}:
+        return {"Notebooks": ["notebooks/index.md", *(f"notebooks/{name}.md" for name in notebooks.names())]}
     if isinstance(entry, dict):
         return {
             name: [_filled(one) for one in inside] if isinstance(inside, list) else inside
@@ -48,11 +50,15 @@ def _filled(entry: Any) -> Any:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """The reference, the root's Markdown, every source that a page points at, and what is vendored."""
-    made = reference.pages() | {
-        goal: (repository.ROOT / path).read_text(encoding="utf-8")
-        for path, goal in repository.OWN_PAGES.items()
-        if path != "README.md"
-    }
+    made = (
+        reference.pages()
+        | notebooks.pages()
+        | {
+            goal: (repository.ROOT / path).read_text(encoding="utf-8")
+            for path, goal in repository.OWN_PAGES.items()
+            if path != "README.md"
+        }
+    )
     needed = reference.sources()
     for goal, text in made.items():
         made[goal], wanted = repository.linked(text, _origin(goal))
@@ -62,7 +68,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     made |= {repository.page_of(path): repository.source(path) for path in sorted(needed)}
     for goal, text in made.items():
         files.append(File.generated(config, goal, content=text))
-    for goal, data in {**vendored.files(), **live.files(), **_own()}.items():
+    for goal, data in {**vendored.files(), **live.files(), **notebooks.files(), **_own()}.items():
         files.append(File.generated(config, goal, content=data))
     return files
 

@@ -28,7 +28,8 @@ def index() -> str:
     """All names in one table for each room."""
     parts = [
         "# Reference\n\nEvery public name, from its docstring and its types. "
-        f"{len(names())} names in {len(modules())} modules; what is also in `regard` itself says so.\n"
+        f"{len(names())} names in {len(modules())} modules; what is also in `regard` itself says so. "
+        "Examples begin with `import torch, regard`.\n"
     ]
     for room, homes in ROOMS.items():
         parts.append(f"\n## {room}\n\n| module | names |\n| --- | --- |\n")

@@ -32,6 +32,12 @@ def apply(
 
     With the moments Law and SecondMoment the result is the law of each query: a Measure or a GaussianMeasure
     with batch (..., m).
+
+    Examples:
+        >>> from regard.engines import ReferenceEngine
+        >>> layer, x = regard.Attention(regard.Gaussian()), torch.randn(5, 3)
+        >>> torch.allclose(regard.apply(layer, x, engine=ReferenceEngine()), layer(x), atol=1e-6)
+        True
     """
     problem = problem_of(attention, x, context, engine)
     result = project.one(attention.moment, select(problem, engine))
@@ -47,7 +53,12 @@ def explain(
     *,
     engine: Engine | None = None,
 ) -> Explanation:
-    """Which engine would run, one sentence for each that refuses, and the predicted cost."""
+    """Which engine would run, one sentence for each that refuses, and the predicted cost.
+
+    Examples:
+        >>> regard.explain(regard.Attention(regard.Laplace()), torch.randn(8, 4)).engine.name
+        'tiled'
+    """
     return explain_problem(problem_of(attention, x, context, engine), engine)
 
 

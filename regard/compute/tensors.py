@@ -38,6 +38,14 @@ def attend(
     Shapes broadcast as in F.scaled_dot_product_attention; fewer heads of k and v than of q (a divisor) are
     grouped queries. log_weights (..., n) says how often each key counts. dropout: the share of weights that
     is dropped at random, for training. Shapes are checked, values are not: NaN propagates, as in torch.
+
+    Examples:
+        >>> q, k, v = (torch.randn(1, 4, 16, 8) for _ in range(3))
+        >>> same = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        >>> torch.allclose(regard.attend(q, k, v), same, atol=1e-6)
+        True
+        >>> regard.attend(q, k, v, normalizer=regard.Entmax(1.5), support=regard.Causal()).shape
+        torch.Size([1, 4, 16, 8])
     """
     for name in torch_names:
         raise torch_name(name, "attend", _OWN)

@@ -35,6 +35,12 @@ def flow(
 
     Of several maps, map k acts on [k T/K, (k+1) T/K), T = until. With noise, dx = map(x) dt + noise dW, by
     Euler(step); the same seed draws the same path. Nothing is computed before the trajectory is asked.
+
+    Examples:
+        >>> from regard.dynamics import Euler
+        >>> path = regard.flow(regard.Attention(regard.Dot()), torch.randn(6, 2), Euler(0.1), until=1.0)
+        >>> path.at(1.0).shape
+        torch.Size([6, 2])
     """
     maps, source = read_maps(map), read_source(x)
     if not isinstance(scheme, Scheme):
@@ -70,6 +76,11 @@ def iterate(
 ) -> Trajectory:
     """The discrete transport μ ↦ μA_μ, `steps` times (vuckovic2020): the layers of a network, one after the
     other; of several maps the first follows the last.
+
+    Examples:
+        >>> path = regard.iterate(regard.Attention(regard.Dot()), torch.randn(6, 2), steps=3)
+        >>> path.at(3).shape
+        torch.Size([6, 2])
     """
     maps, source = read_maps(map), read_source(x)
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
