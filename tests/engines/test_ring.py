@@ -83,6 +83,15 @@ def test_bad_input_is_an_error_on_every_rank(tmp_path):
             assert found[name][2] < 5, (rank, name, found[name])
 
 
+def test_some_ranks_of_a_world(tmp_path):
+    found = run_ranks(tmp_path, 3, ring_ranks.some_ranks)
+    assert found[1][0] == "ArgumentError"
+    assert "that this rank belongs to" in found[1][1]
+    for rank in (0, 2):
+        assert found[rank][0] == "nothing", found
+        assert found[rank][2] <= 1e-12
+
+
 def test_a_world_of_one(tmp_path):
     (found,) = run_ranks(tmp_path, 1, ring_ranks.alone)
     assert found["error"] <= 1e-6
