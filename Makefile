@@ -6,7 +6,7 @@ VENV   := .venv
 RUN    := $(VENV)/bin/python
 PIP    := $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help audit decoder test test-fast lint docs notebooks bench falsify mutate clean
+.PHONY: help audit decoder test test-fast lint docs notebooks bench falsify mutate release clean
 
 help:
 	@echo "make audit   audit all-MiniLM-L6-v2 on the included sentences -> audit-report/report.html"
@@ -18,6 +18,7 @@ help:
 	@echo "make notebooks  run examples/notebooks and draw their pictures"
 	@echo "make bench   ratios to the fused kernel and to peers, certificates over attacks (QUICK=1: the short form)"
 	@echo "make falsify attack every certificate (SECONDS_=3600 for an hour)"
+	@echo "make release  check a release step by step: build, twine, a clean environment, the site (COMMANDS=1: both commands from the archive)"
 	@echo "make mutate  plant 10 faults in proofs and run the tests about them (NIGHTLY=1: 60; SEED=1: others; NAMED=1: known ones)"
 
 $(VENV)/bin/python:
@@ -95,6 +96,14 @@ COUNT ?= $(if $(NIGHTLY),60,10)
 SEED  ?= 0
 mutate: $(VENV)/.dev
 	$(RUN) -m benchmarks.mutate $(if $(NAMED),--named,--count $(COUNT) --seed $(SEED))
+
+$(VENV)/.release: pyproject.toml constraints.txt | $(VENV)/.torch
+	$(PIP) -e ".[release]"
+	@touch $@
+
+# Checks a release and publishes nothing; COMMANDS=1 also runs both commands from the source archive.
+release: $(VENV)/.release
+	$(RUN) -m website.release $(if $(COMMANDS),--commands)
 
 clean:
 	rm -rf $(VENV) audit-report benchmarks/results site

@@ -15,14 +15,16 @@ from mkdocs.structure.pages import Page
 
 from website import glossary, live, notebooks, reference, repository, vendored
 from website.names import ROOMS
+from website.release import version
 
 ASSETS = Path(__file__).parent / "assets"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Theorems and modules in the navigation; the version in the header."""
+    """Theorems and modules in the navigation; the version below every page."""
     assert config.nav is not None
     config.nav = [_filled(entry) for entry in config.nav]
+    config.copyright = f"regard {version()}, {config.copyright}"
     return config
 
 
