@@ -65,6 +65,8 @@ def _models(kind: str, implementation: str = "sdpa") -> Iterator[nn.Module]:
             if shrink is by_depth:
                 _small(config)
             model = _built(config, implementation)
+        except ImportError as error:
+            raise CannotRun([error]) from error
         except Exception as error:
             failures.append(error)
         else:
