@@ -13,16 +13,18 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from website import glossary, live, reference, repository, vendored
+from website import glossary, live, notebooks, reference, repository, vendored
 from website.names import ROOMS
+from website.release import version
 
 ASSETS = Path(__file__).parent / "assets"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Theorems and modules in the navigation; the version in the header."""
+    """Theorems and modules in the navigation; the version below every page."""
     assert config.nav is not None
     config.nav = [_filled(entry) for entry in config.nav]
+    config.copyright = f"regard {version()}, {config.copyright}"
     return config
 
 
@@ -38,6 +40,8 @@ def _filled(entry: Any) -> Any:
         folder = repository.ROOT / "docs" / "theorems"
         others = sorted(f"theorems/{page.name}" for page in folder.glob("*.md") if page.stem != "index")
         return {"Theorems": ["theorems/index.md", *others]}
+    if entry == {"Notebooks": "notebooks"}:
+        return {"Notebooks": ["notebooks/index.md", *(f"notebooks/{name}.md" for name in notebooks.names())]}
     if isinstance(entry, dict):
         return {
             name: [_filled(one) for one in inside] if isinstance(inside, list) else inside
@@ -48,11 +52,15 @@ def _filled(entry: Any) -> Any:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """The reference, the root's Markdown, every source that a page points at, and what is vendored."""
-    made = reference.pages() | {
-        goal: (repository.ROOT / path).read_text(encoding="utf-8")
-        for path, goal in repository.OWN_PAGES.items()
-        if path != "README.md"
-    }
+    made = (
+        reference.pages()
+        | notebooks.pages()
+        | {
+            goal: (repository.ROOT / path).read_text(encoding="utf-8")
+            for path, goal in repository.OWN_PAGES.items()
+            if path != "README.md"
+        }
+    )
     needed = reference.sources()
     for goal, text in made.items():
         made[goal], wanted = repository.linked(text, _origin(goal))
@@ -62,7 +70,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     made |= {repository.page_of(path): repository.source(path) for path in sorted(needed)}
     for goal, text in made.items():
         files.append(File.generated(config, goal, content=text))
-    for goal, data in {**vendored.files(), **live.files(), **_own()}.items():
+    for goal, data in {**vendored.files(), **live.files(), **notebooks.files(), **_own()}.items():
         files.append(File.generated(config, goal, content=data))
     return files
 

@@ -1,16 +1,13 @@
 """What the ranks of a ring do in the tests: each runs all cases and says how far it is from one process."""
 
 import contextlib
-import json
 import os
 import runpy
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch._dynamo  # torch.func imports it when it first runs: here it is once for all ranks
 import torch.distributed as dist
 import torch.utils._pytree as pytree
 from torch.distributed.device_mesh import init_device_mesh
@@ -253,6 +250,19 @@ def bad_input(rank, world):
     return found
 
 
+def some_ranks(rank, world):
+    """A ring of the first and the last rank; the one between does not belong to it."""
+    ring = r.engines.Ring(dist.new_group([0, 2]), timeout=10.0)
+    x = draw(HEADS, 12, WIDTH, seed=3, kind=torch.float64)
+    if rank == 1:
+        return attempt(lambda: call(ring))
+    mine = ring.shard(x).requires_grad_()
+    call(ring, mine, support=r.Causal()).square().sum().backward()
+    whole = x.clone().requires_grad_()
+    r.attend(whole, whole, whole, support=r.Causal()).square().sum().backward()
+    return ["nothing", "", far(mine.grad, ring.shard(whole.grad))]
+
+
 def alone(rank, world):
     """A world of one, a flow on it, and its explanation."""
     ring = r.engines.Ring()
@@ -262,24 +272,6 @@ def alone(rank, world):
         "error": far(call(ring, support=r.Causal()), r.attend(x, x, x, support=r.Causal())),
         "how": explanation,
     }
-
-
-def start(rank, world, folder, task):
-    """One process: join the group, run a task of this file by name, write what it found."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=world,
-        timeout=timedelta(seconds=60),
-    )
-    try:
-        found = globals()[task](rank, world)
-    except Exception as error:
-        found = {"failed": f"{type(error).__name__}: {error}"}
-    Path(folder, f"{rank}.json").write_text(json.dumps(found))
-    os._exit(0)
 
 
 def start_example(rank, world, folder, port):

@@ -3,8 +3,6 @@
 A rank that is gone, hangs or has something wrong is an error on every other rank.
 """
 
-import json
-import multiprocessing
 import re
 import socket
 
@@ -12,38 +10,18 @@ import pytest
 import torch
 
 import regard as r
-from regard.compute.ring.pieces import count_pairs_seen
+from regard.compute.ring.pieces import attend_shard, count_pairs_seen, join
 from regard.compute.tensors import pose_tensors
 from tests.engines import ring_ranks
+from tests.ranks import run_processes, run_ranks
 
 FLOOR = {"float64": 1e-12, "bfloat16": 1e-2, "adaptive": 1e-4}
-
-
-def run_processes(target, world, *arguments):
-    """The exit codes of ranks that a server forks, which has imported torch once."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.engines.ring_ranks"])
-    ranks = [context.Process(target=target, args=(rank, world, *arguments)) for rank in range(world)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(90)
-        if process.is_alive():
-            process.kill()
-    return [process.exitcode for process in ranks]
-
-
-def run_ranks(folder, world, task):
-    """Each rank's findings."""
-    run_processes(ring_ranks.start, world, str(folder), task)
-    files = [folder / f"{rank}.json" for rank in range(world)]
-    return [json.loads(file.read_text()) if file.exists() else None for file in files]
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_equals_one_process(world, tmp_path):
     """To a millionth in float32, or as well as one process does it, beside float64."""
-    for rank, found in enumerate(run_ranks(tmp_path, world, "compare_all")):
+    for rank, found in enumerate(run_ranks(tmp_path, world, ring_ranks.compare_all)):
         assert found is not None, f"rank {rank} died"
         assert "failed" not in found, (rank, found)
         assert len(found) > 20
@@ -54,7 +32,7 @@ def test_equals_one_process(world, tmp_path):
                 assert error <= max(floor, 3 * of_one_process), (rank, name, what, error, of_one_process)
 
 
-@pytest.mark.parametrize("task", ["die", "die_on_the_way"])
+@pytest.mark.parametrize("task", [ring_ranks.die, ring_ranks.die_on_the_way])
 def test_every_rank_names_one_that_dies(task, tmp_path):
     found = run_ranks(tmp_path, 4, task)
     assert found[1] is None
@@ -65,7 +43,7 @@ def test_every_rank_names_one_that_dies(task, tmp_path):
         assert seconds < 2, (rank, seconds)
 
 
-@pytest.mark.parametrize("task", ["hang", "stay_away"])
+@pytest.mark.parametrize("task", [ring_ranks.hang, ring_ranks.stay_away])
 def test_every_rank_names_one_that_hangs(task, tmp_path):
     found = run_ranks(tmp_path, 4, task)
     for rank in (0, 2, 3):
@@ -97,7 +75,7 @@ SAID = {
 
 
 def test_bad_input_is_an_error_on_every_rank(tmp_path):
-    for rank, found in enumerate(run_ranks(tmp_path, 2, "bad_input")):
+    for rank, found in enumerate(run_ranks(tmp_path, 2, ring_ranks.bad_input)):
         assert set(found) == set(SAID), (rank, found)
         for name, (kind, words) in SAID.items():
             assert found[name][0] == kind, (rank, name, found[name])
@@ -105,8 +83,17 @@ def test_bad_input_is_an_error_on_every_rank(tmp_path):
             assert found[name][2] < 5, (rank, name, found[name])
 
 
+def test_some_ranks_of_a_world(tmp_path):
+    found = run_ranks(tmp_path, 3, ring_ranks.some_ranks)
+    assert found[1][0] == "ArgumentError"
+    assert "that this rank belongs to" in found[1][1]
+    for rank in (0, 2):
+        assert found[rank][0] == "nothing", found
+        assert found[rank][2] <= 1e-12
+
+
 def test_a_world_of_one(tmp_path):
-    (found,) = run_ranks(tmp_path, 1, "alone")
+    (found,) = run_ranks(tmp_path, 1, ring_ranks.alone)
     assert found["error"] <= 1e-6
     assert found["how"].startswith("ring: about")
     assert "keys of 1 ranks" in found["how"]
@@ -167,3 +154,22 @@ def test_the_example(tmp_path):
         output, gradient = map(float, found.groups())
         assert output <= 1e-6
         assert gradient <= 2e-5  # of q, k and v together; that of one process is off by 2e-6 beside float64
+
+
+@pytest.mark.parametrize("shards", [r.engines.Consecutive(), r.engines.ZigZag()])
+@pytest.mark.parametrize("reach", range(0, 9))
+def test_pieces_join_to_the_whole(shards, reach):
+    """Windows that end at every place of a shard: what is left out is what nobody sees."""
+    count, world = 16, 2
+    q, k, v = (torch.randn(count, 4, dtype=torch.float64) for _ in range(3))
+    for support in (r.Window(reach, 0), r.Window(0, reach), r.Causal() & r.Window(reach, None)):
+        whole = r.attend(q, k, v, support=support, engine=r.engines.ReferenceEngine())
+        for rank in range(world):
+            own = shards.marks(rank, world, count)
+            parts = []
+            for source in range(world):
+                other = shards.marks(source, world, count)
+                tensors = (q[own], k[other], v[other])
+                posed = pose_tensors(*tensors, r.Dot(), r.Softmax(), support, None, (own, other))
+                parts.append(attend_shard(posed))
+            torch.testing.assert_close(join(parts)[0], whole[own])

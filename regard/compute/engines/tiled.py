@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard._refused import Refused
-from regard._transforms import is_recorded
+from regard._transforms import is_recorded, is_shape_only
 from regard.compute.engine import Engine, Plan, Prediction, count_pairs, register
 from regard.compute.engines.reference import Reference as ReferenceEngine
 from regard.compute.engines.reference import feature_width
@@ -47,7 +47,7 @@ class Tiled(Engine):
         """The fastest form of the scores in the dtype that keeps their digits, and the size of the blocks."""
         if problem.query_count == 0 or problem.key_count == 0:
             return Refused("there is nothing to cut into tiles.")
-        if is_recorded(problem.values):
+        if is_recorded(problem.values) and not is_shape_only(problem.values):
             return Refused("blocks are cut while a program runs, and this one is only recorded.")
         if problem.hidden_parameters():
             return Refused(
