@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard as r
+from regard.compute.engines import sdpa
 from regard.compute.selection import select
 from regard.compute.tensors import pose_tensors
 from tests.devices import OnDevice
@@ -277,6 +278,19 @@ def test_a_pretended_device(name, kind):
     assert {t.shape[-1] for t in arguments} == {24 if name in ("dot", "causal") else 32}
     assert {t.dtype for t in arguments} == {torch.float32 if name == "gaussian" else kind}
     assert seen.largest < N * N
+
+
+def test_a_recorded_mask_is_written_down(monkeypatch):
+    """A program that is only recorded has no block masks: it goes through the door with one of its own."""
+    monkeypatch.setattr(sdpa, "_is_other", lambda problem: True)
+    with FakeTensorMode(), Doors() as doors:
+        x = torch.empty(1, 2, 33, 16, dtype=torch.bfloat16)
+        r.attend(x, x, x, support=r.Window(3, 0))
+        r.attend(x, x, x, support=r.Causal())
+    masks = [options.get("attn_mask") for _, options in doors.calls]
+    assert masks[0].shape[-2:] == (33, 33)
+    assert masks[0].dtype == torch.bfloat16
+    assert masks[1] is None
 
 
 DIFFERENTIATED = [
