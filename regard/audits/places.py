@@ -19,6 +19,9 @@ from regard.audits.rounding import agreeing
 from regard.audits.site import Site
 from regard.audits.watching import ObservedSite, Spot
 
+BESIDE = ("Output", "Norm", "Mask", "Bias", "Embedding", "Embeddings")
+"""How the names end of modules that stand beside attention and have its name in theirs."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -104,8 +107,9 @@ def unknown(model: nn.Module, found: Iterable[Place] | None = None) -> Iterator[
         related = any(
             path in ("", own) or own.startswith(f"{path}.") or path.startswith(f"{own}.") for own in known
         )
-        if "attention" in type(module).__name__.lower() and not related:
-            yield path, type(module).__name__
+        name = type(module).__name__
+        if "attention" in name.lower() and not name.endswith(BESIDE) and not related:
+            yield path, name
 
 
 def block_paths(block: Block) -> tuple[str, ...]:

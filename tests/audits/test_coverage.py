@@ -29,7 +29,7 @@ MOST_USED = tuple(NAMES.split())
 OTHERS = """
 qwen3_moe phi deepseek_v2 gpt_oss llama4_text smollm3 olmo2 olmo3 granite glm4 ernie4_5 cohere starcoder2
 stablelm nemotron falcon bloom mpt gptj gpt_neo gpt_bigcode codegen biogpt jamba eurobert longformer marian
-umt5 beit roformer big_bird
+umt5 beit roformer big_bird llava gemma3 siglip2 moonshine
 """
 ALSO = tuple(OTHERS.split())
 """Others that people bring, declared too."""
@@ -43,7 +43,7 @@ OBSERVED = {
 }
 """Those of which something is not understood, and a word of what is said."""
 NOTHING = ("fnet", "mamba")
-DECLARED, SEEN, LEFT = 200, 55, 60
+DECLARED, SEEN, LEFT = 275, 160, 38
 """How many types the page has at least as declared and as observed, and at most as not run."""
 
 
@@ -95,7 +95,8 @@ def test_the_page_has_every_type():
     known = {kind for kind, *_ in ROWS} | {kind for kind, _ in NOT_RUN} | set(without) | set(NOT_ALONE)
     assert not set(MODEL_MAPPING_NAMES) - known
     levels = Counter(level for _, level, _ in ROWS)
-    assert (levels["declared"], levels["observed"]) >= (DECLARED, SEEN)
+    assert levels["declared"] >= DECLARED
+    assert levels["observed"] >= SEEN
     assert len(NOT_RUN) <= LEFT
 
 

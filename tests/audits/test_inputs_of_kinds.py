@@ -126,3 +126,22 @@ def test_numbers_that_are_none_are_said_to_be_so():
         "scaled_dot_product_attention was called in a way that is not known here "
         "(what it returned has NaN or infinity in it), on input 1"
     ]
+
+
+class SelfAttentionOutput(nn.Linear):
+    """What stands behind the heads in LXMERT: no attention, whatever it is called."""
+
+
+class Behind(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.attention, self.output = SelfAttention(), SelfAttentionOutput(8, 8)
+
+    def forward(self, x):
+        return self.output(self.attention(x)).tanh()
+
+
+def test_what_stands_beside_attention_is_not_missed():
+    report = r.audit(Behind(), [{"x": one(1, 5, 8)}], checks=rows())
+    assert [entry.site for entry in report.coverage] == ["attention"]

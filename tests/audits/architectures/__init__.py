@@ -40,6 +40,9 @@ NOT_ALONE = [
 MOST = 300_000_000
 """Parameters of a model that is called tiny."""
 
+ROUNDS = 6
+"""How often a call is corrected by what a model says about it."""
+
 
 def kinds() -> list[str]:
     """Every model type with a model."""
@@ -65,6 +68,8 @@ def _models(kind: str, implementation: str = "sdpa") -> Iterator[nn.Module]:
             if shrink is by_depth:
                 _small(config)
             model = _built(config, implementation)
+        except ImportError as error:
+            raise CannotRun([error]) from error
         except Exception as error:
             failures.append(error)
         else:
@@ -143,6 +148,14 @@ def _first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
 
 
+def _width(model: nn.Module) -> int:
+    """How many coordinates a token of the text has."""
+    try:
+        return int(model.get_input_embeddings().weight.shape[-1])
+    except Exception:
+        return 1
+
+
 def _run(model: nn.Module, call: dict[str, Any], wanted: tuple[str, ...]) -> dict[str, Any]:
     """The call that runs: the given one, with as many placeholders as the model asks for."""
     counts: dict[str, int] | None = dict.fromkeys(wanted, 1)
@@ -156,10 +169,11 @@ def _run(model: nn.Module, call: dict[str, Any], wanted: tuple[str, ...]) -> dic
             return full
         except Exception as error:
             last = error
-            if (other := heeded(error, call)) is not None and rounds < 4:
+            if (other := heeded(error, call)) is not None and rounds < ROUNDS:
                 call, rounds = other, rounds + 1
             else:
-                counts = wanted_placeholders(error, counts)
+                rounds += 1
+                counts = wanted_placeholders(error, counts, _width(model)) if rounds < ROUNDS else None
     assert last is not None
     raise last
 

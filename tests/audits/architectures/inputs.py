@@ -188,13 +188,17 @@ def with_placeholders(config: Any, call: dict[str, Any], counts: dict[str, int])
     return full
 
 
-def wanted_placeholders(error: Exception, counts: dict[str, int]) -> dict[str, int] | None:
-    """What a model says about the number of its features, where that is what it says."""
+def wanted_placeholders(error: Exception, counts: dict[str, int], width: int) -> dict[str, int] | None:
+    """What a model says about the number of its features, where that is what it says: some count their
+    coordinates, so many that as many placeholders are too many.
+    """
     found = re.search(r"(\w+) features and .*?features:? *(\d+)", str(error))
     if found is None or found[1].lower() not in counts:
         return None
-    changed = {**counts, found[1].lower(): int(found[2])}
-    return None if changed == counts else changed
+    kind, said = found[1].lower(), int(found[2])
+    if said != counts[kind]:
+        return {**counts, kind: said}
+    return {**counts, kind: said // width} if said >= width > 1 and said % width == 0 else None
 
 
 def heeded(error: Exception, call: dict[str, Any]) -> dict[str, Any] | None:

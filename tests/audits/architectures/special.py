@@ -27,7 +27,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": "auto"},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"], "mamba_n_heads": 4},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "zamba": {"layers_block_type": ["linear_attention", "hybrid"]},
+    "zamba": {"layers_block_type": ["linear_attention", "hybrid", "hybrid"], "num_hidden_layers": 3},
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"]},
     "zaya": {"num_experts_per_tok": 1},
     "chameleon": {"vocabulary_map": {"<image>": 63, "IMGIMGA": 5}},
@@ -187,6 +187,8 @@ ARGUMENTS: dict[str, Any] = {
 }
 """Shapes of arguments by their names: a filling and sizes, numbers or names of sizes of the config."""
 SHAPES: dict[str, dict[str, Any]] = {
+    "wav2vec2-bert": {"input_features": ("normal", 1, 20, "feature_projection_input_dim")},
+    "depth_pro": {"pixel_values": ("normal", 1, 3, 64, 64)},
     "audio-spectrogram-transformer": {"input_values": ("normal", 1, "max_length", "num_mel_bins")},
     **{
         kind: {
