@@ -9,6 +9,7 @@ import base64
 import hashlib
 import io
 import tarfile
+import time
 import urllib.request
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -17,6 +18,7 @@ from pathlib import Path, PurePosixPath
 KEPT = Path(__file__).resolve().parents[1] / ".venv" / "vendored"
 REGISTRY = "https://registry.npmjs.org"
 PATIENCE = 60
+TRIES = 4
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,16 @@ class Archive:
             kept.write_bytes(data)
         return data
 
-    def _asked(self) -> bytes:
-        with urllib.request.urlopen(self.url, timeout=PATIENCE) as answer:
-            data: bytes = answer.read()
+    def _asked(self, tries: int = TRIES) -> bytes:
+        """From the registry, which may be busy."""
+        try:
+            with urllib.request.urlopen(self.url, timeout=PATIENCE) as answer:
+                data: bytes = answer.read()
+        except OSError:
+            if tries == 1:
+                raise
+            time.sleep(5)
+            return self._asked(tries - 1)
         return data
 
     def contents(self) -> dict[str, bytes]:
