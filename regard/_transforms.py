@@ -113,6 +113,11 @@ def is_recorded(value: Tensor) -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or value.is_meta or is_fake(value)
 
 
+def is_shape_only(value: Tensor) -> bool:
+    """Whether a program runs as it stands, on tensors of the device meta: shapes without numbers."""
+    return value.is_meta and not (torch.compiler.is_compiling() or torch.jit.is_tracing() or is_fake(value))
+
+
 def is_only_run(*tensors: Tensor | None) -> bool:
     """Whether a program is run and neither differentiated, mapped nor recorded."""
     return not (

@@ -35,6 +35,12 @@ class Attention(Object):
 
     Heads and batches are leading dimensions and broadcast: with w_q of shape (h, d, c) and x (n, d) the
     output is (h, n, e).
+
+    Examples:
+        >>> x = torch.randn(5, 8)
+        >>> layer = regard.Attention(regard.Dot(), regard.Linear(torch.randn(8, 3)), support=regard.Causal())
+        >>> layer(x).shape
+        torch.Size([5, 3])
     """
 
     potential: Potential = part()

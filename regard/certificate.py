@@ -41,6 +41,12 @@ class Certificate:
     refused: theorems that do not apply, each with a sentence. others: what other theorems prove of the same
     quantity.
     quantity: what is bounded, a "constant" (how much a change is amplified) or another word.
+
+    Examples:
+        >>> layer = regard.Attention(regard.Dot())
+        >>> bound = regard.certify(layer, regard.Ball(1.0, tokens=4, width=2), regard.Frobenius())
+        >>> bound.value == float(bound), len(bound.ladder()) > 0
+        (True, True)
     """
 
     value: float

@@ -35,7 +35,13 @@ class TokenSet(Domain):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Whole(TokenSet):
-    """Tokens anywhere."""
+    """Tokens anywhere.
+
+    Examples:
+        >>> steep = regard.Attention(regard.Dot(torch.eye(2), torch.eye(2)))
+        >>> regard.certify(steep, regard.Whole(tokens=3), regard.Frobenius()).value  # that is a theorem
+        inf
+    """
 
     tokens: int | None = None
 
@@ -48,6 +54,11 @@ class Ball(TokenSet):
     """Every token within `radius` of `center` (d,), of the origin where none is given.
 
     width: that of a token, where neither the center nor the map says it; the origin becomes the center.
+
+    Examples:
+        >>> unit = regard.Ball(1.0, tokens=4, width=8)
+        >>> regard.certify(regard.Attention(regard.Dot()), unit, regard.TokenMax()).value < 10
+        True
     """
 
     radius: float
@@ -83,6 +94,12 @@ class Shell(TokenSet):
     centered=True: inner ≤ |x_i - mean(x_i)|/√d ≤ outer, as LayerNorm sees tokens; their means are anywhere.
     centered=False: inner ≤ |x_i|/√d ≤ outer, as RMSNorm sees them; how far they are from their means is open.
     |x_i|² = |x_i - mean|² + d mean², so |x_i|/√d ≥ inner on the first too: Shell(inner) is for both layers.
+
+    Examples:
+        >>> from regard.maps import Normalize
+        >>> far = regard.Shell(0.5, tokens=3)
+        >>> regard.certify(Normalize(), far, regard.TokenMax()).value < 2.001  # 1 / 0.5
+        True
     """
 
     inner: float
@@ -125,7 +142,13 @@ class Near(Domain):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Neighborhood(Near):
-    """Sequences within `radius` of `points` (n, d), in Frobenius or TokenMax norm."""
+    """Sequences within `radius` of `points` (n, d), in Frobenius or TokenMax norm.
+
+    Examples:
+        >>> layer, near = regard.Attention(regard.Dot()), regard.Neighborhood(torch.zeros(3, 2), 0.1)
+        >>> regard.deviation(layer, near, regard.Frobenius()).value < 0.2
+        True
+    """
 
     points: Tensor | Measure
     radius: float
@@ -144,7 +167,14 @@ class Neighborhood(Near):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Radii(Near):
-    """Sequences whose token i is within radii[i] of points[i]: a typo is one radius that is not zero."""
+    """Sequences whose token i is within radii[i] of points[i]: a typo is one radius that is not zero.
+
+    Examples:
+        >>> x = torch.zeros(3, 2)
+        >>> noisy = regard.Radii(x, torch.tensor([0.0, 0.1, 0.1]))
+        >>> regard.deviation(regard.Attention(regard.Dot()), noisy, regard.TokenMax()).value < 0.2
+        True
+    """
 
     points: Tensor | Measure
     radii: Tensor
@@ -169,7 +199,13 @@ class Radii(Near):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Box(Near):
-    """Sequences whose token i has every entry within radii[i] of that of points[i]."""
+    """Sequences whose token i has every entry within radii[i] of that of points[i].
+
+    Examples:
+        >>> x = torch.zeros(3, 2)
+        >>> regard.Box(x, torch.tensor([0.0, 0.1, 0.0])).radii.shape  # only entries of the second token move
+        torch.Size([3])
+    """
 
     points: Tensor | Measure
     radii: Tensor
@@ -189,6 +225,11 @@ class Box(Near):
 class Hull(Near):
     """Sequences whose token `token` is any mixture of its own embedding and the given ones (k, d), while all
     others stay: the synonyms of a word, its spellings, and everything between them.
+
+    Examples:
+        >>> x, synonyms = torch.zeros(4, 2), 0.1 * torch.eye(2)
+        >>> regard.Hull(x, 1, synonyms).token
+        1
     """
 
     points: Tensor | Measure
@@ -221,7 +262,12 @@ class Hull(Near):
 
 
 def one_token(points: Tensor | Measure, index: int, radius: float) -> Radii:
-    """Token `index` moves by at most `radius`, all others stay."""
+    """Token `index` moves by at most `radius`, all others stay.
+
+    Examples:
+        >>> regard.one_token(torch.zeros(3, 2), 1, 0.5).radii.tolist()
+        [0.0, 0.5, 0.0]
+    """
     tokens = _sequence(points)
     if not -len(tokens) <= index < len(tokens):
         raise ArgumentError("index", f"is {index}", f"there are {len(tokens)} tokens")

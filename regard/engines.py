@@ -10,6 +10,7 @@ from regard.compute import (
     Plan,
     Prediction,
     ReferenceEngine,
+    Ring,
     Sdpa,
     Tiled,
     all_engines,
@@ -17,8 +18,10 @@ from regard.compute import (
 from regard.compute.engine import register
 from regard.compute.fourier.nonuniform import Finufft
 from regard.compute.fourier.separable import Separable
+from regard.compute.ring.places import Consecutive, Shards, ZigZag
 
 __all__ = [
+    "Consecutive",
     "Engine",
     "Finufft",
     "Flex",
@@ -27,9 +30,12 @@ __all__ = [
     "Plan",
     "Prediction",
     "ReferenceEngine",
+    "Ring",
     "Sdpa",
     "Separable",
+    "Shards",
     "Tiled",
+    "ZigZag",
     "all_engines",
     "register",
 ]

@@ -1,4 +1,4 @@
-"""Five exceptions and two warnings; each says what was wrong, what was found and what to do about it."""
+"""Six exceptions and two warnings; each says what was wrong, what was found and what to do about it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ __all__ = [
     "MissingExtraError",
     "NoRuleError",
     "PerformanceWarning",
+    "RankLostError",
     "RefusalError",
     "RegardError",
 ]
@@ -32,6 +33,15 @@ class RefusalError(RegardError):
     def __init__(self, what: str, reasons: list[str]) -> None:
         self.what, self.reasons = what, reasons
         super().__init__(f"{what} refuses: " + " ".join(reasons))
+
+
+class RankLostError(RegardError, RuntimeError):
+    """Other processes are gone or do not answer: names their ranks, and says what was seen of them."""
+
+    def __init__(self, ranks: tuple[int, ...], why: str) -> None:
+        self.ranks, self.why = ranks, why
+        named = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+        super().__init__(f"{named} of the ring: {why}")
 
 
 class NoRuleError(RegardError, TypeError):

@@ -24,6 +24,12 @@ class Kernel(Object):
 
     `kernel(x)` gives the laws at the points x (..., m, d) as a Measure with batch shape (..., m);
     `first @ second` composes, `measure @ kernel` is the left action, `kernel.right(f)` the right action.
+
+    Examples:
+        >>> x = torch.randn(4, 2)
+        >>> kernel = regard.Attention(regard.Dot()).kernel(x)
+        >>> (regard.Measure(x) @ kernel).points.shape
+        torch.Size([4, 2])
     """
 
     @abstractmethod

@@ -43,7 +43,12 @@ class Lookup(Kernel):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Identity(Lookup):
-    """v(k) = k."""
+    """v(k) = k.
+
+    Examples:
+        >>> regard.Attention(regard.Dot(), regard.Identity())(torch.ones(3, 2))[0].tolist()
+        [1.0, 1.0]
+    """
 
     def values(self, points: Tensor, marks: Tensor | None) -> Tensor:
         return points
@@ -51,7 +56,12 @@ class Identity(Lookup):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Linear(Lookup):
-    """v(k) = w_vᵀ k + b_v."""
+    """v(k) = w_vᵀ k + b_v.
+
+    Examples:
+        >>> regard.Attention(regard.Dot(), regard.Linear(torch.ones(2, 5)))(torch.ones(3, 2)).shape
+        torch.Size([3, 5])
+    """
 
     w_v: Tensor = projection(Tokens.KEYS)
     b_v: Tensor | None = parameter(rank=1, default=None)
@@ -86,6 +96,10 @@ class Factored(Lookup):
     """v(k) = uᵀ(wᵀk) + b: values of projected keys.
 
     With w the projection of the potential, values cannot see what scores do not.
+
+    Examples:
+        >>> regard.Factored(torch.eye(4)[:, :2], torch.ones(2, 3)).values(torch.ones(5, 4), None).shape
+        torch.Size([5, 3])
     """
 
     w: Tensor = projection(Tokens.KEYS)
@@ -135,7 +149,13 @@ class NormedLinear(Lookup):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FunctionLookup(Lookup):
-    """v(k) = g(k) for any function g of the key, applied to all keys at once: (..., n, d) -> (..., n, e)."""
+    """v(k) = g(k) for any function g of the key, applied to all keys at once: (..., n, d) -> (..., n, e).
+
+    Examples:
+        >>> squares = regard.Attention(regard.Dot(), regard.FunctionLookup(torch.square))
+        >>> squares(torch.full((3, 2), 2.0))[0].tolist()
+        [4.0, 4.0]
+    """
 
     function: Callable[[Tensor], Tensor] = shared()
 
@@ -155,6 +175,11 @@ class FunctionLookup(Lookup):
 class Table(Lookup):
     """v(k) is the row of a table at the key's mark (its position):
     key-value pairs whose values are not functions of keys.
+
+    Examples:
+        >>> values = torch.tensor([[10.0], [20.0]])
+        >>> regard.Attention(regard.Dot(), regard.Table(values))(torch.zeros(2, 3)).tolist()
+        [[15.0], [15.0]]
     """
 
     table: Tensor = parameter(rank=2)

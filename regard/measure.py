@@ -24,6 +24,11 @@ class Measure(Object):
 
     points (..., n, d); log_weights (..., n), normalized here, None means uniform, -inf means no mass;
     marks (..., n): positions that travel with their points, None means 0, 1, ..., n-1 where somebody asks.
+
+    Examples:
+        >>> mu = regard.Measure(torch.tensor([[0.0], [4.0]]), log_weights=torch.tensor([3.0, 1.0]).log())
+        >>> mu.mean().tolist()
+        [1.0]
     """
 
     points: Tensor

@@ -40,7 +40,12 @@ class Moment(Kernel):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Mean(Moment):
-    """Π(ν) = δ_{∫ v ν(dv)}: ordinary attention."""
+    """Π(ν) = δ_{∫ v ν(dv)}: ordinary attention.
+
+    Examples:
+        >>> regard.Attention(regard.Dot(), moment=regard.Mean())(torch.tensor([[0.0], [0.0]])).tolist()
+        [[0.0], [0.0]]
+    """
 
     def encode(self, law: Measure) -> Tensor:
         return law.mean()
@@ -51,7 +56,13 @@ class Mean(Moment):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Law(Moment):
-    """Π(ν) = ν: the whole law, no projection."""
+    """Π(ν) = ν: the whole law, no projection.
+
+    Examples:
+        >>> x = torch.randn(4, 2)
+        >>> regard.Attention(regard.Dot(), moment=regard.Law()).kernel(x)(x).size  # atoms, not their mean
+        4
+    """
 
     def encode(self, law: Measure) -> Measure:
         return law
@@ -62,7 +73,13 @@ class Law(Moment):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SecondMoment(Moment):
-    """Π(ν) = N(mean, covariance): the Gaussian with the same first two moments."""
+    """Π(ν) = N(mean, covariance): the Gaussian with the same first two moments.
+
+    Examples:
+        >>> x = torch.randn(6, 2)
+        >>> regard.Attention(regard.Dot(), moment=regard.SecondMoment()).kernel(x)(x).covariance.shape
+        torch.Size([6, 2, 2])
+    """
 
     def encode(self, law: Measure) -> tuple[Tensor, Tensor]:
         return law.mean(), law.covariance()
@@ -73,7 +90,13 @@ class SecondMoment(Moment):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Mode(Moment):
-    """Π(ν) = δ at the heaviest atom, the first of equals: hard attention."""
+    """Π(ν) = δ at the heaviest atom, the first of equals: hard attention.
+
+    Examples:
+        >>> hard = regard.Attention(regard.Dot(), moment=regard.Mode())
+        >>> hard(torch.tensor([[1.0], [3.0]])).tolist()
+        [[3.0], [3.0]]
+    """
 
     def encode(self, law: Measure) -> Tensor:
         return pick(law.points, law.log_masses().argmax(-1))
@@ -84,7 +107,13 @@ class Mode(Moment):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sample(Moment):
-    """Π(ν) = δ at one atom drawn from ν: stochastic hard attention."""
+    """Π(ν) = δ at one atom drawn from ν: stochastic hard attention.
+
+    Examples:
+        >>> drawn = regard.Attention(regard.Dot(), moment=regard.Sample(torch.Generator().manual_seed(0)))
+        >>> bool((drawn(torch.tensor([[1.0], [1.0]])) == 1).all())
+        True
+    """
 
     generator: torch.Generator | None = shared(default=None)
 

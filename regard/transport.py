@@ -30,6 +30,10 @@ def wasserstein(mu: Measure | Tensor, nu: Measure | Tensor, p: float = 1.0) -> T
     A Tensor (n, d) means the uniform measure on its rows; the numbers of atoms may differ. Batches broadcast.
     The gradient in the points is that of the cost under the optimal plan, which is exact where that plan is
     the only one; weights have none.
+
+    Examples:
+        >>> float(regard.wasserstein(torch.zeros(3, 1), torch.full((2, 1), 2.0)))
+        2.0
     """
     first, second, batch = _pair(mu, nu, p)
     _refuse_learned_weights(mu=mu, nu=nu)

@@ -1,5 +1,5 @@
 """One thread: on small shapes two are slower, and sums in another order would make exact comparisons
-flicker.
+flicker. `--device cuda` runs the same tests on another device.
 """
 
 from pathlib import Path
@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.devices import OnDevice
 from tests.ledger.plugin import (  # noqa: F401
-    pytest_addoption,
+    add_options,
     pytest_pyfunc_call,
     pytest_sessionfinish,
     start_over,
@@ -17,6 +18,20 @@ from tests.ledger.plugin import (  # noqa: F401
 torch.set_num_threads(1)
 SLOW = set(Path(__file__).with_name("slow.txt").read_text().splitlines())
 """Tests that take seconds, by name without parameters, and files whose tests all do."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    add_options(parser)
+    parser.addoption("--device", help="make every tensor of the tests on this device: cuda, xpu, mps")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before test files are imported, whose tables hold tensors too."""
+    device = config.getoption("--device")
+    if device is not None:
+        mode = OnDevice(torch.device(device))
+        mode.__enter__()
+        config.add_cleanup(lambda: mode.__exit__(None, None, None))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

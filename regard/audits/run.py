@@ -83,6 +83,13 @@ def audit(
     checks: which questions to ask, by name or as values; all by default (`regard checks` lists them). twin:
     measure the same architecture with random weights on the first input too, to compare with. The model is
     not changed.
+
+    Examples:
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        >>> model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+        >>> report = regard.audit(model, torch.randn(1, 6, 8), checks=["rows"])
+        >>> len(report.missing)  # nothing was left out
+        0
     """
     several: Any = [inputs] if isinstance(inputs, (str, Mapping, Tensor)) else inputs
     run = Audit(model, several, tokenizer=tokenizer, checks=checks, name=name, twin=twin)

@@ -45,6 +45,13 @@ def compress(
     domain: the ball of queries for which the error is proved; without it and without queries, one around the
     keys, as in self-attention. queries (m, d): groups follow what these look at, and the error is that of
     these queries, measured and rounded up; with both, the certificate is that of the ball.
+
+    Examples:
+        >>> keys = torch.rand(500, 2, dtype=torch.float64)
+        >>> layer, domain = regard.Attention(regard.Dot()), regard.Ball(1.0)
+        >>> few = regard.compress(keys, layer, tolerance=0.05, domain=domain)
+        >>> few.size < 250 and few.certificate.value <= 0.05
+        True
     """
     if isinstance(context, Compressed):
         return _further(context, attention, size=size, tolerance=tolerance, queries=queries, domain=domain)

@@ -9,6 +9,7 @@ from regard.compute.engines.flex import Flex
 from regard.compute.engines.fourier import Fourier
 from regard.compute.engines.linear import Linear as LinearEngine
 from regard.compute.engines.reference import Reference as ReferenceEngine
+from regard.compute.engines.ring import Ring
 from regard.compute.engines.sdpa import Sdpa
 from regard.compute.engines.tiled import Tiled
 from regard.compute.selection import Explanation
@@ -24,6 +25,7 @@ __all__ = [
     "Prediction",
     "ReferenceEngine",
     "Refused",
+    "Ring",
     "Sdpa",
     "Tiled",
     "all_engines",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,6 +20,9 @@ from torch import Tensor
 from regard._object import Object
 from regard._refused import Refused
 from regard.compute.problem import Problem
+
+Marks = tuple[Tensor | None, Tensor | None]
+"""Marks of queries and keys; None means 0, 1, 2, ... in order."""
 
 _engines: list[type[Engine]] = []
 
@@ -50,6 +54,14 @@ class Plan(Object):
         Values are not used.
         """
 
+    def run_with_free_energy(self) -> tuple[Tensor, Tensor]:
+        """Both of these, in one pass where a plan has both at once."""
+        return self.run(), self.free_energy()
+
+    def all_keys(self) -> Problem:
+        """The problem with all of its keys, for moments that need rows of weights."""
+        return self.problem
+
     @abstractmethod
     def predict(self) -> Prediction:
         """Flops and extra bytes of a run."""
@@ -77,6 +89,15 @@ class Engine(Object):
     def offer(self, problem: Problem) -> Plan | Refused:
         """The plan for a caller who named no engine; some engines must be asked for by name."""
         return self.plan(problem)
+
+    @contextmanager
+    def posing(self, queries: Tensor, keys: Tensor) -> Iterator[Marks]:
+        """Marks for tokens that come without, while a problem is posed of them for this engine."""
+        yield None, None
+
+    def largest(self, value: float) -> float:
+        """The largest of the numbers of all processes that compute together; here it is one."""
+        return value
 
 
 def register(engine: type[Engine]) -> type[Engine]:

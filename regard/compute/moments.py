@@ -31,7 +31,7 @@ def _mean(moment: Mean, plan: Plan) -> Tensor:
 @project.rule(SecondMoment)
 def _second(moment: SecondMoment, plan: Plan) -> GaussianMeasure:
     """The same weights average 1, v and v vᵀ; a common center is taken out of v, so nothing cancels."""
-    problem = plan.problem
+    problem = plan.all_keys()
     _need_laws(problem)
     exact = problem.to(working_dtype(problem.dtype))
     center = exact.values.detach().sum(-2, keepdim=True) / max(exact.key_count, 1)
@@ -49,7 +49,7 @@ def _second(moment: SecondMoment, plan: Plan) -> GaussianMeasure:
 @project.rule(Law)
 def _law(moment: Law, plan: Plan) -> Measure:
     """The law itself has m · n weights: there is no smaller way to say it."""
-    problem = plan.problem
+    problem = plan.all_keys()
     _need_laws(problem)
     exact = problem.to(working_dtype(problem.dtype))
     weights = exact.normalizer.weights(exact.potential.pair(exact.queries, exact.keys), exact.reference())
@@ -66,19 +66,19 @@ def _law(moment: Law, plan: Plan) -> Measure:
 
 @project.rule(Mode)
 def _mode(moment: Mode, plan: Plan) -> Tensor:
-    return _pick_values(plan.problem, lambda weights: weights.argmax(-1))
+    return _pick_values(plan.all_keys(), lambda weights: weights.argmax(-1))
 
 
 @project.rule(Sample)
 def _sample(moment: Sample, plan: Plan) -> Tensor:
-    _need_laws(plan.problem)
+    _need_laws(plan.all_keys())
 
     def draw(weights: Tensor) -> Tensor:
         flat = weights.reshape(-1, weights.shape[-1])
         flat = torch.where(flat.sum(-1, keepdim=True) > 0, flat, torch.ones_like(flat))
         return torch.multinomial(flat, 1, generator=moment.generator).reshape(weights.shape[:-1])
 
-    return _pick_values(plan.problem, draw)
+    return _pick_values(plan.all_keys(), draw)
 
 
 def _pick_values(problem: Problem, choose: Callable[[Tensor], Tensor]) -> Tensor:

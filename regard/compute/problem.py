@@ -272,7 +272,7 @@ def _first(features: Any) -> Any:
         return tuple(map(_first, features))
     if not isinstance(features, Tensor):
         return features if features is None else pytree.tree_map_only(Tensor, _first, features)
-    one = features[..., :1, :].detach()
+    one = features.narrow(-2, 0, 1).detach()
     return one.to(torch.promote_types(one.dtype, torch.float32)) if one.dtype.is_floating_point else one
 
 

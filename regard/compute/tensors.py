@@ -11,7 +11,7 @@ from torch import Tensor
 from regard import _check
 from regard.compute.direct import direct
 from regard.compute.dropout import attend_with_dropout, check_share
-from regard.compute.engine import Engine
+from regard.compute.engine import Engine, Marks
 from regard.compute.problem import Problem, pose
 from regard.compute.selection import select
 from regard.errors import ArgumentError
@@ -38,6 +38,14 @@ def attend(
     Shapes broadcast as in F.scaled_dot_product_attention; fewer heads of k and v than of q (a divisor) are
     grouped queries. log_weights (..., n) says how often each key counts. dropout: the share of weights that
     is dropped at random, for training. Shapes are checked, values are not: NaN propagates, as in torch.
+
+    Examples:
+        >>> q, k, v = (torch.randn(1, 4, 16, 8) for _ in range(3))
+        >>> same = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        >>> torch.allclose(regard.attend(q, k, v), same, atol=1e-6)
+        True
+        >>> regard.attend(q, k, v, normalizer=regard.Entmax(1.5), support=regard.Causal()).shape
+        torch.Size([1, 4, 16, 8])
     """
     for name in torch_names:
         raise torch_name(name, "attend", _OWN)
@@ -46,7 +54,10 @@ def attend(
         if found is not None:
             return found
     q, k, v = cast_for_autocast(q, k, v)
-    problem = pose_tensors(q, k, v, potential, normalizer, support, log_weights)
+    if not isinstance(engine, Engine):
+        return _run(pose_tensors(q, k, v, potential, normalizer, support, log_weights), engine, dropout)
+    with engine.posing(q, k) as marks:
+        problem = pose_tensors(q, k, v, potential, normalizer, support, log_weights, marks)
     return _run(problem, engine, dropout)
 
 
@@ -113,6 +124,7 @@ def pose_tensors(
     normalizer: Normalizer,
     support: Support,
     log_weights: Tensor | None,
+    marks: Marks = (None, None),
 ) -> Problem:
     """The problem that attend poses."""
     for name, value, kind in (
@@ -150,7 +162,8 @@ def pose_tensors(
                 f"give one entry for each key: (..., {k.shape[-2]})",
             )
         _check.same_device("log_weights", log_weights, "k", k)
-    return pose(potential, normalizer, support, q, k, v, log_counts=log_weights)
+    places = dict(zip(("query_marks", "key_marks"), marks, strict=True))
+    return pose(potential, normalizer, support, q, k, v, log_counts=log_weights, **places)
 
 
 _EXAMPLES = {"Potential": "Gaussian(bandwidth=2.0)", "Normalizer": "Entmax(1.5)", "Support": "Causal()"}

@@ -30,6 +30,10 @@ def cost(subject: Any, sizes: Sizes | int, *, inputs: Inputs | None = None) -> C
     sizes: how long the sequences are; a number means that many tokens of one sequence. inputs: what the
     module is called on, where that is not a sequence of tokens (batch, tokens) or (batch, tokens, width);
     only shapes are read.
+
+    Examples:
+        >>> regard.cost(regard.Attention(regard.Dot(torch.zeros(8, 8), torch.zeros(8, 8))), 16).forward > 0
+        True
     """
     sizes = Sizes(sizes) if isinstance(sizes, int) else sizes
     if not isinstance(sizes, Sizes):

@@ -4,6 +4,7 @@ from regard.dynamics.blow_up import BlowUpError
 from regard.dynamics.closures import Closure, closure
 from regard.dynamics.coalescence import Coalescence, Merge, coalesce
 from regard.dynamics.collapsing import Collapse, collapse
+from regard.dynamics.condensed import Condensed
 from regard.dynamics.diffusion import Heat, heat, score, score_slope
 from regard.dynamics.displacement import Displacement
 from regard.dynamics.drifts import drift
@@ -36,6 +37,7 @@ __all__ = [
     "Clusters",
     "Coalescence",
     "Collapse",
+    "Condensed",
     "Displacement",
     "DormandPrince",
     "EffectiveRank",

@@ -8,7 +8,7 @@ from regard._heads import mix_heads
 from regard._object import rebuild
 from regard._verb import Verb
 from regard.attention import Attention
-from regard.compute import Engine
+from regard.compute import Engine, Ring
 from regard.compute.application import problem_of
 from regard.compute.moments import project
 from regard.compute.selection import select_within
@@ -32,6 +32,9 @@ def _map(map: Map, x: Measure, engine: Engine | None) -> Tensor:
             f"has {what}, and {type(map).__name__} does not say what they mean to it",
             f"give a Tensor, or add a rule with @regard.dynamics.drifts.rule({type(map).__name__})",
         )
+    if isinstance(engine, Ring):
+        found = f"is a ring, and {type(map).__name__} does not say how it runs over several processes"
+        raise ArgumentError("engine", found, "let the map be made of attention and of maps of single tokens")
     return map(x.points)
 
 
@@ -90,7 +93,7 @@ def moved(x: Measure, points: Tensor) -> Measure:
 def _means(
     attention: Attention, x: Measure, context: Measure | Tensor | None, engine: Engine | None
 ) -> Tensor:
-    found = project.one(attention.moment, select_within(problem_of(attention, x, context), engine))
+    found = project.one(attention.moment, select_within(problem_of(attention, x, context, engine), engine))
     if isinstance(found, Tensor):
         return found
     raise ArgumentError(

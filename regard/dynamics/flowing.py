@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from regard.compute import Engine
+from regard.compute import Engine, Ring
 from regard.dynamics.fields import read_maps, read_source
 from regard.dynamics.hull import warn_of_long_steps
 from regard.dynamics.motion import Flow, Transport
@@ -35,6 +35,12 @@ def flow(
 
     Of several maps, map k acts on [k T/K, (k+1) T/K), T = until. With noise, dx = map(x) dt + noise dW, by
     Euler(step); the same seed draws the same path. Nothing is computed before the trajectory is asked.
+
+    Examples:
+        >>> from regard.dynamics import Euler
+        >>> path = regard.flow(regard.Attention(regard.Dot()), torch.randn(6, 2), Euler(0.1), until=1.0)
+        >>> path.at(1.0).shape
+        torch.Size([6, 2])
     """
     maps, source = read_maps(map), read_source(x)
     if not isinstance(scheme, Scheme):
@@ -56,6 +62,9 @@ def flow(
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise ArgumentError("seed", f"is {seed!r}", "give an integer, or None")
     _check_engine(engine)
+    if noise > 0 and isinstance(engine, Ring):
+        found = f"is {noise:g}, and the ranks of a ring would draw the same numbers"
+        raise ArgumentError("noise", found, "leave it out, or let one process hold all particles")
     space.enter(source.points)
     warn_of_long_steps(maps, space, scheme)
     drawn = int(torch.randint(1 << 62, ())) if seed is None and noise > 0 else seed or 0
@@ -67,6 +76,11 @@ def iterate(
 ) -> Trajectory:
     """The discrete transport μ ↦ μA_μ, `steps` times (vuckovic2020): the layers of a network, one after the
     other; of several maps the first follows the last.
+
+    Examples:
+        >>> path = regard.iterate(regard.Attention(regard.Dot()), torch.randn(6, 2), steps=3)
+        >>> path.at(3).shape
+        torch.Size([6, 2])
     """
     maps, source = read_maps(map), read_source(x)
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:

@@ -75,7 +75,7 @@ class Motion(Object):
 
     def value(self, layer: int, points: Tensor) -> Tensor:
         """The map of a layer at these points, with the weights and marks of the source."""
-        if _check.holds(torch.isfinite(points).all()) is False:
+        if self._overflows(points):
             raise Overflow
         found = drift(self.maps[layer % len(self.maps)], moved(self.source, points), self.chosen(points))
         if found.shape != points.shape:
@@ -84,9 +84,16 @@ class Motion(Object):
                 f"takes points {list(points.shape)} to {list(found.shape)}",
                 "a flow needs one velocity for each particle; heads are mixed by regard.maps.Heads",
             )
-        if _check.holds(torch.isfinite(found).all()) is False:
+        if self._overflows(found):
             raise Overflow
         return found
+
+    def _overflows(self, points: Tensor) -> bool:
+        """Whether some points left the numbers, on any of the processes that compute together."""
+        return self._largest(float(_check.holds(torch.isfinite(points).all()) is False)) > 0
+
+    def _largest(self, value: float) -> float:
+        return value if self.engine is None else self.engine.largest(value)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -113,11 +120,11 @@ class Flow(Motion):
             step = self.scheme.first_step(self._velocity(0), 0.0, points, self._end(0))
         except Overflow:
             raise BlowUpError(0.0, 0.0) from None
-        return Node(0, 0, 0, 0.0, step, points)
+        return Node(0, 0, 0, 0.0, -self._largest(-step), points)
 
     def advance(self, node: Node) -> Node:
         moved_to = self._adaptive(node) if isinstance(self.scheme, DormandPrince) else self._fixed(node)
-        if _check.holds(torch.isfinite(moved_to.points).all()) is False:
+        if self._overflows(moved_to.points):
             raise BlowUpError(node.time, moved_to.time)
         if moved_to.time < self._end(node.layer):
             return moved_to
@@ -193,6 +200,7 @@ class Flow(Motion):
                 )
             except Overflow:
                 accepted, better = False, step / 5
+            accepted, better = self._largest(float(not accepted)) == 0, -self._largest(-better)
             if accepted:
                 following = max(better, wanted) if time == end else better
                 return Node(

@@ -35,7 +35,7 @@ class Embedding(nn.Module):
             places = torch.arange(ids.shape[-1], device=ids.device) + start
             places = places.clamp_min(0) if isinstance(start, Tensor) else places
             points = points + self.positions(places).to(points.dtype)
-        return self.dropout(points)
+        return self.dropout(points) if self.training else points
 
     def logits(self, x: Tensor) -> Tensor:
         """Scores (..., n, vocabulary) of all tokens at points (..., n, width)."""

@@ -188,7 +188,7 @@ def _steps(
             drawn = drawn.masked_fill(done, end)
             done = done | (drawn == end)
         yield drawn
-        if bool(done.all()):
+        if end is not None and bool(done.all()):
             return
         new = drawn.unsqueeze(-1)
 

@@ -5,6 +5,7 @@ what is a plain tensor is kept as a buffer.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,15 +44,21 @@ class Mechanism(nn.Module):
             elif isinstance(leaf, Tensor):
                 self.register_buffer(name, leaf.detach().clone())
         self._plain = attention if not any(isinstance(leaf, Tensor) for leaf in leaves) else None
+        self._made: tuple[list[Any], Attention] | None = None
 
     def value(self) -> Attention:
         """The declaration with the tensors as they are now."""
         if self._plain is not None:
             return self._plain
+        leaves = [self._leaf(number) for number in range(len(self._names))]
+        recorded = torch.compiler.is_compiling()
+        made = None if recorded else self._made
+        if made is not None and all(map(operator.is_, made[0], leaves)):
+            return made[1]
         structure = pytree.tree_structure(self._form)  # not kept: torch does not copy structures in silence
-        found: Attention = pytree.tree_unflatten(
-            [self._leaf(number) for number in range(len(self._names))], structure
-        )
+        found: Attention = pytree.tree_unflatten(leaves, structure)
+        if not recorded and not self._parameters:
+            self._made = leaves, found
         return found
 
     def _leaf(self, number: int) -> Any:

@@ -17,6 +17,7 @@ from regard.audits.capture import quiet
 from regard.audits.run import Place, places, unknown
 from regard.derive import Estimate
 from regard.errors import ArgumentError
+from regard.nn.monitoring.gathered import gathered
 from regard.nn.monitoring.readings import first_sequences, jacobian_norm, keep, of_call, of_weights
 from regard.nn.monitoring.rule import Entry, Growth, Rule, as_entry, check_history, suspect
 from regard.nn.monitoring.table import as_text
@@ -199,19 +200,17 @@ class Monitor:
 
     def _look(self, place: Place, module: nn.Module, call: Call) -> None:
         """Read a call while the weights are those it was made with."""
-        with torch.no_grad(), quiet(module):
+        with torch.no_grad(), quiet(module), gathered(module):
             declared = place.adapter.declare(self.model, place.path, module, call)
             with torch.autocast(declared.points.device.type, enabled=False):
                 self._read[place.path] = of_call(first_sequences(declared, SEQUENCES))
                 self._seen[place.path] = keep(first_sequences(declared, 1))
 
     def _weights(self, place: Place) -> dict[str, Any]:
+        module = self.model.get_submodule(place.path)
         try:
-            return dict(
-                of_weights(
-                    place.adapter.matrices(self.model, place.path, self.model.get_submodule(place.path))
-                )
-            )
+            with gathered(module):
+                return dict(of_weights(place.adapter.matrices(self.model, place.path, module)))
         except NotCovered as reason:
             self.not_covered[place.path] = str(reason)
             return {}

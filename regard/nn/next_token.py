@@ -8,32 +8,34 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from regard._transforms import is_only_run
+from regard._types import Scalar
 from regard.attention import Attention
-from regard.compute.tensors import attend_tokens
 from regard.nn.cache import LayerCache, marks_after
 from regard.normalizers import Softmax
-from regard.potentials import Dot, Rotary
-from regard.supports import Causal, Full
+from regard.potentials import Alibi, Dot, Potential, Rotary, Sum
+from regard.supports import Causal
 
 if TYPE_CHECKING:
     from regard.nn.attention import MultiHeadAttention
 
-FULL = Full()
-
 
 def may_go_on(layer: MultiHeadAttention, mechanism: Attention) -> bool:
     """Whether a token after others needs nothing but their keys and values: scores are products, of points
-    as they are or turned to their positions.
+    as they are or turned to their positions, and may fall with distance.
     """
-    potential = mechanism.potential
+    potential, slope = _without_slope(mechanism.potential)
     inner = potential.potential if isinstance(potential, Rotary) else potential
+    fixed = not (isinstance(slope, Tensor) and slope.requires_grad)
     return (
         type(inner) is Dot
-        and not any(isinstance(leaf, Tensor) for leaf in tree_leaves(mechanism))
+        and fixed
+        and not any(isinstance(leaf, Tensor) for leaf in tree_leaves((potential, mechanism.normalizer)))
+        and float(inner.factor(layer.head_width)) > 0  # as the kernel takes it
         and isinstance(mechanism.normalizer, Softmax)
         and type(mechanism.support) is Causal
         and isinstance(layer.projection, nn.Linear)
@@ -63,7 +65,7 @@ def is_next(layer: MultiHeadAttention, x: Tensor, cache: LayerCache) -> bool:
 def attend_next(layer: MultiHeadAttention, x: Tensor, cache: LayerCache) -> Tensor:
     """The value for that token, which sees itself and all others."""
     mechanism = layer.mechanism.value()
-    potential = mechanism.potential
+    potential, slope = _without_slope(mechanism.potential)
     parts = layer.projection(x).view(len(x), 3, layer.heads, 1, layer.head_width)
     queries, keys, values = parts.unbind(1)
     if isinstance(potential, Rotary):
@@ -71,6 +73,25 @@ def attend_next(layer: MultiHeadAttention, x: Tensor, cache: LayerCache) -> Tens
         queries, keys = potential.rotate(parts[:, :2], marks).unbind(1)
         potential = potential.potential
     known = cache.extend(keys, values)
-    mixed = attend_tokens(potential, mechanism.normalizer, FULL, queries, *known)
+    assert isinstance(potential, Dot)
+    assert isinstance(mechanism.normalizer, Softmax)
+    temperature = float(mechanism.normalizer.temperature)
+    bias = None if slope is None else _fall(queries, cache.length, slope, temperature)
+    scale = float(potential.factor(layer.head_width)) / temperature
+    mixed = F.scaled_dot_product_attention(queries, *known, attn_mask=bias, scale=scale)
     found: Tensor = layer.output(mixed.reshape(x.shape))
     return found
+
+
+def _without_slope(potential: Potential) -> tuple[Potential, Scalar | None]:
+    """The potential without scores that fall with distance, and their slope."""
+    if type(potential) is Sum and len(potential.terms) == 2 and type(potential.terms[1]) is Alibi:
+        return potential.terms[0], potential.terms[1].slope
+    return potential, None
+
+
+def _fall(queries: Tensor, length: int, slope: Scalar, temperature: float) -> Tensor:
+    """What is added to scores: the last of the keys is at the query, each before it is one farther away."""
+    distances = torch.arange(length - 1, -1, -1, dtype=queries.dtype, device=queries.device)
+    steep = slope.to(queries).view(-1, 1, 1) if isinstance(slope, Tensor) else float(slope)
+    return (distances * (steep / -temperature)).expand(1, queries.shape[-3], 1, -1)

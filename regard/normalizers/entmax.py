@@ -25,6 +25,12 @@ class Entmax(Normalizer):
 
     α = 1 is softmax, α = 2 sparsemax. A tensor has one α > 1 for each head, and a gradient (correia2019).
     Unlike softmax it counts: a key that counts twice is two equal keys.
+
+    Examples:
+        >>> scores = regard.PairBias(torch.tensor([[4.0, 0.0, 0.0]]))
+        >>> sparse = regard.Attention(scores, normalizer=regard.Entmax(1.5))
+        >>> sparse.weights(torch.zeros(1, 1), torch.zeros(3, 1)).tolist()
+        [[1.0, 0.0, 0.0]]
     """
 
     alpha: Scalar = number(default=1.5)
@@ -76,6 +82,12 @@ class Entmax(Normalizer):
 class Sparsemax(Normalizer):
     """p_j = c_j [s_j - θ]_+: the Euclidean projection of the scores on the simplex, maximizing ⟨p,
     s⟩ - |p|²/2 (martins2016).
+
+    Examples:
+        >>> scores = regard.PairBias(torch.tensor([[1.0, 0.5, -3.0]]))
+        >>> sparse = regard.Attention(scores, normalizer=regard.Sparsemax())
+        >>> sparse.weights(torch.zeros(1, 1), torch.zeros(3, 1)).tolist()
+        [[0.75, 0.25, 0.0]]
     """
 
     laws: ClassVar[bool] = True

@@ -101,6 +101,12 @@ class LinearKernel(Normalizer):
 
     The potential must reduce to a dot product plus a key bias; its scale is shared evenly, φ(±√|scale|
     q)·φ(√|scale| k) e^{bias}.
+
+    Examples:
+        >>> from regard.normalizers import Elu
+        >>> q, k, v = (torch.randn(1, 2, 64, 8) for _ in range(3))
+        >>> regard.attend(q, k, v, normalizer=regard.LinearKernel(Elu())).shape  # O(n)
+        torch.Size([1, 2, 64, 8])
     """
 
     feature_map: FeatureMap = part()

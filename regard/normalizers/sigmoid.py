@@ -20,6 +20,11 @@ class Sigmoid(Normalizer):
     """p_j = c_j σ(s_j + bias); bias None is -log of the number of keys. Rows are not laws (ramapuram2024).
 
     It maximizes ⟨p, s + bias⟩ - Σ c (ρ log ρ + (1-ρ) log(1-ρ)) over densities ρ = p/c in [0, 1].
+
+    Examples:
+        >>> gates = regard.Attention(regard.Dot(), normalizer=regard.Sigmoid())
+        >>> gates.weights(torch.zeros(2, 3)).sum(-1).shape  # rows need not sum to one
+        torch.Size([2])
     """
 
     bias: Scalar | None = number(default=None)

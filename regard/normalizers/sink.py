@@ -28,6 +28,11 @@ class SinkSoftmax(Normalizer):
 
     Rows have mass at most one, so they are not laws. With q = 1 - Σ p they maximize ⟨p, s⟩ + T sink q - T (Σ
     p log(p/c) + q log q).
+
+    Examples:
+        >>> quiet = regard.Attention(regard.Dot(), normalizer=regard.SinkSoftmax(0.0))
+        >>> quiet.weights(torch.zeros(1, 2)).tolist()  # half of the mass goes to the sink
+        [[0.5]]
     """
 
     sink: Scalar = number(default=0.0)

@@ -31,6 +31,11 @@ class Sinkhorn(Normalizer):
     With equal weights and as many keys as queries all columns sum to one. The rows are exact laws; the
     columns are met to `tolerance` (relative), or after `max_iterations` as far as they are: tolerance 0 means
     exactly that many. It maximizes ⟨P, S⟩ - Σ P log P under both constraints.
+
+    Examples:
+        >>> fair = regard.Attention(regard.Dot(), normalizer=regard.Sinkhorn(max_iterations=50))
+        >>> torch.allclose(fair.weights(torch.randn(4, 2)).sum(-1), torch.ones(4))
+        True
     """
 
     tolerance: float = 1e-6

@@ -22,7 +22,13 @@ from regard.parameters import number
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Softmax(Normalizer):
-    """p_j ∝ c_j exp(s_j / T): the law that maximizes ⟨p, s⟩ - T KL(p | c) (vuckovic2020, maximum entropy)."""
+    """p_j ∝ c_j exp(s_j / T): the law that maximizes ⟨p, s⟩ - T KL(p | c) (vuckovic2020, maximum entropy).
+
+    Examples:
+        >>> sharp = regard.Attention(regard.Dot(scale=1.0), normalizer=regard.Softmax(temperature=0.1))
+        >>> bool(sharp.weights(torch.tensor([[1.0], [2.0]])).max() > 0.99)
+        True
+    """
 
     temperature: Scalar = number(default=1.0)
     laws: ClassVar[bool] = True

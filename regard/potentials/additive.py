@@ -16,7 +16,13 @@ from regard.potentials.base import Potential, project_both
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Additive(Potential):
-    """a(x, y) = Σ_c v_c tanh((w_qᵀx + w_kᵀy)_c) (bahdanau2015, A.1.2)."""
+    """a(x, y) = Σ_c v_c tanh((w_qᵀx + w_kᵀy)_c) (bahdanau2015, A.1.2).
+
+    Examples:
+        >>> score = regard.Additive(w_q=torch.ones(2, 3), w_k=torch.ones(2, 3), v=torch.ones(3))
+        >>> score.scores(torch.zeros(1, 2), torch.zeros(4, 2)).tolist()
+        [[0.0, 0.0, 0.0, 0.0]]
+    """
 
     w_q: Tensor | None = projection(Tokens.QUERIES)
     w_k: Tensor | None = projection(Tokens.KEYS)

@@ -26,6 +26,11 @@ class Potential(Object):
     `features` keeps of each token what pairs need (projections are taken once, not once a tile), and
     `pair` compares the features of some queries with those of some keys. Sums and scalar multiples are
     potentials.
+
+    Examples:
+        >>> city = regard.Potential.of(lambda x, y: -(x - y).abs().sum(-1))
+        >>> city.scores(torch.zeros(1, 2), torch.ones(1, 2)).tolist()
+        [[-2.0]]
     """
 
     positional: ClassVar[bool | None] = None

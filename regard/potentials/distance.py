@@ -43,6 +43,13 @@ class Gaussian(DistancePotential):
     """a(x, y) = -|w_qᵀx - w_kᵀy|² / (2 bandwidth²): L2 attention (kim2021), metric attention (metric2024).
 
     A Mahalanobis distance (x-y)ᵀ M (x-y) is w_q = w_k = L with M = L Lᵀ.
+
+    Examples:
+        >>> q, k, v = (torch.randn(1, 2, 8, 4) for _ in range(3))
+        >>> out = regard.attend(q, k, v, potential=regard.Gaussian(bandwidth=2.0))
+        >>> by_hand = (-torch.cdist(q, k).square() / 8).softmax(-1) @ v
+        >>> torch.allclose(out, by_hand, atol=1e-5)
+        True
     """
 
     w_q: Tensor | None = projection(Tokens.QUERIES, default=None)
@@ -61,7 +68,12 @@ class Gaussian(DistancePotential):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Laplace(DistancePotential):
-    """a(x, y) = -|q - k| / bandwidth."""
+    """a(x, y) = -|q - k| / bandwidth.
+
+    Examples:
+        >>> regard.Laplace(bandwidth=2.0).scores(torch.zeros(1, 2), torch.tensor([[3.0, 4.0]])).tolist()
+        [[-2.5]]
+    """
 
     w_q: Tensor | None = projection(Tokens.QUERIES, default=None)
     w_k: Tensor | None = projection(Tokens.KEYS, default=None)
@@ -79,7 +91,12 @@ class Laplace(DistancePotential):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StudentT(DistancePotential):
-    """a(x, y) = -(nu + 1)/2 · log(1 + |q - k|² / (nu bandwidth²)): polynomial decay."""
+    """a(x, y) = -(nu + 1)/2 · log(1 + |q - k|² / (nu bandwidth²)): polynomial decay.
+
+    Examples:
+        >>> bool(regard.StudentT().scores(torch.zeros(1, 2), torch.ones(1, 2)) < 0)
+        True
+    """
 
     w_q: Tensor | None = projection(Tokens.QUERIES, default=None)
     w_k: Tensor | None = projection(Tokens.KEYS, default=None)

@@ -18,7 +18,12 @@ from regard.potentials.base import Potential, project_both
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dot(Potential):
-    """a(x, y) = scale · (w_qᵀx + b_q)·(w_kᵀy + b_k); scale None is 1/√c (vaswani2017, 3.2.1)."""
+    """a(x, y) = scale · (w_qᵀx + b_q)·(w_kᵀy + b_k); scale None is 1/√c (vaswani2017, 3.2.1).
+
+    Examples:
+        >>> regard.Dot().scores(torch.ones(1, 4), torch.ones(2, 4)).tolist()  # 4 / √4
+        [[2.0, 2.0]]
+    """
 
     w_q: Tensor | None = projection(Tokens.QUERIES, default=None)
     w_k: Tensor | None = projection(Tokens.KEYS, default=None)
@@ -44,7 +49,13 @@ class Dot(Potential):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Bilinear(Potential):
-    """a(x, y) = xᵀ a y: the general multiplicative score (luong2015, 3.1)."""
+    """a(x, y) = xᵀ a y: the general multiplicative score (luong2015, 3.1).
+
+    Examples:
+        >>> form = regard.Bilinear(torch.tensor([[0.0, 1.0], [0.0, 0.0]]))
+        >>> float(form.scores(torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 3.0]])))
+        6.0
+    """
 
     a: Tensor = parameter(rank=2, widths=(Tokens.QUERIES, Tokens.KEYS))
     positional: ClassVar[bool] = False
@@ -67,7 +78,13 @@ class Bilinear(Potential):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cosine(Potential):
-    """a(x, y) = scale · q̂·k̂ with ẑ = z/√(|z|² + eps), q and k the projected points (qi2023, 3.2)."""
+    """a(x, y) = scale · q̂·k̂ with ẑ = z/√(|z|² + eps), q and k the projected points (qi2023, 3.2).
+
+    Examples:
+        >>> x = torch.tensor([[3.0, 0.0]])
+        >>> round(float(regard.Cosine(scale=2.0).scores(x, 5 * x)), 5)
+        2.0
+    """
 
     w_q: Tensor | None = projection(Tokens.QUERIES, default=None)
     w_k: Tensor | None = projection(Tokens.KEYS, default=None)

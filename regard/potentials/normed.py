@@ -23,6 +23,12 @@ class NormedDot(Potential):
 
     After a norm no score exceeds a number that the weights say, whatever the tokens are. A norm over the
     projections of all heads is one with w_q for all of them and `u` that takes the columns of each.
+
+    Examples:
+        >>> from regard.normed import Normed
+        >>> score = regard.NormedDot(query=Normed(), key=Normed())  # a norm layer on queries and on keys
+        >>> score.scores(torch.randn(2, 4), torch.randn(3, 4)).abs().max() <= 2.001  # at most √4
+        tensor(True)
     """
 
     w_q: Tensor | None = projection(Tokens.QUERIES, default=None)

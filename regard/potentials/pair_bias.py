@@ -21,6 +21,11 @@ class PairBias(PositionPotential):
     column of it serving every query or every key. An entry -inf hides the key from the query.
 
     This is torch's attn_mask of floating numbers; a boolean one is the support Where(mask).
+
+    Examples:
+        >>> added = regard.PairBias(torch.tensor([[0.0, 1.0], [2.0, 3.0]]))
+        >>> added.scores(torch.zeros(2, 1), torch.zeros(2, 1)).tolist()
+        [[0.0, 1.0], [2.0, 3.0]]
     """
 
     bias: Tensor = parameter(rank=2)

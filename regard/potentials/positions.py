@@ -34,17 +34,31 @@ class PositionPotential(Potential):
         ):  # only differences count: from a near origin float32 holds them exactly
             origin = x_marks.detach().amin(-1, keepdim=True)
             if y_marks is x_marks:
-                x_marks = y_marks = (x_marks - origin).to(kind).unsqueeze(-1)
+                x_marks = y_marks = (x_marks - _common(origin)).to(kind).unsqueeze(-1)
                 return x_marks, y_marks
-            origin = torch.minimum(origin, y_marks.detach().amin(-1, keepdim=True))
+            origin = _common(torch.minimum(origin, y_marks.detach().amin(-1, keepdim=True)))
             x_marks, y_marks = x_marks - origin, y_marks - origin
         return x_marks.unsqueeze(-1).to(kind), y_marks.unsqueeze(-1).to(kind)
+
+
+NEAR = 1 << 23
+"""Whole positions below this are exact in float32, and are counted from zero wherever tokens begin."""
+
+
+def _common(origin: Tensor) -> Tensor:
+    """An origin that does not depend on which tokens are looked at, where positions are whole numbers."""
+    return origin if origin.dtype.is_floating_point else origin // NEAR * NEAR
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Alibi(PositionPotential):
     """a = -slope · |s - t| for a query at position s and a key at t (press2022). slope: a number,
     or one for each head (h,).
+
+    Examples:
+        >>> near = regard.Dot() + regard.Alibi(0.5)
+        >>> near.scores(torch.zeros(3, 2), torch.zeros(3, 2))[2].tolist()  # the third query, to the left
+        [-1.0, -0.5, 0.0]
     """
 
     slope: Scalar = number()
@@ -130,6 +144,12 @@ class Logarithmic(Buckets):
 class RelativeBias(PositionPotential):
     """a = table[bucket(t - s)]; table (..., count), one row for each head where there are heads (h,
     count).
+
+    Examples:
+        >>> from regard.potentials import Clipped
+        >>> shift = regard.RelativeBias(torch.tensor([0.0, 1.0, 2.0]), Clipped(1))
+        >>> shift.scores(torch.zeros(2, 1), torch.zeros(2, 1)).tolist()
+        [[1.0, 2.0], [0.0, 1.0]]
     """
 
     table: Tensor = parameter(rank=1)
@@ -159,6 +179,11 @@ class Rotary(Potential):
 
     frequencies (f,) turn the first 2f coordinates; None means base^(-2i/c) on all of them. interleaved=False
     pairs coordinate i with i + f (as in Llama and GPT-NeoX), True pairs 2i with 2i + 1.
+
+    Examples:
+        >>> q, k, v = (torch.randn(1, 2, 8, 4) for _ in range(3))
+        >>> regard.attend(q, k, v, potential=regard.Rotary(regard.Dot())).shape
+        torch.Size([1, 2, 8, 4])
     """
 
     potential: Potential = part()

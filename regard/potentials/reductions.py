@@ -198,11 +198,10 @@ def _alibi(potential: Alibi, queries: Tensor, keys: Tensor, causal: bool) -> Red
 
 
 def _is_steep(slope: Scalar, keys: Tensor) -> bool:
-    """Whether slope · n, rounded, would be seen in the scores of near keys; taken not to be where it cannot
-    be read.
-    """
+    """Whether slope · position, rounded, would show in scores of near keys; not where it cannot be read."""
     most = slope.detach().abs().max() if isinstance(slope, Tensor) else torch.tensor(abs(slope))
-    return _check.holds(most * (max(keys.shape[-2], 1) * torch.finfo(keys.dtype).eps) < 1e-6) is False
+    reach = keys.detach().abs().amax() if keys.numel() else 1.0
+    return _check.holds(most * (reach * torch.finfo(keys.dtype).eps) < 1e-6) is False
 
 
 @reduce.rule(Rotary)

@@ -16,7 +16,13 @@ from regard.potentials.base import Potential
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SoftCap(Potential):
-    """a = cap · tanh(a_0 / cap): scores that cannot leave (-cap, cap) (gemma2024)."""
+    """a = cap · tanh(a_0 / cap): scores that cannot leave (-cap, cap) (gemma2024).
+
+    Examples:
+        >>> capped = regard.SoftCap(regard.Dot(scale=1.0), 5.0)
+        >>> float(capped.scores(torch.full((1, 1), 100.0), torch.full((1, 1), 100.0)))
+        5.0
+    """
 
     potential: Potential = part()
     cap: Scalar = number()

@@ -32,6 +32,13 @@ def certify(map: Any, domain: Domain, norm: Norm) -> Certificate:
     map: an Attention, a map of `regard.maps`, or a module of torch that has a rule. Every theorem that
     matches runs; the result is the smallest bound, with the others on its ladder. Infinity is an answer: it
     comes with the reasons, and with what would help.
+
+    Examples:
+        >>> layer = regard.Attention(regard.Dot(torch.eye(4), torch.eye(4)))
+        >>> bound = regard.certify(layer, regard.Ball(1.0, tokens=8), regard.TokenMax())
+        >>> seen = regard.falsify(layer, regard.Ball(1.0, tokens=8), regard.TokenMax(), restarts=1, steps=9)
+        >>> seen.value <= bound.value
+        True
     """
     _check_arguments(domain, norm)
     if isinstance(domain, (Edited, NearbyLaws)):
@@ -46,6 +53,13 @@ def deviation(map: Any, domain: Domain, norm: Norm) -> Certificate:
 
     domain: a Neighborhood or Radii around x; what `inserted`, `deleted` and `replaced` make, where the
     outputs of tokens that stay are compared; or NearbyLaws.
+
+    Examples:
+        >>> x, layer = torch.randn(5, 4, dtype=torch.float64), regard.Attention(regard.Dot())
+        >>> typo = regard.one_token(x, 2, 0.1)
+        >>> proved = regard.deviation(layer, typo, regard.Frobenius()).value
+        >>> regard.falsify_deviation(layer, typo, regard.Frobenius()).value <= proved < 1
+        True
     """
     _check_arguments(domain, norm)
     deviation_domain(domain)

@@ -13,6 +13,12 @@ def cite(certificate: Certificate) -> str:
     """The BibTeX entries of every source in the tree of a certificate, in the order of the bibliography.
 
     Empty where all proofs are this package's own. Bounds on the ladder that were not used are not cited.
+
+    Examples:
+        >>> layer = regard.Attention(regard.Dot(torch.eye(2), torch.eye(2)))
+        >>> bound = regard.certify(layer, regard.Whole(tokens=3), regard.Frobenius())
+        >>> print(regard.cite(bound).splitlines()[0])
+        @inproceedings{kim2021,
     """
     if not isinstance(certificate, Certificate):
         raise ArgumentError(

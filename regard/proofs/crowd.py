@@ -57,16 +57,13 @@ crowds = Verb("crowds")
 def crowd(potential: Potential, ball: BallFacts, known: Upper) -> Crowd:
     """How heavy columns of such scores can be, where their logarithms are known to be at most `known`.
 
-    E ≥ |A|R²/4, so where that is not below what is known, E is not computed.
+    Where some pair of points shows that E is not below what is known, it is not computed.
     """
     form = bilinear.one(potential, len(ball.center))
     if form is not None:
-        radius = ball.radius
-        least = float(form.norm) * float(radius) ** 2 / 4
-        hopeless = not least < float(known)
-        return Crowd(
-            known if hopeless else known.minimum(bilinear_energy(form, ball.center, radius)), NOTHING
-        )
+        if not _attained_energy(form, ball) < float(known):
+            return Crowd(known, NOTHING)
+        return Crowd(known.minimum(bilinear_energy(form, ball.center, ball.radius)), NOTHING)
     terms = linear_terms(potential)
     if len(terms) > 1:
         return Crowd(known, NOTHING)
@@ -140,6 +137,21 @@ def _dimension(term: Gaussian | Laplace, ball: BallFacts) -> int:
 
 
 # Bilinear scores
+
+
+def _attained_energy(form: Form, ball: BallFacts) -> float:
+    """(Aᵀm + b)·(y - m) at some pairs: m a part of R along a singular vector or b, y the best one for it.
+
+    E ≥ |A|R²/4 is among them. Nothing here is part of a proof.
+    """
+    at = float(ball.radius)
+    a, b = at * at * form.a, at * (ball.center @ form.a + form.beta)
+    if not bool(torch.isfinite(a).all() and torch.isfinite(b).all()):
+        return math.inf
+    vectors = torch.cat([torch.linalg.svd(a).U.mT, torch.nn.functional.normalize(b, dim=0).unsqueeze(0)])
+    means = torch.cat([share * vectors for share in (-1.0, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0)])
+    pulls = means @ a + b
+    return float((pulls.norm(dim=-1) - (pulls * means).sum(-1)).max())
 
 
 def bilinear_energy(form: Form, center: Tensor, radius: Upper) -> Upper:

@@ -36,6 +36,14 @@ class Decision:
     `attack.other`; None, open. margin: at most by how much another class leads anywhere, negative where none
     does; the proof is about the model in real arithmetic with its weights as they are. attack: the input
     with the least lead of the label that was found. runner_up: the class that comes nearest.
+
+    Examples:
+        >>> from regard.maps import Affine, Compose
+        >>> from regard.nonexpansive import Pool
+        >>> model = Compose((Pool(), Affine(torch.eye(2, dtype=torch.float64))))
+        >>> x = torch.tensor([[1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+        >>> regard.decide(model, x, regard.one_token(x, 0, 0.1)).holds
+        True
     """
 
     holds: bool | None
@@ -83,6 +91,15 @@ def decide(
     value. label: None means the class that leads at x; several mean that each of them leads all others (the k
     most probable next tokens). steps: of the attack, which runs first; what it finds is run by the model
     itself, in its own dtype.
+
+    Examples:
+        >>> from regard.maps import Affine, Compose
+        >>> from regard.nonexpansive import Pool
+        >>> readout = Affine(torch.eye(2, dtype=torch.float64))
+        >>> model = Compose((regard.Attention(regard.Dot()), Pool(), readout))
+        >>> x = torch.tensor([[1.0, 0.0], [0.9, 0.1]], dtype=torch.float64)
+        >>> regard.decide(model, x, regard.one_token(x, 1, 0.05)).holds
+        True
     """
     check_sequence("x", x)
     check_domain(domain, x)

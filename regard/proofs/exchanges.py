@@ -52,6 +52,12 @@ def substitutions(
     batches: an exact answer needs no bound.
 
     logits: the model on token numbers (batch, n), as it runs. tokens (n,): the sentence.
+
+    Examples:
+        >>> table = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
+        >>> logits = lambda tokens: table[tokens].mean(1)
+        >>> regard.substitutions(logits, torch.tensor([0, 0]), {1: [1, 2]}).holds
+        True
     """
     _check(tokens, choices, words, batch)
     with torch.no_grad():

@@ -39,6 +39,13 @@ POWERS = 40
 class Witness:
     """Two points of the domain whose values are `value` times as far apart as they are (or just `value`
     apart, for a deviation); two laws, as Measures, where masses were moved.
+
+    Examples:
+        >>> x = torch.randn(3, 2, dtype=torch.float64)
+        >>> layer, typo = regard.Attention(regard.Dot()), regard.one_token(x, 0, 0.1)
+        >>> found = regard.falsify_deviation(layer, typo, regard.Frobenius(), restarts=1, steps=9)
+        >>> found.point.shape == found.other.shape == x.shape
+        True
     """
 
     value: float
@@ -69,6 +76,12 @@ def falsify(
 
     tokens, width: the size of sequences where the domain leaves it open. In Wasserstein(p) with a finite p
     that is the number of atoms, whose masses climb too: the worst law is often nearly one point.
+
+    Examples:
+        >>> layer = regard.Attention(regard.Dot(torch.eye(2), torch.eye(2)))
+        >>> unit = regard.Ball(1.0, tokens=3)
+        >>> regard.falsify(layer, unit, regard.Frobenius(), restarts=1, steps=9).value > 0.5
+        True
     """
     if isinstance(domain, Near) and not bool((moves_of(domain) > 0).any()):
         remedy = "one point has no pair of points; linearize(map, points).norm() attains the constant there"
@@ -88,7 +101,15 @@ def falsify_deviation(
     restarts: int = 4,
     generator: torch.Generator | None = None,
 ) -> Witness:
-    """Gradient ascent on how far the value moves over a neighborhood; never above a valid deviation."""
+    """Gradient ascent on how far the value moves over a neighborhood; never above a valid deviation.
+
+    Examples:
+        >>> x = torch.randn(4, 3, dtype=torch.float64)
+        >>> layer, typo = regard.Attention(regard.Dot()), regard.one_token(x, 0, 0.1)
+        >>> found = regard.falsify_deviation(layer, typo, regard.Frobenius(), restarts=1, steps=9)
+        >>> 0 < found.value < 1
+        True
+    """
     deviation_domain(domain)
     if not isinstance(domain, Near):
         remedy = "write another input of the domain and compare the outputs"

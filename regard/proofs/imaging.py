@@ -61,7 +61,13 @@ imaging = Verb("imaging")
 
 
 def image(map: Any, domain: Domain) -> Domain:
-    """A domain that holds f(x) for every x of the domain: f(D) ⊆ image(f, D)."""
+    """A domain that holds f(x) for every x of the domain: f(D) ⊆ image(f, D).
+
+    Examples:
+        >>> layer = regard.Attention(regard.Dot(torch.eye(2), torch.eye(2)))
+        >>> regard.image(layer, regard.Ball(1.0)).radius <= 1.001
+        True
+    """
     inner = map if isinstance(map, (maps.Map, Attention)) else declare.one(map)
     fit(inner, domain)
     found: Domain = once(("image", id(inner), domain), inner, lambda: imaging.one(inner, domain))
@@ -295,16 +301,17 @@ def _zeros(map: Any, width: int | None) -> Tensor:
 @imaging.rule(Pool, TokenSet)
 def _mixed(map: MixTokens | Pool, domain: TokenSet) -> TokenSet:
     """Σ_j w_ij x_j with tokens no longer than ρ is no longer than Σ_j |w_ij| ρ."""
-    if isinstance(map, Pool) and domain.tokens is None:
-        return Whole(1)  # a sum of tokens is as long as there are many
     ball = ball_of(domain, width_of(domain) or 1)
     tokens = outputs(map, domain.tokens)
     if ball is None:
         return Whole(tokens)
     longest = exact(ball[1])[0] + length(ball[0])
-    weight = (
-        root(domain.tokens or 1) if isinstance(map, Pool) else sizes(map.w.detach().double()).sum(-1).amax()
-    )
+    if isinstance(map, MixTokens):
+        weight = sizes(map.w.detach().double()).sum(-1).amax()
+    elif domain.tokens is None:
+        return Whole(tokens)  # a sum of tokens is as long as there are many
+    else:
+        weight = root(domain.tokens)
     known = width_of(domain)
     center = None if known is None else torch.zeros(known, dtype=torch.float64)
     return finite_ball(weight * longest, center, tokens)
@@ -448,8 +455,11 @@ def _near(map: Any, domain: Near) -> Domain:
         near = _around(map, domain)
     except Refusal:
         return imaging.one(map, enclosing(domain))
+    moves, points = float(moves_of(near).max()), near.measure.points
+    if 2 * moves < float(torch.cdist(points, points).max()):  # a ball that holds these tokens is larger
+        return near
     held = _image_ball(map, domain)
-    return near if held is None or float(moves_of(near).max()) <= held.radius else held
+    return near if held is None or moves <= held.radius else held
 
 
 def _image_ball(map: Any, domain: Near) -> Ball | None:

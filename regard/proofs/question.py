@@ -29,6 +29,24 @@ def asked_for() -> tuple[Any, ...]:
     return _ABOUT.get()
 
 
+_PART: ContextVar[bool] = ContextVar("part", default=False)
+
+
+@contextmanager
+def parts() -> Iterator[None]:
+    """While it is open, what is asked is asked by a theorem, which needs the smallest bound and no other."""
+    token = _PART.set(True)
+    try:
+        yield
+    finally:
+        _PART.reset(token)
+
+
+def asked_by_theorem() -> bool:
+    """Whether a theorem asks, and not a user, who sees the whole ladder."""
+    return _PART.get()
+
+
 @contextmanager
 def question() -> Iterator[None]:
     """While it is open, answers are kept; one inside another is part of it."""

@@ -37,6 +37,15 @@ class Radius:
     change the decision, ∞ where none was. label: the decision. margin: by how much its logit leads. moved:
     the inputs that the attack found. The proof is about the map in real arithmetic with the weights as they
     are.
+
+    Examples:
+        >>> from regard.maps import Affine, Compose
+        >>> from regard.nonexpansive import Pool
+        >>> model = Compose((Pool(), Affine(torch.eye(2, dtype=torch.float64))))
+        >>> x = torch.tensor([[1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+        >>> found = regard.certified_radius(model, x)
+        >>> bool(0 < found.value <= found.attack)
+        True
     """
 
     value: Tensor
@@ -78,6 +87,13 @@ def certified_radius(
     itself proved. token: only this one moves; None: all may. readout: a map from the model's value to logits.
     steps: of the attack. resolution: how close the largest radius that was proved is to the smallest that was
     not, as a factor.
+
+    Examples:
+        >>> from regard.nn import Guaranteed, Orthogonal
+        >>> from regard.nonexpansive import Pool
+        >>> network = Guaranteed([Orthogonal(4, 8), Pool(), Orthogonal(8, 3)], tokens=6)
+        >>> bool(regard.certified_radius(network, torch.randn(6, 4)).value > 0)
+        True
     """
     _check_arguments(x, token, norm, steps)
     if not resolution > 1:

@@ -66,6 +66,14 @@ def certified_cosine(
     model: what `certify` takes, from tokens to one token (1, width), or with a readout that makes one (`Pool`
     for the mean, `MixTokens` for one of them). With t the move of the embedding g, t_r its part along g and
     t' the part across, cos = (1 + t_r)/((1 + t_r)² + |t'|²/|g|²)^{1/2}, which grows with t_r.
+
+    Examples:
+        >>> from regard.nonexpansive import Pool
+        >>> x = torch.randn(4, 3, dtype=torch.float64)
+        >>> layer, typo = regard.Attention(regard.Dot()), regard.one_token(x, 0, 0.01)
+        >>> found = regard.certified_cosine(layer, x, typo, readout=Pool())
+        >>> found.cosine > 0.9
+        True
     """
     check_sequence("x", x)
     check_domain(domain, x)

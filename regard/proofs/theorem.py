@@ -15,6 +15,7 @@ import torch
 from regard._upper import Upper
 from regard._verb import Verb
 from regard.certificate import Certificate, Hypothesis
+from regard.proofs.question import asked_by_theorem, once, parts
 
 constants = Verb("constant")
 """constants.all(types of subject, domain, norm): the rules that bound how much a change is amplified."""
@@ -69,6 +70,8 @@ Rule = Callable[..., "Bound | list[Bound]"]
 AnyRule = TypeVar("AnyRule", bound=Callable[..., "Bound | list[Bound]"])
 About = Callable[[Any, Any, Any], bool]
 """about(subject, domain, norm): whether a rule is about this, where the types of the three cannot say it."""
+Floor = Callable[[Any, Any, Any], float]
+"""floor(subject, domain, norm): what the bound of a rule is not below, known without asking for it."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +81,26 @@ class Claim:
     theorem: Theorem
     rule: Rule
     about: About | None
+    floor: Floor | None = None
 
     def __call__(self, subject: Any, domain: Any, norm: Any) -> list[Bound]:
         """The bounds by this rule; none where it is about other things."""
         if self.about is not None and not self.about(subject, domain, norm):
             return []
-        found = self.rule(subject, domain, norm)
+        with parts():
+            found = self.rule(subject, domain, norm)
         return found if isinstance(found, list) else [found]
+
+    def least(self, subject: Any, domain: Any, norm: Any) -> float:
+        """What no bound by this rule is below: its floor, or what it gives; 0 where a floor is not known."""
+        if self.about is not None and not self.about(subject, domain, norm):
+            return math.inf
+        try:
+            if self.floor is not None:
+                return self.floor(subject, domain, norm)
+            return min((float(bound.value) for bound in self(subject, domain, norm)), default=math.inf)
+        except (Refusal, OverflowError, torch.linalg.LinAlgError):
+            return math.inf if self.floor is None else 0.0
 
 
 @dataclass(frozen=True)
@@ -107,16 +123,20 @@ class Theorem:
             raise ValueError(f"there are two theorems called {self.name}")
         THEOREMS[self.name] = self
 
-    def constant(self, *types: type, about: About | None = None) -> Callable[[AnyRule], AnyRule]:
+    def constant(
+        self, *types: type, about: About | None = None, floor: Floor | None = None
+    ) -> Callable[[AnyRule], AnyRule]:
         """Register a rule that bounds the Lipschitz constant of a subject on a domain in a norm."""
-        return self._register(constants, types, about)
+        return self._register(constants, types, about, floor)
 
-    def deviation(self, *types: type, about: About | None = None) -> Callable[[AnyRule], AnyRule]:
+    def deviation(
+        self, *types: type, about: About | None = None, floor: Floor | None = None
+    ) -> Callable[[AnyRule], AnyRule]:
         """Register a rule that bounds how far a value moves over a domain."""
-        return self._register(deviations, types, about)
+        return self._register(deviations, types, about, floor)
 
     def _register(
-        self, quantity: Verb, types: tuple[type, ...], about: About | None
+        self, quantity: Verb, types: tuple[type, ...], about: About | None, floor: Floor | None
     ) -> Callable[[AnyRule], AnyRule]:
         if len(types) != 3:
             raise TypeError(
@@ -124,7 +144,7 @@ class Theorem:
             )
 
         def register(rule: AnyRule) -> AnyRule:
-            quantity.another(*types)(Claim(self, rule, about))
+            quantity.another(*types)(Claim(self, rule, about, floor))
             return rule
 
         return register
@@ -168,16 +188,22 @@ OUT_OF_RANGE = "the bound leaves the range of numbers; use a smaller domain or s
 
 
 def rungs(quantity: Verb, subject: Any, domain: Any, norm: Any) -> tuple[list[Certificate], list[str]]:
-    """Every theorem that matches, as certificates, and the sentences of those that refuse."""
+    """Every theorem that matches, as certificates, and the sentences of those that refuse.
+
+    Where a theorem asks, only those that may be the smallest: what is known to be above another is left out.
+    """
     found: list[Certificate] = []
     refused: list[str] = []
-    for claim in quantity.all(type(subject), type(domain), type(norm)):
-        assert isinstance(claim, Claim)
+    least = math.inf
+    for claim in _in_order(quantity.all(type(subject), type(domain), type(norm))):
+        if claim.floor and found and asked_by_theorem() and claim.least(subject, domain, norm) >= least:
+            continue
         theorem = claim.theorem
         try:
             for bound in claim(subject, domain, norm):
                 if 0 <= float(bound.value) < math.inf or bound.unbounded:
                     found.append(theorem.certificate(bound, domain, norm, quantity.name))
+                    least = min(least, found[-1].value)
                 else:
                     refused.append(f"{theorem.title}: {OUT_OF_RANGE}")
         except (OverflowError, torch.linalg.LinAlgError):  # eigenvalues of what is not finite
@@ -185,6 +211,18 @@ def rungs(quantity: Verb, subject: Any, domain: Any, norm: Any) -> tuple[list[Ce
         except Refusal as refusal:
             refused.append(f"{theorem.title}: {refusal}")
     return found, list(dict.fromkeys(refused))
+
+
+def least_of(quantity: Verb, subject: Any, domain: Any, norm: Any) -> float:
+    """What no theorem gives less than, as far as that is known without asking those that have floors."""
+    claims = quantity.all(type(subject), type(domain), type(norm))
+    key = ("least", quantity.name, id(subject), domain, norm)
+    return once(key, subject, lambda: min(claim.least(subject, domain, norm) for claim in _in_order(claims)))
+
+
+def _in_order(claims: list[Any]) -> list[Claim]:
+    """As they were registered; where a theorem asks, those that can be left out come last."""
+    return sorted(claims, key=lambda claim: asked_by_theorem() and claim.floor is not None)
 
 
 def finite(part: Certificate, what: str) -> Certificate:

@@ -54,7 +54,12 @@ class Support(Object):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Full(Support):
-    """Every query sees every key."""
+    """Every query sees every key.
+
+    Examples:
+        >>> regard.Attention(regard.Dot(), support=regard.Full()).weights(torch.zeros(2, 3)).tolist()
+        [[0.5, 0.5], [0.5, 0.5]]
+    """
 
     def allows(self, queries: Tensor, keys: Tensor) -> Tensor:
         return (queries.unsqueeze(-1) == queries.unsqueeze(-1)).expand(*queries.shape, keys.shape[-1])

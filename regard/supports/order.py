@@ -13,7 +13,12 @@ from regard.supports.base import Span, Support
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Causal(Support):
-    """A query sees the keys whose mark is not larger than its own."""
+    """A query sees the keys whose mark is not larger than its own.
+
+    Examples:
+        >>> regard.Attention(regard.Dot(), support=regard.Causal()).weights(torch.zeros(3, 2))[1].tolist()
+        [0.5, 0.5, 0.0]
+    """
 
     def allows(self, queries: Tensor, keys: Tensor) -> Tensor:
         return keys.unsqueeze(-2) <= queries.unsqueeze(-1)
@@ -24,7 +29,13 @@ class Causal(Support):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Window(Support):
-    """A query at mark t sees the keys with marks in [t - left, t + right]; None leaves that side open."""
+    """A query at mark t sees the keys with marks in [t - left, t + right]; None leaves that side open.
+
+    Examples:
+        >>> local = regard.Causal() & regard.Window(1, 0)
+        >>> regard.Attention(regard.Dot(), support=local).weights(torch.zeros(3, 2))[2].tolist()
+        [0.0, 0.5, 0.5]
+    """
 
     left: float | None
     right: float | None

@@ -19,6 +19,11 @@ class Document(Support):
     """A query sees the keys of its own document; the token with mark t belongs to document ids[..., t].
 
     ids (..., N) broadcast against the batch: (batch, 1, N) where there are heads.
+
+    Examples:
+        >>> two = regard.Document(torch.tensor([0, 0, 1]))
+        >>> regard.Attention(regard.Dot(), support=two).weights(torch.zeros(3, 2)).tolist()
+        [[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]
     """
 
     ids: Tensor = parameter(rank=1)
@@ -57,6 +62,11 @@ class Document(Support):
 class Padding(Support):
     """Every query sees the keys with marks below the length of their sequence. lengths (...): (batch,
     1) where there are heads.
+
+    Examples:
+        >>> short = regard.Attention(regard.Dot(), support=regard.Padding(torch.tensor(2)))
+        >>> short.weights(torch.zeros(3, 2))[0].tolist()
+        [0.5, 0.5, 0.0]
     """
 
     lengths: Tensor = number()
@@ -87,7 +97,13 @@ class Padding(Support):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Where(Support):
-    """A query with mark s sees the key with mark t where mask[..., s, t] is true."""
+    """A query with mark s sees the key with mark t where mask[..., s, t] is true.
+
+    Examples:
+        >>> mask = torch.tensor([[True, False], [True, True]])
+        >>> regard.Attention(regard.Dot(), support=regard.Where(mask)).weights(torch.zeros(2, 1)).tolist()
+        [[1.0, 0.0], [0.5, 0.5]]
+    """
 
     mask: Tensor = parameter(rank=2)
 

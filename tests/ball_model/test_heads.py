@@ -174,3 +174,22 @@ def test_no_weight_grows_by_more_than_its_inverse():
     grown = float(moves[0].exp() / (law[0] @ moves.exp())) - 1
     assert float(law[0] @ moves) == pytest.approx(0.0, abs=1e-14)
     assert 8.99 < grown <= float(row.factor.bound[0, 0]) <= 11 * (1 + 1e-9)
+
+
+def test_the_second_order_along_a_line_is_a_segment():
+    """One token moves along a line by a little: its own row moves by h u² with 0 ≤ u² ≤ 1, a segment whose
+    middle is h/2 and which is |h|/2 long to either side; what is beyond the second order is far smaller.
+    """
+    g = generator(3)
+    x, tangent = drawn(g, 3, 2), torch.zeros(3, 2, 1, dtype=D)
+    tangent[1, :, 0] = 1e-3 * torch.tensor([0.6, 0.8], dtype=D)
+    still = torch.zeros(3, 2, 2, dtype=D)
+    state = State(Inputs((BallPart(1),), (1.0,)), x, tangent, None, no_groups(3, 2), still)
+    map = r.Attention(r.Dot(drawn(g, 2, 2), drawn(g, 2, 2), scale=1.0), r.Linear(drawn(g, 2, 2)))
+    (head,) = head_moves(state, subject_of(map))
+    ahead, here, behind = (map(x + u * tangent[..., 0])[1] for u in (1.0, 0.0, -1.0))
+    h = (ahead + behind) / 2 - here
+    assert head.quadratic_center[1] == pytest.approx(h / 2, rel=1e-4)
+    found = head.rest(True).done()[1]
+    along = float((h / h.norm()) @ found @ (h / h.norm())) ** 0.5
+    assert float(h.norm()) / 2 * (1 - 1e-4) <= along <= float(h.norm()) / 2 * 1.02

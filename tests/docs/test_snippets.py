@@ -22,6 +22,16 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 WITHOUT_CODE: frozenset[str] = frozenset({"docs/columns.md", "docs/coverage.md"})
 """Pages that may have no python block, by their path from the root, e.g. "docs/history.md"."""
 
+PRINTED = {
+    "docs/certificates.md": 20,
+    "docs/index.md": 4,
+    "docs/recipes.md": 3,
+    "docs/limits.md": 4,
+    "docs/comparisons.md": 1,
+    "docs/papers.md": 8,
+}
+"""Pages whose text blocks are what their code prints, and how many lines of it they show at least."""
+
 FENCE = re.compile(r"^ {0,3}(?P<mark>`{3,}|~{3,})[ \t]*(?P<info>[^`\n]*)$")
 
 
@@ -41,6 +51,12 @@ def blocks(text: str) -> list[tuple[int, str]]:
             lines.append(line)
     assert not mark, f"the block that starts at line {start} is not closed"
     return found
+
+
+def shown(text: str) -> list[str]:
+    """The lines of output that a page shows."""
+    found = re.findall(r"^```text\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    return [line for block in found for line in block.splitlines() if line.strip() != "..."]
 
 
 def name_of(page: Path) -> str:
@@ -75,7 +91,8 @@ def _nothing_stays_registered() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=name_of(page)) for page in PAGES])
-def test_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """And prints what it says it prints."""
     text = page.read_text(encoding="utf-8")
     if not text.strip():
         pytest.skip(f"{name_of(page)} is empty")
@@ -90,3 +107,7 @@ def test_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for line, source in found:
         # Blank lines before the block make line numbers those of the page.
         exec(compile("\n" * (line - 1) + source, str(page), "exec", dont_inherit=True), module.__dict__)
+    if name_of(page) in PRINTED:
+        printed = set(capsys.readouterr().out.splitlines())
+        assert len(shown(text)) >= PRINTED[name_of(page)]
+        assert not [line for line in shown(text) if line not in printed]

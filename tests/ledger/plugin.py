@@ -16,7 +16,8 @@ RECORDED: dict[str, Any] = {}
 """What `--ledger-to` writes."""
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def add_options(parser: pytest.Parser) -> None:
+    """What recording asks for on the command line."""
     parser.addoption("--ledger-to", help="record what proofs return in every test, and write it to this file")
     parser.addoption("--ledger-backwards", action="store_true", help="run the last test first")
     parser.addoption("--ledger-lines", action="store_true", help="record which lines of proofs run, too")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from regard._upper import UNIT, Lower, Upper, exact
-from regard.proofs.near.exponential import steepness, tail, tail_over_square
+from regard.proofs.near.exponential import SMALL, steepness, tail, tail_over_square
 from regard.proofs.near.laws import Laws, fill
 from tests.near.sequence import CASES, D, is_close, plain
 from tests.theorems.exact import generator
@@ -30,6 +30,14 @@ def test_tails_of_the_exponential_against_sixty_digits(x):
             )
         ratio = mpmath.expm1(mpmath.mpf(x)) / mpmath.mpf(x)
         assert ratio <= float(steepness(exact(x))) <= ratio * (1 + 1e-13)
+
+
+def test_where_a_difference_has_its_digits():
+    """What is left of eˣ there is more than a hundredth, and of the series little."""
+    with mpmath.workdps(30):
+        x = mpmath.mpf(SMALL)
+        assert mpmath.exp(x) - 1 - x - x**2 / 2 > 0.01
+        assert x**14 / mpmath.factorial(16) < 1e-16
 
 
 def test_tails_at_the_ends():

@@ -288,7 +288,16 @@ def test_a_token_after_others_takes_the_short_way_where_nothing_else_is_asked(mo
     for mechanism, short in (
         (r.Attention(r.Rotary(r.Dot()), support=r.Causal()), True),
         (r.Attention(r.Dot(), normalizer=r.Softmax(2.0), support=r.Causal()), True),
-        (r.Attention(r.Dot() + r.Alibi(0.5), support=r.Causal()), False),
+        (r.Attention(r.Dot() + r.Alibi(0.5), support=r.Causal()), True),
+        (
+            r.Attention(
+                r.Dot(scale=0.3) + r.Alibi.heads(HEADS), normalizer=r.Softmax(0.5), support=r.Causal()
+            ),
+            True,
+        ),
+        (r.Attention(r.Dot() + r.Alibi(0.5) + r.Alibi(0.5), support=r.Causal()), False),
+        (r.Attention(r.Dot() + r.Alibi(torch.ones(HEADS, requires_grad=True)), support=r.Causal()), False),
+        (r.Attention(r.Dot(scale=-2.0), support=r.Causal()), False),
         (r.Attention(r.Dot(), support=r.Window(3, 0)), False),
         (r.Attention(r.Dot(), normalizer=r.Softmax(torch.tensor(2.0)), support=r.Causal()), False),
     ):

@@ -133,3 +133,12 @@ def test_rows_that_see_one_key_have_a_constant():
             "not Lipschitz on the whole space" in f"{rung.theorem}" for rung in (found, *found.others)
         )
         assert proved == infinite, (attention, tokens)
+
+
+@pytest.mark.parametrize("size", [1e-9, 1.0, 1e9])
+def test_whether_a_direction_is_common_does_not_depend_on_the_unit(size):
+    scores = r.Bilinear(size * torch.tensor([[1.0, 0.3], [0.2, 0.5]], dtype=D))
+    found = certify(r.Attention(scores, r.Linear(size * torch.eye(2, dtype=D))), Whole(), TokenMax())
+    assert math.isinf(found.value)
+    assert "common direction" not in " ".join(found.refused)
+    assert found.theorem != "no theorem"

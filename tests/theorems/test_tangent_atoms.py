@@ -215,6 +215,15 @@ def test_weights_that_are_stored_in_few_digits_are_paid_for():
     assert float(moved) <= found.certificate.value < 1e-3
 
 
+def test_a_weight_of_one_is_stored_with_a_rounding_too():
+    """Its logarithm is zero, where a rounding relative to it would be none."""
+    alone, one = Measure(torch.zeros(1, 3, dtype=D)), torch.zeros(1, dtype=torch.long)
+    anchor = torch.zeros(1, 3, dtype=D)
+    found = _cells(Attention(Dot(scale=1.0)), alone, one, anchor, dtype=torch.float32)
+    unit = 2 * torch.finfo(torch.float32).eps
+    assert unit <= float(found.weight_error) < 1.01 * unit
+
+
 @pytest.mark.parametrize("way", ["covariances", "columns", "traces"])
 def test_deviations_of_groups_are_roots_of_eigenvalues_or_traces(way, monkeypatch):
     """Of narrow columns, of wide ones, and of wide ones in many groups, where the trace has to do."""

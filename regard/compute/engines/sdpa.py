@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from regard._object import tensors_in
 from regard._refused import Refused
@@ -24,6 +25,7 @@ from regard.compute.engine import (
     working_dtype,
 )
 from regard.compute.kernel.call import Arguments, Call, lay_out
+from regard.compute.kernel.door import attend_by_door, log_sum_exp_by_blocks
 from regard.compute.kernel.flash import run_call
 from regard.compute.kernel.tiles import Tile, Tiling, rows_per_tile
 from regard.compute.precision import loses_digits
@@ -42,12 +44,16 @@ class Sdpa(Engine):
     Where terms of the score would cancel (a Gaussian much narrower than the points are spread) it computes in
     float64. That needs a look at the data, which is not possible under torch.compile and vmap; there it stays
     in the dtype of the inputs.
+
+    On other devices than the CPU it goes through torch's public door, F.scaled_dot_product_attention, which
+    takes the fused kernel of the device; public=True does so on a CPU too.
     """
 
+    public: bool = False
     name: ClassVar[str] = "sdpa"
     rank: ClassVar[int] = 10
 
-    def plan(self, problem: Problem) -> FusedPlan | Refused:
+    def plan(self, problem: Problem) -> FusedPlan | DoorPlan | Refused:
         """Scores as scale · q·k + bias, with enough digits, laid out for the kernel."""
         if not isinstance(problem.normalizer, Softmax):
             return Refused(
@@ -61,19 +67,93 @@ class Sdpa(Engine):
         residues = _temper_residues(reduction, temperature)
         if any(moves(t) for t in tensors_in(residues)):
             return Refused("the fused kernel gives no derivative to a bias on pairs of positions.")
-        reduction, wide = _with_enough_digits(problem, reduction, parts)
+        public = self.public or problem.device.type not in ("cpu", "meta")
+        if public and not _can_pass(problem):
+            return Refused("torch's kernels on other devices have neither forward mode nor torch.func.")
+        reduction, wide = _with_enough_digits(problem, reduction, parts, public)
         if wide is not problem:
             assert isinstance(wide.normalizer, Softmax)
             temperature = wide.normalizer.temperature
             residues = _temper_residues(reduction, temperature)
         queries, bias, scale = _temper(reduction, temperature)
         tiling = _tile(wide, parts, residues)
-        bias = _add_key_masks(wide, bias, () if tiling is not None else parts.padding, queries.dtype)
+        kind = working_dtype(queries.dtype) if public else queries.dtype
+        bias = _add_key_masks(wide, bias, () if tiling is not None else parts.padding, kind)
         if queries.shape[:-2] != problem.batch_shape:
             queries = queries.expand(*problem.batch_shape, -1, -1)
         keys, values = reduction.keys.to(queries.dtype), wide.values.to(queries.dtype)
+        if public:
+            form = reduction.replace(queries=queries, keys=keys, key_bias=bias, scale=scale)
+            return self._open(problem, form, values, tiling, parts.causal)
         call, arguments = lay_out(queries, keys, values, bias, tiling, parts.causal, scale)
         return FusedPlan(self, problem, reduction, residues, call, arguments)
+
+    def _open(
+        self, problem: Problem, form: Reduction, values: Tensor, tiling: Tiling | None, causal: bool
+    ) -> DoorPlan | Refused:
+        """A call without a mask: what only some queries see is a bias on keys where there is one query."""
+        bias, square = form.key_bias, problem.query_count == problem.key_count
+        if tiling is not None and problem.query_count == 1:
+            row = tiling.bias(Tile(slice(0, 1), slice(None)), working_dtype(form.queries.dtype))
+            row = None if row is None else row.squeeze(-2)
+            bias = row if bias is None else bias if row is None else bias + row
+            return DoorPlan(self, problem, form.replace(key_bias=bias), values, False)
+        if tiling is not None or (causal and not square):
+            return Refused("a mask or a bias on pairs would keep torch from taking a fused kernel.")
+        return DoorPlan(self, problem, form, values, causal)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DoorPlan(Plan):
+    """One call of F.scaled_dot_product_attention without a mask.
+
+    What is decided here: the dot product over temperature and the bias on keys (`form`), in the dtype of the
+    run; the values in that dtype; and whether the kernel is told to be causal.
+    """
+
+    form: Reduction
+    values: Tensor
+    causal: bool
+
+    def run(self) -> Tensor:
+        arguments, scale = self._arguments()
+        out = attend_by_door(arguments, self.causal, scale)
+        return out.expand(*self.problem.batch_shape, -1, -1).to(self.problem.dtype)
+
+    def free_energy(self) -> Tensor:
+        arguments, scale = self._arguments()
+        level = log_sum_exp_by_blocks(arguments, self.causal, scale)
+        seen = level > -math.inf
+        assert isinstance(self.problem.normalizer, Softmax)
+        temperature = self.problem.normalizer.temperature
+        factor = temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
+        energy = factor * torch.where(seen, level, torch.zeros_like(level))
+        energy = energy if self.form.row_bias is None else energy + self.form.row_bias()
+        return energy.masked_fill(~seen, -math.inf)
+
+    def predict(self) -> Prediction:
+        problem, width = self.problem, self.form.queries.shape[-1] + (self.form.key_bias is not None)
+        tokens = math.prod(problem.batch_shape) * (problem.query_count + 2 * problem.key_count)
+        kind = str(self.form.queries.dtype).removeprefix("torch.")
+        biased = " with the bias on keys in a column" if self.form.key_bias is not None else ""
+        causal = ", causal" if self.causal else ""
+        how = (
+            f"torch's kernel of the device, a dot product of width {width} in {kind}{biased}{causal}, no mask"
+        )
+        share = 0.5 if self.causal else 1.0
+        return Prediction(share * count_pairs(problem) * (4 * width + 5), 4.0 * tokens * width, how)
+
+    def _arguments(self) -> tuple[Arguments, float]:
+        form = self.form
+        assert isinstance(form.scale, float)
+        return (form.queries, form.keys, self.values, form.key_bias), form.scale
+
+
+def _can_pass(problem: Problem) -> bool:
+    """Whether torch differentiates its own kernels here: not for forward mode or torch.func."""
+    if torch.compiler.is_compiling():
+        return True
+    return not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -95,11 +175,21 @@ class FusedPlan(Plan):
         return self.call.restore(run_call(self.call, self.arguments)[0]).to(self.problem.dtype)
 
     def free_energy(self) -> Tensor:
+        elsewhere = self._is_elsewhere()
+        lse = self.log_sum_exp_elsewhere() if elsewhere else run_call(self.call, self.arguments)[1]
+        return self._energy(lse)
+
+    def run_with_free_energy(self) -> tuple[Tensor, Tensor]:
+        if self._is_elsewhere():
+            return self.run(), self.free_energy()
+        out, lse = run_call(self.call, self.arguments)
+        return self.call.restore(out).to(self.problem.dtype), self._energy(lse)
+
+    def _energy(self, lse: Tensor) -> Tensor:
+        """Free energies (..., m) from the log-sum-exps of the kernel."""
         problem = self.problem
         assert isinstance(problem.normalizer, Softmax)
         temperature = problem.normalizer.temperature
-        elsewhere = self._is_elsewhere()
-        lse = self.log_sum_exp_elsewhere() if elsewhere else run_call(self.call, self.arguments)[1]
         energy = (
             temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
         ) * self.call.restore_rows(lse)
@@ -119,8 +209,8 @@ class FusedPlan(Plan):
         return Prediction(share * count * (4 * width + 5), tile + 4.0 * rows * (width + 1), self._describe())
 
     def _is_elsewhere(self) -> bool:
-        """Whether the program will run where this kernel is not: on another device, exported, or traced."""
-        return self.problem.device.type != "cpu" or torch.compiler.is_exporting() or torch.jit.is_tracing()
+        """Whether the program will run where this kernel is not: exported, or traced."""
+        return torch.compiler.is_exporting() or torch.jit.is_tracing()
 
     def run_elsewhere(self) -> Tensor:
         """Through torch's public door, with one additive mask."""
@@ -177,16 +267,17 @@ def _temper_residues(reduction: Reduction, temperature: Any) -> tuple[Residue, .
 
 
 def _with_enough_digits(
-    problem: Problem, reduction: Reduction, parts: SupportParts
+    problem: Problem, reduction: Reduction, parts: SupportParts, public: bool
 ) -> tuple[Reduction, Problem]:
     """The reduction in the dtype of the run; the problem, in float64 where terms of a score cancel.
 
     Half precisions stay as they are unless there are biases, or a scale or temperature that the queries take;
-    those need float32.
+    those need float32. In columns of their own counts have all digits of float32 beside half precisions.
     """
     kind = reduction.queries.dtype
     taken = (reduction.scale, problem.normalizer.temperature)  # type: ignore[attr-defined]
-    biased = reduction.key_bias is not None or reduction.residues or problem.log_counts is not None
+    counted = problem.log_counts is not None and not public
+    biased = reduction.key_bias is not None or reduction.residues or counted
     if biased or any(isinstance(t, Tensor) for t in taken):
         kind = working_dtype(kind)
     if kind == torch.float32 and loses_digits(reduction):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard._refused import Refused
-from regard._transforms import is_recorded
+from regard._transforms import is_recorded, is_shape_only
 from regard.compute.engine import Engine, Plan, Prediction, count_pairs, register
 from regard.compute.engines.reference import Reference as ReferenceEngine
 from regard.compute.engines.reference import feature_width
@@ -47,7 +47,7 @@ class Tiled(Engine):
         """The fastest form of the scores in the dtype that keeps their digits, and the size of the blocks."""
         if problem.query_count == 0 or problem.key_count == 0:
             return Refused("there is nothing to cut into tiles.")
-        if is_recorded(problem.values):
+        if is_recorded(problem.values) and not is_shape_only(problem.values):
             return Refused("blocks are cut while a program runs, and this one is only recorded.")
         if problem.hidden_parameters():
             return Refused(
@@ -137,8 +137,16 @@ class OnlinePlan(TiledPlan):
         return attend_online(self.parts, self.tiling)[0].to(self.problem.dtype)
 
     def free_energy(self) -> Tensor:
+        return self.run_with_free_energy()[1]
+
+    def run_with_free_energy(self) -> tuple[Tensor, Tensor]:
+        out, lse = attend_online(self.parts, self.tiling)
+        return out.to(self.problem.dtype), self._energy(lse)
+
+    def _energy(self, lse: Tensor) -> Tensor:
+        """Free energies from log-sum-exps (..., m)."""
         assert isinstance(self.exact.normalizer, Softmax)
-        temperature, lse = self.exact.normalizer.temperature, attend_online(self.parts, self.tiling)[1]
+        temperature = self.exact.normalizer.temperature
         seen = lse > -math.inf  # the energy of nothing is -inf whatever the temperature
         factor = temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
         energy = factor * torch.where(seen, lse, torch.zeros_like(lse))

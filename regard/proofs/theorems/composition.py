@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,7 @@ from regard.potentials.base import simple_parts, with_simple_parts
 from regard.potentials.positions import PositionPotential
 from regard.proofs.causality import follow_own_tokens
 from regard.proofs.certification import certify, deviation
+from regard.proofs.floors import move_floor, product_floor, slope_near
 from regard.proofs.imaging import along, image, norm_factor, outputs, with_center
 from regard.proofs.locating import enclosing, in_double, one_sequence, slip
 from regard.proofs.question import once
@@ -54,13 +57,18 @@ FOLDING = Upper(1e-6)
 """What the rounding of folded matrices may change in a bound, relative to it."""
 
 
-@THEOREM.constant(Compose, Domain, Norm)
+def _floor(map: Compose, domain: Domain, norm: Norm) -> float:
+    """What the maps do at a given sequence."""
+    return product_floor(_steps_of(map), domain, norm)
+
+
+@THEOREM.constant(Compose, Domain, Norm, floor=_floor)
 def composition(map: Compose, domain: Domain, norm: Norm) -> Bound:
     """The product along the images."""
     if isinstance(norm, OwnToken):
         follow_own_tokens(map.maps, domain)
     parts: list[Certificate] = []
-    steps = once(("steps", id(map)), map, lambda: _steps(map.maps))
+    steps = _steps_of(map)
     width = widths.one(map, width_of(domain)).takes
     for k, step in enumerate(steps):
         domain = image(steps[k - 1], domain) if k else domain
@@ -70,7 +78,21 @@ def composition(map: Compose, domain: Domain, norm: Norm) -> Bound:
     return Bound(product([Upper(part.value) for part in parts]), parts=tuple(parts))
 
 
-@THEOREM.constant(Compose, Near, Norm)
+def _floor_over_balls(map: Compose, domain: Near, norm: Norm) -> float:
+    """On balls the theorems of this file are all there is."""
+    ways = (map.maps, _folded(map)) if _pair(map.maps) else (_steps_of(map),)
+    return min(_floor_from_ball(steps, domain, norm) for steps in ways)
+
+
+def _floor_from_ball(steps: Sequence[Mapping], domain: Near, norm: Norm) -> float:
+    """What maps do at a given sequence, where a norm layer that is first is asked about the whole ball."""
+    found = product_floor(steps, domain, norm)
+    if not (found > 0 and isinstance(steps[0], Normalize)):
+        return found
+    return found / slope_near(steps[0], domain, norm) * certify(steps[0], enclosing(domain), norm).value
+
+
+@THEOREM.constant(Compose, Near, Norm, floor=_floor_over_balls)
 def over_balls(map: Compose, domain: Near, norm: Norm) -> Bound:
     """The same on a ball that holds the neighborhood:
     better where the neighborhood grows past what norm layers allow.
@@ -83,15 +105,15 @@ def _norm_first(map: Compose, domain: Domain, norm: Norm) -> bool:
     return _pair(map.maps)
 
 
-@THEOREM.constant(Compose, Domain, Norm, about=_norm_first)
+def _folded_floor(map: Compose, domain: Domain, norm: Norm) -> float:
+    """What the two maps of `folded_bound` do at a given sequence."""
+    return product_floor(_folded(map), domain, norm)
+
+
+@THEOREM.constant(Compose, Domain, Norm, about=_norm_first, floor=_folded_floor)
 def folded_bound(map: Compose, domain: Domain, norm: Norm) -> Bound:
     """L(attention') · L(x ↦ x̂), the weights of a norm layer folded into the attention after it."""
-    layer, attention = map.maps
-    assert isinstance(layer, Normalize)
-    assert isinstance(attention, (Attention, Heads))
-    one_sequence(attention)
-    inner = once(("fold", id(map)), map, lambda: fold(layer, attention))
-    plain = Normalize(layer.eps, centered=layer.centered)
+    plain, inner = _folded(map)
     first = finite(certify(plain, domain, norm), "Normalize")
     second = finite(certify(inner, _hats(plain, inner, domain), norm), type(inner).__name__)
     value = Upper(first.value) * Upper(second.value) * (1 + FOLDING)
@@ -103,7 +125,22 @@ def folded_bound(map: Compose, domain: Domain, norm: Norm) -> Bound:
     )
 
 
-@THEOREM.deviation(Compose, Near, Norm)
+def _folded(map: Compose) -> tuple[Normalize, Attention | Heads]:
+    """x ↦ x̂, and the attention of x̂."""
+    layer, attention = map.maps
+    assert isinstance(layer, Normalize)
+    assert isinstance(attention, (Attention, Heads))
+    one_sequence(attention)
+    inner = once(("fold", id(map)), map, lambda: fold(layer, attention))
+    return Normalize(layer.eps, centered=layer.centered), inner
+
+
+def _move_floor(map: Compose, domain: Near, norm: Norm) -> float:
+    """How far the maps move a value, each by as much as the one before it."""
+    return move_floor(map.maps, domain, norm)
+
+
+@THEOREM.deviation(Compose, Near, Norm, floor=_move_floor)
 def move_bound(map: Compose, domain: Near, norm: Norm) -> Bound:
     """The deviation of the last map over the image of what comes before."""
     last = map.maps[-1]
@@ -121,6 +158,10 @@ def move_bound(map: Compose, domain: Near, norm: Norm) -> Bound:
 
 def _pair(maps: tuple[Mapping, ...]) -> bool:
     return len(maps) == 2 and isinstance(maps[0], Normalize) and isinstance(maps[1], (Attention, Heads))
+
+
+def _steps_of(map: Compose) -> list[Mapping]:
+    return once(("steps", id(map)), map, lambda: _steps(map.maps))
 
 
 def _steps(maps: tuple[Mapping, ...]) -> list[Mapping]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from regard.domains import Ball, Near
 from regard.maps import Map
 from regard.norms import Norm
+from regard.proofs.floors import spread
 from regard.proofs.imaging import image, norm_factor, outputs
 from regard.proofs.locating import enclosing
 from regard.proofs.setting import radius_of
@@ -23,7 +24,13 @@ f(x)_i| \le 2\rho$ for every token.
 )
 
 
-@THEOREM.deviation(Map, Near, Norm)
+def _floor(map: Map, domain: Near, norm: Norm) -> float:
+    """The tokens of the value itself are in the ball."""
+    tokens = outputs(map, domain.measure.size)
+    return 0.0 if tokens is None else spread(map, domain) * float(norm_factor(norm, tokens))
+
+
+@THEOREM.deviation(Map, Near, Norm, floor=_floor)
 def diameter(map: Map, domain: Near, norm: Norm) -> Bound:
     """2ρ, times √n in Frobenius and n in TokenSum norm."""
     held = image(map, enclosing(domain))

@@ -10,6 +10,7 @@ from regard.domains import Near, Neighborhood
 from regard.maps import Map
 from regard.norms import Frobenius, Norm, TokenMax, TokenSum
 from regard.proofs.certification import smallest
+from regard.proofs.floors import constant_floor
 from regard.proofs.near.facts import local_facts
 from regard.proofs.setting import moves_of
 from regard.proofs.subject import MultiHead
@@ -36,8 +37,13 @@ def _without_theorems(subject: MultiHead, domain: Near, norm: Norm) -> bool:
     return not isinstance(norm, (Frobenius, TokenMax)) or not near_theorems(subject, domain)
 
 
+def _floor(map: Map, domain: Near, norm: Norm) -> float:
+    """What theorems can give for the constant, times the radius."""
+    return float(radius_in(domain, norm)) * constant_floor(map, domain, norm)
+
+
 @THEOREM.deviation(MultiHead, Near, Norm, about=_without_theorems)
-@THEOREM.deviation(Map, Near, Norm)
+@THEOREM.deviation(Map, Near, Norm, floor=_floor)
 def mean_value(subject: Any, domain: Near, norm: Norm) -> Bound:
     """L r."""
     part = finite(smallest(constants, subject, domain, norm), "the constant")

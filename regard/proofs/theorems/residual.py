@@ -12,6 +12,7 @@ from regard.domains import Domain, Near
 from regard.maps import Heads, Residual
 from regard.norms import Norm, SequenceNorm, Wasserstein
 from regard.proofs.certification import certify, deviation, smallest
+from regard.proofs.floors import constant_floor, deviation_floor
 from regard.proofs.locating import keeps_tokens, one_sequence, tokenwise
 from regard.proofs.subject import subject_of
 from regard.proofs.theorem import THEOREMS, Bound, Refusal, Theorem, checked, constants, deviations, finite
@@ -60,7 +61,12 @@ INNER = "what it goes around"
 TOGETHER = "attention with its residual connection"
 
 
-@THEOREM.constant(Residual, Domain, Norm)
+def _floor(map: Residual, domain: Domain, norm: Norm) -> float:
+    """One more than what theorems can give for the map inside."""
+    return 1.0 + constant_floor(map.map, domain, norm)
+
+
+@THEOREM.constant(Residual, Domain, Norm, floor=_floor)
 def residual(map: Residual, domain: Domain, norm: Norm) -> Bound:
     """1 + L."""
     one_sequence(map.map)
@@ -86,7 +92,12 @@ def joint_bound(map: Residual, domain: Domain, norm: Norm) -> Bound:
     return _together(constants, map, domain, norm)
 
 
-@THEOREM.deviation(Residual, Near, SequenceNorm)
+def _move_floor(map: Residual, domain: Near, norm: SequenceNorm) -> float:
+    """r and what theorems can give for the map inside."""
+    return float(radius_in(domain, norm)) + deviation_floor(map.map, domain, norm)
+
+
+@THEOREM.deviation(Residual, Near, SequenceNorm, floor=_move_floor)
 def move_bound(map: Residual, domain: Near, norm: SequenceNorm) -> Bound:
     """r plus the deviation of f, where the map is x + f(x)."""
     one_sequence(map.map)

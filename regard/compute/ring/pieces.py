@@ -1,0 +1,160 @@
+"""Own queries against the keys of one rank: which pairs of pieces see each other, and their union.
+
+Attention over a union of key sets is the average of the parts, weighted by their masses: with outputs o_b and
+log-sum-exps l_b it is Σ_b e^{l_b - l} o_b and l = log Σ_b e^{l_b}.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from regard._types import Features
+from regard.compute.problem import Problem, SupportParts
+from regard.compute.selection import select
+from regard.normalizers import Softmax
+from regard.supports import Causal, Full
+
+Attended = tuple[Tensor, Tensor]
+"""Outputs (..., m, e) and log-sum-exps (..., m)."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Tokens `tokens` of a shard, which stand in a row from place `low` to place `high`."""
+
+    tokens: slice
+    low: float
+    high: float
+    in_a_row: bool
+
+
+def runs_of(marks: Tensor) -> list[Run]:
+    """Marks (n,) cut where they do not go up by one; all at once where they differ within the batch."""
+    count = marks.shape[-1]
+    if marks.ndim != 1 or marks.dtype.is_floating_point:
+        return [Run(slice(0, count), float(marks.min()), float(marks.max()), False)]
+    breaks = (1 + (marks.diff() != 1).nonzero().flatten()).tolist()
+    if len(breaks) > MOST_RUNS:
+        return [Run(slice(0, count), float(marks.min()), float(marks.max()), False)]
+    edges = [0, *breaks, count]
+    return [
+        Run(slice(low, high), float(marks[low]), float(marks[high - 1]), True)
+        for low, high in itertools.pairwise(edges)
+    ]
+
+
+MOST_RUNS = 8
+"""Shards of more pieces than this are taken as a whole, with their marks."""
+
+
+def attend_shard(problem: Problem) -> Attended:
+    """Own queries against the keys of one rank, of which a problem with marks speaks."""
+    rows = []
+    for run in runs_of(problem.rows()):
+        seen = [attend_piece(piece) for piece in _pieces(problem, run)]
+        rows.append(join(seen) if seen else _nothing(problem, run))
+    outs, levels = zip(*rows, strict=True)
+    return torch.cat(outs, -2), torch.cat(levels, -1)
+
+
+def attend_piece(problem: Problem) -> Attended:
+    """Outputs and log-sum-exps in the dtype that they are added in, by the engine that is best."""
+    assert isinstance(problem.normalizer, Softmax)
+    temperature = problem.normalizer.temperature
+    out, energy = select(problem).run_with_free_energy()
+    seen = energy > -math.inf
+    factor = temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
+    level = torch.where(seen, energy, torch.zeros_like(energy)) / factor
+    kind = torch.promote_types(problem.dtype, torch.float32)
+    return out.to(kind), level.to(kind).masked_fill(~seen, -math.inf)
+
+
+def join(parts: list[Attended]) -> Attended:
+    """The union of key sets."""
+    if len(parts) == 1:
+        return parts[0]
+    level = _total([own for _, own in parts])
+    first, *rest = (share_of(own, level).unsqueeze(-1) * out for out, own in parts)
+    return sum(rest, first), level
+
+
+def _total(levels: list[Tensor]) -> Tensor:
+    """log Σ_b e^{l_b}, also where all are -inf, with derivatives."""
+    stacked = torch.stack(torch.broadcast_tensors(*levels))
+    top = stacked.detach().amax(0)
+    seen = top > -math.inf
+    top = torch.where(seen, top, torch.zeros_like(top))
+    mass = (stacked - top).exp().sum(0)
+    return (torch.where(seen, mass, torch.ones_like(mass)).log() + top).masked_fill(~seen, -math.inf)
+
+
+def share_of(own: Tensor, level: Tensor) -> Tensor:
+    """e^{l_b - l}: which part of its mass a row has in a block; zero where it has none at all."""
+    return (own - torch.where(level == -math.inf, torch.zeros_like(level), level)).exp()
+
+
+def count_pairs_seen(problem: Problem) -> int:
+    """How many pairs of a shard are computed."""
+    return sum(_count(piece) for run in runs_of(problem.rows()) for piece in _pieces(problem, run))
+
+
+def _count(piece: Problem) -> int:
+    past = piece.in_order() and not isinstance(piece.support, Full)
+    return piece.query_count * (piece.query_count + 1) // 2 if past else piece.query_count * piece.key_count
+
+
+def _pieces(problem: Problem, own: Run) -> Iterator[Problem]:
+    """Queries of a run against every run of keys that they may see."""
+    first, last = problem.support.span(math.floor(own.low), math.ceil(own.high))
+    parts = SupportParts.of(problem.support)
+    only_past = parts.causal and not parts.padding and not parts.rest
+    for run in runs_of(problem.columns()):
+        if run.high < first or run.low > last:
+            continue
+        piece = _piece(problem, own, run)
+        if isinstance(problem.support, Full) or (only_past and run.high <= own.low):
+            piece = piece.replace(support=Full(), query_marks=None, key_marks=None)
+        elif only_past and (own.low, own.high, own.in_a_row, True) == (
+            run.low,
+            run.high,
+            run.in_a_row,
+            own.in_a_row,
+        ):
+            piece = piece.replace(support=Causal(), query_marks=None, key_marks=None)  # as from zero on
+        yield piece
+
+
+def _piece(problem: Problem, own: Run, run: Run) -> Problem:
+    """The problem of some queries and some keys."""
+    rows, columns = problem.rows()[..., own.tokens], problem.columns()[..., run.tokens]
+    counts = problem.log_counts
+    return problem.replace(
+        queries=_some(problem.queries, own.tokens),
+        keys=_some(problem.keys, run.tokens),
+        values=problem.values[..., run.tokens, :],
+        query_count=rows.shape[-1],
+        log_counts=None if counts is None else counts[..., run.tokens],
+        log_queries=None,
+        query_marks=rows,
+        key_marks=columns,
+    )
+
+
+def _some(features: Features, tokens: slice) -> Features:
+    return pytree.tree_map(lambda t: t[..., tokens, :] if isinstance(t, Tensor) else t, features)
+
+
+def _nothing(problem: Problem, run: Run) -> Attended:
+    """Rows that see none of these keys."""
+    kind = torch.promote_types(problem.dtype, torch.float32)
+    count = run.tokens.stop - run.tokens.start
+    shape = (*problem.batch_shape, count)
+    out = torch.zeros(*shape, problem.values.shape[-1], dtype=kind, device=problem.device)
+    return out, torch.full(shape, -math.inf, dtype=kind, device=problem.device)

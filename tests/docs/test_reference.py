@@ -1,0 +1,96 @@
+"""The reference has every public name, and says where it is written."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+
+import pytest
+
+import regard
+from tests.docs.test_snippets import ROOT
+from website import glossary, reference, repository, vendored
+from website.names import modules, names, pages_about, public, theorems_about, used_in
+
+WITHOUT_PAGE = {"regard.cli", "regard.__main__"}
+"""Modules that nobody imports."""
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    return reference.pages()
+
+
+def test_every_public_module_has_a_page() -> None:
+    found = {
+        f"regard.{one.name}" for one in pkgutil.iter_modules(regard.__path__) if not one.name.startswith("_")
+    }
+    assert found - WITHOUT_PAGE - set(modules()) == set()
+    assert len(modules()) == len(set(modules()))
+
+
+@pytest.mark.parametrize("home", ["regard", *modules()])
+def test_every_public_name_has_an_entry(home: str, pages: dict[str, str]) -> None:
+    module = importlib.import_module(home)
+    known = {path: one for one in names() for path in (one.path, *one.also)}
+    for name in public(module):
+        if isinstance(getattr(module, name), type(regard)):
+            continue
+        assert f"{home}.{name}" in known, f"{home}.{name} is public and has no page"
+        one = known[f"{home}.{name}"]
+        page = pages[reference.page_of(one.module)]
+        assert f"::: {one.path}\n" in page or f"{{: #{one.path} }}" in page
+
+
+def test_every_class_and_function_says_what_it_is() -> None:
+    assert not [one.path for one in names() if hasattr(one.value, "__qualname__") and not one.sentence]
+
+
+def test_facts_point_at_files_that_are_there() -> None:
+    assert len(reference.sources()) > 100
+    for one in names():
+        for target in re.findall(r'href="\.\./([^"#]+)\.html', reference.facts(one)):
+            path = (
+                target.removeprefix("repository/")
+                if target.startswith("repository/")
+                else f"docs/{target}.md"
+            )
+            assert (ROOT / path).is_file(), f"{one.path}: {target}"
+
+
+def test_theorems_and_pages_are_found() -> None:
+    assert {"castin_general", "frobenius"} <= set(theorems_about()["Frobenius"])
+    assert "tour" in pages_about()["regard.Causal"]
+    assert used_in("from regard.nn import Design\nregard.maps.Affine(x).y\n") == {
+        "regard.nn.Design",
+        "regard.maps",
+        "regard.maps.Affine",
+    }
+
+
+def test_links_that_leave_the_docs_are_turned() -> None:
+    turns = {
+        "../regard/measure.py": "repository/regard/measure.py.md",
+        "../DESIGN.md#words": "design.md#words",
+        "https://x.org/y": "https://x.org/y",
+        "tour.md": "tour.md",
+        "../nothing.py": "../nothing.py",
+    }
+    for before, after in turns.items():
+        turned, needed = repository.linked(f"[a]({before})", "docs/index.md")
+        assert turned == f"[a]({after})"
+        assert needed == ({"regard/measure.py"} if "measure" in before else set())
+
+
+def test_a_wrong_sum_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    monkeypatch.setattr(vendored, "KEPT", tmp_path)
+    monkeypatch.setattr(vendored.Archive, "_asked", lambda self: b"something else")
+    with pytest.raises(ValueError, match="sha512"):
+        vendored.ARCHIVES[0].contents()
+
+
+def test_hover_texts_are_short_and_plain() -> None:
+    words = glossary.words()
+    assert len(words) > 30
+    assert all(20 < len(meaning) < 260 and "](" not in meaning for meaning in words.values())

@@ -1,0 +1,147 @@
+"""Attention over several processes equals that of one: outputs, log-sum-exps, and gradients of everything.
+
+A rank that is gone, hangs or has something wrong is an error on every other rank.
+"""
+
+import re
+import socket
+
+import pytest
+import torch
+
+import regard as r
+from regard.compute.ring.pieces import count_pairs_seen
+from regard.compute.tensors import pose_tensors
+from tests.engines import ring_ranks
+from tests.ranks import run_processes, run_ranks
+
+FLOOR = {"float64": 1e-12, "bfloat16": 1e-2, "adaptive": 1e-4}
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_equals_one_process(world, tmp_path):
+    """To a millionth in float32, or as well as one process does it, beside float64."""
+    for rank, found in enumerate(run_ranks(tmp_path, world, ring_ranks.compare_all)):
+        assert found is not None, f"rank {rank} died"
+        assert "failed" not in found, (rank, found)
+        assert len(found) > 20
+        for name, errors in found.items():
+            for what, (error, of_one_process) in errors.items():
+                floor = 4e-6 if what.startswith("parameter") else 1e-6  # sums over all pairs, which cancel
+                floor = FLOOR.get(name.split()[0], floor)
+                assert error <= max(floor, 3 * of_one_process), (rank, name, what, error, of_one_process)
+
+
+@pytest.mark.parametrize("task", [ring_ranks.die, ring_ranks.die_on_the_way])
+def test_every_rank_names_one_that_dies(task, tmp_path):
+    found = run_ranks(tmp_path, 4, task)
+    assert found[1] is None
+    for rank in (0, 2, 3):
+        kind, text, seconds = found[rank]
+        assert kind == "RankLostError", (rank, kind, text)
+        assert text.startswith("rank 1 of the ring"), (rank, text)
+        assert seconds < 2, (rank, seconds)
+
+
+@pytest.mark.parametrize("task", [ring_ranks.hang, ring_ranks.stay_away])
+def test_every_rank_names_one_that_hangs(task, tmp_path):
+    found = run_ranks(tmp_path, 4, task)
+    for rank in (0, 2, 3):
+        kind, text, seconds = found[rank]
+        assert kind == "RankLostError", (rank, kind, text)
+        assert text.startswith("rank 1 of the ring"), (rank, text)
+        assert 1 <= seconds < 2, (rank, seconds)
+
+
+SAID = {
+    "dtypes": ("ArgumentError", "float32 on rank 0 and float64 on rank 1"),
+    "no tokens": ("ArgumentError", "a shard without tokens"),
+    "declarations": ("ArgumentError", "Dot Softmax Full on rank 0 and Dot Softmax Causal on rank 1"),
+    "parameters": ("ArgumentError", "2.0"),
+    "batch": ("ArgumentError", "[2] on rank 0 and [4] on rank 1"),
+    "a matrix": ("ArgumentError", "(..., tokens, width)"),
+    "a normalizer": ("RefusalError", "Entmax is no softmax"),
+    "devices": ("ArgumentError", "meta"),
+    "zigzag": ("ArgumentError", "Ring.shard"),
+    "a DTensor": ("ArgumentError", "to_local()"),
+    "a law": ("RefusalError", "all keys in one process"),
+    "weights": ("ArgumentError", "log_weights"),
+    "forward mode": ("RefusalError", "forward mode"),
+    "noise": ("ArgumentError", "draw the same numbers"),
+    "a map": ("ArgumentError", "MixTokens"),
+    "positions": ("RefusalError", "whole positions"),
+    "nothing": ("nothing", ""),
+}
+
+
+def test_bad_input_is_an_error_on_every_rank(tmp_path):
+    for rank, found in enumerate(run_ranks(tmp_path, 2, ring_ranks.bad_input)):
+        assert set(found) == set(SAID), (rank, found)
+        for name, (kind, words) in SAID.items():
+            assert found[name][0] == kind, (rank, name, found[name])
+            assert words in found[name][1], (rank, name, found[name])
+            assert found[name][2] < 5, (rank, name, found[name])
+
+
+def test_a_world_of_one(tmp_path):
+    (found,) = run_ranks(tmp_path, 1, ring_ranks.alone)
+    assert found["error"] <= 1e-6
+    assert found["how"].startswith("ring: about")
+    assert "keys of 1 ranks" in found["how"]
+
+
+def test_without_a_group():
+    x = torch.randn(4, 3)
+    with pytest.raises(r.errors.RefusalError, match="init_process_group"):
+        r.attend(x, x, x, engine=r.engines.Ring())
+    with pytest.raises(r.errors.ArgumentError, match="timeout"):
+        r.engines.Ring(timeout=0.0)
+    with pytest.raises(r.errors.ArgumentError, match="ZigZag"):
+        r.engines.Ring(shards="zigzag")
+
+
+def pairs_of(shards, rank, world, count):
+    """How many pairs a rank computes under a causal support."""
+    q = torch.zeros(len(shards.marks(rank, world, count)), 2)
+    total = 0
+    for source in range(world):
+        marks = shards.marks(rank, world, count), shards.marks(source, world, count)
+        k = torch.zeros(len(marks[1]), 2)
+        problem = pose_tensors(q, k, k, r.Dot(), r.Softmax(), r.Causal(), None, marks)
+        total += count_pairs_seen(problem)
+    return total
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_zigzag_balances_the_past(world):
+    """All ranks compute as many pairs, none that nobody sees; of consecutive shards the last has most."""
+    count = 24 * world
+    found = [pairs_of(r.engines.ZigZag(), rank, world, count) for rank in range(world)]
+    assert len(set(found)) == 1
+    assert sum(found) == count * (count + 1) / 2
+    plain = [pairs_of(r.engines.Consecutive(), rank, world, count) for rank in range(world)]
+    assert sum(plain) == sum(found)
+    assert plain[-1] > 1.4 * found[0]
+
+
+@pytest.mark.parametrize("shards", [r.engines.Consecutive(), r.engines.ZigZag()])
+@pytest.mark.parametrize("count", [0, 3, 8, 17])
+def test_shards_are_a_partition(shards, count):
+    every = torch.cat([shards.marks(rank, 4, count) for rank in range(4)])
+    assert every.sort().values.tolist() == list(range(count))
+
+
+def test_the_example(tmp_path):
+    """As torchrun starts it: the group is found through the environment and a store on a port."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    assert run_processes(ring_ranks.start_example, 2, str(tmp_path), port) == [0, 0]
+    for rank in (0, 1):
+        line = (tmp_path / f"{rank}.txt").read_text()
+        found = re.fullmatch(
+            rf"rank {rank} of 2: 50 tokens, output within (\S+), gradient within (\S+)\n", line
+        )
+        assert found, line
+        output, gradient = map(float, found.groups())
+        assert output <= 1e-6
+        assert gradient <= 2e-5  # of q, k and v together; that of one process is off by 2e-6 beside float64
