@@ -36,16 +36,16 @@ class Spent:
 
 
 def budget(model: Any, x: Tensor, domain: Near) -> list[Spent]:
-    """The depth curve of a network on a neighborhood of x, by the order of the ball model that goes farther;
-    it ends where nothing more can be said.
+    """The depth curve of a network on a neighborhood of x, by the order of the ball model that goes farther,
+    or proves more of the last block; it ends where nothing more can be said.
     """
     with question():
-        parts, best = blocks(classifier(model).exact), list[Spent]()
-        for found in by_orders(start(domain), lambda state: _along(parts, state)):
-            best = max(best, found, key=len)
-            if len(best) == len(parts):
-                break
-        return best
+        parts = blocks(classifier(model).exact)
+        return max(by_orders(start(domain), lambda state: _along(parts, state)), key=_farther)
+
+
+def _farther(curve: list[Spent]) -> tuple[int, float]:
+    return len(curve), -(curve[-1].linear + curve[-1].rest) if curve else 0.0
 
 
 def _along(parts: list[Map], state: State) -> list[Spent]:
