@@ -43,6 +43,12 @@ def test_every_public_name_has_an_entry(home: str, pages: dict[str, str]) -> Non
         assert f"::: {one.path}\n" in page or f"{{: #{one.path} }}" in page
 
 
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    found = re.findall(r"- ([\w-]+\.md)$", navigation, flags=re.MULTILINE)
+    assert sorted(found) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
+
+
 def test_every_class_and_function_says_what_it_is() -> None:
     assert not [one.path for one in names() if hasattr(one.value, "__qualname__") and not one.sentence]
 

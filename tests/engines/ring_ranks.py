@@ -250,6 +250,19 @@ def bad_input(rank, world):
     return found
 
 
+def some_ranks(rank, world):
+    """A ring of the first and the last rank; the one between does not belong to it."""
+    ring = r.engines.Ring(dist.new_group([0, 2]), timeout=10.0)
+    x = draw(HEADS, 12, WIDTH, seed=3, kind=torch.float64)
+    if rank == 1:
+        return attempt(lambda: call(ring))
+    mine = ring.shard(x).requires_grad_()
+    call(ring, mine, support=r.Causal()).square().sum().backward()
+    whole = x.clone().requires_grad_()
+    r.attend(whole, whole, whole, support=r.Causal()).square().sum().backward()
+    return ["nothing", "", far(mine.grad, ring.shard(whole.grad))]
+
+
 def alone(rank, world):
     """A world of one, a flow on it, and its explanation."""
     ring = r.engines.Ring()

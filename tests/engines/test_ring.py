@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import regard as r
-from regard.compute.ring.pieces import count_pairs_seen
+from regard.compute.ring.pieces import attend_shard, count_pairs_seen, join
 from regard.compute.tensors import pose_tensors
 from tests.engines import ring_ranks
 from tests.ranks import run_processes, run_ranks
@@ -83,6 +83,15 @@ def test_bad_input_is_an_error_on_every_rank(tmp_path):
             assert found[name][2] < 5, (rank, name, found[name])
 
 
+def test_some_ranks_of_a_world(tmp_path):
+    found = run_ranks(tmp_path, 3, ring_ranks.some_ranks)
+    assert found[1][0] == "ArgumentError"
+    assert "that this rank belongs to" in found[1][1]
+    for rank in (0, 2):
+        assert found[rank][0] == "nothing", found
+        assert found[rank][2] <= 1e-12
+
+
 def test_a_world_of_one(tmp_path):
     (found,) = run_ranks(tmp_path, 1, ring_ranks.alone)
     assert found["error"] <= 1e-6
@@ -145,3 +154,22 @@ def test_the_example(tmp_path):
         output, gradient = map(float, found.groups())
         assert output <= 1e-6
         assert gradient <= 2e-5  # of q, k and v together; that of one process is off by 2e-6 beside float64
+
+
+@pytest.mark.parametrize("shards", [r.engines.Consecutive(), r.engines.ZigZag()])
+@pytest.mark.parametrize("reach", range(0, 9))
+def test_pieces_join_to_the_whole(shards, reach):
+    """Windows that end at every place of a shard: what is left out is what nobody sees."""
+    count, world = 16, 2
+    q, k, v = (torch.randn(count, 4, dtype=torch.float64) for _ in range(3))
+    for support in (r.Window(reach, 0), r.Window(0, reach), r.Causal() & r.Window(reach, None)):
+        whole = r.attend(q, k, v, support=support, engine=r.engines.ReferenceEngine())
+        for rank in range(world):
+            own = shards.marks(rank, world, count)
+            parts = []
+            for source in range(world):
+                other = shards.marks(source, world, count)
+                tensors = (q[own], k[other], v[other])
+                posed = pose_tensors(*tensors, r.Dot(), r.Softmax(), support, None, (own, other))
+                parts.append(attend_shard(posed))
+            torch.testing.assert_close(join(parts)[0], whole[own])

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 
 from regard._object import tensors_in
 from regard._refused import Refused
-from regard._transforms import moves
+from regard._transforms import is_recorded, moves
 from regard._types import over_scores
 from regard.compute.engine import (
     Engine,
@@ -67,7 +67,7 @@ class Sdpa(Engine):
         residues = _temper_residues(reduction, temperature)
         if any(moves(t) for t in tensors_in(residues)):
             return Refused("the fused kernel gives no derivative to a bias on pairs of positions.")
-        public = self.public or problem.device.type not in ("cpu", "meta")
+        public = self.public or (_is_other(problem) and not _is_recorded_with_mask(problem, parts, residues))
         if public and not _can_pass(problem):
             return Refused("torch's kernels on other devices have neither forward mode nor torch.func.")
         reduction, wide = _with_enough_digits(problem, reduction, parts, public)
@@ -149,6 +149,19 @@ class DoorPlan(Plan):
         return (form.queries, form.keys, self.values, form.key_bias), form.scale
 
 
+def _is_other(problem: Problem) -> bool:
+    """Whether the kernel of the CPU is not there; on meta it has shapes."""
+    return problem.device.type not in ("cpu", "meta")
+
+
+def _is_recorded_with_mask(problem: Problem, parts: SupportParts, residues: tuple[Residue, ...]) -> bool:
+    """Whether a program that is only recorded needs a mask, which it then writes down as a whole."""
+    if not is_recorded(problem.values) or problem.query_count == 1:
+        return False
+    square = problem.query_count == problem.key_count
+    return (parts.causal and not square) or _tile(problem, parts, residues) is not None
+
+
 def _can_pass(problem: Problem) -> bool:
     """Whether torch differentiates its own kernels here: not for forward mode or torch.func."""
     if torch.compiler.is_compiling():
@@ -209,8 +222,8 @@ class FusedPlan(Plan):
         return Prediction(share * count * (4 * width + 5), tile + 4.0 * rows * (width + 1), self._describe())
 
     def _is_elsewhere(self) -> bool:
-        """Whether the program will run where this kernel is not: exported, or traced."""
-        return torch.compiler.is_exporting() or torch.jit.is_tracing()
+        """Whether the program will run where this kernel is not: on another device, exported, or traced."""
+        return _is_other(self.problem) or torch.compiler.is_exporting() or torch.jit.is_tracing()
 
     def run_elsewhere(self) -> Tensor:
         """Through torch's public door, with one additive mask."""
