@@ -24,6 +24,8 @@ from regard.proofs.ball_model.margin import quadratic_minimum
 from regard.proofs.ball_model.network import through
 from regard.proofs.ball_model.quadratic import Quadratic, own_square, split
 from regard.proofs.ball_model.rows import Row, beyond_linear, beyond_square
+from regard.proofs.ball_model.scores import Projection
+from regard.proofs.ball_model.sides import sides
 from regard.proofs.ball_model.squares import Pairs, with_quadratic
 from regard.proofs.theorem import Refusal
 from tests.ball_model.networks import D, attention, drawn, hidden, network, norm, sequence
@@ -523,3 +525,16 @@ def test_one_order_may_speak_where_the_other_refuses():
     with pytest.raises(Refusal, match="order 1"):
         refuse(1, 2)
     assert list(by_orders(at_rest(sequence(0, 3, 5)), lambda one: one.curved)) == [None]
+
+
+def test_projections_of_what_is_still_move_by_lengths():
+    state, moves = still_state(7, 0.1)
+    w = drawn(generator(8), 1, 6, 3)
+    (side,) = sides(state, [Projection(w, torch.zeros(1, 3, dtype=D), 0)])
+    seen = moves @ w[0]
+    assert bool((seen.norm(dim=-1).amax(0) <= side.rest.bound).all())
+    lengths = w.norm() * state.shape.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt()
+    assert side.rest.bound == pytest.approx(lengths, rel=1e-9)
+    a = drawn(generator(9), 4, 3, 20)
+    reached = (seen.unsqueeze(-2) @ a).squeeze(-2).abs().amax(0)
+    assert bool((reached <= widths(side.around, a).bound).all())
