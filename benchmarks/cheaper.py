@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from regard.audits.load import load
-from regard.audits.run import sites
+from regard.audits.places import sites
 from regard.compression import Cheaper, cheaper
 from regard.maps import Heads
 

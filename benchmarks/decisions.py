@@ -32,7 +32,7 @@ from benchmarks.classifiers import trained as words_trained
 from benchmarks.reviews import train
 from benchmarks.zonotope import interval_margin, zonotope_margin
 from regard import maps
-from regard.audits.load import demo_directory
+from regard.audits.checkpoint import demo_directory
 from regard.decisions.networks import affine, entering, one_of, stack_of
 from regard.decisions.shipped import Reviews, load, words_of
 from regard.proofs.ball_model.beginning import second_order

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from regard.audits.checks.base import Weights
 from regard.audits.checks.spectra import comparing_norms
-from regard.audits.run import places
+from regard.audits.places import places
 
 WORDS, LENGTH, BATCH = 48, 32, 16
 STEPS, EVERY, CALM = 220, 10, 120

@@ -19,7 +19,7 @@ from rich.table import Table
 from torch import Tensor
 
 from regard.audits.load import load
-from regard.audits.run import sites
+from regard.audits.places import sites
 from regard.domains import Vocabulary, deleted, inserted, replaced
 from regard.maps import Heads
 from regard.proofs.theorems.edits import row_deviations

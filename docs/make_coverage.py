@@ -42,11 +42,12 @@ wav2vec2 hubert xlm-roberta vit deit clip siglip dinov2 dinov3_vit beit swin mam
 HEAD = """# Which architectures the audit covers
 
 Tiny configurations of model types of transformers {version}, built offline with random weights and
-audited on one input: `python docs/make_coverage.py --all` writes this page. *declared*: each attention
-layer is a declaration, proved to be the module, with weights and certificates; *observed*: each is
-measured as it was seen to compute, and the reason says which piece was not understood; *part*: some of it
-is neither, as where a model of text and pictures was run on text alone, and the modules for pictures were
-not called. What this command could not build or run is at the end.
+audited on the fullest input that was found for them, of text, pictures, films and sound:
+`python docs/make_coverage.py --all` writes this page. *declared*: each attention layer is a declaration,
+proved to be the module, with weights and certificates; *observed*: each is measured as it was seen to
+compute, and the reason says which piece was not understood; *part*: some of it is neither, as where no input
+that runs reaches a module, or attention is no softmax of scores. What this command could not build or run is
+at the end.
 
 {counts}
 
@@ -100,7 +101,7 @@ def _one(kind: str) -> tuple[str, str]:
 
 
 def _judge(kind: str, answer: Connection) -> None:
-    from tests.audits.architectures import coverage_of
+    from tests.audits.architectures import CannotRun, coverage_of
 
     resource.setrlimit(resource.RLIMIT_AS, (ROOM << 30, ROOM << 30))
     signal.signal(signal.SIGPROF, _slow)
@@ -108,7 +109,10 @@ def _judge(kind: str, answer: Connection) -> None:
     try:
         answer.send(coverage_of(kind))
     except Exception as error:
-        answer.send(("not run", f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"))
+        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        answer.send(
+            ("not run", first if isinstance(error, CannotRun) else f"{type(error).__name__}: {first}")
+        )
 
 
 def _slow(*_: Any) -> None:

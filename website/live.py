@@ -33,7 +33,7 @@ def files() -> dict[str, bytes]:
 
 def run(command: str, out: Path) -> None:
     """A command with this regard, into a directory."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}  # small models
     done = subprocess.run(
         [sys.executable, "-m", "regard", *command.split(), "--out", str(out)],
         cwd=ROOT,

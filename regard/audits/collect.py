@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from regard.audits.checks import Check
     from regard.audits.inputs import Input
-    from regard.audits.run import Place
+    from regard.audits.noticing import Noticed
+    from regard.audits.places import Place
     from regard.audits.store import Store
 
 TWIN = "twin"
@@ -48,6 +49,10 @@ class Measured(Protocol):
     def model(self) -> nn.Module:
         """The model in the arithmetic of the audit."""
 
+    @property
+    def noticed(self) -> Noticed:
+        """What was seen of attention while the model ran."""
+
 
 def collect(run: Measured, partial: str) -> Report:
     """The report of what an audit has in its store."""
@@ -77,7 +82,7 @@ class _Gathering:
     """Reads the store once, and keeps what could not be measured."""
 
     def __init__(self, run: Measured) -> None:
-        from regard.audits.run import input_key, site_key, weights_key
+        from regard.audits.answers import input_key, site_key, weights_key
 
         self.run, self.skipped = run, []  # type: Measured, list[Skipped]
         store = run.store
@@ -90,14 +95,25 @@ class _Gathering:
 
     def coverage(self) -> list[Coverage]:
         """Every attention module of the model: covered, or why not."""
-        from regard.audits.run import unknown
+        from regard.audits.places import unknown
 
         entries = [self._coverage(place) for place in self.run.places]
-        reason = "no adapter knows this kind of attention, and it was not seen to compute any"
+        covered = {entry.site for entry in entries if entry.covered}
+        for item, place, unit in self.sites:
+            if unit and unit.get("absent") and place.name in covered:
+                reason = "this input does not reach it"
+                self.skipped.append(Skipped("every check", place.name, item.index, reason))
         return entries + [
-            Coverage(path, -1, kind, 0, False, reason, math.nan, "")
+            Coverage(path, -1, kind, 0, False, self._nothing_seen(path), math.nan, "")
             for path, kind in unknown(self.run.original, self.run.places)
         ]
+
+    def _nothing_seen(self, path: str) -> str:
+        """Why nothing is known of a module that calls itself attention."""
+        called = self.run.noticed.called
+        if called and path not in called:
+            return "it was not called on these inputs: give one that reaches it"
+        return "no adapter knows this kind of attention, and it was not seen to compute any"
 
     def _coverage(self, place: Place) -> Coverage:
         found = [unit for _, own, unit in self.sites if own is place and unit is not None]
@@ -105,7 +121,11 @@ class _Gathering:
         measured = [unit for unit in found if "reason" not in unit]
         observed = next((unit["observed"] for unit in measured if "observed" in unit), "")
         units = found if observed else [*found, alone]
-        reasons = [unit["reason"] for unit in units if unit is not None and "reason" in unit]
+        reasons = [
+            unit["reason"]
+            for unit in units
+            if unit is not None and "reason" in unit and not (measured and unit.get("absent"))
+        ]
         worst = max((unit["disagreement"] for unit in measured), default=math.nan)
         heads = measured[0]["heads"] if measured else _head_count(alone)
         if any(check.of_site for check in self.run.checks) and not found:

@@ -226,6 +226,8 @@ def _check_tokens(model: nn.Module, text: str, numbers: list[int]) -> list[int]:
 
 PAIRS = ("mask", "attn_mask", "src_mask", "tgt_mask", "memory_mask")
 """Masks of modules of torch that are of pairs of tokens: (n, n) is for the whole batch."""
+PACKED = ("grid_thw", "image_grid_thw", "video_grid_thw", "cu_seqlens")
+"""With these, the rows of another tensor are the patches of all pictures, one after the other."""
 
 
 def _separate(options: dict[str, Any], device: torch.device, time_first: bool) -> list[dict[str, Any]]:
@@ -237,7 +239,10 @@ def _separate(options: dict[str, Any], device: torch.device, time_first: bool) -
             f"has no tensor ({', '.join(options) or 'it is empty'})",
             "give the keyword arguments of the model",
         )
-    batch = 1 if time_first or first.ndim == 0 else len(first)
+    packed = any(name in options for name in PACKED)
+    if packed:
+        _one_text(options)
+    batch = 1 if time_first or packed or first.ndim == 0 else len(first)
 
     def one(name: str, value: Any, element: int) -> Any:
         if not isinstance(value, Tensor):
@@ -252,6 +257,14 @@ def _separate(options: dict[str, Any], device: torch.device, time_first: bool) -
         }
         for b in range(batch)
     ]
+
+
+def _one_text(options: dict[str, Any]) -> None:
+    """Pictures that are packed into one tensor cannot be told apart by sequences."""
+    ids = options.get("input_ids")
+    if isinstance(ids, Tensor) and ids.ndim == 2 and len(ids) > 1:
+        found = f"has {len(ids)} sequences in input_ids, and the patches of their pictures in one tensor"
+        raise ArgumentError("inputs", found, "give one sequence at a time, with its own pictures")
 
 
 def _ids(options: dict[str, Any]) -> list[int]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -16,28 +16,25 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from regard.audits.adapters import Adapter, adapter_of
 from regard.audits.adapters.base import Block, Call, NotCovered
-from regard.audits.adapters.columns import linear_layers
-from regard.audits.adapters.general import General
-from regard.audits.calling import called, moving_tensors, path_and_turn
-from regard.audits.capture import capture, first_tensor, output_tensor, quiet
+from regard.audits.answers import answer, input_key, site_key, weights_key
+from regard.audits.calling import path_and_turn
 from regard.audits.checks import Check
 from regard.audits.checks import checks as all_checks
-from regard.audits.checks.base import Measurable, Result, Scene, Weights
+from regard.audits.checks.base import Measurable, Scene, Weights
 from regard.audits.collect import TWIN, collect
 from regard.audits.inputs import Input, inputs_of
 from regard.audits.memory import give_back
+from regard.audits.noticing import Noticed, learned, modules_of, notice, run_on, typical
+from regard.audits.places import Place, all_places, block_paths
 from regard.audits.report import Report
 from regard.audits.residual import blocks_of
-from regard.audits.rounding import agreeing
 from regard.audits.samples import samples
-from regard.audits.site import Site
 from regard.audits.store import Store
 from regard.audits.twin import CHECKS, random_twin
-from regard.audits.watching import ObservedSite, Sight, Spot, spots, watching
+from regard.audits.watching import spots, watching
 from regard.audits.yardstick import columns_of
-from regard.errors import ArgumentError, MissingExtraError
+from regard.errors import ArgumentError
 from regard.proofs.near.facts import forget_facts
 
 Progress = Callable[[str, int, int], None]
@@ -129,27 +126,26 @@ class Audit:
         self.twin = twin and bool(self.inputs)
 
     @cached_property
+    def noticed(self) -> Noticed:
+        """What is seen of attention while the model runs on its shortest input of each kind."""
+        found = Noticed()
+        for item in () if self.disk is not None else typical(self.inputs):
+            found |= notice(self.model, self._options(item), item.index)
+        return found
+
+    @cached_property
     def places(self) -> list[Place]:
-        """Where attention is: in modules that an adapter knows, and wherever the model is seen to compute it
-        on its shortest input.
-        """
-        if self.disk is not None or not self.inputs:
-            return list(places(self.original))
-        shortest = min(self.inputs, key=lambda item: _size(item.options))
-        options = self._options(shortest)
-        noticed = _notice(self.model, options, shortest.index)
-        found = list(all_places(self.original, noticed))
+        """Where attention is: in modules that an adapter knows, and wherever it is seen to be computed."""
+        found = list(all_places(self.original, self.noticed.seen))
         alone = [place for place in found if place.block(self.model) is None]
-        if not alone:
+        if self.disk is not None or not self.inputs or not alone:
             return found
-        calls = _run(self.model, options, list(_modules(self.model)), shortest.index)
+        calls: dict[str, Call] = {}
+        for item in typical(self.inputs):
+            calls = run_on(self.model, self._options(item), list(modules_of(self.model)), item.index) | calls
         blocks = blocks_of(self.model, calls, ((place.path, place.spot.turn) for place in alone))
-        return [
-            _learned(
-                self.model, replace(place, around=blocks.get((place.path, place.spot.turn))), calls, noticed
-            )
-            for place in found
-        ]
+        around = [replace(place, around=blocks.get((place.path, place.spot.turn))) for place in found]
+        return [learned(self.model, place, calls, self.noticed.seen) for place in around]
 
     def _options(self, item: Input) -> dict[str, Any]:
         return _cast_options(item.options, next(self.model.parameters()).dtype)
@@ -213,8 +209,8 @@ class Audit:
         paths = {place.path for place in self.places}
         paths |= {path_and_turn(name)[0] for block in blocks for name in block_paths(block)}
         options = self._options(item)
-        with nullcontext(None) if self.disk is not None else watching(_modules(self.model)) as watch:
-            trace = _run(self.model, options, sorted(paths), item.index)
+        with nullcontext(None) if self.disk is not None else watching(modules_of(self.model)) as watch:
+            trace = run_on(self.model, options, sorted(paths), item.index)
         return Scene(
             self.model,
             options,
@@ -241,7 +237,9 @@ class Audit:
         try:
             site, reason, found = self._judge(item, place, scene)
         except (NotCovered, ArgumentError) as error:
-            self.store.put(site_key(item, place), {"reason": f"{error}, on input {item.index + 1}"})
+            found = {"reason": f"{error}, on input {item.index + 1}"}
+            absent = {} if place.spot.call in scene.trace else {"absent": True}
+            self.store.put(site_key(item, place), {**found, **absent})
             return
         asked = [check for check in self.checks if check.of_site is not None]
         results = {check.name: answer(check.of_site, scene, site) for check in asked}
@@ -253,15 +251,21 @@ class Audit:
         to happen, and why no more.
         """
         try:
-            call = scene.trace.get(place.spot.call)
-            call = None if call is None else replace(call, sight=scene.seen.get(place.spot))
-            site, gap, rounding = place.agreeing_site(self.model, call)
-            return site, "", {"disagreement": gap, "rounding": rounding}
+            return self._declared(place, scene)
         except (NotCovered, ArgumentError) as error:
-            if place.spot not in scene.seen or place.spot.call not in scene.trace:
-                raise
-            observed = place.observe(scene, str(error))
-            return observed, str(error), {"disagreement": observed.disagreement(), "rounding": 0.0}
+            reason: Exception = error
+        except Exception as error:  # a strange module must not take the audit with it: the page says why
+            reason = _failed(error)
+        if place.spot not in scene.seen or place.spot.call not in scene.trace:
+            raise reason
+        observed = place.observe(scene, str(reason))
+        return observed, str(reason), {"disagreement": observed.disagreement(), "rounding": 0.0}
+
+    def _declared(self, place: Place, scene: Scene) -> tuple[Measurable, str, dict[str, Any]]:
+        call = scene.trace.get(place.spot.call)
+        call = None if call is None else replace(call, sight=scene.seen.get(place.spot))
+        site, gap, rounding = place.agreeing_site(self.model, call)
+        return site, "", {"disagreement": gap, "rounding": rounding}
 
     def _whole(self, item: Input, scene: _Lazy) -> None:
         asked = [check for check in self.checks if check.of_input is not None]
@@ -289,58 +293,6 @@ class Audit:
         give_back()
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where attention is in a model, and who knows it.
-
-    around: the block around it, found by what modules do, or why none is known.
-    """
-
-    spot: Spot
-    layer: int
-    kind: str
-    adapter: Adapter
-    around: Block | str | None = None
-
-    @property
-    def path(self) -> str:
-        """Of the module."""
-        return self.spot.path
-
-    @property
-    def name(self) -> str:
-        """What a report calls it."""
-        return self.spot.name
-
-    def block(self, model: nn.Module) -> Block | None:
-        """What stands around it."""
-        found = self.adapter.block(model, self.path, model.get_submodule(self.path))
-        if found is not None:
-            return block_in_call(found, self.spot.turn)
-        return self.around if isinstance(self.around, Block) else None
-
-    def site(self, model: nn.Module, call: Call | None) -> Site:
-        """The declaration for one call."""
-        if call is None:
-            raise NotCovered("the module was not called on this input")
-        with quiet(model):
-            declared = self.adapter.declare(model, self.path, model.get_submodule(self.path), call)
-        return Site(self.name, self.layer, self.kind, declared, self.block(model))
-
-    def observe(self, scene: Scene, reason: str) -> ObservedSite:
-        """What was seen to happen on an input."""
-        block = self.block(scene.model)
-        return ObservedSite(
-            self.spot, self.layer, self.kind, reason, scene.model, scene.trace, scene.seen[self.spot], block
-        )
-
-    def agreeing_site(self, model: nn.Module, call: Call | None) -> tuple[Site, float, float]:
-        """The declaration, how far it is from the module, and how far the module's rounding takes it."""
-        if call is None:
-            raise NotCovered("the module was not called")
-        return agreeing(partial(self.site, model), model.get_submodule(self.path), call)
-
-
 @dataclass
 class _Lazy:
     """A scene that is made when somebody needs it, and forgotten when its input is done."""
@@ -357,84 +309,6 @@ class _Lazy:
         self.found.clear()
 
 
-def places(model: nn.Module) -> Iterator[Place]:
-    """The attention modules that an adapter knows, in the order of the model."""
-    return all_places(model, ())
-
-
-def all_places(model: nn.Module, noticed: Iterable[Spot]) -> Iterator[Place]:
-    """The same and where attention was noticed: every call of a module, in the order of the model."""
-    modules = dict(model.named_modules())
-    known = [Spot(path) for path, module in modules.items() if adapter_of(module) is not None]
-    order = {path: number for number, path in enumerate(modules)}
-    found = sorted({*known, *noticed}, key=lambda spot: (order[spot.path], spot.turn, spot.part))
-    for layer, spot in enumerate(found):
-        module = modules[spot.path]
-        yield Place(spot, layer, type(module).__name__, adapter_of(module) or General())
-
-
-def sites(model: nn.Module, options: dict[str, Any]) -> list[Site]:
-    """Every attention layer of a model, as a declaration, on the input with these keyword arguments;
-    NotCovered where one is not.
-    """
-    found = list(places(model))
-    trace = capture(model, options, [place.path for place in found])
-    return [place.site(model, trace.get(place.path)) for place in found]
-
-
-def unknown(model: nn.Module, found: Iterable[Place] | None = None) -> Iterator[tuple[str, str]]:
-    """Modules that call themselves attention, and are neither known nor wrap or sit inside what is known."""
-    known = [place.path for place in (places(model) if found is None else found)]
-    for path, module in model.named_modules():
-        related = any(
-            path in ("", own) or own.startswith(f"{path}.") or path.startswith(f"{own}.") for own in known
-        )
-        if "attention" in type(module).__name__.lower() and not related:
-            yield path, type(module).__name__
-
-
-def block_paths(block: Block) -> tuple[str, ...]:
-    """Every module that a block names."""
-    return (block.path, *block.attention, *block.mlp, *(() if block.final is None else (block.final,)))
-
-
-def block_in_call(block: Block, turn: int) -> Block:
-    """The block in a later call of it; the norm after the last block is called once."""
-    if turn == 0:
-        return block
-    attention, mlp = (tuple(called(path, turn) for path in part) for part in (block.attention, block.mlp))
-    return Block(called(block.path, turn), attention, mlp, block.final)
-
-
-def weights_key(place: Place) -> str:
-    """The name of a result in the store."""
-    return f"weights-{place.layer}"
-
-
-def site_key(item: Input, place: Place) -> str:
-    """The name of a result in the store."""
-    return f"input-{item.index}-site-{place.layer}"
-
-
-def input_key(item: Input) -> str:
-    """The name of a result in the store."""
-    return f"input-{item.index}-whole"
-
-
-def answer(measure: Any, *arguments: Any) -> dict[str, Any]:
-    """A result for the store, and the reason where there is none or something of it is missing."""
-    try:
-        result: Result = measure(*arguments)
-    except (NotCovered, ArgumentError, MissingExtraError) as reason:
-        return {"reason": str(reason)}
-    except (
-        Exception
-    ) as error:  # a strange module must not take the other checks with it: what went wrong is in the report
-        return {"reason": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
-    found = {"numbers": result.numbers, "table": result.table}
-    return {**found, "reason": result.reason} if result.reason else found
-
-
 def working(model: nn.Module) -> nn.Module:
     """The model in float32 or float64, as it is; a copy in float32 where its weights are shorter."""
     if all(
@@ -448,6 +322,11 @@ def working(model: nn.Module) -> nn.Module:
     return other.to(torch.float32)
 
 
+def _failed(error: Exception) -> NotCovered:
+    first = (str(error).splitlines() or [""])[0]
+    return NotCovered(f"regard failed to declare it ({type(error).__name__}: {first})")
+
+
 def _check_all(checks: Sequence[Check | str] | None) -> tuple[Check, ...]:
     known = {check.name: check for check in all_checks()}
     usual = [check for check in known.values() if not check.named]
@@ -457,75 +336,6 @@ def _check_all(checks: Sequence[Check | str] | None) -> tuple[Check, ...]:
             remedy = f"give names of {', '.join(known)}"
             raise ArgumentError("checks", f"has {check!r}, a {type(check).__name__}", remedy)
     return tuple(known[check] if isinstance(check, str) else check for check in found)
-
-
-def _run(model: nn.Module, options: dict[str, Any], paths: list[str], index: int) -> dict[str, Call]:
-    """What modules did on an input; errors of the model name the input."""
-    try:
-        return capture(model, options, paths)
-    except ArgumentError:
-        raise
-    except (AttributeError, TypeError, ValueError, IndexError, KeyError, RuntimeError) as error:
-        found = f"{index + 1} cannot be run ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})"
-        remedy = "give what the model itself takes: its keyword arguments, or texts with its tokenizer"
-        raise ArgumentError("inputs", found, remedy) from error
-
-
-def _notice(model: nn.Module, options: dict[str, Any], index: int) -> dict[Spot, Sight]:
-    """Where a model computes attention on an input, and what was noticed there.
-
-    Some models replace modules of theirs when they are first called, and are looked at again.
-    """
-    before = _modules(model)
-    with watching(before) as watch:
-        _run(model, options, [], index)
-    same = all(before.get(path) is module for path, module in model.named_modules())
-    return spots(watch.noticed) if same else _notice(model, options, index)
-
-
-def _learned(model: nn.Module, place: Place, calls: dict[str, Call], noticed: dict[Spot, Sight]) -> Place:
-    """A place that no family's adapter knows, with what its call says about its weights."""
-    if not isinstance(place.adapter, General) or place.spot.call not in calls:
-        return place
-    call = replace(calls[place.spot.call], sight=noticed.get(place.spot))
-    module = model.get_submodule(place.path)
-    before, after = _giving(place, calls), _taking(model, place, calls)
-    return replace(place, adapter=place.adapter.learn(model, place.path, module, call, before, after))
-
-
-def _giving(place: Place, calls: dict[str, Call]) -> str | None:
-    """The module right before attention in its block, whose output the attention was given as it is."""
-    names = place.around.attention if isinstance(place.around, Block) else ()
-    if not names or names[0] == place.spot.call or names[0] not in calls:
-        return None
-    given, taken = output_tensor(calls[names[0]].output), first_tensor(calls[place.spot.call])
-    return path_and_turn(names[0])[0] if _same(given, taken) else None
-
-
-def _taking(model: nn.Module, place: Place, calls: dict[str, Call]) -> str | None:
-    """The linear layer beside attention that was given all that it returned, as it was, and nothing else."""
-    given = next(moving_tensors(calls[place.spot.call].output), None)
-    if given is None or place.spot.turn or place.spot.part:
-        return None
-    above = place.path.rpartition(".")[0]
-    for path, module in model.get_submodule(above).named_modules(prefix=above):
-        if path in calls and not path.startswith(f"{place.path}.") and not list(module.children()):
-            taken = list(moving_tensors((calls[path].arguments, calls[path].options)))
-            if linear_layers(module) and len(taken) == 1 and _same(taken[0], given):
-                return path
-    return None
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one, other)
-
-
-def _modules(model: nn.Module) -> dict[str, nn.Module]:
-    return dict(model.named_modules())
-
-
-def _size(options: dict[str, Any]) -> int:
-    return sum(leaf.numel() for leaf in pytree.tree_leaves(options) if isinstance(leaf, Tensor))
 
 
 def _chain(blocks: list[Block], trace: dict[str, Call]) -> list[Block]:

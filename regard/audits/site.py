@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard._heads import mix_heads
 from regard.attention import Attention
-from regard.audits.adapters.base import Block, Declared
+from regard.audits.adapters.base import Block, Declared, NotCovered
 from regard.compute import apply
 from regard.derive import linearize
 from regard.derive.jacobian import Jacobian
@@ -49,7 +49,7 @@ class Site:
         attention = in_double(self.declared.attention)
         support = attention.support
         if isinstance(support, Where) and support.mask.ndim > 2:
-            attention = attention.replace(support=Where(support.mask.reshape(support.mask.shape[-2:])))
+            attention = attention.replace(support=Where(_shared(support.mask)))
         return attention
 
     @cached_property
@@ -165,3 +165,11 @@ def in_double(value: Any) -> Any:
         return part.detach().to("cpu", torch.float64 if part.dtype.is_floating_point else part.dtype)
 
     return pytree.tree_map(exact, value)
+
+
+def _shared(mask: Tensor) -> Tensor:
+    """The mask (n, m) that all heads share."""
+    each = mask.flatten(0, -3)
+    if not bool((each == each[:1]).all()):
+        raise NotCovered("its heads have masks of their own")
+    return each[0]

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.audits.checkpoint import Checkpoint
 from regard.audits.checks import Check
-from regard.audits.load import Checkpoint, architecture, config_of, skeleton
+from regard.audits.load import architecture, config_of, skeleton
 from regard.audits.memory import give_back
+from regard.audits.places import places
 from regard.audits.report import Report
-from regard.audits.run import Audit, Progress, places
+from regard.audits.run import Audit, Progress
 from regard.audits.store import Store
 from regard.audits.weights import READABLE, Tensors, WeightAudit, with_weights
 from regard.errors import ArgumentError

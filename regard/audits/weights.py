@@ -17,15 +17,19 @@ from torch import Tensor, nn
 
 from regard.audits.adapters.base import NotCovered
 from regard.audits.adapters.projections import parameter_names
+from regard.audits.answers import answer, weights_key
+from regard.audits.checkpoint import Checkpoint, read_pickle
 from regard.audits.checks import Check
 from regard.audits.checks import checks as all_checks
 from regard.audits.checks.base import Weights
 from regard.audits.collect import collect
 from regard.audits.inputs import Input
-from regard.audits.load import Checkpoint, architecture, config_of, read_pickle
+from regard.audits.load import architecture, config_of
+from regard.audits.noticing import Noticed
+from regard.audits.places import Place, places
 from regard.audits.quantized import refuse_parts
 from regard.audits.report import Report
-from regard.audits.run import Place, Progress, answer, places, weights_key
+from regard.audits.run import Progress
 from regard.audits.store import Store
 from regard.errors import ArgumentError
 
@@ -50,7 +54,7 @@ class WeightAudit:
         self.inputs: list[Input] = []
         self.original = architecture(config_of(checkpoint))
         self.model = copy.deepcopy(self.original).to(torch.float64)
-        self.places = list(places(self.original))
+        self.places, self.noticed = list(places(self.original)), Noticed()
         self._tensors, self._device = Tensors(checkpoint), device
         self._keys = self._tensors.match_names(
             self.original, [name for place in self.places for name in self._names(place)]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.audits.adapters.base import NotCovered
 from regard.audits.capture import capture, quiet
-from regard.audits.run import places
+from regard.audits.places import places
 from regard.audits.store import Store
 from regard.choices.found import MEASURES, Applied, Found, LayerFound
 from regard.choices.reading import Text

@@ -14,8 +14,8 @@ import typer
 from regard.errors import ArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
+    from regard.audits.checkpoint import Checkpoint
     from regard.audits.checks import Check
-    from regard.audits.load import Checkpoint
     from regard.audits.run import Audit
     from regard.audits.streaming import StreamedAudit
     from regard.audits.weights import WeightAudit
@@ -204,7 +204,7 @@ def _single(model: str | None, texts: list[str], asked: list[Check], way: _Way) 
 
 def _run(model: str | None, texts: list[str], asked: list[Check], way: _Way) -> tuple[_Audit, dict[str, str]]:
     """An audit that is ready to measure, and what it is of."""
-    from regard.audits.load import find
+    from regard.audits.checkpoint import find
     from regard.audits.weights import WeightAudit
 
     with _status("loading the model"):
@@ -329,7 +329,7 @@ def _remove_empty(directory: Path) -> None:
 def _series(models: Sequence[str], asked: list[Check], way: _Way) -> None:
     """Audit the weights of each checkpoint, and lay the reports side by side."""
     from regard.audits import terminal
-    from regard.audits.load import find
+    from regard.audits.checkpoint import find
     from regard.audits.series import save, series
     from regard.audits.weights import WeightAudit
 

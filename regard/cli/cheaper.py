@@ -86,7 +86,8 @@ def _prepared(
     model: str | None, path: Path, numbers: tuple[float, float, int], out: Path | None, resume: bool
 ) -> tuple[Choosing, str]:
     """The model, loaded, with its text and where results are kept."""
-    from regard.audits.load import find, load_head, tokenizer_of
+    from regard.audits.checkpoint import find
+    from regard.audits.load import load_head, tokenizer_of
     from regard.audits.run import working
     from regard.audits.store import Store, fingerprint
     from regard.choices import Choosing, read_text

@@ -115,7 +115,7 @@ def _notes(config: dict[str, Any], tokens: int) -> list[str]:
 
 
 def _path(model: str | None) -> tuple[Path, str]:
-    from regard.audits.load import demo_directory
+    from regard.audits.checkpoint import demo_directory
     from regard.audits.own import inside, name_of
 
     if model is None:

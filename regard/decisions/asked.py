@@ -69,7 +69,8 @@ def shipped_on(text: str) -> Asked:
 
 def loaded_on(name: str, text: str) -> Asked:
     """A model of transformers, from a directory or the hub."""
-    from regard.audits.load import find, load_head, tokenizer_of
+    from regard.audits.checkpoint import find
+    from regard.audits.load import load_head, tokenizer_of
 
     checkpoint = find(name)
     model, tokenizer = load_head(checkpoint), tokenizer_of(checkpoint)

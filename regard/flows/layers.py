@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from regard.audits.adapters.base import Block, Call
 from regard.audits.capture import capture, output_tensor, replay, tokens_in
 from regard.audits.inputs import Input
-from regard.audits.run import Place, places, working
+from regard.audits.places import Place, places
+from regard.audits.run import working
 from regard.audits.site import TOLERANCE
 from regard.dynamics import BlowUpError, Clusters, EffectiveRank, MeanCosine, Observable, iterate
 from regard.errors import ArgumentError

@@ -14,7 +14,7 @@ from regard._written import plain
 from regard.audits.adapters import Call, NotCovered
 from regard.audits.adapters.base import Declared
 from regard.audits.capture import quiet
-from regard.audits.run import Place, places, unknown
+from regard.audits.places import Place, places, unknown
 from regard.derive import Estimate
 from regard.errors import ArgumentError
 from regard.nn.monitoring.gathered import gathered

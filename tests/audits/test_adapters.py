@@ -14,7 +14,7 @@ from torch import nn
 
 from regard.audits.adapters import Call, NotCovered, adapter_of, adapters
 from regard.audits.adapters.masks import Pairs, additive_pairs, bias_of, support_of
-from regard.audits.load import demo_directory
+from regard.audits.checkpoint import demo_directory
 from regard.compute import apply
 from regard.lookups import Linear
 from regard.measure import Measure

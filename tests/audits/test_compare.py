@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 import regard as r
+from regard.audits.checkpoint import find
 from regard.audits.compare import compare, read
-from regard.audits.load import find
 from regard.audits.terminal import output, show, show_comparison
 from regard.audits.weights import WeightAudit
 from tests.audits.checkpoints import regard, save

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from regard.audits import audit
+from regard.audits.checkpoint import find
 from regard.audits.checks import checks, decision
-from regard.audits.load import find, load_head, tokenizer_of
+from regard.audits.load import load_head, tokenizer_of
 from regard.audits.summary import summary
 from tests.decisions.test_decide import SIZES, tiny
 

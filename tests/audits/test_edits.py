@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from regard.audits.checks.edits import Embedding, Rewritten, deletions, insertions
-from regard.audits.run import Audit, sites
+from regard.audits.places import sites
+from regard.audits.run import Audit
 from tests.audits.checkpoints import WORDS, model_of, tokenizer
 
 TEXT = "the cat sat on a red mat ."

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import regard as r
-from regard.audits.load import config_of, device_of, find, load, load_weights, tokenizer_of
+from regard.audits.checkpoint import find
+from regard.audits.load import config_of, device_of, load, load_weights, tokenizer_of
 from tests.audits.checkpoints import model_of, save, save_pickle
 
 pytest.importorskip("transformers")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import regard as r
-from regard.audits.run import sites
+from regard.audits.places import sites
 from regard.supports import Window
 from tests.audits.architectures import tiny_model
 from tests.audits.families import enlivened

@@ -17,7 +17,7 @@ from regard.audits.adapters.norms import normalize_of
 from regard.audits.adapters.surroundings import may_turn
 from regard.audits.checks.base import Weights, checks
 from regard.audits.checks.spectra import MARGIN, NEAR, any_input_bounds
-from regard.audits.run import Place
+from regard.audits.places import Place
 from regard.audits.watching import Spot
 from regard.domains import Whole
 from regard.lookups import Linear

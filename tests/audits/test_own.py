@@ -11,7 +11,8 @@ import torch
 
 import regard
 from regard import nn
-from regard.audits.load import find, tokenizer_of
+from regard.audits.checkpoint import find
+from regard.audits.load import tokenizer_of
 from regard.audits.own import inside
 from regard.cli import main
 from regard.errors import ArgumentError

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 import regard as r
-from regard.audits.load import config_of, find, load, load_weights, tokenizer_of
+from regard.audits.checkpoint import find
+from regard.audits.load import config_of, load, load_weights, tokenizer_of
 from regard.audits.quantized import check_quantized
 from regard.audits.weights import WeightAudit
 from regard.errors import ArgumentError, MissingExtraError

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import regard as r
-from regard.audits.load import find
+from regard.audits.checkpoint import find
 from regard.audits.series import Track, log_ratio, save, series
 from regard.audits.series_page import Scale, verdict
 from regard.audits.weights import WeightAudit

@@ -11,8 +11,9 @@ import torch
 
 import regard as r
 from regard.audits import streaming, terminal
+from regard.audits.checkpoint import find
 from regard.audits.checks import checks
-from regard.audits.load import architecture, config_of, find, load_weights, skeleton
+from regard.audits.load import architecture, config_of, load_weights, skeleton
 from regard.audits.run import BLOCKWISE, Audit
 from regard.audits.store import Store
 from regard.audits.streaming import Streamed, StreamedAudit, exceeds_memory, physical_memory
@@ -348,7 +349,8 @@ def test_a_broken_model_leaves_no_files(tmp_path, monkeypatch, capsys):
 MEASURE = """
 import sys
 from regard.audits.checks import checks
-from regard.audits.load import architecture, config_of, find, tokenizer_of
+from regard.audits.checkpoint import find
+from regard.audits.load import architecture, config_of, tokenizer_of
 from regard.audits.streaming import StreamedAudit
 
 def memory(name):

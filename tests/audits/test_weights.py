@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import regard as r
+from regard.audits.checkpoint import find
 from regard.audits.checks import checks
-from regard.audits.load import find, load_weights
+from regard.audits.load import load_weights
 from regard.audits.run import Audit
 from regard.audits.weights import Tensors, WeightAudit, _prefix
 from tests.audits.checkpoints import ENVIRONMENT, KINDS, model_of, save, save_pickle
@@ -173,7 +174,7 @@ def test_a_norm_that_the_checkpoint_lacks_is_a_reason(tmp_path):
 
 MEASURE = """
 import sys
-from regard.audits.load import find
+from regard.audits.checkpoint import find
 from regard.audits.weights import WeightAudit
 
 def memory(name):

@@ -238,7 +238,8 @@ def test_a_family_that_is_not_read_is_refused(tmp_path):
 
 
 def test_a_model_that_computes_something_else_is_refused(tmp_path):
-    from regard.audits.load import find, load_head
+    from regard.audits.checkpoint import find
+    from regard.audits.load import load_head
     from regard.decisions.networks import network_of
 
     model = load_head(find(tiny(tmp_path, "BertForSequenceClassification", **SIZES)))

@@ -9,7 +9,7 @@ from torch import nn
 import regard as r
 from regard.audits.adapters import Call, NotCovered, adapter_of
 from regard.audits.checks import checks
-from regard.audits.run import sites
+from regard.audits.places import sites
 from regard.nn import (
     AlibiPositions,
     Cache,

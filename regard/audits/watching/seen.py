@@ -117,8 +117,7 @@ class Sight:
                 if gap <= TOLERANCE:
                     return seen, ()
                 closest = min(closest, gap)
-            if closest < float("inf"):
-                reason = f"what it returned is not that, by {closest:.1e}"
+            reason = _unlike(self.output, closest)
         except (ArgumentError, NotCovered, RuntimeError) as error:
             reason = (str(error).splitlines() or [""])[0]
         return self._inner(reason)
@@ -137,6 +136,15 @@ class Sight:
         if found.output is None:
             raise NotCovered(f"{found.name} returned no output of heads")
         return found.output
+
+
+def _unlike(output: Tensor | None, closest: float) -> str:
+    """Why no reading is what a call returned."""
+    if output is not None and not bool(output.isfinite().all()):
+        return "what it returned has NaN or infinity in it"
+    return (
+        f"what it returned is not that, by {closest:.1e}" if closest < float("inf") else "it cannot be read"
+    )
 
 
 def four(part: Tensor) -> Tensor:

@@ -48,6 +48,11 @@ class Watch:
         self._turns: dict[str, int] = {}
         self._inside: list[list[Sight]] = []
 
+    @property
+    def called(self) -> frozenset[str]:
+        """The paths of all modules that were called."""
+        return frozenset(self._turns)
+
     def enter(self, path: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         """A module is called."""
         turn = self._turns.get(path, 0)

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from regard.audits.adapters.base import Declared, Matrices, NotCovered
 from regard.audits.checks.spectra import product_norm
-from regard.audits.run import Place
+from regard.audits.places import Place
 from regard.audits.site import Site
 from regard.derive import Estimate
 from regard.derive.rows import row_statistics

@@ -1,0 +1,125 @@
+"""Places: where attention is in a model, and which adapter knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from regard.audits.adapters import Adapter, adapter_of
+from regard.audits.adapters.base import Block, Call, NotCovered
+from regard.audits.adapters.general import General
+from regard.audits.calling import called
+from regard.audits.capture import capture, quiet
+from regard.audits.checks.base import Scene
+from regard.audits.rounding import agreeing
+from regard.audits.site import Site
+from regard.audits.watching import ObservedSite, Spot
+
+BESIDE = ("Output", "Norm", "Mask", "Bias", "Embedding", "Embeddings")
+"""How the names end of modules that stand beside attention and have its name in theirs."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where attention is in a model, and who knows it.
+
+    around: the block around it, found by what modules do, or why none is known.
+    """
+
+    spot: Spot
+    layer: int
+    kind: str
+    adapter: Adapter
+    around: Block | str | None = None
+
+    @property
+    def path(self) -> str:
+        """Of the module."""
+        return self.spot.path
+
+    @property
+    def name(self) -> str:
+        """What a report calls it."""
+        return self.spot.name
+
+    def block(self, model: nn.Module) -> Block | None:
+        """What stands around it."""
+        found = self.adapter.block(model, self.path, model.get_submodule(self.path))
+        if found is not None:
+            return block_in_call(found, self.spot.turn)
+        return self.around if isinstance(self.around, Block) else None
+
+    def site(self, model: nn.Module, call: Call | None) -> Site:
+        """The declaration for one call."""
+        if call is None:
+            raise NotCovered("the module was not called on this input")
+        with quiet(model):
+            declared = self.adapter.declare(model, self.path, model.get_submodule(self.path), call)
+        return Site(self.name, self.layer, self.kind, declared, self.block(model))
+
+    def observe(self, scene: Scene, reason: str) -> ObservedSite:
+        """What was seen to happen on an input."""
+        block = self.block(scene.model)
+        return ObservedSite(
+            self.spot, self.layer, self.kind, reason, scene.model, scene.trace, scene.seen[self.spot], block
+        )
+
+    def agreeing_site(self, model: nn.Module, call: Call | None) -> tuple[Site, float, float]:
+        """The declaration, how far it is from the module, and how far the module's rounding takes it."""
+        if call is None:
+            raise NotCovered("the module was not called")
+        return agreeing(partial(self.site, model), model.get_submodule(self.path), call)
+
+
+def places(model: nn.Module) -> Iterator[Place]:
+    """The attention modules that an adapter knows, in the order of the model."""
+    return all_places(model, ())
+
+
+def all_places(model: nn.Module, noticed: Iterable[Spot]) -> Iterator[Place]:
+    """The same and where attention was noticed: every call of a module, in the order of the model."""
+    modules = dict(model.named_modules())
+    known = [Spot(path) for path, module in modules.items() if adapter_of(module) is not None]
+    order = {path: number for number, path in enumerate(modules)}
+    found = sorted({*known, *noticed}, key=lambda spot: (order[spot.path], spot.turn, spot.part))
+    for layer, spot in enumerate(found):
+        module = modules[spot.path]
+        yield Place(spot, layer, type(module).__name__, adapter_of(module) or General())
+
+
+def sites(model: nn.Module, options: dict[str, Any]) -> list[Site]:
+    """Every attention layer of a model, as a declaration, on the input with these keyword arguments;
+    NotCovered where one is not.
+    """
+    found = list(places(model))
+    trace = capture(model, options, [place.path for place in found])
+    return [place.site(model, trace.get(place.path)) for place in found]
+
+
+def unknown(model: nn.Module, found: Iterable[Place] | None = None) -> Iterator[tuple[str, str]]:
+    """Modules that call themselves attention, and are neither known nor wrap or sit inside what is known."""
+    known = [place.path for place in (places(model) if found is None else found)]
+    for path, module in model.named_modules():
+        related = any(
+            path in ("", own) or own.startswith(f"{path}.") or path.startswith(f"{own}.") for own in known
+        )
+        name = type(module).__name__
+        if "attention" in name.lower() and not name.endswith(BESIDE) and not related:
+            yield path, name
+
+
+def block_paths(block: Block) -> tuple[str, ...]:
+    """Every module that a block names."""
+    return (block.path, *block.attention, *block.mlp, *(() if block.final is None else (block.final,)))
+
+
+def block_in_call(block: Block, turn: int) -> Block:
+    """The block in a later call of it; the norm after the last block is called once."""
+    if turn == 0:
+        return block
+    attention, mlp = (tuple(called(path, turn) for path in part) for part in (block.attention, block.mlp))
+    return Block(called(block.path, turn), attention, mlp, block.final)
