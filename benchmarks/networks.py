@@ -3,8 +3,9 @@
 A case is a network with one to twelve layers (norms first or last, LayerNorm or RMSNorm, GELU, ReLU or SiLU,
 plain or gated, masks, rotary positions or biases, sharp or flat scores), a neighborhood of an input (one
 token or several in balls or boxes, the hull of some embeddings) with a relative radius from 1e-4 to 0.5, and
-what gradient ascent finds in it. A bound below that is a violation, printed with the number that draws the
-case again, and the exit status says whether there was one.
+what gradient ascent finds in it. Every fourth network is an encoder of torch that was trained, to say at the
+first token whether the others have a positive mean. A bound below what is found is a violation, printed with
+the number that draws the case again, and the exit status says whether there was one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import regard as r
 from regard import maps
@@ -29,6 +30,10 @@ from regard.proofs.theorems.ball_model import ball_model
 D = torch.float64
 TOLERANCE = 1e-9
 """What float64 may lose in a move that is seen, relative to it."""
+
+
+STEPS = 60
+"""Of training."""
 
 
 class Draw:
@@ -58,6 +63,46 @@ class Case:
 
 def case(seed: int) -> Case:
     """That of a number."""
+    return trained_case(seed) if seed % 4 == 3 else random_case(seed)
+
+
+def trained_case(seed: int) -> Case:
+    """An encoder of torch after some steps of Adam."""
+    draw = Draw(seed)
+    layers, tokens, width = (int(draw.one(one)) for one in ([1, 2, 3, 4], [2, 3, 5], [8, 12]))  # type: ignore[call-overload, arg-type]
+    first, name = bool(draw.one([False, True])), str(draw.one(["gelu", "relu"]))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        layer = nn.TransformerEncoderLayer(
+            width, 2, 2 * width, 0.0, activation=name, norm_first=first, batch_first=True, dtype=D
+        )
+        encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        loss = _train(encoder, nn.Linear(width, 1, dtype=D), (64, tokens, width), draw)
+    x = draw.normal(tokens, width)
+    relative = 10 ** draw.uniform(-4.0, math.log10(0.5))
+    domain, where = _domain(draw, x, relative)
+    words = f"trained to a loss of {loss:.2f}, {layers} layers, {tokens} tokens of width {width}, {name}, "
+    network = maps.Compose((r.declare.one(encoder.eval()),))
+    return Case(network, domain, words + f"norms {'first' if first else 'last'}, {where} {relative:.2g}")
+
+
+def _train(encoder: nn.Module, readout: nn.Module, shape: tuple[int, int, int], draw: Draw) -> float:
+    """The last loss of a network that says at the first token whether others have a positive mean."""
+    optimizer = torch.optim.Adam([*encoder.parameters(), *readout.parameters()], lr=1e-2)
+    for _ in range(STEPS):
+        x = draw.normal(*shape)
+        label = (x[:, 1:, 0].mean(-1) > 0).double()
+        loss = nn.functional.binary_cross_entropy_with_logits(readout(encoder(x)[:, 0]).squeeze(-1), label)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    for tensor in encoder.parameters():
+        tensor.requires_grad_(False)
+    return float(loss.detach())
+
+
+def random_case(seed: int) -> Case:
+    """One with weights as they are drawn."""
     draw = Draw(seed)
     layers = int(draw.one([1, 1, 1, 2, 2, 2, 3, 3, 4, 6, 12]))  # type: ignore[call-overload]
     tokens, width = int(draw.one([1, 2, 3, 4, 6])), 8  # type: ignore[call-overload]

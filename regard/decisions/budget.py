@@ -11,6 +11,7 @@ from regard._enclosed import spectral_norms
 from regard.domains import Near
 from regard.maps import Compose, Heads, Map, Residual
 from regard.nonexpansive import MixTokens, Pool
+from regard.proofs.ball_model.beginning import by_orders
 from regard.proofs.ball_model.state import State
 from regard.proofs.classifier import classifier
 from regard.proofs.question import question
@@ -35,16 +36,27 @@ class Spent:
 
 
 def budget(model: Any, x: Tensor, domain: Near) -> list[Spent]:
-    """The depth curve of a network on a neighborhood of x; it ends where nothing more can be said."""
+    """The depth curve of a network on a neighborhood of x, by the order of the ball model that goes farther,
+    or proves more of the last block; it ends where nothing more can be said.
+    """
     with question():
-        state, found = start(domain), list[Spent]()
-        for number, block in enumerate(blocks(classifier(model).exact)):
-            try:
-                state = run(block, state)
-            except Refusal:
-                break
-            found.append(_spent(number, state))
-        return found
+        parts = blocks(classifier(model).exact)
+        return max(by_orders(start(domain), lambda state: _along(parts, state)), key=_farther)
+
+
+def _farther(curve: list[Spent]) -> tuple[int, float]:
+    return len(curve), -(curve[-1].linear + curve[-1].rest) if curve else 0.0
+
+
+def _along(parts: list[Map], state: State) -> list[Spent]:
+    found = list[Spent]()
+    for number, block in enumerate(parts):
+        try:
+            state = run(block, state)
+        except Refusal:
+            break
+        found.append(_spent(number, state))
+    return found
 
 
 def _spent(number: int, state: State) -> Spent:

@@ -12,6 +12,7 @@ from regard._pages import content_hash, environment, markup
 from regard._written import plain
 from regard.audits.page import TEMPLATES as REPORT
 from regard.decisions.asked import EMBEDDING
+from regard.decisions.depth_chart import depth_chart
 from regard.decisions.word_answers import Answers, WordAnswer, shown
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -52,7 +53,6 @@ def html(found: Answers, command: str = "") -> str:
         path.read_text(encoding="utf-8") for path in (REPORT / "report.css", TEMPLATES / "decide.css")
     )
     style += "".join(f".shade-{k} {{ --s: {k / SHADES}; }}\n" for k in range(SHADES + 1))
-    style += "".join(f".bar-{k} {{ width: {k / 2}%; }}\n" for k in range(201))
     return str(
         environment(TEMPLATES)
         .get_template("decide.html.j2")
@@ -62,7 +62,7 @@ def html(found: Answers, command: str = "") -> str:
             sentences=found.sentences(),
             tokens=_tokens(found),
             rows=[_row(found, one) for one in found.words],
-            curve=_curve(found),
+            curve=depth_chart(found.spent),
             reading=READING.get(found.kind, READING[""]),
             command=command,
             style=markup(style),
@@ -111,18 +111,3 @@ def _times(one: WordAnswer) -> str:
         return "–"
     ratio = one.attack / one.proved
     return f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.1f}"
-
-
-def _curve(found: Answers) -> list[dict[str, Any]]:
-    """A bar for each block: what is linear, and what is beyond."""
-    largest = max((one.linear + one.rest for one in found.spent), default=0.0) or 1.0
-    return [
-        {
-            "block": one.block,
-            "linear": round(200 * one.linear / largest),
-            "rest": round(200 * one.rest / largest),
-            "moved": f"{one.linear + one.rest:.3g}",
-            "share": f"{100 * one.share:.1f} %",
-        }
-        for one in found.spent
-    ]

@@ -15,7 +15,7 @@ from regard.domains import Near
 from regard.errors import ArgumentError
 from regard.maps import Compose
 from regard.norms import Frobenius, TokenMax
-from regard.proofs.ball_model.beginning import is_small, second_order
+from regard.proofs.ball_model.beginning import by_orders
 from regard.proofs.ball_model.margin import least
 from regard.proofs.ball_model.state import State
 from regard.proofs.classifier import Classifier, check_sequence, classifier
@@ -171,12 +171,7 @@ def margin_certificate(
     tried where the first does not suffice.
     """
     try:
-        state = start(domain)
-        best, rival = _least(found, state, labels)
-        if best <= 0 and is_small(state):
-            best, rival = max(
-                (best, rival), _least(found, second_order(state), labels), key=lambda pair: pair[0]
-            )
+        best, rival = _better_order(found, start(domain), labels)
     except Refusal as refusal:
         none = Certificate(
             math.inf, domain, Frobenius(), NO_THEOREM, refused=(str(refusal),), quantity=QUANTITY
@@ -185,6 +180,19 @@ def margin_certificate(
     hypotheses = (checked("every class has its own functional of one state"), *arithmetic_of(found))
     made = Certificate(-best, domain, _norm(domain), THEOREM.cited, hypotheses, quantity=QUANTITY)
     return made, rival, "" if best > 0 else "the bounds do not reach so far; use a smaller radius"
+
+
+def _better_order(found: Classifier, state: State, labels: tuple[int, ...]) -> tuple[float, int]:
+    """At most the least lead of a label, by the first order, and by the second where that does not suffice or
+    says nothing at all.
+    """
+    best: tuple[float, int] | None = None
+    for low in by_orders(state, lambda one: _least(found, one, labels)):
+        best = low if best is None else max(best, low, key=lambda pair: pair[0])
+        if best[0] > 0:
+            break
+    assert best is not None
+    return best
 
 
 def _norm(domain: Near) -> Any:
@@ -202,12 +210,7 @@ def arithmetic_of(found: Classifier) -> tuple[Hypothesis, ...]:
 def _least(found: Classifier, state: State, labels: tuple[int, ...]) -> tuple[float, int]:
     """At most the least lead of a label over another class, and that class."""
     body, weights, bias = found.split
-    try:
-        after = run(Compose(body), state)
-    except Refusal:
-        if state.curved is None:
-            raise
-        return -math.inf, 0
+    after = run(Compose(body), state)
     weights = torch.eye(after.width, dtype=torch.float64) if weights is None else weights
     bias = torch.zeros(weights.shape[-1], dtype=torch.float64) if bias is None else bias
     others = [k for k in range(weights.shape[-1]) if k not in labels]

@@ -14,7 +14,7 @@ from regard._upper import Lower, Upper, relative_error
 from regard.certificate import Certificate, round_down
 from regard.domains import Near
 from regard.norms import TokenMax
-from regard.proofs.ball_model.beginning import at_rest, is_small, second_order
+from regard.proofs.ball_model.beginning import at_rest, by_orders
 from regard.proofs.ball_model.ellipsoids import longest, pushed
 from regard.proofs.ball_model.state import State
 from regard.proofs.classifier import Classifier, check_sequence, classifier
@@ -97,10 +97,7 @@ def certified_cosine(
 def _distance(found: Classifier, domain: Near) -> Upper:
     """At most one minus the cosine, to the first order and, where that is small, to the second."""
     still = run(found.exact, at_rest(domain.measure.points))
-    first = start(domain)
-    slopes = [_slope(run(found.exact, first), still)]
-    if is_small(first):
-        slopes.append(_slope(run(found.exact, second_order(first)), still))
+    slopes = list(by_orders(start(domain), lambda state: _slope(run(found.exact, state), still)))
     return cosine_distance(slopes[0].minimum(*slopes[1:]))
 
 

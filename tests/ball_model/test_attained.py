@@ -265,7 +265,7 @@ def head_with(shape=None, radius=0.0, seed=9):
 
 def test_what_an_ellipsoid_of_one_token_does_to_scores_is_attained():
     """Rows of other tokens see it as a key alone: (1 - P) and P times the width along its query."""
-    root = drawn(generator(1), 4, 4)
+    root = 0.1 * drawn(generator(1), 4, 4)
     head = head_with(shape=root @ root.mT)
     keys = (root.mT @ head.key.w[0] @ head.query.value.mT).T  # how e moves q_i·k_1, by w with e = root w
     share = torch.eye(3, dtype=D)[1] - head.law[:, 1:2]

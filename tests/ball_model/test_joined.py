@@ -14,6 +14,7 @@ from regard.proofs.ball_model.groups import Groups, joined, no_groups
 from regard.proofs.ball_model.squares import pairs_of
 from regard.proofs.theorems.ball_model import ball_model
 from tests.ball_model.networks import D, drawn, farthest, network, sequence
+from tests.coarse import large_unit
 
 N, WIDE = 3, 4
 
@@ -137,3 +138,32 @@ def test_networks_whose_groups_are_one(monkeypatch, pre):
     monkeypatch.setattr(stack, "APART", 0)
     found = float(ball_model(net, domain, r.Frobenius())[0].value)
     assert farthest(net, domain) < found < 1.5 * apart
+
+
+def factor_of(columns, unit):
+    """One group of them in arithmetic with so large a unit, in which nothing is rounded."""
+    g = generator(9)
+    groups = groups_of(g, [0] * columns)
+    with large_unit(unit):
+        return joined(groups, torch.zeros(N, WIDE, WIDE, dtype=D))
+
+
+@pytest.mark.parametrize("columns", [4, 40])
+def test_a_factor_that_rounding_may_have_made_too_small_is_not_taken(columns):
+    """A factor may lose (4 · 12 + 16) units of its square, and products (k + 32) of the trace; both together
+    have to be less than the (8 · 12 + 2k + 128) units that were added before.
+    """
+    assert factor_of(columns, 6.0e-4) is not None
+    assert factor_of(columns, 7.5e-4) is None
+    assert factor_of(columns, 0.1) is None
+
+
+@pytest.mark.parametrize("columns", [4, 40])
+def test_the_ellipsoid_of_one_group_holds_what_rounding_may_have_made_of_its_factor(columns):
+    unit = 2.0**-20
+    one = factor_of(columns, unit)
+    root = one.columns.flatten(0, 1)
+    lost = (4 * N * WIDE + 16) * unit * float(root.square().sum())
+    square = one.columns @ one.columns.mT
+    assert float(torch.linalg.eigvalsh(one.ellipsoid - square).min()) > lost
+    assert one.ellipsoid == pytest.approx(square, abs=8 * lost + 400 * unit * float(square.abs().max()))

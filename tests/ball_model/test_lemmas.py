@@ -1,6 +1,7 @@
 """Each lemma of the ball model alone: identities, remainders against points of their sets, equality cases."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import mpmath
@@ -11,11 +12,11 @@ from regard import maps
 from regard._upper import exact
 from regard.domains import Hull, Neighborhood, Radii
 from regard.norms import TokenMax
-from regard.proofs.ball_model import beginning
+from regard.proofs.ball_model import activations, beginning
 from regard.proofs.ball_model.activations import bend
 from regard.proofs.ball_model.attention_gram import attention_gram
-from regard.proofs.ball_model.beginning import at_rest, begin, second_order
-from regard.proofs.ball_model.ellipsoids import Sum, longest, widths
+from regard.proofs.ball_model.beginning import at_rest, begin, by_orders, second_order
+from regard.proofs.ball_model.ellipsoids import Sum, longest, no_diagonal, widths
 from regard.proofs.ball_model.groups import closed, no_groups, opened
 from regard.proofs.ball_model.heads import HeadMoves
 from regard.proofs.ball_model.inputs import BallPart, BoxPart, Inputs, SimplexPart, shares_of
@@ -23,6 +24,8 @@ from regard.proofs.ball_model.margin import quadratic_minimum
 from regard.proofs.ball_model.network import through
 from regard.proofs.ball_model.quadratic import Quadratic, own_square, split
 from regard.proofs.ball_model.rows import Row, beyond_linear, beyond_square
+from regard.proofs.ball_model.scores import Projection
+from regard.proofs.ball_model.sides import sides
 from regard.proofs.ball_model.squares import Pairs, with_quadratic
 from regard.proofs.theorem import Refusal
 from tests.ball_model.networks import D, attention, drawn, hidden, network, norm, sequence
@@ -164,21 +167,53 @@ def test_remainders_of_activations_hold_on_their_interval(activation, reach):
         assert float((rest.amax(0) / found.beyond.bound).max()) > (0.9 if reach < 0.01 else 0.2)
 
 
-def test_fourth_derivatives_of_activations_are_bounded():
-    """The numbers that cubic remainders rest on, on a fine grid."""
-    from regard.proofs.ball_model import activations
+SMOOTH = [
+    (maps.Gelu(), activations.NORMAL_GELU),
+    (maps.Gelu(True), activations.TANH_GELU),
+    (maps.Tanh(), activations.TANH),
+]
 
+
+@pytest.mark.parametrize(("activation", "smooth"), SMOOTH, ids=lambda one: type(one).__name__)
+def test_derivatives_of_activations_and_the_largest_fourth_one(activation, smooth):
+    """The numbers that cubic remainders rest on, on a fine grid."""
     x = torch.linspace(-14, 14, 40001, dtype=D)
-    for activation, jets in (
-        (maps.Gelu(), activations._normal_gelu(x)),
-        (maps.Gelu(True), activations._tanh_gelu(x)),
-    ):
-        at = x.clone().requires_grad_()
-        value = activation(at)
-        for order in range(4):
-            assert value.detach() == pytest.approx(jets[order], abs=1e-12)
-            (value,) = torch.autograd.grad(value.sum(), at, create_graph=True)
-        assert float(value.detach().abs().max()) < jets[4]
+    at, jets = x.clone().requires_grad_(), smooth.jets(x)
+    value = activation(at)
+    for order in range(4):
+        assert value.detach() == pytest.approx(jets[order], abs=1e-11)
+        (value,) = torch.autograd.grad(value.sum(), at, create_graph=True)
+    assert 0.99 * smooth.fourth < float(value.detach().abs().max()) < smooth.fourth
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS[:-1], ids=repr)
+@pytest.mark.parametrize("reach", [1e-4, 0.2, 1.5])
+def test_the_largest_third_derivative_is_at_an_end_or_a_peak(monkeypatch, activation, reach):
+    """At least that on a fine grid, and equal to it but for the grid."""
+    asked = []
+    whole = activations.Smooth.largest_third
+    monkeypatch.setattr(
+        activations.Smooth, "largest_third", lambda *given: asked.append(given) or whole(*given)
+    )
+    h = torch.linspace(-6, 6, 121, dtype=D)
+    bend.one(activation, h, exact(torch.full_like(h, reach)))
+    smooth = asked[0][0]
+    s = reach * torch.linspace(-1, 1, 2001, dtype=D).unsqueeze(-1)
+    seen = smooth.jets(h + s)[3].abs().amax(0)
+    found = whole(*asked[0]).bound
+    assert bool((seen <= found + 1e-13).all())
+    assert bool((found <= 1.001 * seen + 1e-7).all())
+
+
+def test_the_end_of_an_interval_may_be_a_peak():
+    """An interval that ends where the third derivative is largest, and one that ends just before."""
+    place, height = activations.NORMAL_GELU.peaks[0]
+    for side in (1, -1):
+        h = torch.tensor([side * (place - 0.5)], dtype=D)
+        found = activations.NORMAL_GELU.largest_third(h, exact(torch.tensor([0.5], dtype=D)))
+        assert float(found) >= height
+        found = activations.NORMAL_GELU.largest_third(h, exact(torch.tensor([0.4], dtype=D)))
+        assert float(found) < height
 
 
 def test_exponentials_from_above():
@@ -350,6 +385,39 @@ def test_what_rounding_changed_in_a_sum_goes_on_into_another():
     assert found[0] == pytest.approx(torch.eye(3, dtype=D), rel=1e-12)
 
 
+def test_weights_of_a_sum_may_be_lengths_after_a_map():
+    """The sum holds all its sets, and after the map no other weights make its trace less."""
+    g = generator(4)
+    map, columns, root = drawn(g, 5, 3), drawn(g, 1, 3, 4), drawn(g, 1, 3, 3)
+    shape, metric = root @ root.mT, map.mT @ map
+    found = Sum(1, 3, metric).segments(columns).shape(shape).done()
+    plain = Sum(1, 3).segments(columns).shape(shape).done()
+    for _ in range(200):
+        a = drawn(g, 3)
+        far = (a @ columns[0]).abs().sum() + (a @ root[0]).norm()
+        assert far**2 <= a @ found[0] @ a
+    lengths = (map @ columns[0]).norm(dim=0).sum() + (map @ root[0]).norm()
+    after, otherwise = ((map @ one[0] @ map.mT).trace() for one in (found, plain))
+    assert float(after) == pytest.approx(float(lengths) ** 2, rel=1e-9)
+    assert after < otherwise
+
+
+def test_mixtures_and_balls_with_weights_after_a_map():
+    g = generator(5)
+    map, roots, factors = drawn(g, 5, 3), drawn(g, 2, 3, 3), drawn(g, 4, 2).abs()
+    shapes, metric = roots @ roots.mT, map.mT @ map
+    lengths = exact(roots.flatten(1).norm(dim=-1) * (1 + 1e-14))
+    radius = exact(torch.full((4,), 0.7, dtype=D))
+    found = Sum(4, 3, metric).mixture(exact(factors), shapes, lengths, 3).ball(radius).done()
+    after = (map @ found @ map.mT).diagonal(dim1=-2, dim2=-1).sum(-1)
+    each = factors @ (map @ roots).flatten(1).norm(dim=-1) + 0.7 * map.norm()
+    assert after == pytest.approx(each**2, rel=1e-9)
+    for _ in range(200):
+        a = drawn(g, 3)
+        far = factors @ (a @ roots).norm(dim=-1) + 0.7 * a.norm()
+        assert bool((far**2 <= a @ found @ a).all())
+
+
 @pytest.mark.parametrize("most", [299, 300])
 def test_second_derivatives_are_carried_where_all_their_numbers_have_room(monkeypatch, most):
     """Three tokens of five coordinates, one of which moves: 3 · 4 · 5 · 5 · 5 numbers."""
@@ -387,3 +455,86 @@ def test_derivatives_are_refused_where_they_hold_too_many_numbers(monkeypatch, m
                 begin.one(domain)
         else:
             begin.one(domain)
+
+
+def still_state(seed, size):
+    """Tokens that nothing moves but ellipsoids of their own, and moves in them, (200, n, d)."""
+    g = generator(seed)
+    x, roots = drawn(g, 4, 6), size * drawn(g, 4, 6, 6)
+    state = replace(at_rest(x), shape=roots @ roots.mT)
+    inside = torch.nn.functional.normalize(drawn(g, 200, 4, 6), dim=-1)
+    return state, torch.einsum("nde,sne->snd", roots, inside)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-2])
+@pytest.mark.parametrize("kind", ["norm", "neurons", "kinks", "heads"])
+def test_where_nothing_moves_but_by_rounding_lengths_are_enough(kind, size):
+    """Ellipsoids after a map hold what it makes of every move in those before, and are not much wider."""
+    g = generator(3)
+    map = {
+        "norm": lambda: norm(g, 6),
+        "neurons": lambda: maps.Residual(hidden(g, 6, maps.Gelu())),
+        "kinks": lambda: maps.Residual(hidden(g, 6, maps.Relu())),
+        "heads": lambda: maps.Residual(attention(g, 6)),
+    }[kind]()
+    state, moves = still_state(4, size)
+    assert state.is_still
+    after = through.one(map, state)
+    directions = drawn(g, 4, 6, 30)
+    values = torch.stack([map(state.center + move) for move in moves]) - after.center
+    seen = (values.unsqueeze(-2) @ directions).squeeze(-2).abs().amax(0)
+    proved = widths(after.shape, directions).bound
+    assert bool((seen <= proved).all())
+    assert bool((proved <= (12.0 if kind == "heads" or size > 1e-3 else 2.5) * seen).all())
+
+
+def test_where_nothing_moves_reaches_are_lengths():
+    state, moves = still_state(5, 0.1)
+    a = drawn(generator(6), 4, 6, 3)
+    found = state.rest(a).bound
+    assert bool(((moves.unsqueeze(-2) @ a).squeeze(-2).abs().amax(0) <= found).all())
+    lengths = state.shape.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt().unsqueeze(-1) * a.norm(dim=1)
+    assert found == pytest.approx(lengths, rel=1e-12)
+    assert not begin.one(Radii(state.center, torch.tensor([0.1, 0.0, 0.0, 0.0], dtype=D))).is_still
+
+
+def test_moves_along_columns_are_no_longer_than_their_reach():
+    g = generator(8)
+    mixing, halves = drawn(g, 4, 7), exact(drawn(g, 3, 7).abs())
+    found = no_diagonal(3, mixing).segments(halves).reach.bound
+    assert found == pytest.approx(halves.value @ mixing.norm(dim=0), rel=1e-12)
+    assert bool((found >= halves.value @ mixing.norm(dim=0)).all())
+
+
+def test_one_order_may_speak_where_the_other_refuses():
+    """What was found, in the order of orders; where none speaks, the first refusal."""
+    state = begin.one(Radii(sequence(0, 3, 5), torch.tensor([0.1, 0.0, 0.0], dtype=D)))
+
+    def refuse(*orders):
+        def ask(one):
+            order = 1 if one.curved is None else 2
+            if order in orders:
+                raise Refusal(f"order {order}")
+            return order
+
+        return list(by_orders(state, ask))
+
+    assert refuse() == [1, 2]
+    assert refuse(1) == [2]
+    assert refuse(2) == [1]
+    with pytest.raises(Refusal, match="order 1"):
+        refuse(1, 2)
+    assert list(by_orders(at_rest(sequence(0, 3, 5)), lambda one: one.curved)) == [None]
+
+
+def test_projections_of_what_is_still_move_by_lengths():
+    state, moves = still_state(7, 0.1)
+    w = drawn(generator(8), 1, 6, 3)
+    (side,) = sides(state, [Projection(w, torch.zeros(1, 3, dtype=D), 0)])
+    seen = moves @ w[0]
+    assert bool((seen.norm(dim=-1).amax(0) <= side.rest.bound).all())
+    lengths = w.norm() * state.shape.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt()
+    assert side.rest.bound == pytest.approx(lengths, rel=1e-9)
+    a = drawn(generator(9), 4, 3, 20)
+    reached = (seen.unsqueeze(-2) @ a).squeeze(-2).abs().amax(0)
+    assert bool((reached <= widths(side.around, a).bound).all())

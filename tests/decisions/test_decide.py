@@ -1,6 +1,7 @@
 """regard decide: the shipped classifier, models of transformers, the page and the command."""
 
 import json
+import math
 import random
 from dataclasses import replace
 
@@ -11,7 +12,8 @@ from typer.testing import CliRunner
 import regard as r
 from regard.cli.application import application
 from regard.decisions import answers, loaded_on, shipped, shipped_on
-from regard.decisions.budget import blocks, budget
+from regard.decisions.budget import Spent, blocks, budget
+from regard.decisions.depth_chart import depth_chart
 from regard.decisions.page import html
 from regard.decisions.reviews import is_kept_back, sentences, typos
 from regard.decisions.word_answers import percent
@@ -88,6 +90,25 @@ def test_the_depth_curve_has_a_bar_for_each_block(found):
     assert len(far) < 3  # it ends where nothing more can be said
 
 
+def test_the_chart_of_the_depth_curve_stands_on_its_numbers(found):
+    """Heights are in proportion, the ticks are round, and nothing is drawn of nothing."""
+    chart = depth_chart(found.spent)
+    zero = chart.ticks[0].y
+    assert (chart.ticks[0].text, zero) == ("0", 216.0)
+    per_tick = (zero - chart.ticks[1].y) / float(chart.ticks[1].text)
+    for one, point in zip(found.spent, chart.points, strict=True):
+        assert zero - point.linear == pytest.approx(per_tick * one.linear)
+        assert zero - point.whole == pytest.approx(per_tick * (one.linear + one.rest))
+        assert str(one.block) in point.said
+    assert chart.ticks[-1].y == pytest.approx(30.0)
+    assert chart.ticks[-1].y <= min(point.whole for point in chart.points)
+    assert [point.x for point in chart.points] == sorted({point.x for point in chart.points})
+    assert len(chart.between.split()) == 2 * len(chart.points)
+    assert depth_chart([]) is None
+    assert depth_chart([Spent(0, math.inf, 1.0)]) is None
+    assert len(depth_chart([Spent(0, 0.3, 0.1)]).points) == 1
+
+
 def test_the_page_says_it_and_runs_no_text(found):
     page = html(found, "regard decide --text '<script>'")
     assert "<script>" not in page
@@ -96,6 +117,7 @@ def test_the_page_says_it_and_runs_no_text(found):
     for one in found.words:
         assert f"<bdi>{one.word}</bdi>" in page
     assert "Where the room is used up" in page
+    assert page.count("<polyline") == 2
 
 
 def test_numbers_are_never_rounded_up():

@@ -693,6 +693,21 @@
     return [element("h3", {}, element("code", {}, stack || "the model")), chart({ x: { label: "block", every: alone.map((_, i) => i) }, y: { log: true, label: "constant" }, series, label: `Constants of ${stack} by depth` }), fold("The numbers of this plot", scrolling("Constants by depth", element("table", { class: "plain" }, element("thead", {}, head), element("tbody", {}, lines))))];
   }
 
+  function drawDecision(box) {
+    const found = table("decision", "", inputsWith("decision")[0]);
+    const spent = found.spent.map((one) => ({ block: one.block, linear: number(one.linear), whole: number(one.linear) + number(one.rest), share: number(one.share) }));
+    box.append(...found.sentences.map((sentence) => paragraph(sentence)));
+    if (!spent.length) return;
+    const points = (of, words) => spent.map((one) => ({ x: one.block, y: of(one), text: `${words} block ${one.block}: ${written(of(one))}` }));
+    const series = [{ name: "proved", points: points((one) => one.whole, "proved, after") }, { name: "the exact derivative alone", points: points((one) => one.linear, "the derivative, after") }];
+    const title = { title: "proved", meaning: "All tokens together move by at most this after the block.", kind: "proved" };
+    const lines = spent.map((one) => element("tr", {}, element("th", { scope: "row" }, String(one.block)), element("td", { class: "right" }, figure(one.whole, title)), element("td", { class: "right" }, percent(Number(one.share.toPrecision(2))))));
+    const head = element("tr", {}, ["block", "proved", "beyond the derivative"].map((words, i) => element("th", { scope: "col", class: i ? "right" : null }, words)));
+    box.append(element("h3", {}, "Where the room is used up"), soft("How far all tokens together can be from where they are after each block, while the word about which least is proved moves as far as that."));
+    box.append(chart({ x: { label: "block", every: spent.map((one) => one.block) }, y: { zero: true, label: "how far tokens move" }, series, label: "How far tokens move, block by block" }));
+    box.append(fold("The numbers of this plot", scrolling("Moves by depth", element("table", { class: "plain" }, element("thead", {}, head), element("tbody", {}, lines)))));
+  }
+
   function drawGeometry(box) {
     const pairs = [["effective_rank", "How many directions tokens spread in", true], ["mean_cosine", "How much tokens point the same way", true]];
     box.append(soft("Tokens that enter each layer. A falling rank and a rising cosine are rank collapse; sink tokens hide it or fake it, so both curves are drawn."));
@@ -851,6 +866,7 @@
     if (known("head").length && heads.size) drawHeads(opened("heads"));
     else if (layers.size && known("layer").length) drawLayersAlone(opened("heads"));
     if (inputsWith("depth").length || rows("stack").some((row) => "network_constant" in row.values)) drawDepth(opened("depth"));
+    if (inputsWith("decision").length) drawDecision(opened("decision"));
     if ([...layers.values()].some((row) => "effective_rank" in row.values || "mean_cosine" in row.values)) drawGeometry(opened("geometry"));
     if (inputsWith("influence").length) drawInfluence(opened("influence"));
     if (changes.length) drawWords(opened("words"));

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,7 +13,6 @@ from torch import Tensor
 from regard import maps
 from regard._upper import ELEMENTARY, UNIT, Upper, exact, sizes
 from regard._verb import Verb
-from regard.proofs.near.stages import curvature_of
 from regard.proofs.theorem import Refusal
 from regard.proofs.tokenwise import steepness
 
@@ -19,7 +20,7 @@ from regard.proofs.tokenwise import steepness
 @dataclass(frozen=True)
 class Bend:
     """φ(h + s) = value + slope s + second s²/2 + r with |r - middle| ≤ `beyond` where |s| ≤ reach, entry by
-    entry; the third derivative is at most `third` there.
+    entry; where φ is smooth, |r| ≤ third |s|³/6 too.
 
     steep: |φ(h + s) - φ(h) - slope s| ≤ steep |s|. error: how far value, slope and second may be off.
     """
@@ -44,33 +45,58 @@ def _unknown(activation: maps.Activation, h: Tensor, reach: Upper) -> Bend:
     raise Refusal(f"{name} has no ball model; say its derivatives with @bend.rule({name})")
 
 
-def smooth(activation: maps.Activation, h: Tensor, reach: Upper, jets: Jets) -> Bend:
-    """From the derivatives at h and the largest fourth one anywhere: |φ'''| ≤ |φ'''(h)| + reach · max|φ''''|
-    on the interval; no more than a bound by slopes alone.
+Jets = tuple[Tensor, Tensor, Tensor, Tensor]
+"""φ, φ', φ'', φ''' at numbers."""
+
+
+@dataclass(frozen=True)
+class Smooth:
+    """An activation with its derivatives. fourth: at least max |φ''''|. peaks: where |φ'''| has its maxima,
+    right to nine digits, and at least what it is there; the same with the other sign.
     """
-    value, slope, second, third, fourth = jets
-    error = Upper(8 * ELEMENTARY * UNIT) * (1 + sizes(h))
-    _, anywhere = curvature_of(activation)
-    near = (sizes(third) + error + Upper(fourth) * reach).minimum(Upper(anywhere))
-    steep = Upper(float(steepness.one(activation))) + sizes(slope) + error
-    beyond = near * reach.square() * reach / 6
-    return Bend(value, slope, second, near, torch.zeros_like(h), beyond, steep, error)
+
+    jets: Callable[[Tensor], Jets]
+    fourth: float
+    peaks: tuple[tuple[float, float], ...]
+
+    def bend(self, activation: maps.Activation, h: Tensor, reach: Upper) -> Bend:
+        """What is beyond the second order by the third, and no more than slopes allow, `steep`."""
+        value, slope, second, third = self.jets(h)
+        error = _rounding(h)
+        local = sizes(third) + error + Upper(self.fourth / 4) * reach
+        third_order = self.largest_third(h, reach).minimum(local)
+        steep = Upper(float(steepness.one(activation))) + sizes(slope) + error
+        beyond = third_order * reach.square() * reach / 6
+        return Bend(value, slope, second, third_order, torch.zeros_like(h), beyond, steep, error)
+
+    def largest_third(self, h: Tensor, reach: Upper) -> Upper:
+        """At least max |φ'''| within `reach` of h: at an end, or at a peak."""
+        far = reach.bound
+        error = _rounding(h) + _rounding(far)
+        found = (1 + Upper(self.fourth)) * error  # of the ends, and of φ''' there
+        found = found + sizes(self.jets(h - far)[3]).maximum(sizes(self.jets(h + far)[3]))
+        for place, height in self.peaks:
+            about = (far + error.bound) * (1 + 4 * UNIT) + 1e-7 * (1 + place)
+            inside = ((h - place).abs() <= about) | ((h + place).abs() <= about)
+            found = found.maximum(Upper(torch.where(inside, height, 0.0)))
+        return found
 
 
-Jets = tuple[Tensor, Tensor, Tensor, Tensor, float]
-"""φ, φ', φ'', φ''' at numbers, and at least max |φ''''|."""
+def _rounding(h: Tensor) -> Upper:
+    """How far derivatives at h may be off."""
+    return Upper(8 * ELEMENTARY * UNIT) * (1 + sizes(h))
 
 
 @bend.rule(maps.Gelu)
 def _gelu(activation: maps.Gelu, h: Tensor, reach: Upper) -> Bend:
-    return smooth(activation, h, reach, _tanh_gelu(h) if activation.tanh else _normal_gelu(h))
+    return (TANH_GELU if activation.tanh else NORMAL_GELU).bend(activation, h, reach)
 
 
 def _normal_gelu(h: Tensor) -> Jets:
     """hΦ, Φ + hp, (2 - h²)p, (h³ - 4h)p with p the normal density; φ'''' = (7h² - h⁴ - 4)p."""
     density = torch.exp(-0.5 * h * h) / math.sqrt(2 * math.pi)
     law = 0.5 * torch.special.erfc(-h / math.sqrt(2))
-    return h * law, law + h * density, (2 - h * h) * density, (h**3 - 4 * h) * density, 1.59578
+    return h * law, law + h * density, (2 - h * h) * density, (h**3 - 4 * h) * density
 
 
 def _tanh_gelu(h: Tensor) -> Jets:
@@ -84,26 +110,43 @@ def _tanh_gelu(h: Tensor) -> Jets:
     t2 = s * y2 - 2 * t * s * y1**2
     t3 = s * y3 - 6 * t * s * y1 * y2 + (4 * t * t * s - 2 * s * s) * y1**3
     value = torch.nn.functional.gelu(h, approximate="tanh")
-    return value, 0.5 * (1 + t) + 0.5 * h * t1, t1 + 0.5 * h * t2, 1.5 * t2 + 0.5 * h * t3, 1.604
+    return value, 0.5 * (1 + t) + 0.5 * h * t1, t1 + 0.5 * h * t2, 1.5 * t2 + 0.5 * h * t3
+
+
+NORMAL_GELU = Smooth(_normal_gelu, 1.59578, ((0.7922869914, 0.778770), (2.524337799, 0.098742)))
+TANH_GELU = Smooth(_tanh_gelu, 1.604, ((0.7875761864, 0.776692), (2.553417914, 0.098788)))
 
 
 @bend.rule(maps.Silu)
 def _silu(activation: maps.Silu, h: Tensor, reach: Upper) -> Bend:
-    """hσ(ch): σ' = σ(1-σ), and so on."""
+    """hσ(ch), whose third derivative is c² times that of hσ(h) at ch."""
     c = activation.slope
+    peaks = ((1.031958242, 0.308182), (4.429235101, 0.013863))
+    scaled = tuple((place / max(abs(c), 1e-200), height * c * c) for place, height in peaks)
+    return Smooth(partial(_silu_jets, c), 0.50001 * abs(c) ** 3, scaled).bend(activation, h, reach)
+
+
+def _silu_jets(c: float, h: Tensor) -> Jets:
+    """σ' = σ(1-σ), and so on."""
     s = torch.sigmoid(c * h)
     s1 = s * torch.sigmoid(-c * h)
     s2, s3 = s1 * (1 - 2 * s), s1 * (1 - 6 * s1)
-    jets = (activation(h), s + c * h * s1, 2 * c * s1 + c * c * h * s2, 3 * c * c * s2 + c**3 * h * s3)
-    return smooth(activation, h, reach, (*jets, 0.50001 * abs(c) ** 3))
+    return h * s, s + c * h * s1, 2 * c * s1 + c * c * h * s2, 3 * c * c * s2 + c**3 * h * s3
 
 
 @bend.rule(maps.Tanh)
 def _tanh(activation: maps.Tanh, h: Tensor, reach: Upper) -> Bend:
+    return TANH.bend(activation, h, reach)
+
+
+def _tanh_jets(h: Tensor) -> Jets:
     """T, 1 - T², -2T(1 - T²), (6T² - 2)(1 - T²)."""
     t = torch.tanh(h)
     s = 1 / torch.cosh(h).clamp_max(1e150).square()
-    return smooth(activation, h, reach, (t, s, -2 * t * s, (6 * t * t - 2) * s, 4.0859))
+    return t, s, -2 * t * s, (6 * t * t - 2) * s
+
+
+TANH = Smooth(_tanh_jets, 4.0859, ((0.0, 2.000001), (1.146215835, 0.666667)))
 
 
 @bend.rule(maps.Relu)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard._enclosed import computed_lengths
-from regard._upper import Lower, Upper, exact, relative_error, total
+from regard._upper import Upper, exact, relative_error, total
 from regard.proofs.ball_model.ellipsoids import Sum, no_shape, pushed
 from regard.proofs.ball_model.heads import HeadMoves, head_moves, is_written_out
 from regard.proofs.ball_model.quadratic import Grams, Quadratic, split
@@ -51,20 +51,16 @@ def attend(state: State, subject: MultiHead) -> State:
 
 
 def _mixed(parts: list[tuple[Tensor, Tensor, Upper]], heads: list[HeadMoves], mixer: Tensor) -> Sum:
-    """The moves of values, mixed: Σ_h M_hᵀ Q_h M_h, each head's weights times the size of its mixer."""
+    """The moves of values, mixed: Σ_h M_hᵀ Q_h M_h, with weights that are lengths after it."""
     weights, matrices, errors = zip(*parts, strict=True)
-    sizes_of = [float(head.mixing.value.max().clamp_min(1e-100)) for head in heads]
     n, wide = len(weights[0]), mixer.shape[-1]
-    turned = [
-        matrix @ head.mixer / size for matrix, head, size in zip(matrices, heads, sizes_of, strict=True)
-    ]
+    turned = [matrix @ head.mixer for matrix, head in zip(matrices, heads, strict=True)]
     matrix = mixer.mT @ torch.cat(turned, 1)
     error = exact(torch.zeros(n, dtype=torch.float64))
-    for head, size, part, off in zip(heads, sizes_of, matrices, errors, strict=True):
+    for head, part, off in zip(heads, matrices, errors, strict=True):
         unit = relative_error(len(mixer) + 2 * len(head.mixer) + 8)
-        error = error + head.mixing.square() * (unit * computed_lengths(part.flatten(1)) + off) / Lower(size)
-    weight = total([Upper(one * size, 1) for one, size in zip(weights, sizes_of, strict=True)])
-    return Sum(n, wide).add(weight.bound, matrix, error)
+        error = error + head.mixing.square() * (unit * computed_lengths(part.flatten(1)) + off)
+    return Sum(n, wide).add(total([Upper(weight) for weight in weights]).bound, matrix, error)
 
 
 def _is_small(state: State, heads: list[HeadMoves]) -> bool:
@@ -82,6 +78,8 @@ def _sizes_of(heads: list[HeadMoves], bias: Tensor | None) -> Upper:
 
 def _with_forms(state: State, after: State, heads: list[HeadMoves], forms: list[Tensor], rest: Sum) -> State:
     """The quadratic part of all heads together."""
+    if not state.linear.shape[-1]:
+        return after.with_rest(rest)
     mixer = torch.cat([head.mixer for head in heads])
     second = Quadratic(torch.cat(forms, 1))
     size = exact(0.0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 
@@ -19,7 +22,7 @@ from regard.proofs.theorem import Refusal
 
 LARGEST = 60_000_000
 """How many numbers a derivative may hold."""
-CURVED = 12_000_000
+CURVED = 24_000_000
 """Up to how many numbers, in layers four times as wide as a token, second derivatives are carried."""
 
 begin = Verb("begin")
@@ -120,3 +123,27 @@ def second_order(state: State) -> State:
     n, d, k = state.linear.shape
     forms = torch.zeros(n, d, k, k, dtype=torch.float64)
     return State(state.inputs, state.center, state.linear, Quadratic(forms), state.groups, state.shape)
+
+
+Found = TypeVar("Found")
+
+
+def by_orders(state: State, ask: Callable[[State], Found]) -> Iterator[Found]:
+    """What is found to the first order and, where second derivatives can be carried, to the second: it
+    reaches farther, so one may speak where the other refuses. Where both refuse, the first refusal.
+    """
+    refusals, count = [], 0
+    for make in (_as_it_is, second_order) if is_small(state) else (_as_it_is,):
+        try:
+            found = ask(make(state))
+        except Refusal as refusal:
+            refusals.append(refusal)
+            continue
+        count += 1
+        yield found
+    if not count:
+        raise refusals[0]
+
+
+def _as_it_is(state: State) -> State:
+    return state

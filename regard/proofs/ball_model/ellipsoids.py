@@ -31,6 +31,11 @@ def pushed(matrix: Tensor, shape: Tensor) -> Tensor:
     return lifted(matrix @ shape @ matrix.mT, error)
 
 
+def ball_shape(lengths: Upper, width: int) -> Tensor:
+    """All moves that are at most so long, (n,)."""
+    return lengths.square().bound[..., None, None] * torch.eye(width, dtype=torch.float64)
+
+
 def no_shape(n: int, width: int) -> Tensor:
     """Nothing moves."""
     return torch.zeros(n, width, width, dtype=torch.float64)
@@ -83,6 +88,11 @@ class Diagonal:
             self.lengths, (Upper(self.weight) + weight).bound, self.entries + entries, self.size + size
         )
 
+    @property
+    def reach(self) -> Upper:
+        """At least how long the moves are: the root of the trace of their ellipsoid."""
+        return (Upper(self.weight) * self.size).sqrt()
+
     def better(self, other: Diagonal) -> Diagonal:
         """For each token the smaller of two: the trace of a sum is the square of its weight."""
         mine = self.weight <= other.weight
@@ -105,10 +115,12 @@ class Sum:
     """The ellipsoid of a sum of sets of moves: (Σ s_k)(Σ Q_k/s_k) for any weights s_k > 0 (M1).
 
     Weights are the lengths tr(Q_k)^{1/2}: many segments in random directions then cost (π/2)^{1/2}, where
-    boxes cost the root of the width.
+    boxes cost the root of the width. With a `metric` MᵀM (d, d) they are those after the map M that comes
+    next.
     """
 
-    def __init__(self, n: int, width: int) -> None:
+    def __init__(self, n: int, width: int, metric: Tensor | None = None) -> None:
+        self._metric = torch.eye(width, dtype=torch.float64) if metric is None else metric
         self._weight = torch.full((n,), SMALLEST, dtype=torch.float64)
         self._matrix = no_shape(n, width)
         self._error = Upper(torch.zeros(n, dtype=torch.float64))
@@ -118,8 +130,7 @@ class Sum:
     def shape(self, shape: Tensor, factor: Upper | None = None) -> Sum:
         """A set with this shape (n, d, d), every move of it times a number that is at most `factor` (n,)."""
         times = torch.ones_like(self._weight) if factor is None else factor.bound
-        trace = shape.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0.0)
-        weight = (times * trace.sqrt()).clamp_min(SMALLEST)
+        weight = (times * self._roots(shape)).clamp_min(SMALLEST)
         self._matrix = self._matrix + (times.square() / weight)[..., None, None] * shape
         size = Upper(times.square() / weight, 3) * computed_lengths(shape.flatten(-2))
         return self._counted(weight, size)
@@ -137,19 +148,18 @@ class Sum:
         """Any move that is at most so long, (n,)."""
         width = self._matrix.shape[-1]
         size = radius.bound.clamp_min(SMALLEST)
-        weight = size * width**0.5
+        weight = size * float(self._metric.trace().sqrt())
         self._matrix.diagonal(dim1=-2, dim2=-1).add_((size.square() / weight).unsqueeze(-1))
         return self._counted(weight, Upper(size.square() / weight, 3) * root(width))
 
     def segments(self, columns: Tensor) -> Sum:
         """Σ_k c_k v_k with |c_k| ≤ 1 for the columns v_k of (n, d, p), whose entries may be rounded twice."""
-        lengths = computed_lengths(columns.mT).value.clamp_min(SMALLEST)
-        self._matrix = self._matrix + (columns / lengths.unsqueeze(-2)) @ columns.mT
-        size = (Upper(columns.square().sum(-2)) / Lower(lengths)).sum(-1)
+        weights = (columns * (self._metric @ columns)).sum(-2).clamp_min(0.0).sqrt().clamp_min(SMALLEST)
+        self._matrix = self._matrix + (columns / weights.unsqueeze(-2)) @ columns.mT
+        size = (Upper(columns.square().sum(-2)) / Lower(weights)).sum(-1)
         size = Upper(size.value, size.roundings + columns.shape[-2] + 2)
-        whole = Upper(lengths, columns.shape[-2] + 4).sum(-1)
-        self._counted(whole.bound, size, columns.shape[-1])
-        return self.ball(relative_error(2) * whole)
+        self._counted(Upper(weights).sum(-1).bound, size, columns.shape[-1])
+        return self.ball(relative_error(2) * computed_lengths(columns.mT).sum(-1))
 
     def diagonal(self, mixing: Tensor, parts: Diagonal) -> Sum:
         """Moves Σ_k c_k m_k along the columns m_k of mixing (d, m), as `parts` say."""
@@ -160,12 +170,15 @@ class Sum:
         """Σ_j f_ij e_j for each row i, with |f_ij| ≤ factors (n, m), e_j in ellipsoids of shapes (m, d, d),
         whose lengths are tr^{1/2}; each shape is off by at most `terms` roundings of that length squared.
         """
-        size = lengths.value.clamp_min(SMALLEST)
-        times = factors.bound
-        weight = Upper(times * size, 2)
-        matrix = torch.einsum("ij,jab->iab", times / size, shapes)
-        error = relative_error(terms + len(size) + 12) * weight.sum(-1)
-        return self.add(weight.sum(-1).bound + SMALLEST, matrix, error)
+        weights, times = self._roots(shapes).clamp_min(SMALLEST), factors.bound
+        matrix = torch.einsum("ij,jab->iab", times / weights, shapes)
+        size = (Upper(times / weights, 1) * lengths.square()).sum(-1)
+        error = relative_error(terms + len(weights) + 12) * size
+        return self.add(Upper(times * weights, 1).sum(-1).bound + SMALLEST, matrix, error)
+
+    def _roots(self, shapes: Tensor) -> Tensor:
+        """About tr(MQMᵀ)^{1/2}; any weights are sound."""
+        return (shapes * self._metric).sum((-2, -1)).clamp_min(0.0).sqrt()
 
     def add(self, weight: Tensor, matrix: Tensor, error: Upper) -> Sum:
         """What another sum has gathered: Σ s_k, Σ Q_k/s_k and what rounding may have changed in it."""

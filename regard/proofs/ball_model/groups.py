@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -181,7 +182,7 @@ def joined(groups: Groups, shape: Tensor) -> Groups | None:
     root, failed = torch.linalg.cholesky_ex(gram)
     lost = relative_error(4 * size + 16) * computed_lengths(root.flatten()).square()
     lost = lost + relative_error(flat.shape[-1] + 32) * whole
-    if int(failed) or not float(lost) <= float(shift):
+    if int(failed) or not float(lost) <= float(shift) < math.inf:
         return None
     blocks = torch.stack([gram[i : i + width, i : i + width] for i in range(0, size, width)])
     around = lifted(blocks, Upper(shift) + relative_error(8) * whole)

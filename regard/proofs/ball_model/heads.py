@@ -117,11 +117,12 @@ class HeadMoves:
         each row: rounding of projections, products, biases and exponentials.
         """
         count = self.projections[0].roundings + self.projections[1].roundings
-        unit = relative_error(2 * self.state.width + self.query.value.shape[-1] + count + 64)
+        unit = relative_error(self.state.width + count + 16)  # of projections, and then of products of them
         query, key = self.query, self.key
         products_of = (
             unit * (query.whole * key.length.amax() + query.length * key.whole.amax())
             + (unit * query.whole) * (unit * key.whole).amax()
+            + relative_error(query.value.shape[-1] + 16) * query.length * key.length.amax()
         )
         largest = sizes(torch.where(self.seen, self.scores[0], 0.0)).amax(-1)
         return (
@@ -265,11 +266,18 @@ class HeadMoves:
         direct = torch.einsum("ij,jdk->idk", self.law, self.values.moves)
         return direct + (self.law.unsqueeze(-1) * self.apart).mT @ self.slopes
 
+    @property
+    def metric(self) -> Tensor:
+        """Lengths of values after they are mixed, and a little of their own, which keeps them positive."""
+        square = self.mixer @ self.mixer.mT
+        least = (1e-4 * square.diagonal().mean()).clamp_min(1e-200)
+        return square + least * torch.eye(len(square), dtype=torch.float64)
+
     def rest(self, quadratic: bool) -> Sum:
         """Everything beyond the first two orders as moves of values, and with `quadratic` the second one."""
         row, n, d = self.row, self.state.tokens, self.first_width
         law = Upper(self.law, n + 4)
-        inner = Sum(n, len(self.mixer))
+        inner = Sum(n, len(self.mixer), self.metric)
         half = (law * (row.up + row.down)).halved()
         inner.segments((self.apart * half.bound.unsqueeze(-1)).mT)
         first = self.values.moves[..., :d]
@@ -302,10 +310,17 @@ class HeadMoves:
 
     @property
     def farthest(self) -> Upper:
-        """At least how far values are anywhere from o_i at the center: what changed laws make of it."""
+        """At least how far values are anywhere from o_i at the center, in the mean of any law there, which
+        has at most e^ā P_j at a key: what changed laws make of it.
+        """
         moved = self.values.first + self.values.rest + self.value_sizes_error
         blur = relative_error(self.state.width + 8) * self.values.whole
-        return (self.apart_sizes + moved + blur).where(self.seen).amax(-1)
+        away = (self.apart_sizes + moved + blur).where(self.seen)
+        law = (
+            Upper(self.law, self.state.tokens + 4)
+            * (self.row.reach + 2 * self.score_error.unsqueeze(-1)).exp()
+        )
+        return away.amax(-1).minimum((law * away).sum(-1))
 
     @property
     def value_sizes_error(self) -> Upper:

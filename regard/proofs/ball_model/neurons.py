@@ -103,6 +103,8 @@ def _beyond(at: Arguments, found: Bend, mixing: Tensor, squares: Squares) -> Sum
     whole = found.steep * at.reach + second.halved() * at.first.square()
     none, rest = no_diagonal(len(at.value), mixing), Sum(len(at.value), len(mixing))
     one_by_one = none.segments(bent.minimum(whole) + slip)
+    if not at.along.shape[-1]:
+        return rest.ball(one_by_one.reach)  # of rounding alone
     if not bool((found.second != 0).any()):
         return rest.diagonal(mixing, one_by_one)
     cubic = found.third * at.reach / 3

@@ -15,7 +15,7 @@ from torch import Tensor
 from regard import maps
 from regard._enclosed import computed_lengths, lengths_below
 from regard._upper import Lower, Upper, exact, exact_lower, relative_error, root, sizes
-from regard.proofs.ball_model.ellipsoids import Sum, lifted, longest, pushed, trace_roots
+from regard.proofs.ball_model.ellipsoids import Sum, ball_shape, lifted, longest, pushed, trace_roots
 from regard.proofs.ball_model.quadratic import Grams, Own, Quadratic, form_norms, split, symmetric
 from regard.proofs.ball_model.squares import with_forms, with_quadratic
 from regard.proofs.ball_model.state import State
@@ -88,14 +88,14 @@ class _Moves:
         self.unit = g / square.sqrt().unsqueeze(-1)
         across = whole - self.unit.unsqueeze(-1) * self.unit.unsqueeze(-2)
         self.across = across @ state.linear
-        self.rest_shape = pushed(across, state.rest_shape)
+        far = trace_roots(state.rest_shape)
+        self.rest_shape = ball_shape(far, wide) if state.is_still else pushed(across, state.rest_shape)
         self.along = (state.linear.mT @ g.unsqueeze(-1)).squeeze(-1) / square.unsqueeze(-1)
         direction = (g / square.unsqueeze(-1)).unsqueeze(-1)
         # a centered token is off by a rounding of the token itself, and so is its direction
         length = lengths_below(g)
         unit = relative_error(4 * wide + 16) * (1 + computed_lengths(state.center) / length)
         size = computed_lengths(state.linear.flatten(1))
-        far = trace_roots(state.rest_shape)
         self.slip_along = 3 * unit * (size + far) / length
         self.slip_across = 3 * unit * (root(wide) * size + far)
         self.along_first = state.inputs.reach(self.along)
@@ -105,7 +105,7 @@ class _Moves:
         if not float(self.reach_along.amax()) < FARTHEST:
             raise Refusal("a token may lose nine tenths of itself before a norm layer; use a smaller radius")
         self.first = form_norms(self.across)
-        self.rest = longest(self.rest_shape) + self.slip_across
+        self.rest = (far if state.is_still else longest(self.rest_shape)) + self.slip_across
 
     @property
     def numbers(self) -> tuple[Upper, Upper, Upper]:

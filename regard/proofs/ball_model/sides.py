@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from regard._enclosed import computed_lengths
-from regard._upper import Upper, relative_error
-from regard.proofs.ball_model.ellipsoids import lifted, longest
+from regard._upper import Upper, relative_error, sizes
+from regard.proofs.ball_model.ellipsoids import ball_shape, lifted, longest, trace_roots
 from regard.proofs.ball_model.quadratic import form_norms
 from regard.proofs.ball_model.scores import Projection
 from regard.proofs.ball_model.state import State
@@ -23,7 +23,7 @@ class Side:
 
     first: at least |w_iᵀA_i|₂. around: an ellipsoid (n, c, c) of how far z moves beside w_iᵀA_i u, but
     for rounding, and rest: at least that. size: at least the sizes that derivatives are made of, |w_i|_F
-    (|A_i|_F + …).
+    (|A_i|_F + …). whole: at least the sizes that z is made of, anywhere.
     """
 
     w: Tensor
@@ -47,12 +47,24 @@ def sides(state: State, projections: list[Projection]) -> list[Side]:
     joined = torch.cat([projection.w.expand(count, -1, -1) for projection in projections], -1)
     parts = [projection.w.shape[-1] for projection in projections]
     moves = (joined.mT @ state.moves).split(parts, 1)
-    turned = (state.rest_shape @ joined).split(parts, -1)
-    around = [_pushed(state, one.w, part) for one, part in zip(projections, turned, strict=True)]
     first = all_at_once(form_norms, [move[..., : state.linear.shape[-1]] for move in moves])
-    rest = all_at_once(longest, around)
+    around, rest = _still(state, projections) if state.is_still else _moving(state, projections, joined)
     made = zip(projections, moves, around, first, rest, strict=True)
     return [_side(state, *one) for one in made]
+
+
+def _moving(state: State, projections: list[Projection], joined: Tensor) -> tuple[list[Tensor], list[Upper]]:
+    """Ellipsoids of how far projections move beside their derivatives, and at least that."""
+    turned = (state.rest_shape @ joined).split([one.w.shape[-1] for one in projections], -1)
+    around = [_pushed(state, one.w, part) for one, part in zip(projections, turned, strict=True)]
+    return around, all_at_once(longest, around)
+
+
+def _still(state: State, projections: list[Projection]) -> tuple[list[Tensor], list[Upper]]:
+    """The same by lengths."""
+    far = trace_roots(state.shape)
+    rest = [computed_lengths(one.w.flatten(1)) * far for one in projections]
+    return [ball_shape(far, one.w.shape[-1]) for far, one in zip(rest, projections, strict=True)], rest
 
 
 def _side(
@@ -63,7 +75,8 @@ def _side(
     value = (state.center.unsqueeze(-2) @ w).squeeze(-2) + b
     thick = computed_lengths(w.flatten(1))
     lost = relative_error(state.width + 4) * thick * state.size
-    whole = thick * (computed_lengths(state.center) + state.reach) + computed_lengths(b)
+    terms = (sizes(state.center).unsqueeze(-2) @ sizes(w)).map(lambda value: value.squeeze(-2))
+    whole = terms.norm() + thick * state.reach + computed_lengths(b)
     return Side(w, value, moves, around, first + lost, rest + lost, thick * state.size, whole)
 
 

@@ -65,11 +65,11 @@ class Squares:
 
     def into(self, after: State, weights: Tensor, rest: Sum) -> State:
         """The state with Σ_k E_ck (b_k·u)² for weights (n, e, m), in H or as a move of its own."""
+        if not self.along.shape[-1]:
+            return after.with_rest(rest)
         rest.ball(relative_error(4) * computed_lengths(weights.flatten(1)) * self.quartic.sqrt())
         if after.curved is not None:
             return self._curved(after, weights, rest)
-        if not self.along.shape[-1]:
-            return after.with_rest(rest)
         coarse = torch.ones(after.tokens, dtype=torch.bool).index_fill(0, self.chosen, False)
         if bool(coarse.any()):
             rest.gram(weights, self.quartic.sqrt().where(coarse))
@@ -89,8 +89,11 @@ class Squares:
     def _curved(self, after: State, weights: Tensor, rest: Sum) -> State:
         """H gains Σ_k E_ck b_k b_kᵀ."""
         width = self.along.shape[-1]
-        squares = (self.along.unsqueeze(-1) * self.along.unsqueeze(-2)).flatten(2)
-        gained = Quadratic((weights @ squares).unflatten(-1, (width, width)))
+        forms = [
+            one @ (b.unsqueeze(-1) * b.unsqueeze(-2)).flatten(1)
+            for one, b in zip(weights, self.along, strict=True)
+        ]
+        gained = Quadratic(torch.stack(forms).unflatten(-1, (width, width)))
         unit = relative_error(weights.shape[-1] + 8)
         lost = unit * computed_lengths(weights.flatten(1)) * self.fourth.sqrt()
         return with_forms(after, gained, rest.ball(lost))

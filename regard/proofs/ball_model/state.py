@@ -70,8 +70,17 @@ class State:
         rounding = relative_error(self.width + 4) * computed_lengths(self.linear.flatten(1)).unsqueeze(-1)
         return self.inputs.reach(slopes) + rounding * computed_lengths(directions.mT)
 
+    @property
+    def is_still(self) -> bool:
+        """Whether nothing moves but by rounding: what such moves do to the second order is nothing beside
+        them, so lengths are enough there.
+        """
+        return not self.inputs.width and not self.groups.columns.shape[-1]
+
     def rest(self, directions: Tensor, curved: bool = True) -> Upper:
         """At least |a·(x_i - c_i - A_i u)|, (n, m); curved=False leaves out H."""
+        if self.is_still:
+            return trace_roots(self.shape).unsqueeze(-1) * computed_lengths(directions.mT)
         if self.groups.columns.shape[-1] * directions.shape[-1] > TOGETHER:
             return widths(self.rest_shape, directions)
         found = widths(self.shape, directions) + self.groups.reach(directions)

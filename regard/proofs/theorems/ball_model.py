@@ -11,7 +11,7 @@ from regard.domains import Near
 from regard.errors import ArgumentError
 from regard.maps import Compose, Map
 from regard.norms import EntryMax, Frobenius, SequenceNorm, TokenMax, TokenSum
-from regard.proofs.ball_model.beginning import at_rest, begin, is_small, second_order
+from regard.proofs.ball_model.beginning import at_rest, begin, by_orders
 from regard.proofs.ball_model.ellipsoids import longest
 from regard.proofs.ball_model.network import through
 from regard.proofs.ball_model.state import State
@@ -55,11 +55,8 @@ def ball_model(map: Map, domain: Near, norm: SequenceNorm) -> list[Bound]:
         raise Refusal("the ball model is made of the whole network, beside what is proved of its parts")
     network = in_double(map)
     one_sequence(network)
-    first = start(domain)
     center = run(network, at_rest(domain.measure.points))
-    found = [_deviation(run(network, first), center, norm)]
-    if is_small(first):
-        found.append(_deviation(run(network, second_order(first)), center, norm))
+    found = by_orders(start(domain), lambda state: _deviation(run(network, state), center, norm))
     return [Bound(value, (arithmetic(),)) for value in found]
 
 
