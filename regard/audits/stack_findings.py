@@ -114,13 +114,13 @@ def _length(lengths: list[float], token: int) -> Sentence:
 
 
 def token_name(report: Report, index: int, token: int) -> str:
-    """The text of a token without the sign for a space before it, or its number where tokens have no
-    names.
+    """The text of a token without the sign for a space before it, signs for a space and for a new line as
+    the page shows them; its number where tokens have no names.
     """
     names = report.inputs[index].tokens if index < len(report.inputs) else []
     if token >= len(names):
         return f"token {token + 1}"
-    return names[token].lstrip("Ġ▁") or names[token]
+    return names[token].lstrip("Ġ▁").replace("Ċ", "⏎") or "␣"
 
 
 def massive(report: Report) -> Iterator[Finding]:

@@ -285,3 +285,14 @@ def test_no_norm_is_invented():
     scene = run._scene(run.inputs[0])
     assert Moving(scene, run.places[0].site(layer, scene.trace[""])).before == ()
     assert math.isnan(layer_row.values.get("mlp_branch_constant", math.nan))
+
+
+def test_tokens_are_named_as_the_page_shows_them():
+    from types import SimpleNamespace
+
+    from regard.audits.stack_findings import token_name
+
+    report = SimpleNamespace(inputs=[SimpleNamespace(tokens=["Ġ", "Ċ", "Ġword", "▁", "##ing"])])
+    found = [token_name(report, 0, token) for token in range(6)]
+    assert found == ["␣", "⏎", "word", "␣", "##ing", "token 6"]
+    assert token_name(report, 1, 0) == "token 1"

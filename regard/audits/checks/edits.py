@@ -66,7 +66,8 @@ def edits(scene: Scene, site: Measurable) -> Result:
         try:
             more = _first_layer(scene, declared, size)
         except ArgumentError as refusal:
-            return Result(numbers, table, str(refusal))
+            why = f"no word more is tried: the {refusal.argument} {refusal.found}; {refusal.remedy}"
+            return Result(numbers, table, why)
         numbers, table = {**numbers, **more[0]}, {**table, **more[1]}
     return Result(numbers, table)
 
@@ -119,9 +120,9 @@ class Embedding:
             found = "takes no input_ids with position_ids"
             raise ArgumentError("model", found, "words at positions are embedded by these")
         if not isinstance(site.attention.support, Full) or not isinstance(site.map, Heads):
-            raise ArgumentError("site", "has a mask", "a word more is tried where all tokens see all")
+            raise ArgumentError("layer", "has a mask", "it is done where all tokens see all")
         if any(part.positional for part in walk(site.attention.potential) if isinstance(part, Potential)):
-            raise ArgumentError("site", "has positions in its scores", "a word more would shift them")
+            raise ArgumentError("layer", "has positions in its scores", "a word more would shift them")
         self.scene, self.path, self.ids = scene, site.path, ids[0]
         self.vocabulary = int(table.weight.shape[0])
         here = self(self.ids, torch.arange(len(self.ids)))
