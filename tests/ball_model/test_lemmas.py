@@ -538,3 +538,17 @@ def test_projections_of_what_is_still_move_by_lengths():
     a = drawn(generator(9), 4, 3, 20)
     reached = (seen.unsqueeze(-2) @ a).squeeze(-2).abs().amax(0)
     assert bool((reached <= widths(side.around, a).bound).all())
+
+
+def test_derivatives_of_a_steep_silu_are_as_far_off_as_is_said():
+    """In sixty digits: they grow with the slope, and so do their roundings."""
+    c, places = 1e4, torch.linspace(-8e-4, 8e-4, 41, dtype=D)
+    found = bend.one(maps.Silu(c), places, exact(torch.zeros_like(places)))
+    off = []
+    with mpmath.workdps(60):
+        for place, second in zip(places.tolist(), found.second.tolist(), strict=True):
+            s = 1 / (1 + mpmath.exp(-mpmath.mpf(c) * place))
+            truth = c * s * (1 - s) * (2 + mpmath.mpf(c) * place * (1 - 2 * s))
+            off.append(float(abs(truth - second)))
+    assert all(one <= allowed for one, allowed in zip(off, found.error.bound.tolist(), strict=True))
+    assert max(off) > 8 * 16 * 2**-53  # more than roundings of numbers of size one

@@ -52,17 +52,19 @@ Jets = tuple[Tensor, Tensor, Tensor, Tensor]
 @dataclass(frozen=True)
 class Smooth:
     """An activation with its derivatives. fourth: at least max |φ''''|. peaks: where |φ'''| has its maxima,
-    right to nine digits, and at least what it is there; the same with the other sign.
+    right to nine digits, and at least what it is there; the same with the other sign. size: at least how
+    large derivatives are beside those of an activation whose slope changes over a unit.
     """
 
     jets: Callable[[Tensor], Jets]
     fourth: float
     peaks: tuple[tuple[float, float], ...]
+    size: float = 1.0
 
     def bend(self, activation: maps.Activation, h: Tensor, reach: Upper) -> Bend:
         """What is beyond the second order by the third, and no more than slopes allow, `steep`."""
         value, slope, second, third = self.jets(h)
-        error = _rounding(h)
+        error = self._rounding(h)
         local = sizes(third) + error + Upper(self.fourth / 4) * reach
         third_order = self.largest_third(h, reach).minimum(local)
         steep = Upper(float(steepness.one(activation))) + sizes(slope) + error
@@ -72,7 +74,7 @@ class Smooth:
     def largest_third(self, h: Tensor, reach: Upper) -> Upper:
         """At least max |φ'''| within `reach` of h: at an end, or at a peak."""
         far = reach.bound
-        error = _rounding(h) + _rounding(far)
+        error = self._rounding(h) + self._rounding(far)
         found = (1 + Upper(self.fourth)) * error  # of the ends, and of φ''' there
         found = found + sizes(self.jets(h - far)[3]).maximum(sizes(self.jets(h + far)[3]))
         for place, height in self.peaks:
@@ -81,10 +83,9 @@ class Smooth:
             found = found.maximum(Upper(torch.where(inside, height, 0.0)))
         return found
 
-
-def _rounding(h: Tensor) -> Upper:
-    """How far derivatives at h may be off."""
-    return Upper(8 * ELEMENTARY * UNIT) * (1 + sizes(h))
+    def _rounding(self, h: Tensor) -> Upper:
+        """How far derivatives at h may be off."""
+        return Upper(8 * ELEMENTARY * UNIT * self.size) * (1 + sizes(h))
 
 
 @bend.rule(maps.Gelu)
@@ -123,7 +124,8 @@ def _silu(activation: maps.Silu, h: Tensor, reach: Upper) -> Bend:
     c = activation.slope
     peaks = ((1.031958242, 0.308182), (4.429235101, 0.013863))
     scaled = tuple((place / max(abs(c), 1e-200), height * c * c) for place, height in peaks)
-    return Smooth(partial(_silu_jets, c), 0.50001 * abs(c) ** 3, scaled).bend(activation, h, reach)
+    size = max(1.0, abs(c)) ** 3  # the third derivative grows like c², and the rounding of ch like c
+    return Smooth(partial(_silu_jets, c), 0.50001 * abs(c) ** 3, scaled, size).bend(activation, h, reach)
 
 
 def _silu_jets(c: float, h: Tensor) -> Jets:
