@@ -7,6 +7,7 @@ A step gives the same result in every process, so the report is that of one proc
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import socket
 import time
@@ -116,12 +117,20 @@ class Fleet(Alone):
                     time.sleep(POLL)
                 else:
                     self._now = step.what
-                    step.do()
+                    self._do(step)
         finally:
             self._progress = None
             run.store.refresh()
         if progress is not None:
             progress("done", len(steps), len(steps))
+
+    def _do(self, step: Step) -> None:
+        """Do a step; one that others have done meanwhile, since they took this rank for gone, may fail."""
+        try:
+            step.do()
+        except RegardError:
+            if self._meeting.posted() is None:
+                raise
 
     def _left(self, steps: list[Step], store: Store) -> list[Step]:
         """The steps without a result; raises where a rank has an error."""
@@ -129,7 +138,8 @@ class Fleet(Alone):
         if self._meeting.leader() == self.rank:
             self._quiet.close()
         done = store.keys()
-        return [step for step in steps if step.key not in done]
+        over = self._meeting.posted() is not None
+        return [step for step in steps if step.key not in done and not over]
 
     def parts(self, sizes: list[int]) -> list[int]:
         """Parts are done at once."""
@@ -162,8 +172,7 @@ class Fleet(Alone):
         """While inside, the others know that this rank is there; an error here is an error of all."""
         with self._meeting.alive(self._look), self._quiet:
             if self.rank:
-                nowhere = self._quiet.enter_context(Path(os.devnull).open("w"))
-                self._quiet.enter_context(contextlib.redirect_stderr(nowhere))
+                self._quiet.enter_context(contextlib.redirect_stderr(io.StringIO()))
             try:
                 yield self
             except Exception as error:

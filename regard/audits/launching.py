@@ -6,7 +6,6 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,10 +29,10 @@ STOPPED, TERMINATED = 130, 143
 
 
 def launch(
-    arguments: Sequence[str], count: int, directory: Path, resume: bool, say: Callable[[str], None]
+    command: Sequence[str], count: int, directory: Path, resume: bool, say: Callable[[str], None]
 ) -> int:
-    """Run `python -m regard` with these arguments in so many workers that keep their results in a directory,
-    and give their exit status; `say` is told which of them were lost.
+    """Run a command in so many workers that keep their results in a directory, and give their exit status;
+    `say` is told which of them were lost.
 
     The directory is locked as long as one of them lives.
     """
@@ -43,7 +42,7 @@ def launch(
     if hold.before is not None:
         say(succession(hold.before, resume))
     try:
-        workers = _Workers(arguments, count, hold, group)
+        workers = _Workers(command, count, hold, group)
         with _ending(workers):
             return workers.watch(say)
     finally:
@@ -53,15 +52,14 @@ def launch(
 class _Workers:
     """Processes that meet at a store of this one."""
 
-    def __init__(self, arguments: Sequence[str], count: int, hold: Hold, group: str) -> None:
+    def __init__(self, command: Sequence[str], count: int, hold: Hold, group: str) -> None:
         self._server = dist.TCPStore(HOST, 0, None, True, wait_for_workers=False)
         self._meeting = Meeting(self._server, count, count)
         self._lost: set[int] = set()
-        command = [sys.executable, "-m", "regard", *arguments]
         shared = () if hold.file is None else (hold.file,)
         self.processes = [
             subprocess.Popen(
-                command,
+                [*command],
                 env=self._environment(rank, count, group),
                 pass_fds=shared,
                 start_new_session=True,  # Ctrl-C on a terminal comes to this process, which passes it on

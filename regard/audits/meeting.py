@@ -74,11 +74,12 @@ class Meeting:
         self.say(topic, message)
         found: dict[int, Any] = {}
         while missing := [rank for rank in range(self.world) if rank not in found]:
-            self.raise_trouble()
-            gone = self.gone()
+            gone, trouble = self.gone(), self._trouble()
             found |= {rank: said for rank in missing if (said := self.heard(topic, rank)) is not None}
             if all(rank in found or rank in gone for rank in missing):
                 break
+            if trouble is not None:  # of a rank that has not come: what they bring is judged by the caller
+                raise trouble
             time.sleep(POLL)
         return found
 
@@ -127,11 +128,17 @@ class Meeting:
         self._store.compare_set("trouble", "", json.dumps([self.rank, text]))
 
     def raise_trouble(self) -> None:
-        """Raise where a rank has an error."""
-        if self._store.check(["trouble"]):
-            rank, text = json.loads(self._store.get("trouble"))
-            if rank != self.rank:
-                raise ArgumentError(f"rank {rank}", f"stopped ({text})", "correct it there: all ranks stop")
+        """Raise where another rank has an error."""
+        trouble = self._trouble()
+        if trouble is not None:
+            raise trouble
+
+    def _trouble(self) -> ArgumentError | None:
+        if not self._store.check(["trouble"]):
+            return None
+        rank, text = json.loads(self._store.get("trouble"))
+        error = ArgumentError(f"rank {rank}", f"stopped ({text})", "correct it there: all ranks stop")
+        return None if rank == self.rank else error
 
     def leave(self) -> None:
         """Go; the process that hosts the meeting waits a little for the others to hear what was said last."""

@@ -67,7 +67,7 @@ class Hold:
         self._directory = directory
         self.file: int | None = None
         file, locked = _open(directory)
-        self.before = _named(directory, patiently=locked is False)
+        self.before = _named(file, patiently=locked is False)
         others = self.before is None or not owner.is_kin(self.before)
         living = locked is None and self.before is not None and self.before.may_live()
         if locked is False or (others and living):
@@ -76,6 +76,7 @@ class Hold:
                 raise _in_use(directory, self.before)
             return
         self.file, self._close = file, weakref.finalize(self, os.close, file)
+        os.lseek(file, 0, os.SEEK_SET)
         os.ftruncate(file, 0)
         os.write(file, json.dumps(asdict(owner)).encode())
 
@@ -121,11 +122,15 @@ def _open(directory: Path) -> tuple[int, bool | None]:
     """The file of the owner, and whether it is locked now: False where somebody else has the lock,
     None where there are no locks.
     """
+    tries = 0
     while True:
-        directory.mkdir(parents=True, exist_ok=True)
         try:
+            directory.mkdir(parents=True, exist_ok=True)
             file = os.open(directory / OWNER, os.O_RDWR | os.O_CREAT, 0o666)
-        except FileNotFoundError:  # whoever had the directory has just removed it
+        except (FileNotFoundError, FileExistsError):  # whoever had the directory has just removed it
+            tries += 1
+            if tries > 1000 or (os.path.lexists(directory) and not directory.is_dir()):
+                raise
             continue
         locked = _lock(file)
         if not locked or _is_at(file, directory / OWNER):
@@ -151,12 +156,13 @@ def _lock(file: int) -> bool | None:
     return True
 
 
-def _named(directory: Path, patiently: bool) -> Owner | None:
-    """Who wrote down here who they are; None where nobody did."""
+def _named(file: int, patiently: bool) -> Owner | None:
+    """Who wrote down there who they are; None where nobody did."""
     deadline = time.monotonic() + (NAMED_WITHIN if patiently else 0.0)
     while True:
         try:
-            found = json.loads((directory / OWNER).read_text(encoding="utf-8"))
+            os.lseek(file, 0, os.SEEK_SET)
+            found = json.loads(os.read(file, os.fstat(file).st_size))
             return Owner(int(found["process"]), str(found["host"]), str(found["since"]), str(found["group"]))
         except (OSError, ValueError, TypeError, KeyError):
             if time.monotonic() >= deadline:

@@ -32,4 +32,5 @@ def start_workers(count: int, directory: Path, resume: bool) -> int:
     from regard.audits.launching import launch
 
     console = terminal.messages()
-    return launch(sys.argv[1:], count, directory, resume, lambda line: terminal.say(console, line))
+    command = [sys.executable, "-m", "regard", *sys.argv[1:]]
+    return launch(command, count, directory, resume, lambda line: terminal.say(console, line))
