@@ -38,10 +38,10 @@ class Store:
         self._owner, self._hold = Owner(group=group), None  # type: Owner, Hold | None
         if directory is None:
             return
-        if resume:
-            _refuse_other(directory, subject or {})
         with writing(directory):
             self._hold = Hold(directory, self._owner)
+            if resume:
+                _refuse_other(directory, subject or {})
             if not resume and not (self._tried_before() and _read(directory / SUBJECT) == subject):
                 self._hold.clear()
             if _read(directory / SUBJECT) != (subject or {}):
@@ -108,7 +108,7 @@ def fingerprint(*parts: Any) -> str:
 
 def _refuse_other(directory: Path, subject: dict[str, str]) -> None:
     """Results of another audit are neither mixed in nor thrown away."""
-    if not directory.is_dir():
+    if not (directory / SUBJECT).exists() and not any(directory.glob("*.json")):
         return
     kept = _read(directory / SUBJECT)
     changed = sorted(key for key in {*subject, *(kept or {})} if (kept or {}).get(key) != subject.get(key))

@@ -125,6 +125,13 @@ def test_a_group_that_tries_again_goes_on(units):
     assert Store(units, SUBJECT, group="another").keys() == set()
 
 
+def test_results_of_nobody_knows_what_are_not_taken_up(units):
+    (units / "subject").unlink()
+    with pytest.raises(r.errors.ArgumentError, match=r"of another run \(changed: model\)"):
+        Store(units, SUBJECT, resume=True)
+    assert (units / "key.json").exists()
+
+
 @pytest.mark.parametrize("text", ["", "{ cut off", '"a word"', "0", '{"process": 1}', "[]"])
 def test_what_is_no_process_is_no_owner(units, text):
     (units / OWNER).write_text(text)
