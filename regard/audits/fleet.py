@@ -165,7 +165,8 @@ class Fleet(Alone):
         if showing is not None and store is not None:
             progress, steps = showing
             done = len({step.key for step in steps} & store.keys())
-            progress(f"{self.world} processes, here: {self._now}", done, len(steps))
+            living = self.world - len(self._meeting.gone())
+            progress(f"{living} of {self.world} processes, here: {self._now}", done, len(steps))
 
     @contextlib.contextmanager
     def present(self) -> Iterator[Fleet]:
@@ -193,7 +194,8 @@ def joined(environment: Mapping[str, str] = os.environ) -> Iterator[Alone]:
     if rank >= world:
         raise ArgumentError("RANK", f"is {rank} in a world of {world}", STARTED)
     hosted = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    meeting = Meeting.at(host, port, rank, world, hosted=hosted)
+    attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")  # what was said in an earlier one is over
+    meeting = Meeting.at(host, port, rank, world, hosted=hosted, attempt=attempt)
     try:
         with Fleet(meeting, group_of(environment)).present() as fleet:
             yield fleet

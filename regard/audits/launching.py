@@ -54,7 +54,7 @@ class _Workers:
 
     def __init__(self, command: Sequence[str], count: int, hold: Hold, group: str) -> None:
         self._server = dist.TCPStore(HOST, 0, None, True, wait_for_workers=False)
-        self._meeting = Meeting(self._server, count, count)
+        self._meeting = Meeting.at(HOST, self._server.port, count, count, hosted=True)
         self._lost: set[int] = set()
         shared = () if hold.file is None else (hold.file,)
         self.processes = [
@@ -80,6 +80,7 @@ class _Workers:
             "MASTER_ADDR": HOST,
             "MASTER_PORT": str(self._server.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": "0",
             GROUP: group,
         }
 
