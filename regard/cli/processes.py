@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from regard.audits.fleet import Alone
+    from regard.audits.fleet import Team
 
 
-def refuse_processes(count: int, several: bool, team: Alone) -> None:
+def refuse_processes(count: int, several: bool, team: Team) -> None:
     """Raise where so many processes cannot work on one model or several."""
     from regard.audits.fleet import GROUP
 

@@ -167,7 +167,7 @@ def test_torchrun_starts_the_ranks_again(whole, tmp_path):
     assert sorted(done) == sorted({*done}), "nothing was done twice"
 
 
-@pytest.mark.parametrize("variables", [{}, {"WORLD_SIZE": "1"}, {"RANK": "3"}])
+@pytest.mark.parametrize("variables", [{}, {"WORLD_SIZE": "1"}, {"WORLD_SIZE": ""}, {"RANK": "3"}])
 def test_a_world_of_one_is_a_plain_run(variables):
     with joined(variables) as team:
         assert type(team) is Alone
