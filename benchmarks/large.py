@@ -175,8 +175,8 @@ def main() -> int:
     block = 4 * shape.block() / 2**30
     met = rows[more][2] <= room and grown <= 0.5 * block + 0.1
     console.print(
-        f"a layer more: {each:.0f} CPU s and {grown:+.2f} GB; a block is {block:.2f} GB in float32, libraries "
-        f"{base:.2f} GB; at most {room:.2f} GB are asked for: {'met' if met else 'missed'}"
+        f"a layer more: {each:.0f} CPU s and {grown:+.2f} GB; a block is {block:.2f} GB in float32, "
+        f"libraries {base:.2f} GB; at most {room:.2f} GB are asked for: {'met' if met else 'missed'}"
     )
     _extrapolate(each / shape.block(), rows[few][1] - few * each, base)
     return 0 if met else 1
