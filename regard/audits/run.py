@@ -96,7 +96,17 @@ def audit(
 
 
 class Audit:
-    """An audit while it runs: places to measure, and the results so far."""
+    """An audit while it runs: places to measure, and the results so far.
+
+    Examples:
+        >>> from regard.audits import Audit
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+        >>> model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+        >>> audit = Audit(model, [torch.randn(1, 6, 8)], checks=["rows"])
+        >>> audit.measure()
+        >>> len(audit.places), len(audit.report().rows) > 0
+        (2, True)
+    """
 
     def __init__(
         self,
@@ -363,5 +373,11 @@ def _finite(model: nn.Module) -> None:
 
 
 def included_sentences() -> list[str]:
-    """The sentences that come with the package."""
+    """The sentences that come with the package.
+
+    Examples:
+        >>> sentences = regard.audits.included_sentences()
+        >>> len(sentences) > 3, all(sentence.strip() for sentence in sentences)
+        (True, True)
+    """
     return samples("sentences")

@@ -24,6 +24,13 @@ class Substitutions:
     holds: whether no exchange changes it. count: how many there are; every one was run, so the answer
     is exact for the model as it runs. worst: the exchange {position: token} with the least lead of the label,
     which is `lead`. changed: those that change the answer.
+
+    Examples:
+        >>> table = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
+        >>> logits = lambda ids: table[ids].mean(1)
+        >>> found = regard.substitutions(logits, torch.tensor([0, 0]), {0: [1], 1: [1]}, words=2)
+        >>> found.holds, found.count, found.worst
+        (True, 3, {0: 1, 1: 1})
     """
 
     holds: bool

@@ -35,6 +35,16 @@ class PairExchanges:
     which are about exact arithmetic, all others by running them. bounds: how many sets were asked about.
     changed: those that change the answer, each run; lead: the least lead of the label among those that were
     run, at the exchange `worst`.
+
+    Examples:
+        >>> from regard.maps import Affine, Compose
+        >>> from regard.nonexpansive import Pool
+        >>> model = Compose((Pool(), Affine(torch.eye(2, dtype=torch.float64))))
+        >>> x = torch.tensor([[1.0, 0.0]] * 4, dtype=torch.float64)
+        >>> other = torch.tensor([[0.9, 0.1], [0.8, 0.1]], dtype=torch.float64)
+        >>> found = regard.proofs.exchange_pairs(model, x, {0: other, 1: other})
+        >>> found.holds, found.count
+        (True, 8)
     """
 
     holds: bool
@@ -71,6 +81,15 @@ def exchange_pairs(
     A set of pairs lies in two balls; where the label leads everywhere in them, all its pairs are proved at
     once. Otherwise the wider ball is split; sets of fewer than `worth` pairs are run, as the model runs, in
     batches. worth: about how many runs a bound costs.
+
+    Examples:
+        >>> from regard.maps import Affine, Compose
+        >>> from regard.nonexpansive import Pool
+        >>> model = Compose((Pool(), Affine(torch.eye(2, dtype=torch.float64))))
+        >>> x = torch.tensor([[1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+        >>> far = torch.tensor([[0.0, 3.0]], dtype=torch.float64)
+        >>> regard.proofs.exchange_pairs(model, x, {0: far, 1: far}).holds  # one of them changes the answer
+        False
     """
     check_sequence("x", x)
     _check(x, choices, batch, worth)
