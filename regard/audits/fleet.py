@@ -110,7 +110,6 @@ class Fleet(Team):
         self._meeting, self._group = meeting, group
         self.rank, self.world = meeting.rank, meeting.world
         self._progress, self._store = None, None  # type: tuple[Progress, list[Step]] | None, Store | None
-        self._now = ""
         self._quiet = contextlib.ExitStack()
 
     def agree(self, subject: dict[str, str]) -> None:
@@ -152,7 +151,6 @@ class Fleet(Team):
                 if step is None:
                     time.sleep(POLL)
                 else:
-                    self._now = step.what
                     self._do(step)
         finally:
             self._progress = None
@@ -202,7 +200,7 @@ class Fleet(Team):
             progress, steps = showing
             done = len({step.key for step in steps} & store.keys())
             living = self.world - len(self._meeting.gone())
-            progress(f"{living} of {self.world} processes, here: {self._now}", done, len(steps))
+            progress(f"{living} of {self.world} processes", done, len(steps))
 
     @contextlib.contextmanager
     def present(self) -> Iterator[Fleet]:

@@ -19,6 +19,8 @@ def refuse_processes(count: int, several: bool, team: Team) -> None:
 
     if count < 1:
         raise ArgumentError("--processes", f"is {count}", "give 1 or more")
+    if count > 1 and os.name == "nt":
+        raise ArgumentError("--processes", "is not for Windows", "start the ranks with torchrun")
     if several and max(count, team.world) > 1:
         raise ArgumentError("--processes", "a series takes seconds and is done by one", "leave it out")
     if count > 1 and team.world > 1 and GROUP not in os.environ:

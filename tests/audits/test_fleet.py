@@ -237,9 +237,9 @@ def test_progress_counts_what_all_have_done(server, tmp_path):
     steps = audit.steps()
     for step in steps[:4]:  # as another rank would
         (tmp_path / ".units" / f"{step.key}.json").write_text("{}")
-    team._progress, team._now = (lambda *shown: seen.append(shown), steps), "a layer"
+    team._progress = (lambda *shown: seen.append(shown), steps)
     team._look()
-    assert seen == [("1 of 2 processes, here: a layer", 4, len(steps))]
+    assert seen == [("1 of 2 processes", 4, len(steps))]
     assert team.parts([3, 4, 5]) == [12]
 
 
