@@ -233,6 +233,28 @@ def test_a_rank_that_never_comes(server, monkeypatch):
     assert here.gone() == {1}
 
 
+@pytest.mark.parametrize(
+    ("rank", "variables", "raised"),
+    [
+        (0, {room.GROUP: "group"}, r.errors.ArgumentError),
+        (1, {room.GROUP: "group"}, SystemExit),
+        (1, {}, r.errors.ArgumentError),
+    ],
+)
+def test_who_says_an_error(rank, variables, raised, server):
+    """Every rank of torchrun; of the workers that are started here, the first."""
+    usual = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    place = {"MASTER_PORT": str(server.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    with pytest.raises(raised) as caught, joined({**usual, **place, **variables}):
+        raise r.errors.ArgumentError("MODEL", "is broken", "repair it")
+    assert raised is r.errors.ArgumentError or caught.value.code == 2
+    other = Meeting.at("127.0.0.1", server.port, 1 - rank, 2, hosted=True)
+    with pytest.raises(
+        r.errors.ArgumentError, match=rf"rank {rank}: stopped \(MODEL: is broken; repair it\)"
+    ):
+        other.raise_trouble()
+
+
 def test_whoever_hosts_the_meeting_is_gone(monkeypatch):
     host = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     variables = {
