@@ -288,6 +288,7 @@ def one_token(points: Tensor | Measure, index: int, radius: float) -> Radii:
     tokens = _sequence(points)
     if not -len(tokens) <= index < len(tokens):
         raise ArgumentError("index", f"is {index}", f"there are {len(tokens)} tokens")
+    _radius("radius", float(radius))
     radii = torch.zeros(len(tokens), dtype=torch.float64)
     radii[index] = radius
     return Radii(points, radii)

@@ -114,6 +114,15 @@ class Engine(Object):
         """Marks for tokens that come without, while a problem is posed of them for this engine."""
         yield None, None
 
+    @property
+    def over_processes(self) -> bool:
+        """Whether other processes compute with this one, each with tokens of its own."""
+        return False
+
+    def instead(self) -> Engine | None:
+        """The engine that stands in for a tolerant one; None for those that are offered unasked."""
+        return None
+
     def largest(self, value: float) -> float:
         """The largest of the numbers of all processes that compute together; here it is one."""
         return value

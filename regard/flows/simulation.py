@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from regard._durations import spoken_time
 from regard._refused import Refused
 from regard.audits.store import Store
 from regard.compute.application import problem_of
@@ -32,7 +33,6 @@ from regard.flows.cells import DenseRegions
 from regard.flows.columns import ATOMS, COSINE, column_of
 from regard.flows.frames import DRAWN, camera_of
 from regard.flows.recipe import Recipe
-from regard.flows.wording import spoken_time
 from regard.measure import Measure
 
 MANY = 5000

@@ -18,7 +18,7 @@ from regard.hf.hearing import Heard, listening
 from regard.hf.plug import Plug
 from regard.hf.registration import interfaces
 
-FITTED, CALIBRATING = 256, 256
+FITTED, CALIBRATING = 512, 256
 """Reference tokens, at most: what atoms are fitted to, and what errors are measured on."""
 
 
@@ -74,7 +74,7 @@ def compress(
 
     reference: what `with listening(model) as heard:` heard while the cache was filled, or token ids (1, m)
     like those to come, which are run once. Queries are turned to positions after the cache. Half of them fit,
-    half calibrate. The model must run an attention that `register` made.
+    others calibrate. The model must run an attention that `register` made.
 
     Examples:
         >>> import transformers
@@ -105,7 +105,8 @@ def compress(
         atoms, error = _layer(keys, values, queries, (fit, rest), size)
         made.append(atoms)
         errors.append(error)
-    return CompressedCache(atom_cache(made, count, layers[0][0].dtype), count, size, tuple(errors))
+    kept = atom_cache(made, count, layers[0][0].dtype, len(heard.queries[0]))
+    return CompressedCache(kept, count, size, tuple(errors))
 
 
 def _layer(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -23,6 +26,24 @@ class LayerCache:
         self.length = 0
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
+        self._squares: Tensor | None = None
+        self._squared, self._longest = 0, 0.0
+
+    def squares(self) -> tuple[Tensor, float]:
+        """|k|² of all keys, (batch, heads, n), and the largest of them; only new ones are computed."""
+        assert self._keys is not None
+        room = self._keys.shape[-2]
+        if self._squares is None or self._squares.shape[-1] < room:
+            made = self._keys.new_empty(*self._keys.shape[:-2], room)
+            if self._squares is not None:
+                made[..., : self._squared] = self._squares[..., : self._squared]
+            self._squares = made
+        if self._squared < self.length:
+            count = self.length - self._squared
+            new = self._keys.narrow(-2, self._squared, count).square().sum(-1)
+            self._squares.narrow(-1, self._squared, count).copy_(new)
+            self._longest, self._squared = max(self._longest, float(new.amax())), self.length
+        return self._squares.narrow(-1, 0, self.length), self._longest
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """All keys and values, with these at the end."""
@@ -114,6 +135,13 @@ class Cache:
         self.tokens = [LayerCache() for _ in range(layers)]
         self.contexts = [ContextCache() for _ in range(layers)]
         self._seen = 0
+        self._walk: tuple[object, Any] | None = None
+
+    def walk(self, owner: object, make: Callable[[Any], Any]) -> Any:
+        """What `make` finds for the stack that fills this cache, found once."""
+        if self._walk is None or self._walk[0] is not owner:
+            self._walk = owner, make(owner)
+        return self._walk[1]
 
     def begin(self) -> None:
         """Check that all layers hold the same tokens: a pass that was interrupted leaves some layers ahead

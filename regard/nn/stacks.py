@@ -16,6 +16,7 @@ from regard.nn.initialization import initialize
 from regard.nn.layers import DecoderLayer, EncoderLayer, require_context
 from regard.nn.naming import refuse_torch_names
 from regard.nn.promised_layers import PromisedDecoderLayer
+from regard.nn.walking import Walk
 from regard.supports import Causal, Full, Support
 
 
@@ -94,6 +95,11 @@ class Decoder(nn.Module):
         """Tokens (..., n, width) that see their past, and the context (..., m, width) where there is one."""
         refuse_torch_names(torch_names, self)
         self._check(context, cache)
+        walk = None if cache is None or type(support) is not Full else cache.walk(self, Walk.through)
+        if cache is not None and walk is not None and walk.is_open(x, cache):
+            x = walk.go(x, cache)
+            cache.end()
+            return x
         for number, layer in enumerate(self.layers):
             entry = None if cache is None else (cache.tokens[number], cache.contexts[number])
             x = layer(x, context, support=support, context_support=context_support, cache=entry)

@@ -236,15 +236,15 @@ class Rotary(Potential):
                 f"{name} has no single projected query to rotate",
                 "wrap each term: Rotary(Dot(...)) + Alibi(...)",
             )
-        own = self._turns(queries, x_marks)
-        other = own if y_marks is x_marks else self._turns(keys, y_marks)
-        return self._turn(queries, *own), self._turn(keys, *other)
+        own = self.turns(queries, x_marks)
+        other = own if y_marks is x_marks else self.turns(keys, y_marks)
+        return self.turn(queries, *own), self.turn(keys, *other)
 
     def rotate(self, z: Tensor, marks: Tensor) -> Tensor:
         """Each coordinate pair of z (..., n, c) turned by its angle."""
-        return self._turn(z, *self._turns(z, marks))
+        return self.turn(z, *self.turns(z, marks))
 
-    def _turns(self, z: Tensor, marks: Tensor) -> tuple[Tensor, Tensor]:
+    def turns(self, z: Tensor, marks: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin of the angles, (..., n, f)."""
         angle = (
             marks.unsqueeze(-1).double() * self._frequencies(z).double()
@@ -252,7 +252,8 @@ class Rotary(Potential):
         kind = torch.promote_types(z.dtype, torch.float32)
         return angle.cos().to(kind), angle.sin().to(kind)
 
-    def _turn(self, z: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def turn(self, z: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Each coordinate pair of z (..., n, c) turned by angles with these cosines and sines."""
         turning = 2 * cos.shape[-1]
         if self.interleaved:
             a, b = z[..., 0:turning:2], z[..., 1:turning:2]

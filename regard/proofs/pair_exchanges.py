@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard._check import finite
 from regard._enclosed import lengths
 from regard.domains import Radii
 from regard.errors import ArgumentError
 from regard.proofs.classifier import Classifier, check_sequence, classifier
 from regard.proofs.decision import margin_certificate
-from regard.proofs.decision_attack import lead
+from regard.proofs.exchanges import outcomes
 from regard.proofs.question import question
 
 FARTHEST = 0.2
@@ -110,6 +111,7 @@ def _check(x: Tensor, choices: Mapping[int, Tensor], batch: int, worth: int) -> 
         if one.ndim != 2 or not len(one) or one.shape[-1] != x.shape[-1]:
             found = f"has shape {list(one.shape)} at {place}"
             raise ArgumentError("choices", found, f"give embeddings (K, {x.shape[-1]})")
+        finite("choices", one)
     for name, value in (("batch", batch), ("worth", worth)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ArgumentError(name, f"is {value!r}", "give a whole number of at least 1")
@@ -154,9 +156,9 @@ class _Search:
             for row, (_, tokens) in zip(points, group, strict=True):
                 for place, token in tokens.items():
                     row[place] = token
-            leads = lead(self.classifier.run(points).double(), (self.label,)).tolist()
-            for value, (exchange, _) in zip(leads, group, strict=True):
-                if value < 0:
+            leads, others = outcomes(self.classifier.run(points), self.label)
+            for value, other, (exchange, _) in zip(leads, others, group, strict=True):
+                if other:
                     self.changed.append(exchange)
                 if value < self.least:
                     self.least, self.worst = value, exchange

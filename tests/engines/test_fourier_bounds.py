@@ -101,7 +101,7 @@ def share(queries, keys, weights):
     apart = torch.cdist(queries, keys, compute_mode="donot_use_mm_for_euclid_dist")
     seen = ((-0.5 * apart.square()).exp() @ numbers(*weights)) / sum(weights)
     assert facts.share <= float(seen.min())
-    assert facts.share == _least_share(form, facts.center, facts.reach)
+    assert facts.share == _least_share(form, facts.center, facts.reach, len(keys))
     return facts.share / (1 - 1e-6)
 
 
@@ -154,11 +154,14 @@ class Claimed(Transform):
     def _err(self, sums):
         return sums if not self.added else sums + numbers(*self.added).expand_as(sums)
 
-    def convolve(self, x, y, strengths, series):
-        return self._err(Separable().convolve(x, y, strengths, series))
+    def grid(self, points, strengths, series):
+        return Separable().grid(points, strengths, series)
 
-    def fields(self, x, y, weights, series):
-        return self._err(Separable().fields(x, y, weights, series))
+    def values(self, points, grid, columns, series):
+        return self._err(Separable().values(points, grid, columns, series))
+
+    def slopes(self, points, grid, series):
+        return self._err(Separable().slopes(points, grid, series))
 
     def rounding(self, series, keys):
         return self.error, self.gradient
@@ -176,7 +179,7 @@ class Claimed(Transform):
 def facts_of(share=0.25, slack=0.0, drift=False, dimension=2, reach=5.0, length=2.0):
     none = torch.zeros(1, 1, dimension, dtype=D)
     radius = torch.ones(1, 1, dtype=D)
-    return Facts(none, none, reach, dimension, share, radius, length, slack, drift)
+    return Facts(none, none, reach, dimension, share, radius, length, slack, drift, 10, 10, 10)
 
 
 EXACT = Series.of(13.0, 5.0, 2)
