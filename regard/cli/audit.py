@@ -16,7 +16,7 @@ from regard.errors import ArgumentError, MissingExtraError
 if TYPE_CHECKING:
     from regard.audits.checkpoint import Checkpoint
     from regard.audits.checks import Check
-    from regard.audits.fleet import Alone
+    from regard.audits.fleet import Team
     from regard.audits.run import Audit
     from regard.audits.streaming import StreamedAudit
     from regard.audits.weights import WeightAudit
@@ -142,7 +142,7 @@ def audit(
 
 
 def _do(
-    models: list[str], texts: list[str], asked: list[Check], way: _Way, processes: int, team: Alone
+    models: list[str], texts: list[str], asked: list[Check], way: _Way, processes: int, team: Team
 ) -> int:
     """The work itself, and its exit status."""
     from regard._files import check_writable
@@ -223,7 +223,7 @@ def _quickly(asked: list[Check], alone: bool) -> list[Check]:
     return found
 
 
-def _single(model: str | None, texts: list[str], asked: list[Check], way: _Way, team: Alone) -> int:
+def _single(model: str | None, texts: list[str], asked: list[Check], way: _Way, team: Team) -> int:
     """Audit one model, from where an earlier run stopped if that is asked; the exit status."""
     from regard.audits import terminal
     from regard.audits.owning import succession
@@ -238,7 +238,7 @@ def _single(model: str | None, texts: list[str], asked: list[Check], way: _Way, 
     return _report(run, way, stopped, team) if code is None else code
 
 
-def _report(run: _Audit, way: _Way, stopped: str, team: Alone) -> int:
+def _report(run: _Audit, way: _Way, stopped: str, team: Team) -> int:
     """Write and show the report; the exit status."""
     from regard.audits import page, terminal
 
@@ -354,7 +354,7 @@ def _subject(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: 
     }
 
 
-def _measure(run: _Audit, way: _Way, team: Alone) -> str:
+def _measure(run: _Audit, way: _Way, team: Team) -> str:
     """Measure all there is; says why where that was interrupted.
 
     A model that turns out to be broken leaves no files.
