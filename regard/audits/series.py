@@ -19,7 +19,7 @@ from regard.errors import ArgumentError
 SCHEMA = 1
 FAST = math.log(2.0)
 """A head that grows twice as much as the median head from one checkpoint to the next deserves a look."""
-LARGE, HOLDS = 4096.0, 65504.0
+LARGE, HOLDS = 4096.0, 65504
 """A logit that deserves a word where it still grows, and what float16 holds: a product of query and key is
 larger than its logit by one over the scale, 8 for heads of width 64 and 11.3 for 128, so that half is left.
 """
@@ -87,8 +87,13 @@ class Series:
         own = [track for track in self.tracks if track.column == column]
         return sorted(own, key=lambda track: (track.fast, _or_least(track.growth)), reverse=True)
 
+    def runaway(self) -> tuple[int, Track] | None:
+        """The checkpoint, from 0, at which the logits of a head run away, and which head."""
+        return runaway([track for track in self.tracks if track.column == "largest_logit"])
+
     def to_dict(self) -> dict[str, Any]:
         """Every number, with the version of the schema."""
+        away = self.runaway()
         tracks = [
             {
                 "column": t.column,
@@ -113,6 +118,9 @@ class Series:
                 "checkpoints": self.names,
                 "tracks": tracks,
                 "missing": missing,
+                "runaway": None
+                if away is None
+                else {"checkpoint": self.names[away[0]], "site": away[1].site, "head": away[1].head},
             }
         )
 

@@ -32,8 +32,8 @@ HELP = """How regular is the attention of a trained model?
 
 MODEL is a local directory (config.json with safetensors, or a pickle of tensors) or a hub id; nothing means
 all-MiniLM-L6-v2. Everything that is not an option is a model. One model is audited on texts. Two or more are
-checkpoints of one training run, in their order: a series, by their weights alone. Code in a checkpoint is
-never run.
+checkpoints of one training run, in their order: a series, by their weights, and with --text by the attention
+rows on these texts too. Code in a checkpoint is never run.
 
 A report is written to --out: report.html to read, report.json with every number, card.md for a model card
 (a series: series.html and series.json). The summary goes to stdout, progress and errors to stderr.
@@ -50,6 +50,7 @@ Examples
   regard audit ./llama-7b --low-memory                    texts too, with one block in memory at a time
   regard audit ./big-model --out big --resume             continue after Ctrl-C, a crash or a reboot
   regard audit ./step-1000 ./step-2000 ./step-3000        how each head moves over training
+  regard audit ./step-1000 ./step-2000 --text "A text."   and whether the logits of one run away
 
 \b
 Exit status
@@ -112,14 +113,17 @@ def audit(
 
     several = len(models or []) > 1
     alone = several or weights_only
-    texts, asked = _texts(text or [], alone), _find_checks(checks, alone)
+    if several and text and checks is None:
+        checks = "weights,rows"
+    read = several and bool(text)
+    texts, asked = _texts(text or [], weights_only), _find_checks(checks, alone and not read)
     if quick:
         texts, asked = texts[:1], _quickly(asked, alone)
     if twin and (alone or quick):
-        what = "--quick, which is a first look" if quick else "--weights-only or a series, without inputs"
+        what = "--quick, which is a first look" if quick else "--weights-only or a series"
         raise ArgumentError("--twin", f"is given with {what}", "leave one of them out")
     if thorough and (alone or quick):
-        what = "--quick, which is a first look" if quick else "--weights-only or a series, without inputs"
+        what = "--quick, which is a first look" if quick else "--weights-only or a series"
         raise ArgumentError("--thorough", f"is given with {what}", "leave one of them out")
     if several and resume:
         raise ArgumentError("--resume", "is given for a series, which takes seconds", "leave it out")
@@ -134,7 +138,7 @@ def audit(
     way = _Way(out, device_of(device), resume, weights_only, low_memory, False if quick else twin, thorough)
     check_writable(out)
     if several:
-        _series(models or [], asked, way)
+        _series(models or [], texts if read else [], asked, way)
     else:
         _single(models[0] if models else None, texts, asked, way)
 
@@ -159,11 +163,7 @@ def _texts(values: list[str], alone: bool) -> list[str]:
     from regard.audits.inputs import texts_of
 
     if alone and values:
-        raise ArgumentError(
-            "--text",
-            "is given, and --weights-only and a series read no texts",
-            "leave it out, or audit one model with texts",
-        )
+        raise ArgumentError("--text", "is given, and --weights-only reads no texts", "leave one of them out")
     return texts_of(values)
 
 
@@ -344,23 +344,30 @@ def _remove_empty(directory: Path) -> None:
         directory.rmdir()
 
 
-def _series(models: Sequence[str], asked: list[Check], way: _Way) -> None:
-    """Audit the weights of each checkpoint, and lay the reports side by side."""
+def _series(models: Sequence[str], texts: list[str], asked: list[Check], way: _Way) -> None:
+    """Audit each checkpoint, by its weights or on texts, and lay the reports side by side."""
     from regard.audits import terminal
     from regard.audits.checkpoint import find
     from regard.audits.series import save, series
     from regard.audits.weights import WeightAudit
 
     with _status("looking at the checkpoints"):
-        runs = [WeightAudit(find(model), checks=asked, device=way.device) for model in models]
-    sizes = [len(run.places) for run in runs]
-    with terminal.Bars(terminal.messages(), sizes) as bars:
-        for number, run in enumerate(runs):
-            run.measure(
-                lambda what, done, total, before=sum(sizes[:number]): bars(what, before + done, sum(sizes))  # type: ignore[misc]
-            )
-    found = series([run.report() for run in runs], _distinct([run.name for run in runs], models))
-    terminal.show_series(found, save(found, way.out), terminal.output())
+        found = [find(model) for model in models]
+    reports = []
+    for checkpoint in found:  # one in memory at a time
+        run: _Audit
+        with _status(f"loading {checkpoint.name}"):
+            if texts:
+                run = _on_texts(checkpoint, texts, asked, replace(way, twin=False))
+            else:
+                run = WeightAudit(checkpoint, checks=asked, device=way.device)
+        with terminal.Bars(
+            terminal.messages(), [len(run.places), *(len(run.places) + 1 for _ in run.inputs)]
+        ) as bars:
+            run.measure(bars)
+        reports.append(run.report())
+    whole = series(reports, _distinct([checkpoint.name for checkpoint in found], models))
+    terminal.show_series(whole, save(whole, way.out), terminal.output())
 
 
 def _distinct(short: Sequence[str], long: Sequence[str]) -> Sequence[str]:
