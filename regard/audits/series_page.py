@@ -131,7 +131,7 @@ def runaway_in_words(found: Series) -> Sentence | None:
     return say(
         "Look at {place}: its {column} went from {before} to {after} on the way to {checkpoint}, the largest "
         "of all heads there, and is {last} at {end}. A product of query and key is larger still, by the root "
-        "of the head's width where scores are scaled after it, and float16 ends at {holds}: where it is used, "
+        "of the head's width where scores are scaled later, and float16 ends at {holds}: where it is used, "
         "hold the learning rate, normalize queries and keys, or multiply them in float32.",
         place=track.label,
         column="largest logit",
