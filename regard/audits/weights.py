@@ -8,7 +8,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from regard.audits.noticing import Noticed
 from regard.audits.places import Place, places
 from regard.audits.quantized import refuse_parts
 from regard.audits.report import Report
-from regard.audits.run import Progress
+from regard.audits.steps import Progress, Step, in_order
 from regard.audits.store import Store
 from regard.errors import ArgumentError
 
@@ -64,17 +64,18 @@ class WeightAudit:
 
     def measure(self, progress: Progress | None = None) -> None:
         """Measure every layer that is not in the store yet."""
-        for done, place in enumerate(self.places):
-            if progress is not None:
-                progress(f"weights of {place.path}", done, len(self.places))
-            if weights_key(place) not in self.store:
-                self.store.put(weights_key(place), self._measure_one(place))
-        if progress is not None:
-            progress("done", len(self.places), len(self.places))
+        in_order(self.steps(), self.store, progress)
 
-    def report(self, partial: str = "") -> Report:
-        """The report of what is in the store; `partial` says why it is not the whole."""
-        return collect(self, partial)
+    def steps(self) -> list[Step]:
+        """All that is to be done, in any order."""
+        return [
+            Step(f"weights of {place.path}", weights_key(place), partial(self._keep_one, place))
+            for place in self.places
+        ]
+
+    def report(self, unfinished: str = "") -> Report:
+        """The report of what is in the store; `unfinished` says why it is not the whole."""
+        return collect(self, unfinished)
 
     def _names(self, place: Place) -> tuple[str, ...]:
         module = self.original.get_submodule(place.path)
@@ -84,6 +85,9 @@ class WeightAudit:
             return place.adapter.parameters(self.original, place.path, module) + before
         except NotCovered:
             return ()  # measuring it says why
+
+    def _keep_one(self, place: Place) -> None:
+        self.store.put(weights_key(place), self._measure_one(place))
 
     def _measure_one(self, place: Place) -> dict[str, Any]:
         try:

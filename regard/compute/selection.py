@@ -17,7 +17,13 @@ LARGE = 1 << 26
 
 @dataclass(frozen=True)
 class Explanation:
-    """The plan that runs, and one sentence for each engine that was asked before it and refused."""
+    """The plan that runs, and one sentence for each engine that was asked before it and refused.
+
+    Examples:
+        >>> found = regard.explain(regard.Attention(regard.Laplace()), torch.randn(8, 4))
+        >>> found.engine.name, sorted(found.refusals)  # what runs, and who refused before it
+        ('tiled', ['flex', 'fourier', 'linear', 'sdpa'])
+    """
 
     plan: Plan
     refusals: dict[str, str]

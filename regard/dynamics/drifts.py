@@ -20,6 +20,12 @@ from regard.measure import Measure
 drift = Verb("drift")
 """drift(map, measure, engine) -> the values (..., n, e) at its points. A measure without weights and marks is
 the sequence of its points, where every map says itself what it does; with weights a map needs a rule here.
+
+Examples:
+    >>> heavy = regard.Measure(torch.eye(2), torch.tensor([0.9, 0.1]).log())
+    >>> layer = regard.Attention(regard.Dot())
+    >>> torch.allclose(regard.dynamics.drift(layer, heavy, None), layer(heavy.points, heavy))
+    True
 """
 
 

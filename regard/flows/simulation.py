@@ -49,7 +49,15 @@ PATIENCE = 4.0
 
 
 class Simulation:
-    """A recipe that runs. With a directory, every frame and the state are kept there until `finish`."""
+    """A recipe that runs. With a directory, every frame and the state are kept there until `finish`.
+
+    Examples:
+        >>> from regard.flows import Recipe, Simulation
+        >>> simulation = Simulation(Recipe(particles=9, until=0.5, frames=2))
+        >>> simulation.run()
+        >>> len(simulation.report()["panels"][0]["frames"])  # the start, and two more
+        3
+    """
 
     def __init__(self, recipe: Recipe, directory: Path | None = None, *, resume: bool = False) -> None:
         self.recipe, self._directory = recipe, directory

@@ -141,14 +141,19 @@ CALM = 2e-6
 """Where float32 scores of a Gaussian about the origin are off by less than this, its points stay there."""
 
 
+def is_calm(square: float, precision: float) -> bool:
+    """Whether points of at most this squared length stay at the origin."""
+    return square * precision * _EPS <= CALM
+
+
 def _calm_gaussian(queries: Tensor, keys: Tensor, precision: float) -> Reduction | None:
     """The same in the fewest passes, where points stay at the origin and nobody takes a derivative."""
     if queries.device.type != "cpu" or is_fake(keys) or 0 in (queries.numel(), keys.numel()):
         return None
     lengths = torch.linalg.vector_norm(keys, dim=-1)
     longest = torch.linalg.vector_norm(queries, dim=-1).amax()
-    reach = max(lengths.amax().item(), longest.item()) ** 2 * precision
-    if not reach * _EPS <= CALM:
+    square = max(lengths.amax().item(), longest.item()) ** 2
+    if not is_calm(square, precision):
         return None
     return Reduction(
         queries,
@@ -156,7 +161,7 @@ def _calm_gaussian(queries: Tensor, keys: Tensor, precision: float) -> Reduction
         precision,
         key_bias=lengths.square_().mul_(-0.5 * precision),
         row_bias=lambda: -0.5 * precision * queries.square().sum(-1),
-        amplitude=reach,
+        amplitude=square * precision,
     )
 
 

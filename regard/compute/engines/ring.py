@@ -38,6 +38,12 @@ class Ring(Engine):
     them, backward, their gradients (liu2023ring). group: a process group of torch.distributed, None for all.
     timeout: seconds after which a rank that sends nothing is lost. shards: which tokens a rank holds, where
     they come without marks. It must be asked for by name.
+
+    Examples:
+        >>> from regard.engines import Ring, ZigZag
+        >>> ring = Ring(timeout=5.0, shards=ZigZag())  # for processes that torchrun started
+        >>> ring.name, ring.timeout
+        ('ring', 5.0)
     """
 
     group: Any = None

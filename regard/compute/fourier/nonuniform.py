@@ -26,6 +26,11 @@ class Finufft(Transform):
     """Nonuniform fast Fourier transforms of finufft (barnett2019): O(m + n) and a fast transform of the grid.
 
     Its authors give the tolerance as an aim, not as a bound, so what it adds is a hypothesis. CPU only.
+
+    Examples:
+        >>> from regard.engines import Finufft, Fourier
+        >>> Fourier(1e-6, Finufft()).transform  # needs pip install finufft
+        Finufft()
     """
 
     tolerance: float = 1e-14

@@ -23,6 +23,13 @@ class Separable(Transform):
     """Products of matrices of cosines and sines, one for each axis: (m + n)(2·modes + 1)^d operations.
 
     Plain torch on any device, and every rounding is counted.
+
+    Examples:
+        >>> from regard.engines import Fourier, Separable
+        >>> layer, x = regard.Attention(regard.Gaussian()), torch.rand(300, 1, dtype=torch.float64)
+        >>> series = regard.apply(layer, x, engine=Fourier(1e-9, Separable()))
+        >>> bool((series - layer(x)).abs().max() < 1e-9)
+        True
     """
 
     def grid(self, points: Tensor, strengths: Tensor, series: Series) -> Tensor:
