@@ -277,17 +277,18 @@ def _run(model: str | None, texts: list[str], asked: list[Check], way: _Way) -> 
 
 
 def _low_memory(checkpoint: Checkpoint, way: _Way) -> bool:
-    """Whether to hold one block at a time: what was asked for, or what the machine has room for,
-    which is said.
+    """Whether to hold one block at a time: what was asked for, what the machine has room for, or what makes
+    matrices of quantized weights; that is said.
     """
     from regard.audits import terminal
-    from regard.audits.streaming import exceeds_memory
+    from regard.audits.streaming import exceeds_memory, is_quantized
 
     if way.low_memory is not None:
         return way.low_memory
-    large = exceeds_memory(checkpoint)
+    small = is_quantized(checkpoint)
+    large = small or exceeds_memory(checkpoint)
     if large:
-        terminal.say(terminal.messages(), terminal.BLOCKWISE)
+        terminal.say(terminal.messages(), terminal.QUANTIZED if small else terminal.BLOCKWISE)
     return large
 
 
