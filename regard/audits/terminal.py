@@ -57,6 +57,10 @@ BLOCKWISE = (
     "all blocks at once are not made "
     "(--no-low-memory loads it whole)"
 )
+QUANTIZED = (
+    "the weights are quantized, so they are made matrices block by block, and checks that need all blocks at "
+    "once are not made (--no-low-memory lets transformers load them)"
+)
 """Said where that is decided for the user."""
 STYLES = {ALARMING: "bold red", NOTABLE: "yellow", NOTE: "dim"}
 
