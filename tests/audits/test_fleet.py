@@ -249,9 +249,7 @@ def test_who_says_an_error(rank, variables, raised, server):
         raise r.errors.ArgumentError("MODEL", "is broken", "repair it")
     assert raised is r.errors.ArgumentError or caught.value.code == 2
     other = Meeting.at("127.0.0.1", server.port, 1 - rank, 2, hosted=True)
-    with pytest.raises(
-        r.errors.ArgumentError, match=rf"rank {rank}: stopped \(MODEL: is broken; repair"
-    ):
+    with pytest.raises(r.errors.ArgumentError, match=rf"rank {rank}: stopped \(MODEL: is broken; repair"):
         other.raise_trouble()
 
 
