@@ -178,7 +178,7 @@ def _why_not(problem: Problem) -> Refused | None:
     """Why a problem of this rank cannot go round."""
     if not isinstance(problem.normalizer, Softmax):
         kind = type(problem.normalizer).__name__
-        return Refused(f"shards of keys are joined by their log-sum-exps, and {kind} is no softmax.")
+        return Refused(f"shards of keys are joined by their log-sum-exps, and {kind} is not a softmax.")
     if is_recorded(problem.values):
         return Refused("other processes answer while a program runs, and this one is only recorded.")
     marks = (problem.query_marks, problem.key_marks)

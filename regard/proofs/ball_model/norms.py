@@ -103,7 +103,9 @@ class _Moves:
         self.along_rest = rest * (1 + unit) + self.slip_along
         self.reach_along = self.along_first + self.along_rest
         if not float(self.reach_along.amax()) < FARTHEST:
-            raise Refusal("a token may lose nine tenths of itself before a norm layer; use a smaller radius")
+            raise Refusal(
+                "a token may shrink to a tenth of its length before a norm layer; use a smaller radius"
+            )
         self.first = form_norms(self.across)
         self.rest = (far if state.is_still else longest(self.rest_shape)) + self.slip_across
 
