@@ -12,7 +12,15 @@ from regard.errors import ArgumentError
 
 
 class LayerCache:
-    """Keys and values (batch, heads, n, c) of one self-attention, in buffers that grow by doubling."""
+    """Keys and values (batch, heads, n, c) of one self-attention, in buffers that grow by doubling.
+
+    Examples:
+        >>> cache, new = regard.nn.LayerCache(), torch.randn(1, 2, 3, 4)
+        >>> keys, values = cache.extend(new, new)
+        >>> keys, values = cache.extend(new, new)
+        >>> cache.length, keys.shape
+        (6, torch.Size([1, 2, 6, 4]))
+    """
 
     def __init__(self) -> None:
         self.length = 0
@@ -74,7 +82,16 @@ class LayerCache:
 
 
 class ContextCache:
-    """Keys and values of a context that does not grow: what cross-attention reads at every step."""
+    """Keys and values of a context that does not grow: what cross-attention reads at every step.
+
+    Examples:
+        >>> cache, context = regard.nn.ContextCache(), torch.randn(1, 5, 4)
+        >>> cache.known(context) is None
+        True
+        >>> cache.keep(context, context, context)
+        >>> cache.known(context)[0] is context
+        True
+    """
 
     def __init__(self) -> None:
         self.context: Tensor | None = None
@@ -102,7 +119,17 @@ class ContextCache:
 
 
 class Cache:
-    """What a stack of layers has seen: one entry a layer. `length` tokens are in it."""
+    """What a stack of layers has seen: one entry a layer. `length` tokens are in it.
+
+    Examples:
+        >>> from regard.nn import Design, LanguageModel
+        >>> model, ids = LanguageModel(Design(8, 2), 5, 2).eval(), torch.tensor([[1, 2, 3]])
+        >>> cache = model.cache()
+        >>> with torch.no_grad():
+        ...     steps = [model(ids[:, i : i + 1], cache=cache) for i in range(3)]
+        ...     torch.allclose(torch.cat(steps, 1), model(ids), atol=1e-5), cache.length
+        (True, 3)
+    """
 
     def __init__(self, layers: int) -> None:
         self.tokens = [LayerCache() for _ in range(layers)]

@@ -25,6 +25,12 @@ class Support(Object):
 
     Because a support only looks at marks, permuting tokens together with their marks permutes the mask with
     them.
+
+    Examples:
+        >>> marks = torch.arange(3)
+        >>> seen = regard.Causal().allows(marks, marks)
+        >>> isinstance(regard.Causal(), regard.supports.Support), seen.int().tolist()
+        (True, [[1, 0, 0], [1, 1, 0], [1, 1, 1]])
     """
 
     @abstractmethod
@@ -74,7 +80,13 @@ class Full(Support):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class And(Support):
-    """What every part allows."""
+    """What every part allows.
+
+    Examples:
+        >>> both = regard.Causal() & regard.Window(1, 1)
+        >>> type(both) is regard.supports.And, both.allows(torch.arange(3), torch.arange(3)).int().tolist()
+        (True, [[1, 0, 0], [1, 1, 0], [0, 1, 1]])
+    """
 
     parts: tuple[Support, ...] = part()
 
@@ -97,7 +109,15 @@ class And(Support):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Or(Support):
-    """What some part allows."""
+    """What some part allows.
+
+    Examples:
+        >>> either = regard.Window(0, 0) | regard.Where(torch.tensor([[True, False, False]]).expand(3, 3))
+        >>> type(either) is regard.supports.Or
+        True
+        >>> either.allows(torch.arange(3), torch.arange(3)).int().tolist()
+        [[1, 0, 0], [1, 1, 0], [1, 0, 1]]
+    """
 
     parts: tuple[Support, ...] = part()
 

@@ -47,6 +47,11 @@ class Sdpa(Engine):
 
     On other devices than the CPU it goes through torch's public door, F.scaled_dot_product_attention, which
     takes the fused kernel of the device; public=True does so on a CPU too.
+
+    Examples:
+        >>> found = regard.explain(regard.Attention(regard.Gaussian()), torch.randn(8, 4)).engine
+        >>> isinstance(found, regard.engines.Sdpa)  # Gaussian scores are a dot product plus a key bias
+        True
     """
 
     public: bool = False
