@@ -1,4 +1,4 @@
-"""Slices of a ball: no key of a given weight is nearer, or farther, than they say; one is as near, and far."""
+"""Slices of a ball: no key of a given weight is nearer or farther than they say; one is as near, and far."""
 
 import pytest
 import torch

@@ -30,7 +30,7 @@ v_j),\ kz + \kappa_jz_j)$ with $r = |y - x_j|$, $z \ge |V(y) - u|$ and $v_j \ge 
 over cells. The weight says where $y$ is along the slope $\theta$ of the scores, $t = (\log k - \log
 k(c))/\alpha$ from the center $c$, and $q = \sqrt{R^2 - t^2}$ how far it can be across: with $t_p$ and $a_p$
 the same of a point $p$, $(t - t_p)^2 + (a_p - q)_+^2 \le |y - p|^2 \le (t - t_p)^2 + (a_p + q)^2$. That
-bounds $r$ from below for $p = x_j$, and $z \le w|y - m|$ from above for the mean $m$ of the row's law of keys.
+bounds $r$ from below for $p = x_j$, and $z \le w|y - m|$ from above for the mean $m$ of the row's keys.
 """,
     hypotheses=("softmax rows", "bilinear scores", "values affine in the tokens", "no masks, no positions"),
     source="(vuckovic2021)",
@@ -43,9 +43,9 @@ k(X)) - \lambda|Y - X|\,] \le \lambda\rho + \sum_jw_j\sup_y[\dots]$.
 
 On a ball: the two ways of `measure_deviation` to write $h(y) - h(x_j)$, and the triangle inequality. Since
 $\log k$ is affine with slope $\theta$, $t = \theta\cdot(y - c)/\alpha$; the part of $y - c$ across $\theta$
-has at most the length $q$, as $|y - c| \le R$; and $|y - p|^2$ is the sum of the squares along and across. For
-$k$ in a cell $[k_a, k_b]$ with $r \ge r_0$, $k\min(wr, v) - \lambda r$ is at most $k_bwr_0 - \lambda r_0$ where
-$k_bw \le \lambda$, and $k_bv - \lambda\max(r_0, v/w)$ otherwise. Above $\kappa_j$ there is
+has at most the length $q$, as $|y - c| \le R$; and $|y - p|^2$ is the sum of the squares along and across.
+For $k$ in a cell $[k_a, k_b]$ with $r \ge r_0$, $k\min(wr, v) - \lambda r$ is at most $k_bwr_0 - \lambda r_0$
+where $k_bw \le \lambda$, and $k_bv - \lambda\max(r_0, v/w)$ otherwise. Above $\kappa_j$ there is
 $(k - \kappa_j)(z_j - \tau) \le (k_b - \kappa_j)(z_j - \tau)_+ - (k_a - \kappa_j)(\tau - z_j)_+$; below,
 $(\kappa_j - k)(z_j + \tau) \le (\kappa_j - k_a)(z_j + \tau)$. $\tau$ and $\lambda$ are searched without
 proof, and the inequality is checked.
