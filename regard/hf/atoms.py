@@ -144,6 +144,8 @@ def _layer_class() -> Any:
         def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **options: Any) -> Any:
             if torch.is_grad_enabled() and key_states.requires_grad:
                 return super().update(F.pad(key_states, (0, 1)), value_states, *args, **options)
+            assert self.keys is not None
+            assert self.values is not None
             new = key_states.shape[-2]
             if self.room is None or not self.room.holds(self.keys, new):
                 self.room = Room(self.keys, self.values, self.heads, new + max(MORE, self._kept()))
