@@ -160,7 +160,8 @@ def main() -> int:
         missed |= bool((certified < really * (1 - 1e-9)).any())
         missed |= len(pieces) == 2 and float(certified.mean()) > LOOSE * float(attacked.mean())
         name = f"“{word}” as {len(pieces)} pieces, {' '.join(pieces)}"
-        table.add_row(name, _shown(certified), _shown(attacked), _shown(really), f"any of {min(count, PIECES)} words")
+        shown = [_shown(rows) for rows in (certified, attacked, really)]
+        table.add_row(name, *shown, f"any of {min(count, PIECES)} words")
     console.print(table)
     console.print("missed" if missed else "all targets met", style="red" if missed else "green")
     return int(missed)

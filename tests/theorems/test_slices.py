@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from regard._enclosed import Numbers, Vectors
+from regard._upper import exact
 from regard.attention import Attention
 from regard.domains import Ball, NearbyLaws
 from regard.measure import Measure
@@ -58,3 +60,21 @@ def test_they_are_attained_in_the_plane():
     other = torch.stack([t, -q], -1)  # the far side
     found = slices.farthest_from_means().bound[:, 0]
     torch.testing.assert_close(found, torch.cdist(means, other), rtol=1e-7, atol=0)
+    rows.rows.__dict__["means"] = Vectors(rows.rows.means.center, exact(0.1))  # known roughly
+    higher = means + torch.tensor([0.0, 0.1], dtype=D)
+    assert bool((_seen(rows, y).farthest_from_means().bound[:, 0] >= torch.cdist(higher, other)).all())
+
+
+def test_numbers_that_are_known_roughly():
+    """A number at 3 ± 1/4, a center at 1 ± 1/8, a cell [0, 1/2]: the least and most of distances."""
+    rows = _rows(
+        Attention(Bilinear(torch.eye(2, dtype=D))), ball_of(law(generator(0), 1, 2, 1.0, False), 0.1, 2.0)
+    )
+    cells = torch.tensor([[[0.0]]], dtype=D)
+    slices = Slices(rows, cells, cells + 0.5)
+    slices.center = Numbers(torch.tensor([[[1.0]]], dtype=D), exact(0.125))
+    number = Numbers(torch.tensor([[[3.0]]], dtype=D), exact(0.25))
+    found = [slices._gap(number), slices._span(number), slices._at_most(number), slices._at_least(number)]
+    for one, truth, above in zip(found, (2.25, 3.25, 2.375, 1.625), (False, True, True, False), strict=True):
+        assert (float(one) >= truth) if above else (float(one) <= truth)
+        assert abs(float(one) - truth) < 1e-12
