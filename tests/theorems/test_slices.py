@@ -61,8 +61,9 @@ def test_they_are_attained_in_the_plane():
     found = slices.farthest_from_means().bound[:, 0]
     torch.testing.assert_close(found, torch.cdist(means, other), rtol=1e-7, atol=0)
     rows.rows.__dict__["means"] = Vectors(rows.rows.means.center, exact(0.1))  # known roughly
-    higher = means + torch.tensor([0.0, 0.1], dtype=D)
-    assert bool((_seen(rows, y).farthest_from_means().bound[:, 0] >= torch.cdist(higher, other)).all())
+    higher, below = means + torch.tensor([0.0, 0.1], dtype=D), torch.tensor([[0.0, -2.0]], dtype=D)
+    found = _seen(rows, below).farthest_from_means().bound[:, 0]
+    assert bool((found >= torch.cdist(higher, below)).all())
 
 
 def test_numbers_that_are_known_roughly():
