@@ -147,7 +147,6 @@ def _layer_class() -> Any:
             assert self.keys is not None
             assert self.values is not None
             new = key_states.shape[-2]
-            assert self.keys is not None and self.values is not None  # filled when it is made
             if self.room is None or not self.room.holds(self.keys, new):
                 self.room = Room(self.keys, self.values, self.heads, new + max(MORE, self._kept()))
             self.room.append(key_states, value_states)
