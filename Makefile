@@ -81,7 +81,7 @@ notebooks: $(VENV)/.notebooks
 # Every part runs, whichever of them misses a target; the exit status says whether one did.
 bench: $(VENV)/.bench
 	@missed=0; \
-	for part in "benchmarks" "benchmarks.everyday" "benchmarks.tightness $(if $(QUICK),,--model)" "benchmarks.depth" "benchmarks.lengths" "benchmarks.decisions" "benchmarks.reviews" "benchmarks.crowd" "benchmarks.edits" "benchmarks.nearby" "benchmarks.compression" "benchmarks.cheaper" "benchmarks.cache" "benchmarks.audit" "benchmarks.plug" "benchmarks.guaranteed" "benchmarks.implicit" "benchmarks.language" "benchmarks.fourier" "benchmarks.flow"; do \
+	for part in "benchmarks" "benchmarks.everyday" "benchmarks.tightness $(if $(QUICK),,--model)" "benchmarks.depth" "benchmarks.lengths" "benchmarks.large" "benchmarks.ring" "benchmarks.decisions" "benchmarks.reviews" "benchmarks.crowd" "benchmarks.edits" "benchmarks.nearby" "benchmarks.compression" "benchmarks.cheaper" "benchmarks.cache" "benchmarks.audit" "benchmarks.fleet" "benchmarks.plug" "benchmarks.guaranteed" "benchmarks.implicit" "benchmarks.language" "benchmarks.fourier" "benchmarks.flow"; do \
 		echo "python -m $$part $(if $(QUICK),--quick)"; \
 		$(RUN) -m $$part $(if $(QUICK),--quick) || missed=1; \
 	done; \

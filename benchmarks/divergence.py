@@ -1,175 +1,225 @@
-"""python -m benchmarks.divergence [--quick]: does the head that runs ahead tell that a training will diverge?
+"""python -m benchmarks.divergence [--quick] [--float32]: is the head that is named the one that ends a run?
 
-Small language models learn for a while and then train with a rate that is too large, or go on as they were.
-An alarm is a head whose QK norm grew `factor` times as much as that of the median head since the checkpoint
-before; the factor is tuned on some seeds and tested on others. Whether a head did it is asked by putting its
-queries and keys back to what they were a tenth of the run before: how much of the rise of the loss is undone.
+Small language models learn with a rate that is too large, and their attention multiplies queries and keys in
+float16, as mixed precision without a fused kernel does (Ding et al. 2021, Zeng et al. 2023): products grow
+until one is above 65,504, and the loss is not a number. A rule names a head at a checkpoint
+(`regard.audits.series.runaway`, which is what `regard audit A B C --text ...` says); how large a logit it
+waits for is tuned on some seeds and tested on others. Whether that head does it is asked by going on from
+that checkpoint on the same texts with its queries and keys held, and once more with those of another held.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
-import math
 import statistics
 import sys
+import time
 from dataclasses import dataclass
 
 import torch
 from rich.console import Console
-from torch import Tensor
 
-from regard.audits.checks.base import Weights
-from regard.audits.checks.spectra import comparing_norms
-from regard.audits.places import places
+from benchmarks.small_decoders import HEADS, LAYERS, Decoders, Snapshot, texts
+from regard.audits.series import LARGE, Track, runaway, series
 
-WORDS, LENGTH, BATCH = 48, 32, 16
-STEPS, EVERY, CALM = 220, 10, 120
-"""Steps of a run, steps between checkpoints, and steps before the rate changes."""
-HEALTHY, TOO_LARGE = 5e-3, 0.15
-RISE = 0.7
-"""By how many nats above its best the loss of five steps counts as an explosion."""
-AHEAD = STEPS // 10
-FACTORS = (1.5, 2.0, 3.0, 4.0, 6.0)
+STEPS, EVERY, WARM = 600, 10, 20
+"""Steps of a run, steps between checkpoints, and steps in which the rate grows to what it is."""
+HEALTHY, TOO_LARGE = 0.02, 0.05
+LIMITS = (2048.0, 3072.0, LARGE, 5500.0)
+"""Among these is the logit that the rule waits for."""
+AHEAD, LONGER = 0.1, 0.1
+"""How much of the run an alarm must be ahead, and how much longer a run must live to be saved by a hold."""
+NEEDED = 8
 console = Console(width=120)
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a training did: when it exploded, the QK norms of all heads at its checkpoints, and how much of
-    the rise each head's past undoes.
+    """What a training did: when it ended, its losses, which heads had a product that float16 does not hold,
+    and at each checkpoint the largest logit and the QK norm of every head.
     """
 
-    exploded: int | None
+    seed: int
+    ended: int | None
+    losses: list[float]
+    over: list[int]
+    logits: list[list[float]]
     norms: list[list[float]]
-    undone: list[float]
+    kept: list[Snapshot]
 
-    def alarm(self, factor: float) -> tuple[int, int] | None:
-        """The first step at which a head ran ahead, and which one."""
-        for place in range(2, len(self.norms)):
-            steps = [b / a for a, b in zip(self.norms[place - 1], self.norms[place], strict=True)]
-            first = max(range(len(steps)), key=steps.__getitem__)
-            if steps[first] >= factor * statistics.median(steps):
-                return place * EVERY, first
-        return None
+    def tracks(self, numbers: list[list[float]], column: str) -> list[Track]:
+        """A number of every head along the checkpoints, as a series has it."""
+        return [
+            Track(column, f"layers.{head // HEADS}", head // HEADS, head % HEADS, tuple(values))
+            for head, values in enumerate(zip(*numbers, strict=True))
+        ]
 
-    def named(self, factor: float) -> bool:
-        """Whether an alarm came at least a tenth of the run before the explosion."""
-        found = self.alarm(factor)
-        return self.exploded is not None and found is not None and found[0] <= self.exploded - AHEAD
+    def alarm(self, limit: float) -> tuple[int, int] | None:
+        """The step at which the rule names a head, and which one."""
+        found = runaway(self.tracks(self.logits, "largest_logit"), limit)
+        return None if found is None else (found[0] * EVERY, found[1].layer * HEADS + found[1].head)
 
-    def right(self, factor: float) -> bool:
-        """Whether the head of that alarm undoes at least half of the rise, as it must to have done it."""
-        found = self.alarm(factor)
-        return self.named(factor) and found is not None and self.undone[found[1]] >= 0.5
+    def ahead(self, limit: float) -> float:
+        """How much of the run the alarm comes before its end; minus one where none does."""
+        found = self.alarm(limit)
+        return -1.0 if self.ended is None or found is None else 1 - found[0] / self.ended
 
-
-def texts(generator: torch.Generator, chain: Tensor) -> Tensor:
-    """Sentences of a Markov chain, said twice: the second half needs attention."""
-    half = torch.empty(BATCH, LENGTH // 2, dtype=torch.long)
-    half[:, 0] = torch.randint(0, WORDS, (BATCH,), generator=generator)
-    for place in range(1, LENGTH // 2):
-        half[:, place] = torch.multinomial(chain[half[:, place - 1]], 1, generator=generator)[:, 0]
-    return torch.cat([half, half], -1)
+    def right(self, limit: float) -> bool:
+        """Whether the head named early enough is the one whose product was too large."""
+        found = self.alarm(limit)
+        return self.ahead(limit) >= AHEAD and found is not None and found[1] in self.over
 
 
-def small_model(seed: int) -> torch.nn.Module:
-    """Two layers of four heads."""
-    import transformers
-
-    torch.manual_seed(seed)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = transformers.LlamaConfig(vocab_size=WORDS, max_position_embeddings=LENGTH, **sizes)
-    return transformers.LlamaForCausalLM(config)
-
-
-def norms_of(model: torch.nn.Module) -> list[float]:
-    """The QK norm of every head, as the audit has it."""
-    found = []
-    for place in places(model):
-        own = Weights.of(place.adapter, model, place.path, place.layer)
-        found += comparing_norms(own.matrices, own.entering).tolist()
-    return found
-
-
-def undone(model: torch.nn.Module, past: torch.nn.Module, best: float, x: Tensor) -> list[float]:
-    """The share of the rise of the loss that goes away when one head has the queries and keys of the past."""
-    with torch.no_grad():
-        now = float(model(x, labels=x).loss)
-        shares = []
-        for layer in range(len(model.model.layers)):
-            for head in range(4):
-                other = copy.deepcopy(model)
-                for name in ("q_proj", "k_proj"):
-                    own = getattr(other.model.layers[layer].self_attn, name).weight
-                    own[8 * head : 8 * head + 8] = getattr(past.model.layers[layer].self_attn, name).weight[
-                        8 * head : 8 * head + 8
-                    ]
-                shares.append((now - float(other(x, labels=x).loss)) / max(now - best, 1e-9))
-    return shares
-
-
-def trained(seed: int, rate: float) -> Run:
-    """One run."""
-    model = small_model(seed)
-    draw = torch.Generator().manual_seed(1000 + seed)
-    chain = torch.softmax(3 * torch.randn(WORDS, WORDS, generator=torch.Generator().manual_seed(7)), -1)
-    fixed = texts(torch.Generator().manual_seed(5), chain)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=HEALTHY, betas=(0.9, 0.95), weight_decay=0.0)
-    losses: list[float] = []
-    norms: list[list[float]] = []
-    kept: list[torch.nn.Module] = []
-    best = math.inf
-    for step in range(STEPS):
-        for group in optimizer.param_groups:
-            group["lr"] = HEALTHY if step < CALM else rate
-        x = texts(draw, chain)
-        loss = model(x, labels=x).loss
-        losses.append(float(loss.detach()))
+def trained(seeds: list[int], rate: float, steps: int, half: bool) -> list[Run]:
+    """One run for each seed, all at once."""
+    models = Decoders.new(seeds, half)
+    fixed = texts([0], -1).expand(len(seeds), -1, -1)
+    losses, logits, norms, kept = [], [], [], []
+    over: list[list[int]] = [[] for _ in seeds]
+    ended: list[int | None] = [None] * len(seeds)
+    for step in range(steps):
         if step % EVERY == 0:
-            norms.append(norms_of(model))
-            kept.append(copy.deepcopy(model))
-        mean = statistics.fmean(losses[-5:])
-        best = min(best, mean)
-        if step > 30 and not mean <= best + RISE:
-            past = kept[max(0, (step - AHEAD) // EVERY)]
-            return Run(step, norms, undone(model, past, best, fixed))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return Run(None, norms, [])
+            logits.append(models.largest_logits(fixed).tolist())
+            norms.append(models.qk_norms().tolist())
+            kept.append(models.snapshot())
+        loss, products = models.step(texts(seeds, step), rate * min(1.0, (step + 1) / WARM))
+        losses.append(loss.tolist())
+        for place in range(len(seeds)):
+            if ended[place] is None and not bool(torch.isfinite(loss[place])):
+                ended[place] = step
+                over[place] = [head for head, one in enumerate(products[place]) if not one <= 65504]
+        if all(end is not None for end in ended):
+            break
+    return [
+        Run(
+            seed,
+            ended[place],
+            [row[place] for row in losses[: ended[place]]],
+            _first_layer(over[place]),
+            [row[place] for row in logits[: _count(ended[place])]],
+            [row[place] for row in norms[: _count(ended[place])]],
+            [row.one(place) for row in kept[: _count(ended[place])]],
+        )
+        for place, seed in enumerate(seeds)
+    ]
+
+
+def _count(ended: int | None) -> int | None:
+    """How many checkpoints there are before a run ends."""
+    return None if ended is None else (ended - 1) // EVERY + 1
+
+
+def _first_layer(heads: list[int]) -> list[int]:
+    """Those of the first layer that has any: what comes after it has no numbers left."""
+    return [head for head in heads if head // HEADS == min(heads) // HEADS]
+
+
+def lives(run: Run, start: int, holds: list[list[int]], rate: float) -> list[bool]:
+    """Whether a run goes on beyond its end when it is taken up at a checkpoint with the queries and keys of
+    some heads held.
+    """
+    assert run.ended is not None
+    models = run.kept[start // EVERY].copies(holds)
+    alive = torch.ones(len(holds), dtype=torch.bool)
+    for step in range(start, int(run.ended * (1 + LONGER)) + 1):
+        x = texts([run.seed], step).expand(len(holds), -1, -1)
+        loss, _ = models.step(x, rate * min(1.0, (step + 1) / WARM))
+        alive &= torch.isfinite(loss)
+    return alive.tolist()
+
+
+def same_by_audit(run: Run, limit: float) -> bool:
+    """Whether `regard audit` of the same checkpoints names the same head."""
+    import regard as r
+    from regard.audits.checks import checks
+
+    asked = [check for check in checks() if check.name in ("weights", "rows")]
+    found = run.alarm(limit)
+    assert found is not None
+    last = found[0] // EVERY
+    reports = [
+        r.audit(
+            run.kept[place].llama(), [{"input_ids": row[None]} for row in texts([0], -1)[0]], checks=asked
+        )
+        for place in range(last - 2, last + 1)
+    ]
+    again = runaway(series(reports, ["a", "b", "c"]).ranked("largest_logit"), limit)
+    return again is not None and again[1].layer * HEADS + again[1].head == found[1]
 
 
 def main() -> int:
-    """Tune on some seeds, test on others, print both rates."""
+    """Tune on some seeds, test on others, print all rates."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.divergence", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two seeds to tune on and two to test")
-    tuned, tested = (2, 2) if parser.parse_args().quick else (4, 10)
+    parser.add_argument("--float32", action="store_true", help="the same runs with products in float32")
+    options = parser.parse_args()
+    tuned, tested = (2, 2) if options.quick else (4, 10)
     torch.set_num_threads(1)
-    wild, calm = ([trained(seed, rate) for seed in range(tuned + tested)] for rate in (TOO_LARGE, HEALTHY))
-
-    def score(factor: float) -> float:
-        alarms = sum(run.alarm(factor) is not None for run in calm[:tuned])
-        return sum(run.named(factor) for run in wild[:tuned]) - alarms
-
-    factor = max(FACTORS, key=score)
-    wild, calm = wild[tuned:], calm[tuned:]
-    exploded = [run for run in wild if run.exploded is not None]
-    most = [max(run.undone) for run in exploded]
+    started, seeds = time.process_time(), list(range(tuned + tested))
+    wild = trained(seeds, TOO_LARGE, STEPS, not options.float32)
+    _learned("too large", TOO_LARGE, wild[tuned:])
+    if options.float32:
+        return 0
+    calm = trained(seeds, HEALTHY, STEPS, True)
+    _learned("healthy", HEALTHY, calm[tuned:])
+    limit = max(LIMITS, key=lambda limit: (_score(wild[:tuned], calm[:tuned], limit), limit))
     console.print(
-        f"{len(exploded)} of {tested} runs with a rate of {TOO_LARGE} exploded; factor {factor}, tuned"
+        f"the rule waits for a logit of {limit:g}: tuned on {tuned} runs that end and {tuned} healthy"
     )
-    console.print(f"alarm a tenth of the run ahead: {sum(run.named(factor) for run in exploded)}")
-    console.print(f"and the head named undoes half of the rise: {sum(run.right(factor) for run in exploded)}")
+    hits = _tested([run for run in wild[tuned:] if run.ended is not None], limit)
+    false = sum(run.alarm(limit) is not None for run in calm[tuned:])
+    console.print(f"false alarms in healthy runs: {false} of {tested}")
+    console.print(f"{time.process_time() - started:.0f} CPU seconds")
+    return 0 if hits >= NEEDED * tested / 10 and false <= 1 else 1
+
+
+def _score(wild: list[Run], calm: list[Run], limit: float) -> int:
+    return sum(run.right(limit) for run in wild) - sum(run.alarm(limit) is not None for run in calm)
+
+
+def _learned(name: str, rate: float, runs: list[Run]) -> None:
+    first, best = (statistics.median(pick(run.losses) for run in runs) for pick in (lambda x: x[0], min))
+    ends = [run.ended for run in runs if run.ended is not None]
     console.print(
-        f"false alarms in healthy runs: {sum(r.alarm(factor) is not None for r in calm)} of {tested}"
+        f"{name}, rate {rate}: {len(ends)} of {len(runs)} runs end in numbers that are none"
+        + (f", at steps {min(ends)} to {max(ends)}" if ends else "")
+        + f"; their loss goes from {first:.2f} to {best:.2f} at best (medians)"
     )
-    if most:
-        console.print(
-            f"what the best single head undoes: {statistics.median(most):.1%} of the rise in the median run, "
-            f"{max(most):.1%} at most"
-        )
-    return 0 if sum(run.right(factor) for run in exploded) >= 8 else 1
+
+
+def _tested(ended: list[Run], limit: float) -> int:
+    """What the rule is worth on runs that end; how many of them it names rightly."""
+    named = [run for run in ended if run.ahead(limit) >= AHEAD]
+    right = [run for run in named if run.right(limit)]
+    saved, others, same = 0, 0, 0
+    for run in named:
+        found = run.alarm(limit)
+        assert found is not None
+        drawn = torch.randint(0, LAYERS * HEADS - 1, (), generator=torch.Generator().manual_seed(run.seed))
+        other = int(drawn) + (int(drawn) >= found[1])
+        own, instead = lives(run, found[0], [[found[1]], [other]], TOO_LARGE)
+        saved, others = saved + own, others + instead
+    if right:
+        same = same_by_audit(right[0], limit)
+    by_norm = sum(_by_norm(run, limit) for run in named)
+    ahead = [run.ahead(limit) for run in named] or [0.0]
+    console.print(f"runs that end: {len(ended)}; an alarm a tenth of the run ahead or more: {len(named)}")
+    console.print(
+        f"ahead by {min(ahead):.0%} to {max(ahead):.0%} of the run, median {statistics.median(ahead):.0%}"
+    )
+    console.print(f"and the head named is the one whose product is too large in the end: {len(right)}")
+    console.print(f"with its queries and keys held from the alarm on, the run lives a tenth longer: {saved}")
+    console.print(f"with those of another head, drawn at random, held: {others}")
+    console.print(f"the head with the largest QK norm at the alarm is the one: {by_norm}")
+    console.print(f"`regard.audit` of three checkpoints of such a run names the same head: {bool(same)}")
+    return len(right)
+
+
+def _by_norm(run: Run, limit: float) -> bool:
+    found = run.alarm(limit)
+    assert found is not None
+    norms = run.norms[found[0] // EVERY]
+    return max(range(len(norms)), key=norms.__getitem__) in run.over
 
 
 if __name__ == "__main__":

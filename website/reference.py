@@ -69,7 +69,7 @@ def _plain(name: Name) -> str:
     if inspect.isclass(name.value) or inspect.isfunction(name.value):
         return f"```python\n{called(name)}\n```\n\n{inspect.getdoc(name.value) or ''}"
     text, _, examples = name.said.partition("Examples:\n")
-    shown = f"\n\nExamples:\n\n```python\n{inspect.cleandoc(examples)}\n```" if examples else ""
+    shown = f"\n\n**Examples:**\n\n```python\n{inspect.cleandoc(examples)}\n```" if examples else ""
     return f"A value: `{type(name.value).__name__}`. {text.strip()}{shown}"
 
 

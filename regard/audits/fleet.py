@@ -11,6 +11,7 @@ import io
 import os
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -40,45 +41,75 @@ class Shareable(Protocol):
         """Do all of it here."""
 
 
-class Alone:
-    """One process, which does everything."""
+class Team(ABC):
+    """Who does an audit, as one of its processes sees it: `rank` of `world`."""
 
-    rank, world = 0, 1
+    rank: int
+    world: int
 
+    @abstractmethod
     def agree(self, subject: dict[str, str]) -> None:
-        """Make sure that all processes audit the same."""
+        """Raise where the processes do not audit the same."""
 
+    @abstractmethod
     def open_store(self, directory: Path, subject: dict[str, str], resume: bool) -> Store:
         """Where results are kept."""
-        return Store(directory, subject, resume=resume)
 
+    @abstractmethod
     def measure(self, run: Shareable, progress: Progress | None = None) -> None:
-        """Do all steps."""
-        run.measure(progress)
+        """Come back when all steps are done."""
 
+    @abstractmethod
     def parts(self, sizes: list[int]) -> list[int]:
         """How many steps are done one after another, of these parts of the whole."""
-        return sizes
 
+    @abstractmethod
     def await_report(self, status: int | None) -> int | None:
         """The exit status once another process has made the report; None where this one is to make it.
 
         status: that of this process, where it was stopped and waits for nobody.
         """
-        return None
 
+    @abstractmethod
     def reported(self, status: int) -> None:
         """Tell the others that the report is written."""
 
 
-class Fleet(Alone):
+class Alone(Team):
+    """One process, which does everything."""
+
+    rank, world = 0, 1
+
+    def agree(self, subject: dict[str, str]) -> None:
+        """There is nobody to disagree with."""
+
+    def open_store(self, directory: Path, subject: dict[str, str], resume: bool) -> Store:
+        """A store of this process."""
+        return Store(directory, subject, resume=resume)
+
+    def measure(self, run: Shareable, progress: Progress | None = None) -> None:
+        """All steps in their order."""
+        run.measure(progress)
+
+    def parts(self, sizes: list[int]) -> list[int]:
+        """The parts as they are."""
+        return sizes
+
+    def await_report(self, status: int | None) -> int | None:
+        """This process makes it."""
+        return None
+
+    def reported(self, status: int) -> None:
+        """There is nobody to tell."""
+
+
+class Fleet(Team):
     """One process of several."""
 
     def __init__(self, meeting: Meeting, group: str) -> None:
         self._meeting, self._group = meeting, group
         self.rank, self.world = meeting.rank, meeting.world
         self._progress, self._store = None, None  # type: tuple[Progress, list[Step]] | None, Store | None
-        self._now = ""
         self._quiet = contextlib.ExitStack()
 
     def agree(self, subject: dict[str, str]) -> None:
@@ -95,13 +126,17 @@ class Fleet(Alone):
 
     def open_store(self, directory: Path, subject: dict[str, str], resume: bool) -> Store:
         """One store for all: the first rank opens it, and the others follow."""
-        first = self._meeting.leader() == self.rank
-        if first:
-            self._store = Store(directory, subject, resume=resume, group=self._group)
-        groups = self._meeting.gather("store", self._group if first else "")
-        if self._store is None:
-            self._group = next((group for group in groups.values() if group), self._group)
-            self._store = Store(directory, subject, resume=True, group=self._group)
+        while self._store is None:
+            self._meeting.raise_trouble()
+            opened = (self._meeting.heard("store", rank) for rank in range(self.world))
+            group = next((group for group in opened if group is not None), None)
+            if group is not None:
+                self._store = Store(directory, subject, resume=True, group=group)
+            elif self._meeting.leader() == self.rank and self._meeting.claim("store"):
+                self._store = Store(directory, subject, resume=resume, group=self._group)
+                self._meeting.say("store", self._group)
+            else:
+                time.sleep(POLL)
         return self._store
 
     def measure(self, run: Shareable, progress: Progress | None = None) -> None:
@@ -116,7 +151,6 @@ class Fleet(Alone):
                 if step is None:
                     time.sleep(POLL)
                 else:
-                    self._now = step.what
                     self._do(step)
         finally:
             self._progress = None
@@ -165,7 +199,8 @@ class Fleet(Alone):
         if showing is not None and store is not None:
             progress, steps = showing
             done = len({step.key for step in steps} & store.keys())
-            progress(f"{self.world} processes, here: {self._now}", done, len(steps))
+            living = self.world - len(self._meeting.gone())
+            progress(f"{living} of {self.world} processes", done, len(steps))
 
     @contextlib.contextmanager
     def present(self) -> Iterator[Fleet]:
@@ -183,7 +218,7 @@ class Fleet(Alone):
 
 
 @contextlib.contextmanager
-def joined(environment: Mapping[str, str] = os.environ) -> Iterator[Alone]:
+def joined(environment: Mapping[str, str] = os.environ) -> Iterator[Team]:
     """The processes of an audit: those that torchrun or `--processes` has started, or this one alone."""
     if _number(environment, "WORLD_SIZE", "1") < 2:
         yield Alone()
@@ -193,7 +228,8 @@ def joined(environment: Mapping[str, str] = os.environ) -> Iterator[Alone]:
     if rank >= world:
         raise ArgumentError("RANK", f"is {rank} in a world of {world}", STARTED)
     hosted = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    meeting = Meeting.at(host, port, rank, world, hosted=hosted)
+    attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")  # what was said in an earlier one is over
+    meeting = Meeting.at(host, port, rank, world, hosted=hosted, attempt=attempt)
     try:
         with Fleet(meeting, group_of(environment)).present() as fleet:
             yield fleet
@@ -221,7 +257,7 @@ def _variable(environment: Mapping[str, str], name: str) -> str:
 
 
 def _number(environment: Mapping[str, str], name: str, default: str = "") -> int:
-    text = environment.get(name, default) if default else _variable(environment, name)
+    text = environment.get(name) or default if default else _variable(environment, name)
     if not text.isascii() or not text.isdigit():
         raise ArgumentError(name, f"is {text!r}, which is no number", STARTED)
     return int(text)

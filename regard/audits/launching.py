@@ -54,7 +54,7 @@ class _Workers:
 
     def __init__(self, command: Sequence[str], count: int, hold: Hold, group: str) -> None:
         self._server = dist.TCPStore(HOST, 0, None, True, wait_for_workers=False)
-        self._meeting = Meeting(self._server, count, count)
+        self._meeting = Meeting.at(HOST, self._server.port, count, count, hosted=True)
         self._lost: set[int] = set()
         shared = () if hold.file is None else (hold.file,)
         self.processes = [
@@ -69,7 +69,7 @@ class _Workers:
 
     def _environment(self, rank: int, count: int, group: str) -> dict[str, str]:
         """What torchrun would tell a worker."""
-        threads = str(max(1, (os.cpu_count() or 1) // count))
+        threads = str(max(1, _cores() // count))
         return {
             "OMP_NUM_THREADS": threads,
             "TORCH_CPP_LOG_LEVEL": "ERROR",
@@ -80,6 +80,7 @@ class _Workers:
             "MASTER_ADDR": HOST,
             "MASTER_PORT": str(self._server.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": "0",
             GROUP: group,
         }
 
@@ -133,6 +134,12 @@ class _Workers:
         found = f"all {len(codes)} workers were ended by a signal ({kinds})"
         remedy = "what was measured is kept: go on with --resume; fewer processes take less memory"
         raise ArgumentError("--processes", found, remedy)
+
+
+def _cores() -> int:
+    """How many cores this process may use."""
+    own = getattr(os, "sched_getaffinity", None)
+    return len(own(0)) if own else os.cpu_count() or 1
 
 
 @contextmanager

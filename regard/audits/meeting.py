@@ -41,7 +41,7 @@ class Meeting:
         self._gone: set[int] = set()
 
     @classmethod
-    def at(cls, host: str, port: int, rank: int, world: int, *, hosted: bool) -> Meeting:
+    def at(cls, host: str, port: int, rank: int, world: int, *, hosted: bool, attempt: str = "0") -> Meeting:
         """The meeting at an address; the first rank opens it where nobody else does (hosted)."""
         hosts = rank == 0 and not hosted
         try:
@@ -58,7 +58,7 @@ class Meeting:
             found = f"nobody meets at {host}:{port} ({(str(error).splitlines() or [''])[0]})"
             remedy = "start all ranks with torchrun, or with --processes on one machine"
             raise ArgumentError("MASTER_ADDR, MASTER_PORT", found, remedy) from None
-        return cls(store, rank, world, hosts=hosts)
+        return cls(dist.PrefixStore(f"regard {attempt}", store), rank, world, hosts=hosts)
 
     def say(self, topic: str, message: Any) -> None:
         """Put down a message of this rank."""

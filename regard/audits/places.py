@@ -19,7 +19,7 @@ from regard.audits.rounding import agreeing
 from regard.audits.site import Site
 from regard.audits.watching import ObservedSite, Spot
 
-BESIDE = ("Output", "Norm", "Mask", "Bias", "Embedding", "Embeddings")
+BESIDE = ("Output", "Norm", "Mask", "Bias", "Embedding", "Embeddings", "Structure")
 """How the names end of modules that stand beside attention and have its name in theirs."""
 
 

@@ -11,8 +11,8 @@ from regard.audits.site import Site
 from regard.audits.watching import ObservedSite
 from regard.normalizers import Reference
 
-ROOM = 1 << 22
-"""Scores that are held at once: 32 MiB in float64."""
+ROOM = 1 << 20
+"""Scores that are held at once: 8 MiB in float64."""
 
 
 @dataclass(frozen=True)

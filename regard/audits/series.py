@@ -19,6 +19,12 @@ from regard.errors import ArgumentError
 SCHEMA = 1
 FAST = math.log(2.0)
 """A head that grows twice as much as the median head from one checkpoint to the next deserves a look."""
+LARGE, HOLDS = 4096.0, 65504
+"""A logit that deserves a word where it still grows, and what float16 holds: a product of query and key is
+larger than its logit by one over the scale, 8 for heads of width 64 and 11.3 for 128, so that half is left.
+"""
+BOUNDED = ("row_stiffness",)
+"""Columns that cannot run away."""
 CURVES = 8
 """Of how many heads of a column curves are drawn, those that grow most."""
 
@@ -81,8 +87,13 @@ class Series:
         own = [track for track in self.tracks if track.column == column]
         return sorted(own, key=lambda track: (track.fast, _or_least(track.growth)), reverse=True)
 
+    def runaway(self) -> tuple[int, Track] | None:
+        """The checkpoint, from 0, at which the logits of a head run away, and which head."""
+        return runaway([track for track in self.tracks if track.column == "largest_logit"])
+
     def to_dict(self) -> dict[str, Any]:
         """Every number, with the version of the schema."""
+        away = self.runaway()
         tracks = [
             {
                 "column": t.column,
@@ -107,8 +118,24 @@ class Series:
                 "checkpoints": self.names,
                 "tracks": tracks,
                 "missing": missing,
+                "runaway": None
+                if away is None
+                else {"checkpoint": self.names[away[0]], "site": away[1].site, "head": away[1].head},
             }
         )
+
+
+def runaway(tracks: Sequence[Track], limit: float = LARGE) -> tuple[int, Track] | None:
+    """The first checkpoint after which a largest logit had grown above a limit, and the head whose is largest
+    there; None where there is none.
+
+    `python -m benchmarks.divergence` is what that is worth.
+    """
+    for place in range(1, min((len(track.values) for track in tracks), default=0)):
+        grown = [track for track in tracks if track.values[place] > max(limit, track.values[place - 1])]
+        if grown:
+            return place, max(grown, key=lambda track: track.values[place])
+    return None
 
 
 def series(reports: Sequence[Report], names: Sequence[str]) -> Series:
@@ -121,7 +148,9 @@ def series(reports: Sequence[Report], names: Sequence[str]) -> Series:
         )
     for report, name in zip(reports, names, strict=True):
         refuse_other(reports[0], names[0], report, name)
-    columns = tuple(c for c in reports[0].columns if c.scope == HEAD and c.high_is_alarming)
+    columns = tuple(
+        c for c in reports[0].columns if c.scope == HEAD and c.high_is_alarming and c.name not in BOUNDED
+    )
     missing = {entry.site: entry for report in reports for entry in report.missing}
     tracks = [track for column in columns for track in _tracks(reports, column.name)]
     return Series(

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from regard.audits.checks.base import Column
-from regard.audits.series import CURVES, Series, Track
+from regard.audits.series import CURVES, HOLDS, Series, Track
 from regard.audits.words import Sentence, say
 from regard.errors import MissingExtraError
 
@@ -97,6 +97,9 @@ class Panel:
 
 def verdict(found: Series) -> Sentence:
     """The head to look at, and why; or that none runs ahead."""
+    away = runaway_in_words(found)
+    if away is not None:
+        return away
     panels = [Panel(column, found) for column in found.columns]
     marked = [(panel, track) for panel in panels for track in panel.marked]
     if not any(panel.tracks for panel in panels):
@@ -116,6 +119,28 @@ def verdict(found: Series) -> Sentence:
         times=math.exp(min(700.0, track.ahead[step])),
         next=track.values[-1] * math.exp(min(700.0, _finite(track.steps[-1]))),
         reason=REASONS.get(track.column, ""),
+    )
+
+
+def runaway_in_words(found: Series) -> Sentence | None:
+    """The head whose largest logit runs away, by the rule that benchmarks/divergence.py tests."""
+    away = found.runaway()
+    if away is None:
+        return None
+    place, track = away
+    return say(
+        "Look at {place}: its {column} went from {before} to {after} on the way to {checkpoint}, the largest "
+        "of all heads there, and is {last} at {end}. A product of query and key is larger still, by the root "
+        "of the head's width where scores are scaled later, and float16 ends at {holds}: where it is used, "
+        "hold the learning rate, normalize queries and keys, or multiply them in float32.",
+        place=track.label,
+        column="largest logit",
+        before=track.values[place - 1],
+        after=track.values[place],
+        checkpoint=found.names[place],
+        last=track.values[-1],
+        end=found.names[-1],
+        holds=HOLDS,
     )
 
 
@@ -140,6 +165,12 @@ def _finite(value: float) -> float:
     return -math.inf if math.isnan(value) else value
 
 
+def _basis(found: Series) -> str:
+    if "largest_logit" in [column.name for column in found.columns]:
+        return "Norms come from the weights, logits from the same texts at every checkpoint."
+    return "Numbers come from the weights alone: with --text, logits are compared too."
+
+
 def html(found: Series) -> str:
     """The whole page as text: one file that runs nothing."""
     try:
@@ -152,5 +183,11 @@ def html(found: Series) -> str:
     )
     panels = [Panel(column, found) for column in found.columns]
     return environment.get_template("series.html.j2").render(
-        series=found, panels=panels, verdict=verdict(found).text, width=WIDTH, height=HEIGHT, margin=MARGIN
+        series=found,
+        panels=panels,
+        verdict=verdict(found).text,
+        basis=_basis(found),
+        width=WIDTH,
+        height=HEIGHT,
+        margin=MARGIN,
     )

@@ -201,6 +201,13 @@ class Streamed:
         return tensor.to(self._stored).to(self._device, self._dtype) if real else tensor.to(self._device)
 
 
+def is_quantized(checkpoint: Checkpoint) -> bool:
+    """Whether the config says that matrices are stored as something else."""
+    return getattr(config_of(checkpoint), "quantization_config", None) is not None and all(
+        path.suffix == ".safetensors" for path in checkpoint.weights
+    )
+
+
 def exceeds_memory(checkpoint: Checkpoint) -> bool:
     """Whether the weights in float32 would take most of the machine's memory."""
     numbers = sum(parameter.numel() for parameter in architecture(config_of(checkpoint)).parameters())

@@ -5,6 +5,7 @@ and the model is never loaded.
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from regard.audits.checks import Check
 from regard.audits.checks import checks as all_checks
 from regard.audits.checks.base import Weights
 from regard.audits.collect import collect
+from regard.audits.dequantizing import beside, matrix, packed_names, unpacked
 from regard.audits.inputs import Input
 from regard.audits.load import architecture, config_of
 from regard.audits.noticing import Noticed
@@ -135,15 +137,16 @@ class WeightAudit:
 @dataclass(frozen=True)
 class Tensors:
     """The tensors of a checkpoint, read when asked for; nothing stays open,
-    so that nothing stays in memory.
+    so that nothing stays in memory. Quantized matrices are matrices again, one at a time.
     """
 
     checkpoint: Checkpoint
 
     @cached_property
     def files(self) -> dict[str, Path]:
-        """The file of each tensor, by its name in the checkpoint."""
-        return {key: path for path in self.checkpoint.weights for key in self._keys_of(path)}
+        """The file of each tensor, by its name in the checkpoint; packed ones by that of the matrix too."""
+        stored = {key: path for path in self.checkpoint.weights for key in self._keys_of(path)}
+        return {**{name: stored[key] for name, key in packed_names(stored).items()}, **stored}
 
     def _keys_of(self, path: Path) -> list[str]:
         refuse_parts(path)
@@ -153,7 +156,28 @@ class Tensors:
             return list(file.keys())
 
     def read(self, keys: Sequence[str]) -> list[Tensor]:
-        """Some tensors, in the numbers of the checkpoint."""
+        """Some tensors, in the numbers of the checkpoint, or in float32 where these are quantized."""
+        packed = packed_names(self.files)
+        plain = iter(self._stored([key for key in keys if key not in packed]))
+        return [self._unpacked(key) if key in packed else self._matrix(key, next(plain)) for key in keys]
+
+    def _matrix(self, key: str, stored: Tensor) -> Tensor:
+        if stored.dtype in READABLE:
+            return stored
+        scales = beside(key, self.files)
+        return matrix(key, stored, dict(zip(scales, self._stored(scales), strict=True)), self._quantization)
+
+    def _unpacked(self, key: str) -> Tensor:
+        return unpacked(key, lambda name: self._stored([name])[0], self._quantization)
+
+    @cached_property
+    def _quantization(self) -> dict[str, Any]:
+        """What the config says of how matrices are stored."""
+        found = json.loads((self.checkpoint.directory / "config.json").read_text())
+        return dict(found.get("quantization_config") or {})
+
+    def _stored(self, keys: Sequence[str]) -> list[Tensor]:
+        """Some tensors as they are stored."""
         found: dict[str, Tensor] = {}
         for path in sorted({self.files[key] for key in keys}):
             found.update(self._read_from(path, [key for key in keys if self.files[key] == path]))

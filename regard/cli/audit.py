@@ -16,12 +16,10 @@ from regard.errors import ArgumentError, MissingExtraError
 if TYPE_CHECKING:
     from regard.audits.checkpoint import Checkpoint
     from regard.audits.checks import Check
-    from regard.audits.fleet import Alone
+    from regard.audits.fleet import Team
     from regard.audits.run import Audit
     from regard.audits.streaming import StreamedAudit
-    from regard.audits.weights import WeightAudit
-
-    _Audit = Audit | StreamedAudit | WeightAudit
+    from regard.cli.series import AnyAudit as _Audit
 
 STOPPED = 130
 """The exit status of a process that was interrupted."""
@@ -35,8 +33,8 @@ HELP = """How regular is the attention of a trained model?
 
 MODEL is a local directory (config.json with safetensors, or a pickle of tensors) or a hub id; nothing means
 all-MiniLM-L6-v2. Everything that is not an option is a model. One model is audited on texts. Two or more are
-checkpoints of one training run, in their order: a series, by their weights alone. Code in a checkpoint is
-never run.
+checkpoints of one training run, in their order: a series, by their weights, and with --text by the attention
+rows on these texts too. Code in a checkpoint is never run.
 
 A report is written to --out: report.html to read, report.json with every number, card.md for a model card
 (a series: series.html and series.json). The summary goes to stdout, progress and errors to stderr.
@@ -55,6 +53,7 @@ Examples
   regard audit ./big-model --processes 4                  four processes, one report; memory for four models
   torchrun --nproc-per-node 4 -m regard audit ./big-model the same, also over several machines
   regard audit ./step-1000 ./step-2000 ./step-3000        how each head moves over training
+  regard audit ./step-1000 ./step-2000 --text "A text."   and whether the logits of one run away
 
 \b
 Exit status
@@ -122,7 +121,10 @@ def audit(
     alone = several or weights_only
     with joined() as team:
         refuse_processes(processes, several, team)
-        texts, asked = _texts(text or [], alone), _find_checks(checks, alone)
+        read = several and bool(text)
+        if read and checks is None:
+            checks = "weights,rows"
+        texts, asked = _texts(text or [], weights_only), _find_checks(checks, alone and not read)
         if quick:
             texts, asked = texts[:1], _quickly(asked, alone)
         _refuse_together({"--twin": bool(twin), "--thorough": thorough}, alone, quick)
@@ -142,7 +144,7 @@ def audit(
 
 
 def _do(
-    models: list[str], texts: list[str], asked: list[Check], way: _Way, processes: int, team: Alone
+    models: list[str], texts: list[str], asked: list[Check], way: _Way, processes: int, team: Team
 ) -> int:
     """The work itself, and its exit status."""
     from regard._files import check_writable
@@ -150,7 +152,7 @@ def _do(
     if team.rank == 0:
         check_writable(way.out)
     if len(models) > 1:
-        audit_series(models, asked, way.device, way.out)
+        audit_series(models, lambda one: _of_series(one, texts, asked, way), way.out)
         return 0
     if processes > team.world:
         try:
@@ -160,11 +162,20 @@ def _do(
     return _single(models[0] if models else None, texts, asked, way, team)
 
 
+def _of_series(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: _Way) -> _Audit:
+    """One checkpoint of several: on texts where there are any, or by its weights."""
+    from regard.audits.weights import WeightAudit
+
+    if texts:
+        return _on_texts(checkpoint, texts, asked, replace(way, twin=False))
+    return WeightAudit(checkpoint, checks=asked, device=way.device)
+
+
 def _refuse_together(given: dict[str, bool], alone: bool, quick: bool) -> None:
     """What is of texts, or takes long, is not asked of an audit without texts or of a first look."""
     for option, asked in given.items():
         if asked and (alone or quick):
-            what = "--quick, which is a first look" if quick else "--weights-only or a series, without inputs"
+            what = "--quick, which is a first look" if quick else "--weights-only or a series"
             raise ArgumentError(option, f"is given with {what}", "leave one of them out")
 
 
@@ -188,11 +199,7 @@ def _texts(values: list[str], alone: bool) -> list[str]:
     from regard.audits.inputs import texts_of
 
     if alone and values:
-        raise ArgumentError(
-            "--text",
-            "is given, and --weights-only and a series read no texts",
-            "leave it out, or audit one model with texts",
-        )
+        raise ArgumentError("--text", "is given, and --weights-only reads no texts", "leave one of them out")
     return texts_of(values)
 
 
@@ -223,7 +230,7 @@ def _quickly(asked: list[Check], alone: bool) -> list[Check]:
     return found
 
 
-def _single(model: str | None, texts: list[str], asked: list[Check], way: _Way, team: Alone) -> int:
+def _single(model: str | None, texts: list[str], asked: list[Check], way: _Way, team: Team) -> int:
     """Audit one model, from where an earlier run stopped if that is asked; the exit status."""
     from regard.audits import terminal
     from regard.audits.owning import succession
@@ -238,7 +245,7 @@ def _single(model: str | None, texts: list[str], asked: list[Check], way: _Way, 
     return _report(run, way, stopped, team) if code is None else code
 
 
-def _report(run: _Audit, way: _Way, stopped: str, team: Alone) -> int:
+def _report(run: _Audit, way: _Way, stopped: str, team: Team) -> int:
     """Write and show the report; the exit status."""
     from regard.audits import page, terminal
 
@@ -270,17 +277,18 @@ def _run(model: str | None, texts: list[str], asked: list[Check], way: _Way) -> 
 
 
 def _low_memory(checkpoint: Checkpoint, way: _Way) -> bool:
-    """Whether to hold one block at a time: what was asked for, or what the machine has room for,
-    which is said.
+    """Whether to hold one block at a time: what was asked for, what the machine has room for, or what makes
+    matrices of quantized weights; that is said.
     """
     from regard.audits import terminal
-    from regard.audits.streaming import exceeds_memory
+    from regard.audits.streaming import exceeds_memory, is_quantized
 
     if way.low_memory is not None:
         return way.low_memory
-    large = exceeds_memory(checkpoint)
+    small = is_quantized(checkpoint)
+    large = small or exceeds_memory(checkpoint)
     if large:
-        terminal.say(terminal.messages(), terminal.BLOCKWISE)
+        terminal.say(terminal.messages(), terminal.QUANTIZED if small else terminal.BLOCKWISE)
     return large
 
 
@@ -354,7 +362,7 @@ def _subject(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: 
     }
 
 
-def _measure(run: _Audit, way: _Way, team: Alone) -> str:
+def _measure(run: _Audit, way: _Way, team: Team) -> str:
     """Measure all there is; says why where that was interrupted.
 
     A model that turns out to be broken leaves no files.

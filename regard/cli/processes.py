@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from regard.audits.fleet import Alone
+    from regard.audits.fleet import Team
 
 
-def refuse_processes(count: int, several: bool, team: Alone) -> None:
+def refuse_processes(count: int, several: bool, team: Team) -> None:
     """Raise where so many processes cannot work on one model or several."""
     from regard.audits.fleet import GROUP
 
     if count < 1:
         raise ArgumentError("--processes", f"is {count}", "give 1 or more")
+    if count > 1 and os.name == "nt":
+        raise ArgumentError("--processes", "is not for Windows", "start the ranks with torchrun")
     if several and max(count, team.world) > 1:
         raise ArgumentError("--processes", "a series takes seconds and is done by one", "leave it out")
     if count > 1 and team.world > 1 and GROUP not in os.environ:

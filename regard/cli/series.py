@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from regard.audits.checks import Check
+    from regard.audits.checkpoint import Checkpoint
+    from regard.audits.run import Audit
+    from regard.audits.streaming import StreamedAudit
+    from regard.audits.weights import WeightAudit
+
+    AnyAudit = Audit | StreamedAudit | WeightAudit
 
 
-def audit_series(models: Sequence[str], asked: list[Check], device: str, out: Path) -> None:
-    """Audit the weights of each checkpoint, and lay the reports side by side."""
+def audit_series(models: Sequence[str], audit_of: Callable[[Checkpoint], AnyAudit], out: Path) -> None:
+    """Audit each checkpoint, and lay the reports side by side."""
     from regard.audits import terminal
     from regard.audits.checkpoint import find
     from regard.audits.series import save, series
-    from regard.audits.weights import WeightAudit
 
     with status("looking at the checkpoints"):
-        runs = [WeightAudit(find(model), checks=asked, device=device) for model in models]
-    sizes = [len(run.places) for run in runs]
-    with terminal.Bars(terminal.messages(), sizes) as bars:
-        for number, run in enumerate(runs):
-            run.measure(
-                lambda what, done, total, before=sum(sizes[:number]): bars(what, before + done, sum(sizes))  # type: ignore[misc]
-            )
-    found = series([run.report() for run in runs], _distinct([run.name for run in runs], models))
-    terminal.show_series(found, save(found, out), terminal.output())
+        found = [find(model) for model in models]
+    reports = []
+    for checkpoint in found:  # one in memory at a time
+        with status(f"loading {checkpoint.name}"):
+            run = audit_of(checkpoint)
+        sizes = [len(run.places), *(len(run.places) + 1 for _ in run.inputs)]
+        with terminal.Bars(terminal.messages(), sizes) as bars:
+            run.measure(bars)
+        reports.append(run.report())
+    whole = series(reports, _distinct([checkpoint.name for checkpoint in found], models))
+    terminal.show_series(whole, save(whole, out), terminal.output())
 
 
 def _distinct(short: Sequence[str], long: Sequence[str]) -> Sequence[str]:

@@ -116,7 +116,7 @@ def _gaussian(potential: Gaussian, queries: Tensor, keys: Tensor, causal: bool) 
     if queries.dtype.itemsize < 4:
         queries, keys = queries.float(), keys.float()
     if not isinstance(potential.bandwidth, Tensor) and is_only_run(queries, keys):
-        found = _calm_gaussian(queries, keys, 1 / potential.bandwidth**2)
+        found = calm_gaussian(queries, keys, 1 / potential.bandwidth**2)
         if found is not None:
             return found
     precision = 1 / (_column(potential.bandwidth) ** 2)
@@ -146,9 +146,9 @@ def is_calm(square: float, precision: float) -> bool:
     return square * precision * _EPS <= CALM
 
 
-def _calm_gaussian(queries: Tensor, keys: Tensor, precision: float) -> Reduction | None:
+def calm_gaussian(queries: Tensor, keys: Tensor, precision: float) -> Reduction | None:
     """The same in the fewest passes, where points stay at the origin and nobody takes a derivative."""
-    if queries.device.type != "cpu" or is_fake(keys) or 0 in (queries.numel(), keys.numel()):
+    if not queries.is_cpu or is_fake(keys) or 0 in (queries.numel(), keys.numel()):
         return None
     lengths = torch.linalg.vector_norm(keys, dim=-1)
     longest = torch.linalg.vector_norm(queries, dim=-1).amax()

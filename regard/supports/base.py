@@ -47,6 +47,10 @@ class Support(Object):
         """Marks, in order, where tokens begin that see none before them; a hint for where to cut."""
         return ()
 
+    def sees_all(self, low: int, high: int) -> bool:
+        """Whether tokens with marks in [low, high] are known to see each other, without a look at pairs."""
+        return False
+
     def __and__(self, other: Support) -> Support:
         if not isinstance(other, Support):
             return NotImplemented
@@ -70,6 +74,9 @@ class Full(Support):
     def allows(self, queries: Tensor, keys: Tensor) -> Tensor:
         return (queries.unsqueeze(-1) == queries.unsqueeze(-1)).expand(*queries.shape, keys.shape[-1])
 
+    def sees_all(self, low: int, high: int) -> bool:
+        return True
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class And(Support):
@@ -92,6 +99,9 @@ class And(Support):
     def span(self, low: int, high: int) -> Span:
         spans = [part.span(low, high) for part in self.parts] or [EVERYTHING]
         return max(s[0] for s in spans), min(s[1] for s in spans)
+
+    def sees_all(self, low: int, high: int) -> bool:
+        return all(inner.sees_all(low, high) for inner in self.parts)
 
     def seams(self) -> tuple[int, ...]:
         return tuple(sorted({seam for inner in self.parts for seam in inner.seams()}))

@@ -85,7 +85,7 @@ def test_checks_are_listed():
         ),
         (
             ("--weights-only", "--text", "a"),
-            "--text: is given, and --weights-only and a series read no texts",
+            "--text: is given, and --weights-only reads no texts",
         ),
         (("--device", "nonsense"), "--device: nonsense cannot be used"),
     ],

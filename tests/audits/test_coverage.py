@@ -84,6 +84,26 @@ def test_the_page_counts_what_it_has():
     assert len(names) == len(set(names))
 
 
+def test_no_fault_of_an_adapter_is_behind_a_reason():
+    """An exception while a layer is read makes it observed, with the error as reason: the page has none."""
+    assert not [
+        kind for kind, _, why in ROWS if "regard failed" in why or re.search(r"Error\b|dimension", why)
+    ]
+
+
+def test_the_page_of_limits_has_the_numbers_of_the_table():
+    limits = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
+    levels = Counter(level for _, level, _ in ROWS)
+    said = re.search(
+        r"Of (\d+) model types of transformers with attention, (\d+)\s+are declared, "
+        r"(\d+) observed, and of (\d+)",
+        limits,
+    )
+    assert said is not None
+    wanted = [len(ROWS), *(levels[level] for level in ("declared", "observed", "part"))]
+    assert [int(number) for number in said.groups()] == wanted
+
+
 def test_the_page_has_every_type():
     """Of the transformers that it was written for: nothing is left out, and little could not be run."""
     import transformers

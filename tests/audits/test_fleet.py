@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 import time
 
@@ -146,13 +147,15 @@ def test_torchrun_starts_the_ranks_again(whole, tmp_path):
     """The agent of torchrun ends all workers when one dies; the second time they go on with what is there."""
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     config = LaunchConfig(
         1,
         1,
         2,
-        run_id="again",
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
+        rdzv_backend="static",  # as torchrun does by itself: one meeting place for all attempts
+        rdzv_endpoint=f"127.0.0.1:{port}",
+        rdzv_configs={"rank": 0, "timeout": 60},
         max_restarts=1,
         monitor_interval=0.1,
         start_method="forkserver",
@@ -164,7 +167,7 @@ def test_torchrun_starts_the_ranks_again(whole, tmp_path):
     assert sorted(done) == sorted({*done}), "nothing was done twice"
 
 
-@pytest.mark.parametrize("variables", [{}, {"WORLD_SIZE": "1"}, {"RANK": "3"}])
+@pytest.mark.parametrize("variables", [{}, {"WORLD_SIZE": "1"}, {"WORLD_SIZE": ""}, {"RANK": "3"}])
 def test_a_world_of_one_is_a_plain_run(variables):
     with joined(variables) as team:
         assert type(team) is Alone
@@ -234,9 +237,9 @@ def test_progress_counts_what_all_have_done(server, tmp_path):
     steps = audit.steps()
     for step in steps[:4]:  # as another rank would
         (tmp_path / ".units" / f"{step.key}.json").write_text("{}")
-    team._progress, team._now = (lambda *shown: seen.append(shown), steps), "a layer"
+    team._progress = (lambda *shown: seen.append(shown), steps)
     team._look()
-    assert seen == [("2 processes, here: a layer", 4, len(steps))]
+    assert seen == [("1 of 2 processes", 4, len(steps))]
     assert team.parts([3, 4, 5]) == [12]
 
 

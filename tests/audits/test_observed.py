@@ -28,6 +28,13 @@ def look(model, call):
     return {spot.name: sight.resolve()[0] for spot, sight in spots(watch.noticed).items()}
 
 
+class Product(nn.Module):
+    """A product that is a module, as SqueezeBERT has it."""
+
+    def forward(self, left, right):
+        return torch.matmul(left, right)
+
+
 class ByHand(nn.Module):
     """Attention in three lines, in one of the ways people write it."""
 
@@ -35,7 +42,7 @@ class ByHand(nn.Module):
         super().__init__()
         self.way, self.heads = way, heads
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.softmax = nn.Softmax(-1)
+        self.softmax, self.product = nn.Softmax(-1), Product()
 
     def forward(self, x, mask=None):
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
@@ -48,10 +55,14 @@ def scores(q, k, mask):
     return found if mask is None else found.masked_fill(~mask, torch.finfo(q.dtype).min)
 
 
+ALL = torch.ones(1, 1, dtype=torch.bool)
 WAYS = {
     "matmul": lambda self, q, k, v, mask: scores(q, k, mask).softmax(-1) @ v,
     "softmax module, dropout": lambda self, q, k, v, mask: torch.matmul(
         F.dropout(self.softmax(scores(q, k, mask)), 0.1, self.training), v
+    ),
+    "product module, zeros again": lambda self, q, k, v, mask: self.product(
+        torch.masked_fill(self.softmax(scores(q, k, mask)), ~(ALL if mask is None else mask), 0.0), v
     ),
     "einsum": lambda self, q, k, v, mask: torch.einsum(
         "bhij,bjhd->bhid", F.softmax(scores(q, k, mask), dim=-1), v.transpose(1, 2)

@@ -9,10 +9,10 @@ import torch
 
 import regard as r
 from regard.audits.checkpoint import find
-from regard.audits.series import Track, log_ratio, save, series
+from regard.audits.series import LARGE, Track, log_ratio, runaway, save, series
 from regard.audits.series_page import Scale, verdict
 from regard.audits.weights import WeightAudit
-from tests.audits.checkpoints import model_of, regard
+from tests.audits.checkpoints import model_of, regard, tokenizer
 from tests.audits.checkpoints import save as save_checkpoint
 
 pytest.importorskip("transformers")
@@ -117,3 +117,42 @@ def test_the_command(tmp_path):
     assert "step-1 → step-2" in done.stdout
     assert "QK norm: 1 of 8 heads run ahead of the median head." in done.stdout
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["series.html", "series.json"]
+
+
+def logits(head, *values):
+    return Track("largest_logit", "layers.0", 0, head, values)
+
+
+def test_logits_that_run_away():
+    """The first checkpoint after which one had grown beyond the limit, and the largest that grew there."""
+    calm, large, away = logits(0, 1.0, 2.0, 4.0), logits(1, 9e3, 9e3, 8e3), logits(2, 30.0, 500.0, 5000.0)
+    assert runaway([]) is None
+    assert runaway([calm, large]) is None  # large from the beginning, and not growing
+    assert runaway([calm, large, away]) == (2, away)
+    assert runaway([calm, away, logits(3, 1.0, 1.0, 6000.0)])[1].head == 3
+    assert runaway([away, logits(3, 1.0, LARGE, 1.0)]) == (2, away)  # at the limit is not beyond it
+    assert runaway([away], 400.0) == (1, away)
+    assert runaway([logits(0, 1.0, math.nan, 1.0)]) is None
+
+
+def test_a_series_on_texts_names_the_head_whose_logits_run_away(tmp_path):
+    """`regard audit A B --text TEXT`, with the queries of one head made longer."""
+    for name, factor in (("step-1", 1.0), ("step-2", 2.0**20)):
+        grown(tmp_path / name, factor)
+        tokenizer().save_pretrained(tmp_path / name)
+    steps = [tmp_path / name for name in ("step-1", "step-2")]
+    done = regard("audit", *steps, "--text", "the cat sat on the red mat", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    data = json.loads((tmp_path / "out" / "series.json").read_text())
+    site = "encoder.layer.1.attention.self"
+    assert data["runaway"] == {"checkpoint": "step-2", "site": site, "head": 2}
+    said = " ".join(done.stdout.split())
+    assert f"Look at head 2 of {site}: its largest logit went from" in said
+    assert "float16 ends at 65,504" in said
+    values = next(
+        track["values"]
+        for track in data["tracks"]
+        if (track["column"], track["site"], track["head"]) == ("largest_logit", site, 2)
+    )
+    assert values[1] > LARGE > values[0]
+    assert {track["column"] for track in data["tracks"]} == {"qk_norm", "ov_norm", "largest_logit"}

@@ -106,3 +106,21 @@ def test_inside_other_transforms(monkeypatch, outer):
     assert float(found) == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-6)
     assert calls
     assert math.isfinite(float(found))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"support": r.Causal()},
+        {"potential": r.Laplace(bandwidth=2.0)},
+        {"potential": r.Dot() + r.Alibi.heads(2)},
+        {"normalizer": r.Entmax(1.5)},
+    ],
+    ids=repr,
+)
+def test_jacobians_by_batches_of_tangents(options):
+    """torch.autograd.functional maps tangents by an older vmap, which knows no torch.func."""
+    x = tensors(1, 2, 5, 4)[0]
+    of = lambda **how: torch.autograd.functional.jacobian(lambda z: r.attend(z, z, z, **options), x, **how)  # noqa: E731
+    torch.testing.assert_close(of(vectorize=True, strategy="forward-mode"), of())

@@ -1,7 +1,9 @@
 """A series over several processes is that of one: each adds its grid, and all prove the same error."""
 
 import pytest
+import torch
 
+import regard as r
 from tests.engines import fourier_ranks
 from tests.ranks import run_ranks
 
@@ -61,3 +63,9 @@ def test_every_rank_names_one_that_hangs(tmp_path):
         kind, text, seconds = found[rank]
         assert (kind, text.split(":")[0]) == ("RankLostError", "rank 1 of the ring"), (rank, kind, text)
         assert 1 <= seconds < 2, (rank, seconds)
+
+
+def test_without_a_group():
+    x = torch.randn(4, 2, dtype=torch.float64)
+    with pytest.raises(r.errors.RefusalError, match="init_process_group"):
+        r.attend(x, x, x, potential=r.Gaussian(), engine=r.engines.Fourier(ring=r.engines.Ring()))

@@ -41,6 +41,7 @@ CARRIED: set[Callable[..., Any]] = {
     Tensor.squeeze,
     Tensor.unsqueeze,
     Tensor.masked_fill,
+    torch.masked_fill,
     Tensor.mul,
     Tensor.__mul__,
     torch.mul,
@@ -194,6 +195,8 @@ def _with_queries(plain: Seen, compared: tuple[Compared, ...]) -> Iterator[Seen]
     scores, (batch, heads, n, m) = bias.bias.double(), plain.sizes
     allowed = plain.support.allows(torch.arange(n), torch.arange(m)).expand_as(scores)
     for one in reversed(compared):
+        if not _fits(one, plain.sizes):
+            continue
         queries, keys = (
             part.detach().expand(*one.result.shape[:-2], -1, -1).reshape(batch, heads, size, -1)
             for part, size in ((one.queries, n), (one.keys, m))
@@ -205,6 +208,15 @@ def _with_queries(plain: Seen, compared: tuple[Compared, ...]) -> Iterator[Seen]
                 potential: Potential = Dot(scale=scale)
                 potential = potential if not bool(added.any()) else potential + PairBias(added)
                 yield replace(plain, tensors=tensors, potential=potential)
+
+
+def _fits(one: Compared, sizes: tuple[int, int, int, int]) -> bool:
+    """Whether queries and keys can be those of scores (b, h, n, m): not where keys and queries changed sides,
+    or where windows lie in another order.
+    """
+    batch, heads, *lengths = sizes
+    lead = one.result.shape[:-2]
+    return lead.numel() == batch * heads and lengths == [one.queries.shape[-2], one.keys.shape[-2]]
 
 
 def _scales(scores: Tensor, products: Tensor, allowed: Tensor, width: int) -> Iterator[float]:

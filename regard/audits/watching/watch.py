@@ -80,16 +80,18 @@ class Watch:
             return
         for running in reversed(self._passes[-2:]):  # a softmax may be a module of its own
             running.weights.follow(function, arguments, options, result)
-        if self._passes:
-            sight = self._passes[-1].weights.product(function, arguments, result)
+        for depth in (1, 2):  # and so may a product
+            passes = self._passes[: len(self._passes) - depth + 1]
+            sight = passes[-1].weights.product(function, arguments, result) if passes else None
             if sight is not None:
-                self._add(sight)
+                self._add(sight, passes)
+                return
 
-    def _add(self, sight: Sight) -> None:
+    def _add(self, sight: Sight, passes: Sequence[Pass] | None = None) -> None:
         if self._inside:
             self._inside[-1].append(sight)
         else:
-            self.noticed.append(Noticed(tuple(self._passes), sight))
+            self.noticed.append(Noticed(tuple(self._passes if passes is None else passes), sight))
 
 
 class _Mode(TorchFunctionMode):

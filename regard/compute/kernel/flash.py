@@ -133,6 +133,7 @@ class _Flash(_TracedFlash):
     """The same with forward mode and vmap."""
 
     @staticmethod
+    @batches_gradients
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
         with forward_rule(ctx) as (q, k, v, out, lse, *rest):
             return push_through(ctx.call, (q, k, v, rest[0] if rest else None), out, lse, tangents)
@@ -194,6 +195,7 @@ class _Pull(torch.autograd.Function):
         )
 
     @staticmethod
+    @batches_gradients
     def jvp(ctx: Any, _: None, __: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
         with forward_rule(ctx) as saved:
             q, k, v, bias, out, lse, by_out, by_lse = _put_back_absent(ctx.present, saved)

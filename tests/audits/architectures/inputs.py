@@ -24,7 +24,15 @@ PLACEHOLDERS = {
 }
 """What the ids are called that features of pictures, films and sound stand for."""
 MARKS = {"image": 1, "video": 2, "audio": 3}
-PREFERRED = (("image", "video", "audio"), ("image", "audio"), ("image",), ("video",), ("audio",), ())
+PREFERRED = (
+    ("image", "video", "audio"),
+    ("image", "video"),
+    ("image", "audio"),
+    ("image",),
+    ("video",),
+    ("audio",),
+    (),
+)
 
 
 def inputs_for(model: nn.Module) -> list[dict[str, Any]]:
@@ -179,8 +187,12 @@ def with_placeholders(config: Any, call: dict[str, Any], counts: dict[str, int])
     for kind, count in counts.items():
         token = next((found for name in PLACEHOLDERS[kind] if (found := _id(config, name)) is not None), None)
         if token is not None:
+            ids = torch.where(ids == token, ids + 1, ids)  # of the text, which stands for itself
             parts.append(torch.full((1, count), token))
     full = {**call, "input_ids": torch.cat([ids[:, :1], *parts, ids[:, 1:]], 1)}
+    mask = call.get("attention_mask")
+    if mask is not None and mask.shape == ids.shape:
+        full["attention_mask"] = torch.ones_like(full["input_ids"])
     if "mm_token_type_ids" in call:
         marks = [torch.full((1, count), MARKS[kind]) for kind, count in counts.items()]
         rest = torch.zeros_like(ids)
@@ -193,6 +205,7 @@ def wanted_placeholders(error: Exception, counts: dict[str, int], width: int) ->
     coordinates, so many that as many placeholders are too many.
     """
     found = re.search(r"(\w+) features and .*?features:? *(\d+)", str(error))
+    found = found or re.search(r"match number of (\w+) tokens .*?\((\d+)\)", str(error))
     if found is None or found[1].lower() not in counts:
         return None
     kind, said = found[1].lower(), int(found[2])

@@ -171,6 +171,31 @@ SIZES: dict[str, dict[str, Any]] = {
     "clvp": {name: {"hidden_size": 128, "projection_dim": 128} for name in ("text_config", "speech_config")}
     | {"decoder_config": {"hidden_size": 128}},
     "diffusion_gemma_text": {"num_experts_per_tok": 2, "top_k_experts": 2},
+    "aria": {"projector_patch_to_query_dict": {16: 4}},
+    "kimi_k25": {"projection_hidden_size": 32},
+    "llama4": {
+        "vision_config": {
+            "intermediate_size": 128,
+            "projector_input_dim": 64,
+            "projector_output_dim": 64,
+            "vision_output_dim": 64,
+        }
+    },
+    "glmasr": {"audio_config": {"intermediate_size": 128}},
+    "deepseek_vl_hybrid": {"high_res_vision_config": {"global_attn_indexes": [0]}},
+    "mllama": {"vision_config": {"intermediate_layers_indices": [0], "vision_output_dim": 64}},
+    "glm_image": {"vq_config": {"latent_channels": 32}},
+    "paligemma": {"projection_dim": 32},
+    "vipllava": {"vision_feature_layers": [1, 0]},
+    "muse_glimmer": {"out_hidden_size": 128},
+    **{
+        kind: {"vision_config": {"insert_layer_id": 0}}
+        for kind in ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7")
+    },
+    **{
+        kind: {"insert_layer_id": 0}
+        for kind in ("minicpm_ocr_vision", "minicpmv4_6_vision", "minicpmv4_7_vision")
+    },
 }
 """Sizes that depend on others, and what every published model of a type has. Of an inner config: a dict of
 sizes, the name of a type, or True, as it is published.
@@ -262,8 +287,32 @@ SHAPES: dict[str, dict[str, Any]] = {
     "kosmos-2": {"image_embeds_position_mask": [[False] + 4 * [True] + 4 * [False]]},
     **{
         kind: {"pixel_values": ("normal", 1, 3, 8, 128), "target_sizes": [[4, 4]]}
-        for kind in ("minicpm_ocr_vision", "minicpmv4_7_vision")
+        for kind in (
+            "minicpm_ocr",
+            "minicpm_ocr_vision",
+            "minicpmv4_6",
+            "minicpmv4_6_vision",
+            "minicpmv4_7",
+            "minicpmv4_7_vision",
+        )
     },
+    "deepseek_vl_hybrid": {
+        "high_res_pixel_values": (
+            "normal",
+            1,
+            3,
+            "high_res_vision_config.image_size",
+            "high_res_vision_config.image_size",
+        )
+    },
+    "mllama": {
+        "pixel_values": ("normal", 1, 1, "max_num_tiles", 3, "image_size", "image_size"),
+        "aspect_ratio_ids": [[1]],
+        "aspect_ratio_mask": ("ones", 1, 1, "max_num_tiles"),
+    },
+    "qwen2_audio": {"attention_mask": ("ones", 1, 9)},
+    "video_llama_3": {"image_merge_sizes": [2]},
+    "glm_image": {"image_grid_thw": [[1, 4, 4], [1, 4, 4]], "pixel_values": ("normal", 16, 192)},
     "muse_spark_audio": {"input_values": ("normal", 1, 4 * 1920)},
     "pi0": {
         "action_embeds": ("normal", 1, 4, "dit_config.hidden_size"),
