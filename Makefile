@@ -15,10 +15,10 @@ help:
 	@echo "make test-fast  the tests that are not marked slow"
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    the site, with its reference, into site/; opens from disk"
-	@echo "make notebooks  run examples/notebooks and draw their pictures"
+	@echo "make notebooks  run examples/notebooks and draw their pictures (CHECK=1: run them all, write nothing)"
 	@echo "make bench   ratios to the fused kernel and to peers, certificates over attacks (QUICK=1: the short form)"
 	@echo "make falsify attack every certificate (SECONDS_=3600 for an hour)"
-	@echo "make release  check a release step by step: build, twine, a clean environment, the site (COMMANDS=1: both commands from the archive)"
+	@echo "make release  check a release step by step: build, twine, a clean environment, the site (COMMANDS=short: make audit and test-fast from the archive; COMMANDS=1: make audit and all tests)"
 	@echo "make mutate  plant 10 faults in proofs and run the tests about them (NIGHTLY=1: 60; SEED=1: others; NAMED=1: known ones)"
 
 $(VENV)/bin/python:
@@ -76,12 +76,12 @@ docs: $(VENV)/.docs
 	$(RUN) -m website.checking
 
 notebooks: $(VENV)/.notebooks
-	$(RUN) -m website.notebooks
+	$(RUN) -m website.notebooks $(if $(CHECK),--check)
 
 # Every part runs, whichever of them misses a target; the exit status says whether one did.
 bench: $(VENV)/.bench
 	@missed=0; \
-	for part in "benchmarks" "benchmarks.everyday" "benchmarks.tightness $(if $(QUICK),,--model)" "benchmarks.depth" "benchmarks.lengths" "benchmarks.decisions" "benchmarks.reviews" "benchmarks.crowd" "benchmarks.edits" "benchmarks.nearby" "benchmarks.compression" "benchmarks.cheaper" "benchmarks.cache" "benchmarks.audit" "benchmarks.plug" "benchmarks.guaranteed" "benchmarks.implicit" "benchmarks.language" "benchmarks.fourier" "benchmarks.flow"; do \
+	for part in "benchmarks" "benchmarks.everyday" "benchmarks.tightness $(if $(QUICK),,--model)" "benchmarks.depth" "benchmarks.lengths" "benchmarks.large" "benchmarks.ring" "benchmarks.decisions" "benchmarks.reviews" "benchmarks.crowd" "benchmarks.edits" "benchmarks.nearby" "benchmarks.compression" "benchmarks.cheaper" "benchmarks.cache" "benchmarks.audit" "benchmarks.fleet" "benchmarks.plug" "benchmarks.guaranteed" "benchmarks.implicit" "benchmarks.language" "benchmarks.fourier" "benchmarks.flow"; do \
 		echo "python -m $$part $(if $(QUICK),--quick)"; \
 		$(RUN) -m $$part $(if $(QUICK),--quick) || missed=1; \
 	done; \
@@ -101,9 +101,10 @@ $(VENV)/.release: pyproject.toml constraints.txt | $(VENV)/.torch
 	$(PIP) -e ".[release]"
 	@touch $@
 
-# Checks a release and publishes nothing; COMMANDS=1 also runs both commands from the source archive.
+# Checks a release and publishes nothing; COMMANDS=1 also runs both commands from the source archive, in an
+# environment that they set up there; COMMANDS=short runs `make audit` and `make test-fast`.
 release: $(VENV)/.release
-	$(RUN) -m website.release $(if $(COMMANDS),--commands)
+	$(RUN) -m website.release $(if $(COMMANDS),--commands $(if $(filter short,$(COMMANDS)),short,all))
 
 clean:
 	rm -rf $(VENV) audit-report benchmarks/results site

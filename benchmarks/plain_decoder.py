@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.nn import LanguageModel, RotaryPositions
+from regard.nn import AlibiPositions, LanguageModel, RotaryPositions
 
 
 class PlainDecoder:
-    """Embedding, pre-norm layers of attention and feed-forward, tied output; rotary positions or none."""
+    """Embedding, pre-norm layers of attention and feed-forward, tied output; rotary, ALiBi or none."""
 
     def __init__(self, model: LanguageModel, longest: int) -> None:
         self.model, self.longest = model, longest
@@ -24,6 +24,14 @@ class PlainDecoder:
         pairs = torch.arange(0, self.width, 2, dtype=torch.float64)
         angle = torch.arange(longest).unsqueeze(-1) * 10000.0 ** (-pairs / self.width)
         self.cos, self.sin = angle.cos().float(), angle.sin().float()
+        self.mask = self._fall() if isinstance(design.positions, AlibiPositions) else None
+
+    def _fall(self) -> Tensor:
+        """What ALiBi adds to scores, (1, heads, longest, longest), with -inf on later keys."""
+        places = torch.arange(self.longest)
+        slopes = 2.0 ** (-8.0 * torch.arange(1, self.heads + 1) / self.heads)
+        fall = -slopes.view(-1, 1, 1) * (places.unsqueeze(-1) - places)
+        return fall.masked_fill(places.unsqueeze(-1) < places, -math.inf).unsqueeze(0)
 
     def generate(self, ids: Tensor, tokens: int) -> Tensor:
         """ids (batch, n), continued by the likeliest tokens."""
@@ -55,7 +63,9 @@ class PlainDecoder:
         if self.rotary:
             q, k = self._turn(q, past, now), self._turn(k, past, now)
         keys[:, :, past:now], values[:, :, past:now] = k, v
-        out = F.scaled_dot_product_attention(q, keys[:, :, :now], values[:, :, :now], is_causal=past == 0)
+        mask = None if self.mask is None else self.mask[:, :, past:now, :now]
+        causal = past == 0 and mask is None
+        out = F.scaled_dot_product_attention(q, keys[:, :, :now], values[:, :, :now], mask, is_causal=causal)
         return attention.output(out.transpose(1, 2).flatten(-2))
 
     def _turn(self, z: Tensor, past: int, now: int) -> Tensor:

@@ -191,13 +191,19 @@ def _near_one(vectors: Tensor) -> tuple[Tensor, float]:
     return vectors / scale, scale
 
 
+LONG = 4096
+"""From how many entries on the squares of a vector are summed where they are."""
+
+
 def computed_lengths(vectors: Tensor) -> Upper:
     """At least the lengths of vectors as they are, (…, d) to (…)."""
     width = vectors.shape[-1]
-    squares = vectors.square().sum(-1)
-    return Upper(
-        squares + width * 1e-305 * (squares < 1e-280).double(), width + 2
-    ).sqrt()  # squares that vanished
+    if width < LONG:
+        squares, roundings = vectors.square().sum(-1), width + 2
+    else:  # without a copy; a root and its square are three roundings more
+        squares, roundings = torch.linalg.vector_norm(vectors, dim=-1).square(), width + 5
+    vanished = width * 1e-305 * (squares < 1e-280).double()
+    return Upper(squares + vanished, roundings).sqrt()
 
 
 def distances(points: Tensor) -> Upper:
@@ -238,6 +244,40 @@ def largest_roots(gram: Tensor, terms: int = 0, error: Upper | None = None) -> U
     square = top + (16 * size + 2 * terms + 2) * UNIT * trace + vanished
     found = Upper(torch.where(finite, square, math.inf), size + 4)
     return (found if error is None else found + error).sqrt()
+
+
+WIDE = 192
+"""From what size on an eigenvalue is guessed and proved, which is faster than to compute it."""
+
+
+def near_largest_roots(gram: Tensor, terms: int = 0) -> Upper:
+    """The same, at most a few percent more: λ from a power method is proved by a Cholesky factor of λI - G
+    that runs to its end, so that λI - G ≥ -γ/(1-γ) tr(λI - G) (Rump 2006). Where it does not, an eigenvalue.
+    """
+    size = gram.shape[-1]
+    if size < WIDE:
+        return largest_roots(gram, terms)
+    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0)
+    level = (1.02 * _power(gram)).clamp_min(1e-250)
+    shifted = -gram
+    shifted.diagonal(dim1=-2, dim2=-1).add_(level.unsqueeze(-1))
+    _, failed = torch.linalg.cholesky_ex(shifted)
+    if bool(failed.any()) or not bool(torch.isfinite(level + trace).all()):
+        return largest_roots(gram, terms)
+    vanished = (size * terms + 1) * 1e-305 * (trace < 1e-280).double() + size * size * 1e-300
+    less = (
+        4 * size * (size + 4) * UNIT * level
+    )  # of the factor, whose trace is at most size λ, and of the shift
+    return Upper(level + less + (2 * terms + 2 * size + 2) * UNIT * trace + vanished, 8).sqrt()
+
+
+def _power(gram: Tensor) -> Tensor:
+    """About the largest eigenvalue."""
+    z = gram.diagonal(dim1=-2, dim2=-1).sqrt().unsqueeze(-1) + 1e-140
+    for _ in range(6):
+        z = gram @ z
+        z = z / z.abs().amax(-2, keepdim=True).clamp_min(1e-290)
+    return (z * (gram @ z)).sum((-2, -1)) / z.square().sum((-2, -1)).clamp_min(1e-290)
 
 
 def half_diameters(points: Vectors, seen: Tensor) -> Upper:

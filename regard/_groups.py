@@ -14,6 +14,11 @@ FEW = 8
 """So many coordinates are taken one at a time."""
 
 
+def columns_of(points: Tensor) -> Tensor:
+    """Points (n, d) as columns (d, n), side by side in memory."""
+    return torch.stack(points.unbind(-1)) if 0 < points.shape[-1] <= FEW else points.mT.contiguous()
+
+
 def sums_in(values: Tensor, labels: Tensor, count: int) -> Tensor:
     """Σ over each group, (n,) to (k,), or (d, n) to (d, k)."""
     if values.ndim == 1:
@@ -30,9 +35,12 @@ def largest_in(values: Tensor, labels: Tensor, count: int, none: float = -math.i
 
 def spread_out(values: Tensor, labels: Tensor) -> Tensor:
     """The number of its group at each place: (k,) to (n,), or (d, k) to (d, n)."""
-    if values.ndim == 2 and len(values) <= FEW:
-        return torch.stack([row.index_select(0, labels) for row in values])
-    return values.index_select(-1, labels)
+    if values.ndim != 2 or len(values) > FEW:
+        return values.index_select(-1, labels)
+    found = values.new_empty(len(values), len(labels))
+    for row, place in zip(values, found, strict=True):
+        torch.index_select(row, 0, labels, out=place)
+    return found
 
 
 def squares(columns: Tensor) -> Tensor:
@@ -49,8 +57,10 @@ def covariances(masses: Tensor, columns: Tensor, labels: Tensor, count: int) -> 
     """Σ p_j v_j v_jᵀ over each group, (k, d, d), for few coordinates."""
     width = len(columns)
     found = masses.new_zeros(count, width, width)
+    scaled, product = torch.empty_like(masses), torch.empty_like(masses)
     for i, row in enumerate(columns):
-        scaled = masses * row
+        torch.mul(masses, row, out=scaled)
         for j in range(i, width):
-            found[:, i, j] = found[:, j, i] = sums_in(scaled * columns[j], labels, count)
+            torch.mul(scaled, columns[j], out=product)
+            found[:, i, j] = found[:, j, i] = sums_in(product, labels, count)
     return found

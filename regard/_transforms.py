@@ -5,7 +5,8 @@ and whether a tensor is under one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
@@ -132,3 +133,57 @@ def is_only_run(*tensors: Tensor | None) -> bool:
 def no_transform_runs() -> bool:
     """Whether no transform of torch.func is at work, so that buffers may be written in place."""
     return torch._C._functorch.peek_interpreter_stack() is None and not torch.is_grad_enabled()
+
+
+@dataclass(frozen=True)
+class Duals:
+    """Values and tangents as plain tensors."""
+
+    primals: tuple[Tensor | None, ...]
+    tangents: tuple[Tensor | None, ...]
+
+
+def duals_of(*tensors: Tensor | None) -> Duals | None:
+    """What one level of forward mode moves, where it is all that is at work; else None."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or forward_ad._current_level < 0:
+        return None
+    top = torch._C._functorch.peek_interpreter_stack()
+    if top is not None and not _is_only_jvp(top):
+        return None
+    pairs = [(None, None) if t is None else _unpacked(t, top) for t in tensors]
+    inside = [t for pair in pairs for t in pair if t is not None]
+    if any(_is_batch(t) or is_recorded(t) for t in inside):
+        return None
+    if torch.is_grad_enabled() and any(t.requires_grad for t in inside):
+        return None
+    return Duals(tuple(p for p, _ in pairs), tuple(t for _, t in pairs))
+
+
+@contextmanager
+def on_plain_tensors() -> Iterator[None]:
+    """Outside the innermost transform and all derivatives, for what `duals_of` found."""
+    from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
+
+    there = torch._C._functorch.peek_interpreter_stack() is not None
+    outside = temporarily_pop_interpreter_stack() if there else nullcontext()
+    with torch.no_grad(), forward_ad._set_fwd_grad_enabled(False), outside:
+        yield
+
+
+def _is_only_jvp(top: Any) -> bool:
+    """Whether the innermost transform of torch.func is a jvp, and the only one."""
+    from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
+
+    if top.key() != torch._C._functorch.TransformType.Jvp:
+        return False
+    with temporarily_pop_interpreter_stack():
+        return torch._C._functorch.peek_interpreter_stack() is None
+
+
+def _unpacked(value: Tensor, top: Any) -> tuple[Tensor, Tensor | None]:
+    """A value and its tangent, without the wrapping of the innermost transform."""
+    primal, tangent = forward_ad.unpack_dual(value)
+    if top is None:
+        return primal, tangent
+    unwrap, level = torch._C._functorch._unwrap_for_grad, top.level()
+    return unwrap(primal, level), None if tangent is None else unwrap(tangent, level)

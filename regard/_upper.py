@@ -159,7 +159,14 @@ class Directed(ABC):
 
 
 class Upper(Directed):
-    """At least the true numbers."""
+    """At least the true numbers.
+
+    Examples:
+        >>> from regard.theorems import Upper
+        >>> tenth = Upper(1.0) * Upper(0.1)
+        >>> tenth.roundings, float(tenth.bound) > 0.1  # what rounding may have lost is added at the end
+        (1, True)
+    """
 
     __slots__ = ()
 
@@ -255,7 +262,14 @@ class Upper(Directed):
 
 
 class Lower(Directed):
-    """At most the true numbers, and not negative."""
+    """At most the true numbers, and not negative.
+
+    Examples:
+        >>> from regard.theorems import Lower, Upper
+        >>> ratio = Upper(1.0) / Lower(3.0)  # above over below is above
+        >>> type(ratio).__name__, float(ratio.bound) >= 1 / 3
+        ('Upper', True)
+    """
 
     __slots__ = ()
 
@@ -301,7 +315,12 @@ class Lower(Directed):
 
 
 def exact(value: Tensor | float) -> Upper:
-    """Numbers that are the true ones: given radii, whole numbers, powers of two."""
+    """Numbers that are the true ones: given radii, whole numbers, powers of two.
+
+    Examples:
+        >>> float(regard.theorems.exact(2.0).bound)
+        2.0
+    """
     made = Upper(value)
     if bool((made.value < 0).any()):
         raise ValueError(f"a bound is of numbers that are not negative, found {float(made.value.min()):g}")

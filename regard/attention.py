@@ -111,6 +111,12 @@ class Attention(Object):
 class Softmatch(Kernel):
     """x ↦ Ψ_{G(x,·)}(μ), G = exp(potential), μ the context restricted to what x may see (vuckovic2020,
     Definition 4).
+
+    Examples:
+        >>> keys = torch.tensor([[0.0], [0.0]])
+        >>> matched = regard.Attention(regard.Dot()).softmatch(keys)  # a Softmatch: a kernel
+        >>> matched(torch.tensor([[5.0]])).masses().tolist()  # equal scores, equal shares
+        [[0.5, 0.5]]
     """
 
     potential: Potential
@@ -150,7 +156,12 @@ class Softmatch(Kernel):
 
 
 def as_measure(name: str, points: Measure | Tensor) -> Measure:
-    """A Tensor (..., n, d) means the uniform measure on its rows."""
+    """A Tensor (..., n, d) means the uniform measure on its rows.
+
+    Examples:
+        >>> regard.attention.as_measure("x", torch.zeros(4, 2)).masses().tolist()
+        [0.25, 0.25, 0.25, 0.25]
+    """
     if isinstance(points, Measure):
         return points
     if not isinstance(points, Tensor):
@@ -159,7 +170,14 @@ def as_measure(name: str, points: Measure | Tensor) -> Measure:
 
 
 def log_counts(context: Measure) -> Tensor | None:
-    """How often each key counts, as a logarithm: n·w_j, so that equal weights are the same as none."""
+    """How often each key counts, as a logarithm: n·w_j, so that equal weights are the same as none.
+
+    Examples:
+        >>> heavy = regard.Measure(torch.zeros(2, 1), torch.tensor([0.75, 0.25]).log())
+        >>> counts = regard.attention.log_counts(heavy).exp()
+        >>> torch.allclose(counts, torch.tensor([1.5, 0.5]))  # of two keys, one counts 1.5 times
+        True
+    """
     if context.log_weights is None:
         return None
     return context.log_weights + torch.log(torch.tensor(float(context.size), dtype=context.log_weights.dtype))

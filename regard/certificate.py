@@ -22,7 +22,16 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A condition of a theorem; `checked` says whether it was verified here or is assumed."""
+    """A condition of a theorem; `checked` says whether it was verified here or is assumed.
+
+    Examples:
+        >>> layer, unit = regard.Attention(regard.Dot()), regard.Ball(1.0, tokens=4, width=2)
+        >>> bound = regard.certify(layer, unit, regard.Frobenius())
+        >>> all(isinstance(one, regard.certificate.Hypothesis) for one in bound.hypotheses)
+        True
+        >>> {one.checked for one in bound.hypotheses} <= {True, False}
+        True
+    """
 
     statement: str
     checked: bool
@@ -179,7 +188,12 @@ class Certificate:
 
 
 def round_up(value: float) -> str:
-    """Rounded up, so that what is printed is a bound too."""
+    """Rounded up, so that what is printed is a bound too.
+
+    Examples:
+        >>> regard.certificate.round_up(1.00000001), regard.certificate.round_down(1.99999999)
+        ('1.0001', '1.9999')
+    """
     if value == 0 or not math.isfinite(value):
         return "∞" if value == math.inf else f"{value:g}"
     digits = f"{value:.5g}"
@@ -190,7 +204,12 @@ def round_up(value: float) -> str:
 
 
 def round_down(value: float) -> str:
-    """Rounded down, for numbers that are at most true ones."""
+    """Rounded down, for numbers that are at most true ones.
+
+    Examples:
+        >>> regard.certificate.round_down(0.123456789)
+        '0.12345'
+    """
     if value == 0 or not math.isfinite(value):
         return "∞" if value == math.inf else f"{value:g}"
     digits = f"{value:.5g}"

@@ -22,12 +22,23 @@ from regard.norms import Frobenius, Norm, TokenMax
 
 
 class Domain(Object):
-    """A set of sequences of tokens. Abstract."""
+    """A set of sequences of tokens. Abstract.
+
+    Examples:
+        >>> typo = regard.one_token(torch.zeros(3, 2), 0, 0.1)
+        >>> isinstance(regard.Ball(1.0), regard.domains.Domain), isinstance(typo, regard.domains.Domain)
+        (True, True)
+    """
 
 
 class TokenSet(Domain):
     """Every token lies in one set; `tokens` says how many there are, None means any number,
     so a bound may not depend on it.
+
+    Examples:
+        >>> ball = regard.Ball(2.0, tokens=5)
+        >>> isinstance(ball, regard.domains.TokenSet), ball.tokens
+        (True, 5)
     """
 
     tokens: int | None
@@ -128,7 +139,13 @@ class Shell(TokenSet):
 
 
 class Near(Domain):
-    """Sequences near a given one. A Measure as `points` brings weights and marks along, which do not move."""
+    """Sequences near a given one. A Measure as `points` brings weights and marks along, which do not move.
+
+    Examples:
+        >>> near = regard.one_token(torch.zeros(3, 2), 1, 0.5)
+        >>> isinstance(near, regard.domains.Near), near.measure.points.shape
+        (True, torch.Size([3, 2]))
+    """
 
     points: Tensor | Measure
 
@@ -271,6 +288,7 @@ def one_token(points: Tensor | Measure, index: int, radius: float) -> Radii:
     tokens = _sequence(points)
     if not -len(tokens) <= index < len(tokens):
         raise ArgumentError("index", f"is {index}", f"there are {len(tokens)} tokens")
+    _radius("radius", float(radius))
     radii = torch.zeros(len(tokens), dtype=torch.float64)
     radii[index] = radius
     return Radii(points, radii)
@@ -278,7 +296,15 @@ def one_token(points: Tensor | Measure, index: int, radius: float) -> Radii:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Vocabulary(Object):
-    """A finite set of tokens (N, d): what may be written, already embedded."""
+    """A finite set of tokens (N, d): what may be written, already embedded.
+
+    Examples:
+        >>> words = regard.domains.Vocabulary(torch.randn(50, 4, dtype=torch.float64))
+        >>> x = torch.randn(6, 4, dtype=torch.float64)
+        >>> one_more = regard.domains.inserted(x, words)
+        >>> regard.deviation(regard.Attention(regard.Dot()), one_more, regard.TokenMax()).value > 0
+        True
+    """
 
     points: Tensor
 
@@ -294,6 +320,11 @@ class Edited(Domain):
     removed: the tokens that go. added: how many come, each from `within`, a Vocabulary or a Ball.
     after (n - removed, d): those that stay, in order, as they are afterwards, where a shift of positions
     changes their embeddings; None where they stay as they are. `inserted`, `deleted` and `replaced` make one.
+
+    Examples:
+        >>> edited = regard.domains.deleted(torch.randn(5, 2), 1, 3)
+        >>> edited.stays, edited.kept.shape
+        ([0, 2, 4], torch.Size([3, 2]))
     """
 
     points: Tensor
@@ -358,6 +389,12 @@ class NearbyLaws(Domain):
     most: a Ball that holds its atoms, or a Vocabulary, beside which mass may stay where it is.
 
     Laws have any number of atoms, so tokens may split, vanish and appear, as long as little mass moves far.
+
+    Examples:
+        >>> x = torch.randn(4, 2, dtype=torch.float64)
+        >>> nearby = regard.domains.NearbyLaws(x, 0.1, regard.Ball(4.0))
+        >>> nearby.radius, nearby.measure.size
+        (0.1, 4)
     """
 
     points: Tensor | Measure
@@ -392,19 +429,40 @@ class NearbyLaws(Domain):
 def inserted(
     points: Tensor, within: Vocabulary | Ball, *, count: int = 1, after: Tensor | None = None
 ) -> Edited:
-    """`count` tokens of a set come; `after`: the others, where their embeddings know of the shift."""
+    """`count` tokens of a set come; `after`: the others, where their embeddings know of the shift.
+
+    Examples:
+        >>> x, words = torch.zeros(5, 2), regard.domains.Vocabulary(torch.randn(9, 2))
+        >>> regard.domains.inserted(x, words, count=2).added
+        2
+    """
     return Edited(points, (), count, within, after)
 
 
 def deleted(points: Tensor, *indices: int, after: Tensor | None = None) -> Edited:
-    """Tokens go; `after`: the others, where their embeddings know of the shift."""
+    """Tokens go; `after`: the others, where their embeddings know of the shift.
+
+    Examples:
+        >>> x = torch.randn(4, 2, dtype=torch.float64)
+        >>> layer, shorter = regard.Attention(regard.Dot()), regard.domains.deleted(x, 3)
+        >>> bound = regard.deviation(layer, shorter, regard.TokenMax())
+        >>> bool((layer(x)[:3] - layer(x[:3])).norm(dim=-1).max() <= bound.value)
+        True
+    """
     return Edited(points, _indices(points, indices), 0, None, after)
 
 
 def replaced(
     points: Tensor, index: int, within: Vocabulary | Ball, *, count: int = 1, after: Tensor | None = None
 ) -> Edited:
-    """One token goes and `count` tokens of a set come: another word, or the pieces of a misspelled one."""
+    """One token goes and `count` tokens of a set come: another word, or the pieces of a misspelled one.
+
+    Examples:
+        >>> x, words = torch.zeros(5, 2), regard.domains.Vocabulary(torch.randn(9, 2))
+        >>> typo = regard.domains.replaced(x, 2, words, count=3)  # one word becomes three pieces
+        >>> typo.removed, typo.added
+        ((2,), 3)
+    """
     return Edited(points, _indices(points, (index,)), count, within, after)
 
 

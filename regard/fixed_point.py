@@ -18,6 +18,12 @@ class FixedPoint(Map):
 
     Run as it is written down: `steps` times z ← f(z) + u, starting at z = u. Where f is a contraction this
     comes as close to the fixed point as one likes, and every number of steps has the same constant.
+
+    Examples:
+        >>> from regard.maps import Affine
+        >>> half = regard.fixed_point.FixedPoint(Affine(0.5 * torch.eye(1)))
+        >>> half(torch.ones(1, 1)).tolist()  # z = z/2 + 1
+        [[2.0]]
     """
 
     map: Mapping = part()

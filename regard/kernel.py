@@ -68,7 +68,14 @@ class Kernel(Object):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Composed(Kernel):
-    """(KL)(x, dz) = ∫ K(x, dy) L(y, dz)."""
+    """(KL)(x, dz) = ∫ K(x, dy) L(y, dz).
+
+    Examples:
+        >>> attention = regard.Attention(regard.Dot(), regard.Linear(2 * torch.eye(1)))
+        >>> looked = attention.softmatch(torch.ones(3, 1)) @ attention.lookup  # softmatch, then lookup
+        >>> type(looked).__name__, looked(torch.zeros(1, 1)).points.flatten().tolist()
+        ('Composed', [2.0, 2.0, 2.0])
+    """
 
     first: Kernel
     second: Kernel

@@ -21,6 +21,12 @@ class LipschitzNorm(Map):
 
     u = |Q|_F, v = max_j |k_j|, w = max_j |v_j|. Where all three products are zero all scores are zero. w_q,
     w_k (d, c), w_v (d, e).
+
+    Examples:
+        >>> eye = torch.eye(2, dtype=torch.float64)
+        >>> layer = regard.lipschitz_norm.LipschitzNorm(eye, eye, eye)
+        >>> regard.certify(layer, regard.Whole(tokens=4), regard.Frobenius()).value < 20  # everywhere
+        True
     """
 
     w_q: Tensor = projection(Tokens.ALL)

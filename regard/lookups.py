@@ -19,7 +19,13 @@ from regard.parameters import Tokens, parameter, part, projection, shared
 
 
 class Lookup(Kernel):
-    """L(k, ·) = δ_{v(k)} (vuckovic2020, Definition 5). A lookup says one thing: the values of keys."""
+    """L(k, ·) = δ_{v(k)} (vuckovic2020, Definition 5). A lookup says one thing: the values of keys.
+
+    Examples:
+        >>> doubled = regard.Linear(2 * torch.eye(2))
+        >>> isinstance(doubled, regard.lookups.Lookup), doubled.values(torch.ones(1, 2), None).tolist()
+        (True, [[2.0, 2.0]])
+    """
 
     @abstractmethod
     def values(self, points: Tensor, marks: Tensor | None) -> Tensor:
@@ -132,6 +138,11 @@ class Factored(Lookup):
 class NormedLinear(Lookup):
     """v(k) = N(wᵀk + b): values of projected keys that pass a norm layer, as latent ones do
     (deepseek2024).
+
+    Examples:
+        >>> latent = regard.lookups.NormedLinear(torch.eye(2), regard.normed.Normed(eps=1e-12))
+        >>> latent.values(torch.tensor([[3.0, 3.0]]), None).tolist()
+        [[1.0, 1.0]]
     """
 
     w: Tensor = projection(Tokens.KEYS)

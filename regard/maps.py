@@ -22,7 +22,13 @@ from regard.parameters import Tokens, parameter, part, shared
 
 
 class Map(Object):
-    """A map of sequences of tokens. Abstract."""
+    """A map of sequences of tokens. Abstract.
+
+    Examples:
+        >>> relu = regard.maps.Pointwise(regard.maps.Relu())
+        >>> isinstance(relu, regard.maps.Map), relu(torch.tensor([[-3.0, 4.0]])).tolist()
+        (True, [[0.0, 4.0]])
+    """
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
@@ -35,7 +41,13 @@ Mapping = Map | Attention
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Compose(Map):
-    """x ↦ f_k(… f_1(x)): the first of `maps` acts first."""
+    """x ↦ f_k(… f_1(x)): the first of `maps` acts first.
+
+    Examples:
+        >>> from regard.maps import Affine, Compose, Pointwise, Relu
+        >>> Compose((Affine(-torch.eye(2)), Pointwise(Relu())))(torch.tensor([[1.0, -1.0]])).tolist()
+        [[0.0, 1.0]]
+    """
 
     maps: tuple[Mapping, ...] = part()
 
@@ -50,7 +62,13 @@ class Compose(Map):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Added(Map):
-    """x ↦ Σ_k f_k(x): every one of `maps` acts on the same sequence."""
+    """x ↦ Σ_k f_k(x): every one of `maps` acts on the same sequence.
+
+    Examples:
+        >>> from regard.maps import Added, Affine
+        >>> Added((Affine(torch.eye(1)), Affine(2 * torch.eye(1))))(torch.ones(1, 1)).tolist()
+        [[3.0]]
+    """
 
     maps: tuple[Mapping, ...] = part()
 
@@ -68,7 +86,13 @@ class Added(Map):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Residual(Map):
-    """x ↦ x + f(x)."""
+    """x ↦ x + f(x).
+
+    Examples:
+        >>> from regard.maps import Affine, Residual
+        >>> Residual(Affine(2 * torch.eye(1)))(torch.ones(1, 1)).tolist()
+        [[3.0]]
+    """
 
     map: Mapping = part()
 
@@ -89,6 +113,12 @@ class Residual(Map):
 class Heads(Map):
     """x ↦ Σ_h attention(x)_h w_o[h] + b_o: the heads of an attention (h, n, e) are joined and mixed; w_o (h,
     e, d).
+
+    Examples:
+        >>> attention = regard.Attention(regard.Dot(scale=torch.tensor([1.0, 2.0])))  # two heads
+        >>> w_o = torch.stack([torch.eye(3), torch.eye(3)])
+        >>> regard.maps.Heads(attention, w_o)(torch.ones(4, 3))[0].tolist()
+        [2.0, 2.0, 2.0]
     """
 
     attention: Attention = part()
@@ -108,7 +138,12 @@ class Heads(Map):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Affine(Map):
-    """x_i ↦ wᵀx_i + b for each token; w (d, e)."""
+    """x_i ↦ wᵀx_i + b for each token; w (d, e).
+
+    Examples:
+        >>> regard.maps.Affine(torch.tensor([[1.0], [2.0]]), torch.tensor([0.5]))(torch.ones(1, 2)).tolist()
+        [[3.5]]
+    """
 
     w: Tensor = parameter(rank=2, widths=(Tokens.ALL, None))
     b: Tensor | None = parameter(rank=1, default=None)
@@ -125,6 +160,11 @@ class Affine(Map):
 class Normalize(Map):
     """x_i ↦ γ (x_i - mean) / √(variance + eps) + β for each token; centered=False leaves the mean:
     RMSNorm (ba2016), (zhang2019).
+
+    Examples:
+        >>> x = torch.randn(3, 8)
+        >>> torch.allclose(regard.maps.Normalize()(x), torch.nn.functional.layer_norm(x, (8,)), atol=1e-6)
+        True
     """
 
     eps: float = 1e-5
@@ -159,7 +199,15 @@ class Normalize(Map):
 
 
 class Activation(Object):
-    """A function of one number. Abstract."""
+    """A function of one number. Abstract.
+
+    Examples:
+        >>> for one in (regard.maps.Relu(), regard.maps.Tanh(), regard.maps.Silu()):
+        ...     print(isinstance(one, regard.maps.Activation), round(float(one(torch.tensor(-1.0))), 4))
+        True 0.0
+        True -0.7616
+        True -0.2689
+    """
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
@@ -168,7 +216,12 @@ class Activation(Object):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Relu(Activation):
-    """max(x, 0)."""
+    """max(x, 0).
+
+    Examples:
+        >>> regard.maps.Relu()(torch.tensor([-1.0, 2.0])).tolist()
+        [0.0, 2.0]
+    """
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.relu(x)
@@ -176,7 +229,13 @@ class Relu(Activation):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Gelu(Activation):
-    """x Φ(x), Φ the normal distribution function; tanh=True is the approximation of it (hendrycks2016)."""
+    """x Φ(x), Φ the normal distribution function; tanh=True is the approximation of it (hendrycks2016).
+
+    Examples:
+        >>> x = torch.linspace(-3, 3, 7)
+        >>> torch.allclose(regard.maps.Gelu()(x), torch.nn.functional.gelu(x))
+        True
+    """
 
     tanh: bool = False
 
@@ -186,7 +245,13 @@ class Gelu(Activation):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Silu(Activation):
-    """x σ(slope · x); the slope 1.702 is the quick form of GELU."""
+    """x σ(slope · x); the slope 1.702 is the quick form of GELU.
+
+    Examples:
+        >>> x = torch.linspace(-3, 3, 7)
+        >>> torch.allclose(regard.maps.Silu()(x), torch.nn.functional.silu(x))
+        True
+    """
 
     slope: float = 1.0
 
@@ -196,7 +261,12 @@ class Silu(Activation):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Tanh(Activation):
-    """tanh x."""
+    """tanh x.
+
+    Examples:
+        >>> bool(regard.maps.Tanh()(torch.tensor(20.0)) == 1)
+        True
+    """
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.tanh(x)
@@ -204,7 +274,12 @@ class Tanh(Activation):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Pointwise(Map):
-    """x ↦ activation of every entry."""
+    """x ↦ activation of every entry.
+
+    Examples:
+        >>> regard.maps.Pointwise(regard.maps.Relu())(torch.tensor([[-1.0, 2.0]])).tolist()
+        [[0.0, 2.0]]
+    """
 
     activation: Activation
 
@@ -222,6 +297,14 @@ class Pointwise(Map):
 class Gated(Map):
     """x_i ↦ w_outᵀ(activation(wᵀx_i + b) · (w_gateᵀx_i + b_gate)):
     the gated feed-forward layer (shazeer2020).
+
+    Examples:
+        >>> from regard.maps import Gated, Silu
+        >>> w, gate, out = torch.randn(4, 8), torch.randn(4, 8), torch.randn(8, 4)
+        >>> x = torch.randn(3, 4)
+        >>> by_hand = (torch.nn.functional.silu(x @ w) * (x @ gate)) @ out
+        >>> torch.allclose(Gated(Silu(), w, gate, out)(x), by_hand, atol=1e-5)
+        True
     """
 
     activation: Activation
@@ -251,7 +334,14 @@ class Gated(Map):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ToContext(Map):
-    """x ↦ attention(x, context): the queries move, the keys are given."""
+    """x ↦ attention(x, context): the queries move, the keys are given.
+
+    Examples:
+        >>> from regard.maps import FromQueries, ToContext
+        >>> attention, x, y = regard.Attention(regard.Dot()), torch.randn(2, 3), torch.randn(5, 3)
+        >>> torch.equal(ToContext(attention, y)(x), FromQueries(attention, x)(y))
+        True
+    """
 
     attention: Attention = part(moving=Tokens.QUERIES)
     context: Measure | Tensor = shared()
@@ -263,7 +353,13 @@ class ToContext(Map):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FromQueries(Map):
-    """y ↦ attention(queries, y): the keys move, the queries are given."""
+    """y ↦ attention(queries, y): the keys move, the queries are given.
+
+    Examples:
+        >>> mean = regard.maps.FromQueries(regard.Attention(regard.Dot()), torch.zeros(1, 2))  # equal scores
+        >>> mean(torch.tensor([[0.0, 2.0], [2.0, 0.0]])).tolist()
+        [[1.0, 1.0]]
+    """
 
     attention: Attention = part(moving=Tokens.KEYS)
     queries: Tensor = shared()
@@ -276,6 +372,11 @@ class FromQueries(Map):
 class Joint(Map):
     """(x, y) ↦ attention(x, y) where both move: the first `queries` tokens of a sequence are x,
     the rest are y.
+
+    Examples:
+        >>> attention, both = regard.Attention(regard.Dot()), torch.randn(5, 3)
+        >>> torch.equal(regard.maps.Joint(attention, 2)(both), attention(both[:2], both[2:]))
+        True
     """
 
     attention: Attention = part()
@@ -292,17 +393,40 @@ def feed_forward(
     b_in: Tensor | None = None,
     b_out: Tensor | None = None,
 ) -> Compose:
-    """x_i ↦ w_outᵀ activation(w_inᵀx_i + b_in) + b_out."""
+    """x_i ↦ w_outᵀ activation(w_inᵀx_i + b_in) + b_out.
+
+    Examples:
+        >>> from regard.maps import Relu, feed_forward
+        >>> absolute = feed_forward(Relu(), torch.tensor([[1.0, -1.0]]), torch.ones(2, 1))
+        >>> absolute(torch.tensor([[-3.0]])).tolist()
+        [[3.0]]
+    """
     return Compose((Affine(w_in, b_in), Pointwise(activation), Affine(w_out, b_out)))
 
 
 def pre_norm(attention: Mapping, hidden: Mapping, first: Normalize, second: Normalize) -> Compose:
-    """x + attention(norm(x)), then x + hidden(norm(x))."""
+    """x + attention(norm(x)), then x + hidden(norm(x)).
+
+    Examples:
+        >>> from regard.maps import Normalize, Relu, feed_forward, pre_norm
+        >>> hidden = feed_forward(Relu(), torch.randn(4, 8), torch.randn(8, 4))
+        >>> layer = pre_norm(regard.Attention(regard.Dot()), hidden, Normalize(), Normalize())
+        >>> layer(torch.randn(3, 4)).shape
+        torch.Size([3, 4])
+    """
     return Compose((Residual(Compose((first, attention))), Residual(Compose((second, hidden)))))
 
 
 def post_norm(attention: Mapping, hidden: Mapping, first: Normalize, second: Normalize) -> Compose:
-    """norm(x + attention(x)), then norm(x + hidden(x))."""
+    """norm(x + attention(x)), then norm(x + hidden(x)).
+
+    Examples:
+        >>> from regard.maps import Normalize, Relu, feed_forward, post_norm
+        >>> hidden = feed_forward(Relu(), torch.randn(4, 8), torch.randn(8, 4))
+        >>> layer = post_norm(regard.Attention(regard.Dot()), hidden, Normalize(), Normalize())
+        >>> bool(layer(torch.randn(3, 4)).mean(-1).abs().max() < 1e-6)  # the last step centers
+        True
+    """
     return Compose((Residual(attention), first, Residual(hidden), second))
 
 

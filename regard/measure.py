@@ -230,6 +230,11 @@ class Measure(Object):
 class GaussianMeasure(Object):
     """The Gaussian law N(mean, covariance), batched;
     the covariance may be singular (a Dirac is a Gaussian).
+
+    Examples:
+        >>> law = regard.measure.GaussianMeasure(torch.zeros(2), torch.eye(2))
+        >>> law.sample(5).shape
+        torch.Size([5, 2])
     """
 
     mean: Tensor
@@ -261,7 +266,12 @@ class GaussianMeasure(Object):
 
 
 def dirac(points: Tensor) -> Measure:
-    """One Dirac measure at each point: (..., d) -> a batch (...) of measures with one atom."""
+    """One Dirac measure at each point: (..., d) -> a batch (...) of measures with one atom.
+
+    Examples:
+        >>> regard.measure.dirac(torch.zeros(3, 2)).points.shape  # three measures of one atom each
+        torch.Size([3, 1, 2])
+    """
     return Measure(points.unsqueeze(-2))
 
 

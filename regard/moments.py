@@ -19,6 +19,11 @@ from regard.parameters import shared
 class Moment(Kernel):
     """The projection Π = embed ∘ encode of a law on the moment subspace (vuckovic2020,
     Definitions 6 and 7).
+
+    Examples:
+        >>> law = regard.Measure(torch.tensor([[0.0], [2.0]]))
+        >>> isinstance(regard.Mean(), regard.moments.Moment), regard.Mean().encode(law).tolist()
+        (True, [1.0])
     """
 
     @abstractmethod
@@ -125,6 +130,11 @@ class Sample(Moment):
 
 
 def pick(points: Tensor, index: Tensor) -> Tensor:
-    """The atom (..., d) at an index (...) in each law's points (..., n, d)."""
+    """The atom (..., d) at an index (...) in each law's points (..., n, d).
+
+    Examples:
+        >>> regard.moments.pick(torch.tensor([[1.0], [5.0]]), torch.tensor(1)).tolist()
+        [5.0]
+    """
     points = points.expand(*index.shape, *points.shape[-2:])
     return points.gather(-2, index[..., None, None].expand(*index.shape, 1, points.shape[-1])).squeeze(-2)

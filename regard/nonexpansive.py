@@ -25,6 +25,10 @@ class IntoBall(Map):
 
     smooth=True is x_i ↦ x_i/√(1 + |x_i|²/R²), which has derivatives everywhere. Either way the constant is
     one and the tokens are in the ball afterwards, wherever they came from.
+
+    Examples:
+        >>> regard.nonexpansive.IntoBall(2.5)(torch.tensor([[3.0, 4.0], [0.5, 0.25]])).tolist()
+        [[1.5, 2.0], [0.5, 0.25]]
     """
 
     radius: float = 1.0
@@ -42,7 +46,12 @@ class IntoBall(Map):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Center(Map):
-    """x_i ↦ x_i minus the mean of its coordinates: a projection."""
+    """x_i ↦ x_i minus the mean of its coordinates: a projection.
+
+    Examples:
+        >>> regard.nonexpansive.Center()(torch.tensor([[1.0, 3.0]])).tolist()
+        [[-1.0, 1.0]]
+    """
 
     def __call__(self, x: Tensor) -> Tensor:
         return x - x.mean(-1, keepdim=True)
@@ -53,6 +62,10 @@ class GroupSort(Map):
     """Coordinates sorted, largest first, within consecutive groups of `size` (anil2019).
 
     Almost everywhere a permutation of coordinates, so that no gradient is lost.
+
+    Examples:
+        >>> regard.nonexpansive.GroupSort(2)(torch.tensor([[1.0, 2.0, 5.0, 4.0]])).tolist()
+        [[2.0, 1.0, 5.0, 4.0]]
     """
 
     size: int = 2
@@ -76,6 +89,12 @@ class GroupSort(Map):
 class Reflected(Map):
     """x ↦ x - step · attention(x). With step = 2 and scores that hardly differ it is the reflection at the
     mean token, which keeps all lengths.
+
+    Examples:
+        >>> x = torch.randn(5, 3)
+        >>> mirror = regard.nonexpansive.Reflected(regard.Attention(regard.Dot(scale=0.0)))
+        >>> torch.allclose(mirror(x).norm(), x.norm(), atol=1e-5)  # at the mean token: no length is lost
+        True
     """
 
     attention: Attention = part()
@@ -94,6 +113,11 @@ class Reflected(Map):
 class MemoryStep(Map):
     """x_i ↦ x_i - step · M softmax(t (Mᵀx_i + b)), M = memory (d, m), b = bias (m,), t = sharpness: a step
     down the convex energy (1/t) log Σ_k exp t(M_k·x + b_k) (ramsauer2021).
+
+    Examples:
+        >>> memory = torch.tensor([[1.0, -1.0]])  # two patterns on a line
+        >>> regard.nonexpansive.MemoryStep(memory)(torch.zeros(1, 1)).tolist()  # between them nothing moves
+        [[0.0]]
     """
 
     memory: Tensor = parameter(rank=2, widths=(Tokens.ALL, None))
@@ -117,7 +141,13 @@ class MemoryStep(Map):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Split(Map):
-    """x ↦ (f_1(x^1), …, f_H(x^H)): coordinates are cut into H slices of equal width, and each map has one."""
+    """x ↦ (f_1(x^1), …, f_H(x^H)): coordinates are cut into H slices of equal width, and each map has one.
+
+    Examples:
+        >>> from regard.nonexpansive import Center, GroupSort, Split
+        >>> Split((Center(), GroupSort(2)))(torch.tensor([[1.0, 3.0, 1.0, 3.0]])).tolist()
+        [[-1.0, 1.0, 3.0, 1.0]]
+    """
 
     maps: tuple[Mapping, ...] = part()
 
@@ -139,7 +169,13 @@ class Split(Map):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MixTokens(Map):
-    """x ↦ w x: the tokens of a sequence of fixed length are mixed, w (m, n)."""
+    """x ↦ w x: the tokens of a sequence of fixed length are mixed, w (m, n).
+
+    Examples:
+        >>> swap = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+        >>> regard.nonexpansive.MixTokens(swap)(torch.tensor([[1.0], [2.0]])).tolist()
+        [[2.0], [1.0]]
+    """
 
     w: Tensor = shared()
 
@@ -155,7 +191,14 @@ class MixTokens(Map):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Flatten(Map):
-    """(n, d) ↦ (1, n d): all tokens side by side, as one."""
+    """(n, d) ↦ (1, n d): all tokens side by side, as one.
+
+    Examples:
+        >>> from regard.nonexpansive import Flatten, Unflatten
+        >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        >>> Flatten()(x).tolist(), torch.equal(Unflatten(2)(Flatten()(x)), x)
+        ([[1.0, 2.0, 3.0, 4.0]], True)
+    """
 
     def __call__(self, x: Tensor) -> Tensor:
         return x.flatten(-2).unsqueeze(-2)
@@ -163,7 +206,12 @@ class Flatten(Map):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Unflatten(Map):
-    """(1, n d) ↦ (n, d): one token cut into as many."""
+    """(1, n d) ↦ (n, d): one token cut into as many.
+
+    Examples:
+        >>> regard.nonexpansive.Unflatten(2)(torch.tensor([[1.0, 2.0, 3.0, 4.0]])).tolist()
+        [[1.0, 2.0], [3.0, 4.0]]
+    """
 
     tokens: int = shared()
 
@@ -180,7 +228,12 @@ class Unflatten(Map):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Pool(Map):
-    """(n, d) ↦ (1, d): Σ_i x_i/√n, whose constant in Frobenius norm is one (that of the mean is 1/√n)."""
+    """(n, d) ↦ (1, d): Σ_i x_i/√n, whose constant in Frobenius norm is one (that of the mean is 1/√n).
+
+    Examples:
+        >>> regard.nonexpansive.Pool()(torch.ones(4, 2)).tolist()  # a sum over √4
+        [[2.0, 2.0]]
+    """
 
     def __call__(self, x: Tensor) -> Tensor:
         return x.sum(-2, keepdim=True) / math.sqrt(x.shape[-2])

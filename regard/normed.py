@@ -21,6 +21,11 @@ class Normed(Object):
 
     gain (r,) and shift (c,) act on coordinates; u (r, c), None for the identity, reads some of them or mixes
     them. A norm that centers is one of a projection that does.
+
+    Examples:
+        >>> norm = regard.normed.Normed(eps=1e-12, gain=torch.tensor([1.0, 10.0]))
+        >>> norm(torch.tensor([[3.0, 3.0]])).tolist()
+        [[1.0, 10.0]]
     """
 
     eps: float = 1e-6

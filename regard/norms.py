@@ -16,11 +16,24 @@ from regard.errors import ArgumentError
 
 
 class Norm(Object):
-    """A way to compare two inputs, and two outputs, of a map."""
+    """A way to compare two inputs, and two outputs, of a map.
+
+    Examples:
+        >>> [isinstance(one, regard.norms.Norm) for one in (regard.Frobenius(), regard.Wasserstein(1))]
+        [True, True]
+    """
 
 
 class SequenceNorm(Norm):
-    """A norm of a sequence of tokens (..., n, d)."""
+    """A norm of a sequence of tokens (..., n, d).
+
+    Examples:
+        >>> x = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+        >>> [float(norm.of(x)) for norm in (regard.Frobenius(), regard.TokenMax(), regard.TokenSum())]
+        [5.0, 5.0, 5.0]
+        >>> isinstance(regard.TokenMax(), regard.norms.SequenceNorm)
+        True
+    """
 
     @abstractmethod
     def of(self, difference: Tensor) -> Tensor:

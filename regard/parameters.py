@@ -32,7 +32,14 @@ Change = Callable[[Object, str, "Meaning | None", Any], Any]
 
 
 class Tokens(Enum):
-    """Whose coordinates a dimension of a tensor runs over."""
+    """Whose coordinates a dimension of a tensor runs over.
+
+    Examples:
+        >>> from regard.parameters import Tokens, projections
+        >>> w_q, w_k = torch.randn(4, 2), torch.randn(4, 2)
+        >>> [tokens is Tokens.QUERIES for tokens, _ in projections(regard.Dot(w_q, w_k))]
+        [True, False]
+    """
 
     QUERIES = "queries"
     KEYS = "keys"
@@ -48,6 +55,10 @@ class Meaning:
     projects: the tokens that the noun sees as wᵀx, and in no other way.
     part: the field holds nouns, through which alone their owner sees tokens.
     moving: whose place the tokens of the owner take in that part.
+
+    Examples:
+        >>> regard.parameters.meanings(regard.Gaussian)["w_q"].projects
+        <Tokens.QUERIES: 'queries'>
     """
 
     rank: int | None = None
@@ -61,6 +72,15 @@ def parameter(*, rank: int, default: Any = MISSING, widths: tuple[Tokens | None,
     """A field of tensors with `rank` dimensions for one head; dimensions before these are heads.
 
     widths=(Tokens.KEYS,) says that the one dimension runs over the coordinates of keys.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> from regard.parameters import Tokens, meanings, parameter
+        >>> @dataclass(frozen=True, eq=False, repr=False)
+        ... class Salient(regard.Potential):
+        ...     u: torch.Tensor = parameter(rank=1, widths=(Tokens.KEYS,))
+        >>> meanings(Salient)["u"].rank
+        1
     """
     if not isinstance(rank, int) or rank < 0:
         raise ArgumentError(
@@ -76,23 +96,50 @@ def projection(of: Tokens, *, default: Any = MISSING) -> Any:
     """A field that is a matrix w (d, c) for one head; None is the identity.
 
     The noun sees these tokens as wᵀx, and in no other way.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> from regard.parameters import Tokens, meanings, number, part, projection, shared
+        >>> @dataclass(frozen=True, eq=False, repr=False)
+        ... class Turned(regard.Potential):
+        ...     w: torch.Tensor = projection(Tokens.QUERIES)
+        ...     strength: float = number(default=1.0)
+        ...     angles: torch.Tensor | None = shared(default=None)
+        ...     inside: regard.Potential = part(default=regard.Dot())
+        >>> {name: (one.rank, one.part) for name, one in meanings(Turned).items()}
+        {'w': (2, False), 'strength': (0, False), 'angles': (None, False), 'inside': (None, True)}
     """
     return _field(Meaning(2, (of, None), projects=of), default)
 
 
 def number(*, default: Any = MISSING) -> Any:
-    """A field that is a number, or a tensor with one number for each head."""
+    """A field that is a number, or a tensor with one number for each head.
+
+    Examples:
+        >>> regard.parameters.meanings(regard.Gaussian)["bandwidth"].rank  # a number for each head
+        0
+    """
     return _field(Meaning(0), default)
 
 
 def shared(*, default: Any = MISSING) -> Any:
-    """A field that is the same for every head, whatever its shape; also a function that holds no heads."""
+    """A field that is the same for every head, whatever its shape; also a function that holds no heads.
+
+    Examples:
+        >>> from regard.dynamics import Condensed
+        >>> regard.parameters.meanings(Condensed)["tolerance"].rank is None  # the same for every head
+        True
+    """
     return _field(Meaning(None), default)
 
 
 def part(*, moving: Tokens | None = None, default: Any = MISSING) -> Any:
     """A field that is a noun, or a tuple of nouns, through which alone its owner sees tokens,
     as SoftCap has one.
+
+    Examples:
+        >>> regard.parameters.meanings(regard.SoftCap)["potential"].part  # a potential inside
+        True
     """
     return _field(Meaning(None, part=True, moving=moving), default)
 
@@ -111,13 +158,24 @@ def _field(meaning: Meaning, default: Any) -> Any:
 
 @cache
 def meanings(kind: type[Object]) -> dict[str, Meaning | None]:
-    """What the fields of a class are, None where they do not say it."""
+    """What the fields of a class are, None where they do not say it.
+
+    Examples:
+        >>> from regard.parameters import meanings
+        >>> sorted(name for name, one in meanings(regard.Dot).items() if one.projects)
+        ['w_k', 'w_q']
+    """
     return {field.name: field.metadata.get(KEY) for field in dataclasses.fields(kind)}
 
 
 def held(noun: Object) -> Iterator[tuple[str, Meaning | None, Any]]:
     """(name, what the field is, item) for all that the fields of a noun hold; tuples, lists,
     ... are opened.
+
+    Examples:
+        >>> capped = regard.SoftCap(regard.Dot(), 5.0)
+        >>> [(name, type(item).__name__) for name, _, item in regard.parameters.held(capped)]
+        [('potential', 'Dot'), ('cap', 'float')]
     """
     for name, meaning in meanings(type(noun)).items():
         value = getattr(noun, name)
@@ -126,19 +184,37 @@ def held(noun: Object) -> Iterator[tuple[str, Meaning | None, Any]]:
 
 
 def children(noun: Object) -> list[Object]:
-    """The nouns that a noun holds, in the order of its fields."""
+    """The nouns that a noun holds, in the order of its fields.
+
+    Examples:
+        >>> [type(one).__name__ for one in regard.parameters.children(regard.SoftCap(regard.Dot(), 5.0))]
+        ['Dot']
+    """
     return [item for _, _, item in held(noun) if isinstance(item, Object)]
 
 
 def walk(noun: Object) -> Iterator[Object]:
-    """A noun and all that it is made of, each before its children."""
+    """A noun and all that it is made of, each before its children.
+
+    Examples:
+        >>> layer = regard.Attention(regard.Dot() + regard.Alibi(0.5))
+        >>> [type(one).__name__ for one in regard.parameters.walk(layer)][:4]
+        ['Attention', 'Sum', 'Dot', 'Alibi']
+    """
     yield noun
     for child in children(noun):
         yield from walk(child)
 
 
 def rebuilt(noun: Noun, change: Change) -> Noun:
-    """The same noun, with all that is no noun changed; the checks of construction do not run."""
+    """The same noun, with all that is no noun changed; the checks of construction do not run.
+
+    Examples:
+        >>> def doubled(noun, name, meaning, item):
+        ...     return item.double() if isinstance(item, torch.Tensor) else item
+        >>> regard.parameters.rebuilt(regard.Linear(torch.eye(2)), doubled).w_v.dtype
+        torch.float64
+    """
     known = meanings(type(noun))
 
     def changed(name: str, item: Any) -> Any:
@@ -156,6 +232,12 @@ def rebuilt(noun: Noun, change: Change) -> Noun:
 def with_parts(noun: Noun, kind: type[Object], change: Callable[[Any], Any]) -> Noun:
     """The same noun with each child of this kind replaced;
     refused where it may see tokens beside that child.
+
+    Examples:
+        >>> capped = regard.SoftCap(regard.Dot(), 5.0)
+        >>> colder = regard.parameters.with_parts(capped, regard.Dot, lambda dot: dot.replace(scale=2.0))
+        >>> colder.potential.scale
+        2.0
     """
     new: dict[str, Any] = {}
     for field in dataclasses.fields(noun):
@@ -183,7 +265,13 @@ def _is_noun(value: Any) -> bool:
 
 
 def leads(noun: Object) -> Iterator[tuple[Object, str, tuple[int, ...]]]:
-    """(the noun, the name of its field, the dimensions that are heads) for each tensor in a declaration."""
+    """(the noun, the name of its field, the dimensions that are heads) for each tensor in a declaration.
+
+    Examples:
+        >>> two_heads = regard.Dot(torch.randn(2, 4, 3), torch.randn(2, 4, 3))
+        >>> [(name, lead) for _, name, lead in regard.parameters.leads(two_heads)]
+        [('w_q', (2,)), ('w_k', (2,))]
+    """
     for owner in walk(noun):
         for name, meaning, item in held(owner):
             if isinstance(item, Object) or not _may_have_heads(owner, name, meaning, item):
@@ -193,7 +281,14 @@ def leads(noun: Object) -> Iterator[tuple[Object, str, tuple[int, ...]]]:
 
 
 def one_head(noun: Noun, head: int, heads: int) -> Noun:
-    """The declaration of one head; tensors with fewer heads are shared by groups of consecutive ones."""
+    """The declaration of one head; tensors with fewer heads are shared by groups of consecutive ones.
+
+    Examples:
+        >>> four = regard.Dot(torch.randn(4, 8, 2), torch.randn(2, 8, 2))  # two heads share each key
+        >>> third = regard.parameters.one_head(four, 2, 4)
+        >>> torch.equal(third.w_q, four.w_q[2]), torch.equal(third.w_k, four.w_k[1])
+        (True, True)
+    """
 
     def picked(owner: Object, name: str, meaning: Meaning | None, item: Any) -> Any:
         if not _may_have_heads(owner, name, meaning, item):
@@ -207,7 +302,13 @@ def one_head(noun: Noun, head: int, heads: int) -> Noun:
 
 
 def spread_heads(noun: Noun, heads: int) -> Noun:
-    """The same declaration with groups written out: each tensor that groups of heads share, once a head."""
+    """The same declaration with groups written out: each tensor that groups of heads share, once a head.
+
+    Examples:
+        >>> grouped = regard.Dot(torch.randn(4, 8, 2), torch.randn(2, 8, 2))
+        >>> regard.parameters.spread_heads(grouped, 4).w_k.shape
+        torch.Size([4, 8, 2])
+    """
 
     def spread(owner: Object, name: str, meaning: Meaning | None, item: Any) -> Any:
         if not _may_have_heads(owner, name, meaning, item):
@@ -260,6 +361,11 @@ def width(noun: Object, tokens: Tokens | None = None) -> int | None:
     """How wide the tokens are that a noun reads, from the first tensor that runs over their coordinates.
 
     None where no tensor says it.
+
+    Examples:
+        >>> from regard.parameters import width
+        >>> width(regard.Dot(torch.randn(4, 2), torch.randn(4, 2))), width(regard.Dot())
+        (4, None)
     """
     for _, meaning, item in held(noun):
         if isinstance(item, Object):
@@ -282,7 +388,13 @@ def _own_width(meaning: Meaning | None, item: Any, tokens: Tokens | None) -> int
 
 
 def projections(noun: Object) -> list[tuple[Tokens, Tensor | None]]:
-    """The projections of a noun itself, with the tokens they are of; None where one is the identity."""
+    """The projections of a noun itself, with the tokens they are of; None where one is the identity.
+
+    Examples:
+        >>> w = torch.randn(4, 2)
+        >>> [tokens.name for tokens, _ in regard.parameters.projections(regard.Dot(w, w))]
+        ['QUERIES', 'KEYS']
+    """
     return [
         (meaning.projects, item)
         for _, meaning, item in held(noun)
@@ -291,7 +403,14 @@ def projections(noun: Object) -> list[tuple[Tokens, Tensor | None]]:
 
 
 def in_basis(noun: Noun, basis: Tensor) -> Noun:
-    """A declaration that reads z where the tokens are basis · z: every projection w becomes basisᵀ w."""
+    """A declaration that reads z where the tokens are basis · z: every projection w becomes basisᵀ w.
+
+    Examples:
+        >>> w, basis, z = torch.randn(4, 2), torch.randn(4, 3), torch.randn(5, 3)
+        >>> read = regard.parameters.in_basis(regard.Dot(w, w), basis)
+        >>> torch.allclose(read.scores(z, z), regard.Dot(w, w).scores(z @ basis.T, z @ basis.T), atol=1e-4)
+        True
+    """
 
     def turned(owner: Object, name: str, meaning: Meaning | None, item: Any) -> Any:
         return (

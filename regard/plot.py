@@ -31,7 +31,14 @@ WRITTEN = 16
 
 
 def influence(found: Tensor | Jacobian, tokens: Sequence[str] | None = None, *, axes: Any = None) -> Any:
-    """How far each token (rows) is moved by each token (columns): |J_ij|₂, one map (m, n)."""
+    """How far each token (rows) is moved by each token (columns): |J_ij|₂, one map (m, n).
+
+    Examples:
+        >>> j = regard.linearize(regard.Attention(regard.Dot()), torch.randn(4, 3, dtype=torch.float64))
+        >>> axes = regard.plot.influence(j, ["the", "cat", "sat", "down"])
+        >>> len(axes.images), [label.get_text() for label in axes.get_xticklabels()][0]
+        (1, 'the')
+    """
     matrix = _matrix("found", found.influence() if isinstance(found, Jacobian) else found)
     axes = _axes(axes, _square(matrix))
     image = axes.imshow(matrix.numpy(), cmap="Oranges", vmin=0)
@@ -49,7 +56,13 @@ def laws(
     tokens: Sequence[str] | None = None,
     axes: Any = None,
 ) -> Any:
-    """Where each query looks: rows of weights (m, n), given or of an attention at x."""
+    """Where each query looks: rows of weights (m, n), given or of an attention at x.
+
+    Examples:
+        >>> layer = regard.Attention(regard.Dot(), support=regard.Causal())
+        >>> regard.plot.laws(layer, torch.randn(4, 3)).images[0].get_array().shape
+        (4, 4)
+    """
     if isinstance(found, Attention):
         if x is None:
             raise ArgumentError("x", "is missing", "give the points at which the attention is drawn")
@@ -64,7 +77,15 @@ def laws(
 
 
 def head_laws(report: Report, site: str, head: int, *, input: int = 0, axes: Any = None) -> Any:
-    """The rows of one head on one input, as the report keeps them."""
+    """The rows of one head on one input, as the report keeps them.
+
+    Examples:
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+        >>> model = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+        >>> report = regard.audit(model, torch.randn(1, 6, 8), checks=["rows"])
+        >>> regard.plot.head_laws(report, "layers.0.self_attn", 0).images[0].get_array().shape
+        (6, 6)
+    """
     entry = _entry(report, "rows", site, input)
     kept = torch.tensor(entry["laws"], dtype=torch.float64)
     if not 0 <= head < len(kept):
@@ -76,7 +97,15 @@ def head_laws(report: Report, site: str, head: int, *, input: int = 0, axes: Any
 
 
 def words(report: Report, *, input: int = 0, axes: Any = None) -> Any:
-    """How much the output hangs on each token of one input."""
+    """How much the output hangs on each token of one input.
+
+    Examples:
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+        >>> model = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+        >>> report = regard.audit(model, torch.randn(1, 6, 8), checks=["influence"])
+        >>> len(regard.plot.words(report).patches)  # a bar for each token
+        6
+    """
     values = [
         math.nan if v is None else float(v) for v in _entry(report, "influence", "", input)["influence"]
     ]
@@ -90,7 +119,15 @@ def words(report: Report, *, input: int = 0, axes: Any = None) -> Any:
 
 
 def ladder(certificate: Certificate, *, axes: Any = None) -> Any:
-    """What each theorem proves of one quantity, the smallest on top; infinities are left out."""
+    """What each theorem proves of one quantity, the smallest on top; infinities are left out.
+
+    Examples:
+        >>> layer, unit = regard.Attention(regard.Dot()), regard.Ball(1.0, tokens=4, width=2)
+        >>> bound = regard.certify(layer, unit, regard.Frobenius())
+        >>> axes = regard.plot.ladder(bound)
+        >>> len(axes.patches) > 1  # a bar for each theorem
+        True
+    """
     rungs = sorted((certificate, *certificate.others), key=lambda rung: rung.value)
     finite = [rung for rung in rungs if math.isfinite(rung.value)]
     if not finite:
@@ -110,7 +147,15 @@ def ladder(certificate: Certificate, *, axes: Any = None) -> Any:
 
 
 def head_map(report: Report, column: str, *, axes: Any = None) -> Any:
-    """One number of every head: a row for each layer, as on the report's page."""
+    """One number of every head: a row for each layer, as on the report's page.
+
+    Examples:
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+        >>> model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+        >>> report = regard.audit(model, torch.randn(1, 6, 8), checks=["rows"])
+        >>> regard.plot.head_map(report, "entropy").images[0].get_array().shape  # layers, heads
+        (2, 2)
+    """
     rows = [row for row in report.ranked(column) if row.scope == "head"]
     if not rows:
         raise ArgumentError("column", f"is {column!r}, which no head of this report has", _known(report))
@@ -131,7 +176,13 @@ def head_map(report: Report, column: str, *, axes: Any = None) -> Any:
 
 
 def spectrum(found: Tensor | Jacobian, *, axes: Any = None) -> Any:
-    """Singular values, the largest first, on a logarithmic scale."""
+    """Singular values, the largest first, on a logarithmic scale.
+
+    Examples:
+        >>> axes = regard.plot.spectrum(torch.tensor([3.0, 2.0, 1.0]))
+        >>> axes.get_yscale()
+        'log'
+    """
     values = torch.linalg.svdvals(found.dense()) if isinstance(found, Jacobian) else found
     values = values.detach().double().cpu()
     if values.ndim != 1:

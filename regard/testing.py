@@ -44,7 +44,11 @@ TOLERANCE = 1e-10
 
 
 def check_potential(potential: Potential, *, width: int = 4, seed: int = 0) -> None:
-    """Every law of potentials, on random points of this width in float64."""
+    """Every law of potentials, on random points of this width in float64.
+
+    Examples:
+        >>> regard.testing.check_potential(regard.Gaussian(bandwidth=2.0))  # silent: every law holds
+    """
     generator = torch.Generator().manual_seed(seed)
     x, y = (torch.randn(n, width, generator=generator, dtype=torch.float64) for n in (5, 7))
     scores = potential.scores(x, y)
@@ -65,7 +69,11 @@ def check_potential(potential: Potential, *, width: int = 4, seed: int = 0) -> N
 
 
 def check_normalizer(normalizer: Normalizer, *, seed: int = 0) -> None:
-    """Every law of normalizers, on random scores in float64."""
+    """Every law of normalizers, on random scores in float64.
+
+    Examples:
+        >>> regard.testing.check_normalizer(regard.Entmax(1.5))
+    """
     generator = torch.Generator().manual_seed(seed)
     q, k = (torch.randn(6, 4, generator=generator, dtype=torch.float64) for _ in range(2))
     potential, acting = normalizer.acting(Dot())
@@ -98,7 +106,11 @@ def check_normalizer(normalizer: Normalizer, *, seed: int = 0) -> None:
 
 
 def check_support(support: Support, *, tokens: int = 6) -> None:
-    """A support looks at marks only, its span is never too small, and & and | are what they say."""
+    """A support looks at marks only, its span is never too small, and & and | are what they say.
+
+    Examples:
+        >>> regard.testing.check_support(regard.Causal() & regard.Window(2, 0))
+    """
     marks = torch.arange(tokens)
     allowed = support.allows(marks, marks).expand(*support.allows(marks, marks).shape[:-2], tokens, tokens)
     order = torch.randperm(tokens, generator=torch.Generator().manual_seed(0))
@@ -147,6 +159,9 @@ def check_certificates(attention: Attention, *, width: int = 4, radius: float = 
 def check_map(map: Map, *, tokens: int = 3, width: int = 4, radius: float = 0.5, seed: int = 0) -> None:
     """A map runs on the widths that it declares, its values lie in its image, and no two of them are farther
     apart than its certificates say, in three norms on a ball of tokens.
+
+    Examples:
+        >>> regard.testing.check_map(regard.nonexpansive.GroupSort(2))
     """
     generator = torch.Generator().manual_seed(seed)
     center = torch.randn(width, generator=generator, dtype=torch.float64)
@@ -182,6 +197,9 @@ def check_engines(
 ) -> None:
     """Every engine that accepts the declaration equals the reference, outputs and gradients (of q, k,
     v and all parameters).
+
+    Examples:
+        >>> regard.testing.check_engines(regard.Laplace())
     """
     generator = torch.Generator().manual_seed(seed)
     for support in supports:

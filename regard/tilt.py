@@ -20,6 +20,12 @@ from regard.potentials import Potential
 class Tilt(Object):
     """μ ↦ Ψ_G(μ)(dy) = G(y) μ(dy) / μ(G), G = exp a(query, ·), at one query point (d,) (vuckovic2020,
     Definition 3).
+
+    Examples:
+        >>> tilt = regard.tilt.Tilt(regard.Dot(scale=1.0), torch.tensor([1.0]))  # G(y) = e^y
+        >>> found = tilt(torch.tensor([[0.0], [1.0]])).masses()
+        >>> torch.allclose(found[1] / found[0], torch.tensor(1.0).exp())
+        True
     """
 
     potential: Potential = part(moving=Tokens.KEYS)

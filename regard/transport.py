@@ -56,6 +56,11 @@ def _refuse_learned_weights(**measures: Measure | Tensor) -> None:
 def transport_plan(mu: Measure | Tensor, nu: Measure | Tensor, p: float = 1.0) -> Tensor:
     """An optimal coupling of two measures: masses (n, m),
     rows sum to the weights of μ and columns to those of ν.
+
+    Examples:
+        >>> x, y = torch.tensor([[0.0], [1.0]]), torch.tensor([[1.1], [0.1]])
+        >>> regard.transport.transport_plan(x, y).tolist()  # each goes to the near one
+        [[0.0, 0.5], [0.5, 0.0]]
     """
     first, second, batch = _pair(mu, nu, p)
     if len(batch):
@@ -76,6 +81,11 @@ def entropic_wasserstein(
 
     Its plan is a coupling up to the tolerance of the iteration, so it is mostly above W_p; p must be finite.
     It has no gradient; wasserstein has one.
+
+    Examples:
+        >>> x, y = torch.tensor([[0.0], [1.0]]), torch.tensor([[2.0], [3.0]])
+        >>> round(float(regard.transport.entropic_wasserstein(x, y)), 3), float(regard.wasserstein(x, y))
+        (2.0, 2.0)
     """
     first, second, batch = _pair(mu, nu, p)
     _check.positive("regularization", regularization)
@@ -92,7 +102,12 @@ def entropic_wasserstein(
 
 
 def distances(x: Tensor, y: Tensor) -> Tensor:
-    """|x_i - y_j| (n, m) in float64, from differences: products would lose the digits of near points."""
+    """|x_i - y_j| (n, m) in float64, from differences: products would lose the digits of near points.
+
+    Examples:
+        >>> regard.transport.distances(torch.zeros(1, 2), torch.tensor([[3.0, 4.0]])).tolist()
+        [[5.0]]
+    """
     return torch.cdist(x.detach().double(), y.detach().double(), compute_mode="donot_use_mm_for_euclid_dist")
 
 
@@ -138,6 +153,11 @@ def shares(mu: Measure, nu: Measure) -> tuple[Tensor, Tensor, float]:
     """The masses of both measures with one common total, and the share of it that counts as none.
 
     Without weights they are integers, lcm(n, m)/n and lcm(n, m)/m, so that sums and comparisons are exact.
+
+    Examples:
+        >>> mu, nu = regard.Measure(torch.zeros(2, 1)), regard.Measure(torch.zeros(3, 1))
+        >>> [part.tolist() for part in regard.transport.shares(mu, nu)[:2]]  # six in all, whole numbers
+        [[3.0, 3.0], [2.0, 2.0, 2.0]]
     """
     if mu.log_weights is None and nu.log_weights is None:
         total = math.lcm(mu.size, nu.size)

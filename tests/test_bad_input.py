@@ -54,6 +54,7 @@ CASES = {
         lambda: r.RelativeBias(t(6), r.potentials.Clipped(3)),
         "table: has 6 entries; Clipped(reach=3) needs 7",
     ),
+    "one token's radius": (lambda: r.one_token(t(3, 2), 1, -0.1), "radius: is -0.1; give a number"),
     "window": (lambda: r.Window(-1, 0), "left: is -1"),
     "ids": (lambda: r.Document(t(3)), "ids: is float32[3]; give an integer tensor"),
     "lengths": (lambda: r.Padding(torch.tensor([-1])), "lengths: has negative entries"),

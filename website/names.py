@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.docs.test_snippets import blocks
 
@@ -50,16 +50,24 @@ class Name:
         return f"{home}.{self.value.__qualname__}" if known else self.path
 
     @property
+    def said(self) -> str:
+        """What it says of itself: a docstring, or the text below the line that makes a value."""
+        if hasattr(self.value, "__qualname__"):
+            return inspect.getdoc(self.value) or ""
+        found = _assigned(self.name, self.value)
+        return "" if found is None else found[2]
+
+    @property
     def sentence(self) -> str:
-        """The first paragraph of what it says of itself, on one line."""
-        if not hasattr(self.value, "__qualname__"):
-            return ""
-        text = inspect.getdoc(self.value) or ""
-        return " ".join(text.split("\n\n")[0].split())
+        """The first paragraph of that, on one line."""
+        return " ".join(self.said.split("\n\n")[0].split())
 
     @property
     def place(self) -> tuple[str, int] | None:
         """The file, from the root, and the line."""
+        if not hasattr(self.value, "__qualname__"):
+            found = _assigned(self.name, self.value)
+            return None if found is None else (found[0].relative_to(ROOT).as_posix(), found[1])
         module = sys.modules.get(getattr(self.value, "__module__", None) or "")
         file = Path(getattr(module, "__file__", None) or "/").resolve()
         if not file.is_relative_to(ROOT / "regard"):
@@ -74,6 +82,31 @@ def lines(file: Path) -> dict[str, int]:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     kinds = (ast.FunctionDef, ast.ClassDef)
     return {node.name: node.lineno for node in tree.body if isinstance(node, kinds)}
+
+
+def _assigned(name: str, value: Any) -> tuple[Path, int, str] | None:
+    """Where a value gets its name: the file, the line, and the text below it."""
+    for module in [one for key, one in sys.modules.items() if key.startswith("regard")]:
+        file = Path(getattr(module, "__file__", None) or "/").resolve()
+        if vars(module).get(name) is value and file.is_relative_to(ROOT / "regard"):
+            found = assignments(file).get(name)
+            if found is not None:
+                return file, *found
+    return None
+
+
+@cache
+def assignments(file: Path) -> dict[str, tuple[int, str]]:
+    """Names that a file assigns, each with its line and the text below it."""
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    found = {}
+    for node, below in zip(body, [*body[1:], None], strict=True):
+        goal = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if isinstance(goal, ast.Name):
+            text = below.value if isinstance(below, ast.Expr) else None
+            said = text.value if isinstance(text, ast.Constant) and isinstance(text.value, str) else ""
+            found[goal.id] = (node.lineno, inspect.cleandoc(said))
+    return found
 
 
 def modules() -> list[str]:
@@ -100,7 +133,7 @@ def names() -> tuple[Name, ...]:
         module = importlib.import_module(home)
         for name in public(module):
             value = getattr(module, name)
-            if isinstance(value, ModuleType):
+            if isinstance(value, ModuleType | TypeVar):
                 continue
             before = kept.get(id(value))
             kept[id(value)] = (

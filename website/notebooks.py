@@ -1,14 +1,16 @@
 """Notebooks: sources in examples/notebooks, run by nbclient, shown as pages with the pictures they drew.
 
 python -m website.notebooks [NAME ...]   runs them, and writes docs/pictures/notebooks/<name>-<cell>.png
+python -m website.notebooks --check      runs them all and writes nothing: no cell fails, none takes too long,
+                                         and the cells that draw are those whose pictures are there
 """
 
 from __future__ import annotations
 
 import base64
+import os
 import re
 import sys
-import time
 from typing import Any
 
 from website.repository import ROOT
@@ -17,6 +19,8 @@ SOURCES = ROOT / "examples" / "notebooks"
 PICTURES = ROOT / "docs" / "pictures" / "notebooks"
 PATIENCE = 300
 """Seconds for one cell."""
+MOST = 120
+"""Seconds of the processor that a whole notebook may take."""
 CELL = re.compile(r"^# %%(?P<kind> \[markdown\])?\n", flags=re.MULTILINE)
 
 
@@ -93,13 +97,31 @@ def drawn(notebook: Any) -> dict[int, bytes]:
     return found
 
 
+def wrong(name: str, found: dict[int, bytes], seconds: float) -> list[str]:
+    """What is not as it should be of a notebook that ran."""
+    kept = {path.name for path in PICTURES.glob(f"{name}-*.png")}
+    made = {f"{name}-{number}.png" for number in found}
+    lines = [f"{picture} is there and no cell draws it" for picture in sorted(kept - made)]
+    lines += [f"{picture} is drawn and not there: make notebooks" for picture in sorted(made - kept)]
+    if seconds > MOST:
+        lines.append(f"{name} took {seconds:.0f} s of the processor, more than {MOST}")
+    return lines
+
+
 def main() -> None:
+    given = sys.argv[1:]
+    check = "--check" in given
     PICTURES.mkdir(parents=True, exist_ok=True)
-    for name in sys.argv[1:] or names():
-        started = time.monotonic()
-        for number, picture in drawn(run(name)).items():
+    lines: list[str] = []
+    for name in [one for one in given if one != "--check"] or names():
+        before = sum(os.times()[:4])  # with children that ended: the kernel is one
+        found = drawn(run(name))
+        seconds = sum(os.times()[:4]) - before
+        lines += wrong(name, found, seconds) if check else []
+        for number, picture in found.items() if not check else ():
             (PICTURES / f"{name}-{number}.png").write_bytes(picture)
-        print(f"{name}: {time.monotonic() - started:.0f} s", flush=True)
+        print(f"{name}: {seconds:.0f} s", flush=True)
+    sys.exit("\n".join(lines) or None)
 
 
 if __name__ == "__main__":

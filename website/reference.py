@@ -68,9 +68,9 @@ def _plain(name: Name) -> str:
     """A signature and a docstring, or the kind of value."""
     if inspect.isclass(name.value) or inspect.isfunction(name.value):
         return f"```python\n{called(name)}\n```\n\n{inspect.getdoc(name.value) or ''}"
-    kind = type(name.value)
-    own = kind.__module__.startswith("regard")
-    return f"A value: `{kind.__name__}`. {inspect.getdoc(name.value) if own else ''}"
+    text, _, examples = name.said.partition("Examples:\n")
+    shown = f"\n\n**Examples:**\n\n```python\n{inspect.cleandoc(examples)}\n```" if examples else ""
+    return f"A value: `{type(name.value).__name__}`. {text.strip()}{shown}"
 
 
 def called(name: Name) -> str:

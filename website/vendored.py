@@ -1,6 +1,6 @@
-"""What pages need at view time, from the npm registry, by checksum: formulas, fonts, search without a server.
+"""What pages need at view time: formulas, fonts, search without a server. It is kept in website/from_npm.
 
-Archives are kept in .venv/vendored, so that a second build asks nobody.
+python -m website.vendored   asks the npm registry for it again, by checksum, after a version was changed
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import shutil
+import sys
 import tarfile
 import time
 import urllib.request
@@ -15,7 +17,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
-KEPT = Path(__file__).resolve().parents[1] / ".venv" / "vendored"
+KEPT = Path(__file__).resolve().parent / "from_npm"
+SUMS = KEPT / "sums.txt"
 REGISTRY = "https://registry.npmjs.org"
 PATIENCE = 60
 TRIES = 4
@@ -36,17 +39,11 @@ class Archive:
         return f"{REGISTRY}/{self.name}/-/{short}-{self.version}.tgz"
 
     def read(self) -> bytes:
-        """The archive, from where it was kept or from the registry; a wrong sum is an error."""
-        kept = KEPT / f"{self.name.replace('/', '+')}-{self.version}.tgz"
-        data = kept.read_bytes() if kept.exists() else self._asked()
+        """The archive; a wrong sum is an error."""
+        data = self._asked()
         found = base64.b64encode(hashlib.sha512(data).digest()).decode()
         if found != self.sha512:
-            raise ValueError(
-                f"{self.url}: its sha512 is {found}, not {self.sha512}; delete {kept} if it is there"
-            )
-        if not kept.exists():
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_bytes(data)
+            raise ValueError(f"{self.url}: its sha512 is {found}, not {self.sha512}")
         return data
 
     def _asked(self, tries: int = TRIES) -> bytes:
@@ -54,20 +51,21 @@ class Archive:
         try:
             with urllib.request.urlopen(self.url, timeout=PATIENCE) as answer:
                 data: bytes = answer.read()
-        except OSError:
+        except OSError as error:
             if tries == 1:
-                raise
+                raise OSError(f"{self.url} could not be read ({error}); nothing was changed") from error
             time.sleep(5)
             return self._asked(tries - 1)
         return data
 
     def contents(self) -> dict[str, bytes]:
-        """Files of the site by their path."""
+        """Files of the site by their path, with the license."""
         found = {}
+        wanted = {**self.files, "LICENSE": f"assets/licenses/{self.name.rpartition('/')[2]}.txt"}
         with tarfile.open(fileobj=io.BytesIO(self.read())) as archive:
             for member in archive:
                 path = member.name.removeprefix("package/")
-                goal = next((goal for pattern, goal in self.files.items() if fnmatch(path, pattern)), None)
+                goal = next((goal for pattern, goal in wanted.items() if fnmatch(path, pattern)), None)
                 stream = archive.extractfile(member) if goal else None
                 if goal and stream:
                     name = PurePosixPath(path).name if goal.endswith("/") else ""
@@ -111,5 +109,30 @@ ARCHIVES = (
 
 
 def files() -> dict[str, bytes]:
-    """All of them."""
-    return {path: data for archive in ARCHIVES for path, data in archive.contents().items()}
+    """All of them, by their path in the site; one that was changed by hand is an error."""
+    sums = dict(line.split("  ")[::-1] for line in SUMS.read_text(encoding="utf-8").splitlines())
+    found = {name: (KEPT / name).read_bytes() for name in sums}
+    wrong = [name for name, data in found.items() if hashlib.sha256(data).hexdigest() != sums[name]]
+    if wrong:
+        raise ValueError(f"{KEPT.name}: changed by hand: {', '.join(wrong)}; python -m website.vendored")
+    return found
+
+
+def main() -> None:
+    """Take all of them from the registry again, or nothing."""
+    try:
+        asked = [archive.contents() for archive in ARCHIVES]
+    except (OSError, ValueError) as error:
+        sys.exit(str(error))
+    shutil.rmtree(KEPT, ignore_errors=True)
+    found = {name: data for one in asked for name, data in sorted(one.items())}
+    for name, data in found.items():
+        (KEPT / name).parent.mkdir(parents=True, exist_ok=True)
+        (KEPT / name).write_bytes(data)
+    lines = [f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in found.items()]
+    SUMS.write_text("".join(lines), encoding="utf-8")
+    print(f"{len(found)} files, {sum(map(len, found.values())):,} bytes in {KEPT}")
+
+
+if __name__ == "__main__":
+    main()

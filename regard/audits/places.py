@@ -94,6 +94,13 @@ def all_places(model: nn.Module, noticed: Iterable[Spot]) -> Iterator[Place]:
 def sites(model: nn.Module, options: dict[str, Any]) -> list[Site]:
     """Every attention layer of a model, as a declaration, on the input with these keyword arguments;
     NotCovered where one is not.
+
+    Examples:
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+        >>> model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+        >>> found = regard.audits.sites(model, {"src": torch.randn(1, 6, 8)})
+        >>> len(found), type(found[0]).__name__
+        (2, 'Site')
     """
     found = list(places(model))
     trace = capture(model, options, [place.path for place in found])

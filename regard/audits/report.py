@@ -92,6 +92,15 @@ class Report:
     """The result of an audit. `partial` is empty, or says why the audit is not whole.
 
     twin: quantiles of columns of the same architecture with random weights, where it was measured.
+
+    Examples:
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+        >>> model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+        >>> report = regard.audit(model, torch.randn(1, 6, 8), checks=["rows"])  # a Report
+        >>> [one.site for one in report.covered], report.partial
+        (['layers.0.self_attn', 'layers.1.self_attn'], '')
+        >>> regard.audits.Report.from_dict(report.to_dict()).to_dict() == report.to_dict()
+        True
     """
 
     model: dict[str, Any]

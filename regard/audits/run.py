@@ -30,6 +30,7 @@ from regard.audits.places import Place, all_places, block_paths
 from regard.audits.report import Report
 from regard.audits.residual import blocks_of
 from regard.audits.samples import samples
+from regard.audits.steps import Progress, Step, in_order
 from regard.audits.store import Store
 from regard.audits.twin import CHECKS, random_twin
 from regard.audits.watching import spots, watching
@@ -37,11 +38,6 @@ from regard.audits.yardstick import columns_of
 from regard.errors import ArgumentError
 from regard.proofs.near.facts import forget_facts
 
-Progress = Callable[[str, int, int], None]
-"""Called with what is done now, how much is done, and how much there is."""
-Step = tuple[str, str, Callable[[], None]]
-"""What is done at a time: a name, the key of its result, and the work."""
-SEED = 20200706
 AT_ONCE = 1 << 20
 """How many numbers are looked at together."""
 BLOCKWISE = "the model is read block by block: this needs all of its blocks in memory at once"
@@ -100,7 +96,17 @@ def audit(
 
 
 class Audit:
-    """An audit while it runs: places to measure, and the results so far."""
+    """An audit while it runs: places to measure, and the results so far.
+
+    Examples:
+        >>> from regard.audits import Audit
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+        >>> model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+        >>> audit = Audit(model, [torch.randn(1, 6, 8)], checks=["rows"])
+        >>> audit.measure()
+        >>> len(audit.places), len(audit.report().rows) > 0
+        (2, True)
+    """
 
     def __init__(
         self,
@@ -160,38 +166,27 @@ class Audit:
 
     def measure(self, progress: Progress | None = None) -> None:
         """Measure every place that is not in the store yet."""
-        steps = self._steps()
-        for done, (what, key, step) in enumerate(steps):
-            if progress is not None:
-                progress(what, done, len(steps))
-            if key not in self.store:
-                with torch.random.fork_rng(devices=[]):
-                    torch.manual_seed(
-                        SEED
-                    )  # starts of randomized bounds: the same numbers whatever was done before
-                    step()
-        if progress is not None:
-            progress("done", len(steps), len(steps))
+        in_order(self.steps(), self.store, progress)
 
     def report(self, unfinished: str = "") -> Report:
         """The report of what is in the store; `unfinished` says why it is not the whole."""
         return collect(self, unfinished)
 
-    def _steps(self) -> list[Step]:
-        """All that is to be done."""
-        steps: list[Step] = []
-        for place in self.places:
-            steps.append((f"weights of {place.name}", weights_key(place), partial(self._weights, place)))
+    def steps(self) -> list[Step]:
+        """All that is to be done, in any order."""
+        scenes = _Scenes(self._scene)
+        steps = [
+            Step(f"weights of {place.name}", weights_key(place), partial(self._weights, place))
+            for place in self.places
+        ]
         for item in self.inputs:
-            scene = _Lazy(partial(self._scene, item))
+            where = f"input {item.index + 1}"
             for place in self.places:
-                name = f"input {item.index + 1}, {place.name}"
-                steps.append((name, site_key(item, place), partial(self._site, item, place, scene)))
-            steps.append(
-                (f"input {item.index + 1}, whole", input_key(item), partial(self._whole, item, scene))
-            )
+                work = partial(self._site, item, place, scenes)
+                steps.append(Step(f"{where}, {place.name}", site_key(item, place), work))
+            steps.append(Step(f"{where}, whole", input_key(item), partial(self._whole, item, scenes)))
         if self.twin:
-            steps.append(("the same architecture with random weights", TWIN, self._twin))
+            steps.append(Step("the same architecture with random weights", TWIN, self._twin))
         return steps
 
     def _weights(self, place: Place) -> None:
@@ -229,9 +224,9 @@ class Audit:
             self.thorough,
         )
 
-    def _site(self, item: Input, place: Place, lazy: _Lazy) -> None:
+    def _site(self, item: Input, place: Place, scenes: _Scenes) -> None:
         with nullcontext() if self.disk is None else self.disk.running():
-            scene = lazy()
+            scene = scenes.of(item)
         with nullcontext() if self.disk is None else self.disk.hold_block(place.path):
             self._measure_one(item, place, scene)
         forget_facts()
@@ -271,14 +266,14 @@ class Audit:
         site, gap, rounding = place.agreeing_site(self.model, call)
         return site, "", {"disagreement": gap, "rounding": rounding}
 
-    def _whole(self, item: Input, scene: _Lazy) -> None:
+    def _whole(self, item: Input, scenes: _Scenes) -> None:
         asked = [check for check in self.checks if check.of_input is not None]
         if self.disk is None:
-            results = {check.name: answer(check.of_input, scene()) for check in asked}
+            results = {check.name: answer(check.of_input, scenes.of(item)) for check in asked}
         else:
             results = {check.name: {"reason": BLOCKWISE} for check in asked}
         self.store.put(input_key(item), {"results": results})
-        scene.forget()
+        scenes.forget()
         give_back()
 
     def _twin(self) -> None:
@@ -298,19 +293,20 @@ class Audit:
 
 
 @dataclass
-class _Lazy:
-    """A scene that is made when somebody needs it, and forgotten when its input is done."""
+class _Scenes:
+    """The scene of one input at a time, made when somebody needs it."""
 
-    make: Callable[[], Scene]
-    found: list[Scene] = field(default_factory=list)
+    make: Callable[[Input], Scene]
+    held: dict[int, Scene] = field(default_factory=dict)
 
-    def __call__(self) -> Scene:
-        if not self.found:
-            self.found.append(self.make())
-        return self.found[0]
+    def of(self, item: Input) -> Scene:
+        if item.index not in self.held:
+            self.forget()
+            self.held[item.index] = self.make(item)
+        return self.held[item.index]
 
     def forget(self) -> None:
-        self.found.clear()
+        self.held.clear()
 
 
 def working(model: nn.Module) -> nn.Module:
@@ -377,5 +373,11 @@ def _finite(model: nn.Module) -> None:
 
 
 def included_sentences() -> list[str]:
-    """The sentences that come with the package."""
+    """The sentences that come with the package.
+
+    Examples:
+        >>> sentences = regard.audits.included_sentences()
+        >>> len(sentences) > 3, all(sentence.strip() for sentence in sentences)
+        (True, True)
+    """
     return samples("sentences")

@@ -151,6 +151,10 @@ class Site:
         """The attention rows (h, n, m)."""
         return self.attention.normalizer.weights(self.scores, Reference(allowed=self.allowed))
 
+    def positions(self) -> tuple[Tensor, Tensor]:
+        """The marks of queries and of keys."""
+        return self._marks(self.points), self._marks(self.points if self.context is None else self.context)
+
     def _marks(self, points: Tensor) -> Tensor:
         marks = self.declared.marks
         return torch.arange(len(points)) if marks is None else marks.reshape(-1)

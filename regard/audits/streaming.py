@@ -19,7 +19,8 @@ from regard.audits.load import architecture, config_of, skeleton
 from regard.audits.memory import give_back
 from regard.audits.places import places
 from regard.audits.report import Report
-from regard.audits.run import Audit, Progress
+from regard.audits.run import Audit
+from regard.audits.steps import Progress, Step, in_order
 from regard.audits.store import Store
 from regard.audits.weights import READABLE, Tensors, WeightAudit, with_weights
 from regard.errors import ArgumentError
@@ -68,16 +69,16 @@ class StreamedAudit:
         """Measure every place that is not in the store yet: weights from their tensors alone,
         then the inputs.
         """
-        asked = [check for check in self._run.checks if check.of_weights is not None]
-        if asked:
-            weights = WeightAudit(self._checkpoint, checks=asked, store=self.store, device=self._device)
-            weights.measure(None if progress is None else self._part(progress))
-        self._run.measure(progress)
+        in_order(self.steps(), self.store, progress)
 
-    def _part(self, progress: Progress) -> Progress:
-        """The progress of the weights, as a part of the whole."""
-        whole = len(self.places) + len(self.inputs) * (len(self.places) + 1)
-        return lambda what, done, total: progress(what, done, whole)
+    def steps(self) -> list[Step]:
+        """All that is to be done, in any order."""
+        asked = [check for check in self._run.checks if check.of_weights is not None]
+        if not asked:
+            return self._run.steps()
+        weights = WeightAudit(self._checkpoint, checks=asked, store=self.store, device=self._device)
+        alone = {step.key: step for step in weights.steps()}
+        return [alone.get(step.key, step) for step in self._run.steps()]
 
     def report(self, unfinished: str = "") -> Report:
         """The report of what is in the store; `unfinished` says why it is not the whole."""
@@ -198,6 +199,13 @@ class Streamed:
         """As loading does: first to the numbers of the model, then to those of the audit."""
         real = tensor.dtype.is_floating_point
         return tensor.to(self._stored).to(self._device, self._dtype) if real else tensor.to(self._device)
+
+
+def is_quantized(checkpoint: Checkpoint) -> bool:
+    """Whether the config says that matrices are stored as something else."""
+    return getattr(config_of(checkpoint), "quantization_config", None) is not None and all(
+        path.suffix == ".safetensors" for path in checkpoint.weights
+    )
 
 
 def exceeds_memory(checkpoint: Checkpoint) -> bool:

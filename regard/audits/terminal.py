@@ -57,6 +57,10 @@ BLOCKWISE = (
     "all blocks at once are not made "
     "(--no-low-memory loads it whole)"
 )
+QUANTIZED = (
+    "the weights are quantized, so they are made matrices block by block, and checks that need all blocks at "
+    "once are not made (--no-low-memory lets transformers load them)"
+)
 """Said where that is decided for the user."""
 STYLES = {ALARMING: "bold red", NOTABLE: "yellow", NOTE: "dim"}
 
@@ -86,7 +90,8 @@ class Bars:
     """Progress of the whole and of the part it is at, with the time that is left; a line now and then where
     there is no terminal.
 
-    sizes: how many steps each part has; a part is all weights, or an input, or a checkpoint of a series.
+    sizes: how many steps each part has; a part is all weights, or an input, or a checkpoint of a series. One
+    part is the whole, and has one bar.
     """
 
     def __init__(
@@ -124,7 +129,9 @@ class Bars:
         if not self._console.is_terminal:
             self._log(what, done, total)
         self._progress.update(self._whole, completed=done, total=total)
-        if done < total:
+        if len(self._sizes) == 1:
+            self._progress.update(self._whole, description=what)
+        elif done < total:
             number, within, size = part(done, self._sizes)
             self._progress.update(self._task(number, what, size), completed=within, description=what)
 

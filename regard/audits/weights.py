@@ -5,10 +5,11 @@ and the model is never loaded.
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,14 @@ from regard.audits.checks import Check
 from regard.audits.checks import checks as all_checks
 from regard.audits.checks.base import Weights
 from regard.audits.collect import collect
+from regard.audits.dequantizing import beside, matrix, packed_names, unpacked
 from regard.audits.inputs import Input
 from regard.audits.load import architecture, config_of
 from regard.audits.noticing import Noticed
 from regard.audits.places import Place, places
 from regard.audits.quantized import refuse_parts
 from regard.audits.report import Report
-from regard.audits.run import Progress
+from regard.audits.steps import Progress, Step, in_order
 from regard.audits.store import Store
 from regard.errors import ArgumentError
 
@@ -64,17 +66,18 @@ class WeightAudit:
 
     def measure(self, progress: Progress | None = None) -> None:
         """Measure every layer that is not in the store yet."""
-        for done, place in enumerate(self.places):
-            if progress is not None:
-                progress(f"weights of {place.path}", done, len(self.places))
-            if weights_key(place) not in self.store:
-                self.store.put(weights_key(place), self._measure_one(place))
-        if progress is not None:
-            progress("done", len(self.places), len(self.places))
+        in_order(self.steps(), self.store, progress)
 
-    def report(self, partial: str = "") -> Report:
-        """The report of what is in the store; `partial` says why it is not the whole."""
-        return collect(self, partial)
+    def steps(self) -> list[Step]:
+        """All that is to be done, in any order."""
+        return [
+            Step(f"weights of {place.path}", weights_key(place), partial(self._keep_one, place))
+            for place in self.places
+        ]
+
+    def report(self, unfinished: str = "") -> Report:
+        """The report of what is in the store; `unfinished` says why it is not the whole."""
+        return collect(self, unfinished)
 
     def _names(self, place: Place) -> tuple[str, ...]:
         module = self.original.get_submodule(place.path)
@@ -84,6 +87,9 @@ class WeightAudit:
             return place.adapter.parameters(self.original, place.path, module) + before
         except NotCovered:
             return ()  # measuring it says why
+
+    def _keep_one(self, place: Place) -> None:
+        self.store.put(weights_key(place), self._measure_one(place))
 
     def _measure_one(self, place: Place) -> dict[str, Any]:
         try:
@@ -131,15 +137,16 @@ class WeightAudit:
 @dataclass(frozen=True)
 class Tensors:
     """The tensors of a checkpoint, read when asked for; nothing stays open,
-    so that nothing stays in memory.
+    so that nothing stays in memory. Quantized matrices are matrices again, one at a time.
     """
 
     checkpoint: Checkpoint
 
     @cached_property
     def files(self) -> dict[str, Path]:
-        """The file of each tensor, by its name in the checkpoint."""
-        return {key: path for path in self.checkpoint.weights for key in self._keys_of(path)}
+        """The file of each tensor, by its name in the checkpoint; packed ones by that of the matrix too."""
+        stored = {key: path for path in self.checkpoint.weights for key in self._keys_of(path)}
+        return {**{name: stored[key] for name, key in packed_names(stored).items()}, **stored}
 
     def _keys_of(self, path: Path) -> list[str]:
         refuse_parts(path)
@@ -149,7 +156,28 @@ class Tensors:
             return list(file.keys())
 
     def read(self, keys: Sequence[str]) -> list[Tensor]:
-        """Some tensors, in the numbers of the checkpoint."""
+        """Some tensors, in the numbers of the checkpoint, or in float32 where these are quantized."""
+        packed = packed_names(self.files)
+        plain = iter(self._stored([key for key in keys if key not in packed]))
+        return [self._unpacked(key) if key in packed else self._matrix(key, next(plain)) for key in keys]
+
+    def _matrix(self, key: str, stored: Tensor) -> Tensor:
+        if stored.dtype in READABLE:
+            return stored
+        scales = beside(key, self.files)
+        return matrix(key, stored, dict(zip(scales, self._stored(scales), strict=True)), self._quantization)
+
+    def _unpacked(self, key: str) -> Tensor:
+        return unpacked(key, lambda name: self._stored([name])[0], self._quantization)
+
+    @cached_property
+    def _quantization(self) -> dict[str, Any]:
+        """What the config says of how matrices are stored."""
+        found = json.loads((self.checkpoint.directory / "config.json").read_text())
+        return dict(found.get("quantization_config") or {})
+
+    def _stored(self, keys: Sequence[str]) -> list[Tensor]:
+        """Some tensors as they are stored."""
         found: dict[str, Tensor] = {}
         for path in sorted({self.files[key] for key in keys}):
             found.update(self._read_from(path, [key for key in keys if self.files[key] == path]))

@@ -25,6 +25,12 @@ class LightningMonitor(Base):
     of the trainer, by log_metrics.
 
     options: those of regard.nn.monitor. `watch` is the monitor of the training that runs, or ran last.
+
+    Examples:
+        >>> try:
+        ...     callback = regard.callbacks.LightningMonitor(every=50)  # for Trainer(callbacks=[callback])
+        ... except regard.errors.MissingExtraError:
+        ...     pass  # pip install 'regard[lightning]'
     """
 
     def __init__(self, *, heads: bool = False, **options: Any) -> None:

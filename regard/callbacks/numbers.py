@@ -16,6 +16,11 @@ def scalars(entry: Entry, *, heads: bool = False) -> dict[str, float]:
     least entropy; heads=True has every head too, and `attention/warnings` counts the heads that were named.
 
     For wandb.log, SummaryWriter.add_scalar, Trainer.log, Logger.log_metrics.
+
+    Examples:
+        >>> entry = {"layers": {"layer": {"max_logit": [1.0, 3.0], "entropy": [0.5, 0.2]}}, "warnings": []}
+        >>> regard.callbacks.scalars(entry)
+        {'attention/layer/entropy': 0.2, 'attention/layer/max_logit': 3.0, 'attention/warnings': 0.0}
     """
     found: dict[str, float] = {}
     for layer, numbers in entry["layers"].items():

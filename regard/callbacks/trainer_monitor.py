@@ -20,6 +20,11 @@ class TrainerMonitor(Base):
     is in the trainer's history, in TensorBoard, in Weights & Biases, in whatever the trainer reports to.
 
     options: those of regard.nn.monitor. `watch` is the monitor of the training that runs, or ran last.
+
+    Examples:
+        >>> watching = regard.callbacks.TrainerMonitor(None, heads=True, every=50)  # see watch_trainer
+        >>> watching.heads, watching.options
+        (True, {'every': 50})
     """
 
     def __init__(self, trainer: Any, *, heads: bool = False, **options: Any) -> None:
@@ -57,6 +62,14 @@ class TrainerMonitor(Base):
 def watch_trainer(trainer: Any, *, heads: bool = False, **options: Any) -> TrainerMonitor:
     """Let a Trainer of transformers watch the attention of its model while it trains; options: those of
     regard.nn.monitor (every, window, growth, level). heads=True logs every head.
+
+    Examples:
+        >>> class Trainer:  # as transformers has one
+        ...     def add_callback(self, callback):
+        ...         self.callback = callback
+        >>> trainer = Trainer()
+        >>> regard.callbacks.watch_trainer(trainer, every=50) is trainer.callback
+        True
     """
     made = TrainerMonitor(trainer, heads=heads, **options)
     trainer.add_callback(made)

@@ -35,6 +35,16 @@ PLANS = 10
 class Choosing:
     """A model and a text; share: the part of a context that candidates keep. What is measured goes into the
     store, and what is there is not measured again.
+
+    Examples:
+        >>> import transformers
+        >>> from regard.choices import Choosing, Text
+        >>> sizes = {"vocab_size": 20, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+        >>> config = transformers.LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1)
+        >>> model = transformers.LlamaForCausalLM(config).eval()
+        >>> choosing = Choosing(model, Text("a text", torch.randint(20, (1, 120))), error=0.2)
+        >>> sum(choosing.sizes)  # steps that choosing.run("a model") would take
+        11
     """
 
     def __init__(

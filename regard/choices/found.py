@@ -16,6 +16,13 @@ class LayerFound:
     """One layer. keys: how many its queries share; queries: how many asked. choices: for each candidate by
     name its numbers (None where one does not apply), or {"refused": why}. mixed: whether errors are those
     after the output projection. refused: why there is no choice at all.
+
+    Examples:
+        >>> from regard.choices import LayerFound
+        >>> four, eight = {"memory": 0.13, "quantile": 0.2}, {"memory": 0.25, "quantile": 0.01}
+        >>> layer = LayerFound(0, "layers.0", 61, 60, {"4 bits": four, "8 bits": eight})
+        >>> layer.best(0.1), layer.best(0.5), layer.best(0.001)
+        ('8 bits', '4 bits', None)
     """
 
     layer: int
@@ -46,6 +53,11 @@ class Applied:
     divergence: KL from the exact model's law of the next token, in nats, with its standard error; None where
     the model predicts none. moved: how far the last hidden states are, relative. agreement: how often the
     most likely token stays. exact: layers that were left as they are.
+
+    Examples:
+        >>> from regard.choices import Applied
+        >>> Applied("8 bits", 0.25, 0.002, 0.0003, 0.01, 0.99, exact=0).memory
+        0.25
     """
 
     name: str
@@ -59,7 +71,15 @@ class Applied:
 
 @dataclass(frozen=True)
 class Found:
-    """A model on a text. error: what a recommended choice may get wrong, of 95 % of fresh queries."""
+    """A model on a text. error: what a recommended choice may get wrong, of 95 % of fresh queries.
+
+    Examples:
+        >>> from regard.choices import Applied, Found, LayerFound
+        >>> layer = LayerFound(0, "layers.0", 61, 60, {"8 bits": {"memory": 0.25, "quantile": 0.01}})
+        >>> whole = Applied("recommended", 0.25, 0.002, 0.0003, 0.01, 0.99, exact=0)
+        >>> Found("a model", "a text", 120, 0.1, (layer,), (whole,)).candidates
+        ('8 bits',)
+    """
 
     model: str
     text: str

@@ -14,7 +14,13 @@ from regard.errors import ArgumentError
 
 @dataclass(frozen=True)
 class Text:
-    """A text that a model reads: its tokens (1, n), and where it came from."""
+    """A text that a model reads: its tokens (1, n), and where it came from.
+
+    Examples:
+        >>> from regard.choices import Text
+        >>> Text("a text", torch.tensor([[1, 2, 3]])).options["input_ids"].shape
+        torch.Size([1, 3])
+    """
 
     name: str
     ids: Tensor
@@ -26,7 +32,19 @@ class Text:
 
 
 def read_text(path: Path, tokenizer: Any, model: nn.Module, tokens: int) -> Text:
-    """The first tokens of a file, no more than the model takes."""
+    """The first tokens of a file, no more than the model takes.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> from regard.choices import read_text
+        >>> def letters(words, truncation, max_length):  # what a tokenizer does
+        ...     return {"input_ids": [ord(letter) for letter in words][:max_length]}
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     path = pathlib.Path(place, "verse.txt")
+        ...     _ = path.write_text("Of Man's first disobedience")
+        ...     read_text(path, letters, torch.nn.Identity(), tokens=3).ids.tolist()
+        [[79, 102, 32]]
+    """
     try:
         words = path.expanduser().read_text(encoding="utf-8-sig")
     except OSError as error:

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from regard.cli.processes import refuse_processes, start_workers
+from regard.cli.series import audit_series, status
 from regard.errors import ArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
     from regard.audits.checkpoint import Checkpoint
     from regard.audits.checks import Check
+    from regard.audits.fleet import Team
     from regard.audits.run import Audit
     from regard.audits.streaming import StreamedAudit
-    from regard.audits.weights import WeightAudit
-
-    _Audit = Audit | StreamedAudit | WeightAudit
+    from regard.cli.series import AnyAudit as _Audit
 
 STOPPED = 130
+"""The exit status of a process that was interrupted."""
+UNITS = ".units"
+"""Where results are kept below --out."""
 UNREAD = (
     "the tokenizer does not know words: the included samples of the kind {} are taken instead of sentences"
 )
-"""The exit status of a process that was interrupted."""
 
 HELP = """How regular is the attention of a trained model?
 
@@ -49,6 +50,8 @@ Examples
   regard audit ./llama-7b --weights-only                  norms of heads; reads one layer at a time
   regard audit ./llama-7b --low-memory                    texts too, with one block in memory at a time
   regard audit ./big-model --out big --resume             continue after Ctrl-C, a crash or a reboot
+  regard audit ./big-model --processes 4                  four processes, one report; memory for four models
+  torchrun --nproc-per-node 4 -m regard audit ./big-model the same, also over several machines
   regard audit ./step-1000 ./step-2000 ./step-3000        how each head moves over training
   regard audit ./step-1000 ./step-2000 --text "A text."   and whether the logits of one run away
 
@@ -106,41 +109,74 @@ def audit(
             show_default="where the model is small",
         ),
     ] = None,
+    processes: Annotated[
+        int, typer.Option(metavar="N", help="How many processes of this machine work on it.")
+    ] = 1,
 ) -> None:
     """Check every argument before the work begins, then do it."""
-    from regard._files import check_writable
+    from regard.audits.fleet import joined
     from regard.audits.load import device_of
 
     several = len(models or []) > 1
     alone = several or weights_only
-    if several and text and checks is None:
-        checks = "weights,rows"
-    read = several and bool(text)
-    texts, asked = _texts(text or [], weights_only), _find_checks(checks, alone and not read)
-    if quick:
-        texts, asked = texts[:1], _quickly(asked, alone)
-    if twin and (alone or quick):
-        what = "--quick, which is a first look" if quick else "--weights-only or a series"
-        raise ArgumentError("--twin", f"is given with {what}", "leave one of them out")
-    if thorough and (alone or quick):
-        what = "--quick, which is a first look" if quick else "--weights-only or a series"
-        raise ArgumentError("--thorough", f"is given with {what}", "leave one of them out")
-    if several and resume:
-        raise ArgumentError("--resume", "is given for a series, which takes seconds", "leave it out")
-    if alone and low_memory is not None:
-        raise ArgumentError(
-            "--low-memory",
-            "is given, and --weights-only and a series read one layer at a time anyway",
-            "leave it out",
+    with joined() as team:
+        refuse_processes(processes, several, team)
+        read = several and bool(text)
+        if read and checks is None:
+            checks = "weights,rows"
+        texts, asked = _texts(text or [], weights_only), _find_checks(checks, alone and not read)
+        if quick:
+            texts, asked = texts[:1], _quickly(asked, alone)
+        _refuse_together({"--twin": bool(twin), "--thorough": thorough}, alone, quick)
+        if several and resume:
+            raise ArgumentError("--resume", "is given for a series, which takes seconds", "leave it out")
+        if alone and low_memory is not None:
+            found = "is given, and --weights-only and a series read one layer at a time anyway"
+            raise ArgumentError("--low-memory", found, "leave it out")
+        if importlib.util.find_spec("jinja2") is None:
+            raise MissingExtraError("jinja2", "report")
+        way = _Way(
+            out, device_of(device), resume, weights_only, low_memory, False if quick else twin, thorough
         )
-    if importlib.util.find_spec("jinja2") is None:
-        raise MissingExtraError("jinja2", "report")
-    way = _Way(out, device_of(device), resume, weights_only, low_memory, False if quick else twin, thorough)
-    check_writable(out)
-    if several:
-        _series(models or [], texts if read else [], asked, way)
-    else:
-        _single(models[0] if models else None, texts, asked, way)
+        code = _do(models or [], texts, asked, way, processes, team)
+    if code:
+        raise typer.Exit(code)
+
+
+def _do(
+    models: list[str], texts: list[str], asked: list[Check], way: _Way, processes: int, team: Team
+) -> int:
+    """The work itself, and its exit status."""
+    from regard._files import check_writable
+
+    if team.rank == 0:
+        check_writable(way.out)
+    if len(models) > 1:
+        audit_series(models, lambda one: _of_series(one, texts, asked, way), way.out)
+        return 0
+    if processes > team.world:
+        try:
+            return start_workers(processes, way.out / UNITS, way.resume)
+        finally:
+            _remove_empty(way.out)
+    return _single(models[0] if models else None, texts, asked, way, team)
+
+
+def _of_series(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: _Way) -> _Audit:
+    """One checkpoint of several: on texts where there are any, or by its weights."""
+    from regard.audits.weights import WeightAudit
+
+    if texts:
+        return _on_texts(checkpoint, texts, asked, replace(way, twin=False))
+    return WeightAudit(checkpoint, checks=asked, device=way.device)
+
+
+def _refuse_together(given: dict[str, bool], alone: bool, quick: bool) -> None:
+    """What is of texts, or takes long, is not asked of an audit without texts or of a first look."""
+    for option, asked in given.items():
+        if asked and (alone or quick):
+            what = "--quick, which is a first look" if quick else "--weights-only or a series"
+            raise ArgumentError(option, f"is given with {what}", "leave one of them out")
 
 
 @dataclass(frozen=True)
@@ -194,21 +230,32 @@ def _quickly(asked: list[Check], alone: bool) -> list[Check]:
     return found
 
 
-def _single(model: str | None, texts: list[str], asked: list[Check], way: _Way) -> None:
-    """Audit one model, from where an earlier run stopped if that is asked."""
-    from regard.audits import page, terminal
-    from regard.audits.store import Store
+def _single(model: str | None, texts: list[str], asked: list[Check], way: _Way, team: Team) -> int:
+    """Audit one model, from where an earlier run stopped if that is asked; the exit status."""
+    from regard.audits import terminal
+    from regard.audits.owning import succession
 
     run, subject = _run(model, texts, asked, way)
-    run.store = Store(way.out / ".units", subject, resume=way.resume)
-    stopped = _measure(run, way)
+    team.agree(subject)
+    run.store = team.open_store(way.out / UNITS, subject, way.resume)
+    if run.store.predecessor:
+        terminal.say(terminal.messages(), succession(run.store.predecessor, way.resume))
+    stopped = _measure(run, way, team)
+    code = team.await_report(STOPPED if stopped else None)
+    return _report(run, way, stopped, team) if code is None else code
+
+
+def _report(run: _Audit, way: _Way, stopped: str, team: Team) -> int:
+    """Write and show the report; the exit status."""
+    from regard.audits import page, terminal
+
     report = run.report(stopped)
     terminal.show(report, page.save(report, way.out), terminal.output())
-    if stopped:
-        raise typer.Exit(STOPPED)
-    run.store.remove()
-    if not report.covered:
-        raise typer.Exit(1)
+    code = STOPPED if stopped else 0 if report.covered else 1
+    team.reported(code)
+    if not stopped:
+        run.store.remove()
+    return code
 
 
 def _run(model: str | None, texts: list[str], asked: list[Check], way: _Way) -> tuple[_Audit, dict[str, str]]:
@@ -216,7 +263,7 @@ def _run(model: str | None, texts: list[str], asked: list[Check], way: _Way) -> 
     from regard.audits.checkpoint import find
     from regard.audits.weights import WeightAudit
 
-    with _status("loading the model"):
+    with status("loading the model"):
         checkpoint = find(model)
         if way.weights_only:
             return WeightAudit(checkpoint, checks=asked, device=way.device), _subject(
@@ -230,17 +277,18 @@ def _run(model: str | None, texts: list[str], asked: list[Check], way: _Way) -> 
 
 
 def _low_memory(checkpoint: Checkpoint, way: _Way) -> bool:
-    """Whether to hold one block at a time: what was asked for, or what the machine has room for,
-    which is said.
+    """Whether to hold one block at a time: what was asked for, what the machine has room for, or what makes
+    matrices of quantized weights; that is said.
     """
     from regard.audits import terminal
-    from regard.audits.streaming import exceeds_memory
+    from regard.audits.streaming import exceeds_memory, is_quantized
 
     if way.low_memory is not None:
         return way.low_memory
-    large = exceeds_memory(checkpoint)
+    small = is_quantized(checkpoint)
+    large = small or exceeds_memory(checkpoint)
     if large:
-        terminal.say(terminal.messages(), terminal.BLOCKWISE)
+        terminal.say(terminal.messages(), terminal.QUANTIZED if small else terminal.BLOCKWISE)
     return large
 
 
@@ -314,7 +362,7 @@ def _subject(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: 
     }
 
 
-def _measure(run: _Audit, way: _Way) -> str:
+def _measure(run: _Audit, way: _Way, team: Team) -> str:
     """Measure all there is; says why where that was interrupted.
 
     A model that turns out to be broken leaves no files.
@@ -324,15 +372,15 @@ def _measure(run: _Audit, way: _Way) -> str:
     sizes = [len(run.places), *(len(run.places) + 1 for _ in run.inputs)]
     sizes += [1 for _ in range(getattr(run, "twin", False))]
     try:
-        with terminal.Bars(terminal.messages(), sizes) as bars:
-            run.measure(bars)
+        with terminal.Bars(terminal.messages(), team.parts(sizes)) as bars:
+            team.measure(run, bars)
     except KeyboardInterrupt:
         return (
             f"stopped after {len(run.store)} of {sum(sizes)} steps, and the same "
             "command with --resume goes on"
         )
     except ArgumentError:
-        if way.weights_only:
+        if way.weights_only and team.rank == 0:
             run.store.remove()
             _remove_empty(way.out)
         raise
@@ -340,49 +388,5 @@ def _measure(run: _Audit, way: _Way) -> str:
 
 
 def _remove_empty(directory: Path) -> None:
-    if not any(directory.iterdir()):
+    if directory.is_dir() and not any(directory.iterdir()):
         directory.rmdir()
-
-
-def _series(models: Sequence[str], texts: list[str], asked: list[Check], way: _Way) -> None:
-    """Audit each checkpoint, by its weights or on texts, and lay the reports side by side."""
-    from regard.audits import terminal
-    from regard.audits.checkpoint import find
-    from regard.audits.series import save, series
-    from regard.audits.weights import WeightAudit
-
-    with _status("looking at the checkpoints"):
-        found = [find(model) for model in models]
-    reports = []
-    for checkpoint in found:  # one in memory at a time
-        run: _Audit
-        with _status(f"loading {checkpoint.name}"):
-            if texts:
-                run = _on_texts(checkpoint, texts, asked, replace(way, twin=False))
-            else:
-                run = WeightAudit(checkpoint, checks=asked, device=way.device)
-        with terminal.Bars(
-            terminal.messages(), [len(run.places), *(len(run.places) + 1 for _ in run.inputs)]
-        ) as bars:
-            run.measure(bars)
-        reports.append(run.report())
-    whole = series(reports, _distinct([checkpoint.name for checkpoint in found], models))
-    terminal.show_series(whole, save(whole, way.out), terminal.output())
-
-
-def _distinct(short: Sequence[str], long: Sequence[str]) -> Sequence[str]:
-    """Short names, where these tell the models apart."""
-    return short if len(set(short)) == len(set(long)) else long
-
-
-@contextmanager
-def _status(what: str) -> Iterator[None]:
-    """A word of what takes a while, on a terminal."""
-    from regard.audits import terminal
-
-    console = terminal.messages()
-    if not console.is_terminal:
-        yield
-        return
-    with console.status(what):
-        yield

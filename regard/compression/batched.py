@@ -95,13 +95,13 @@ def _clustered(features: Tensor, weights: Tensor, size: int) -> Tensor:
 
 def _far_apart(points: Tensor, weights: Tensor, size: int) -> Tensor:
     """Greedily the point with the largest weight times squared distance from those chosen, (h, size)."""
-    squares = points.square().sum(-1)
+    squares, columns = points.square().sum(-1), points.mT.contiguous()
     chosen = [weights.argmax(-1)]
     nearest = torch.full_like(squares, torch.inf)
     heads = torch.arange(len(points))
     for _ in range(size - 1):
-        last = points[heads, chosen[-1]].unsqueeze(-1)
-        away = squares - 2 * (points @ last).squeeze(-1) + squares[heads, chosen[-1]].unsqueeze(-1)
+        last = points[heads, chosen[-1]].unsqueeze(-2)
+        away = squares - 2 * (last @ columns).squeeze(-2) + squares[heads, chosen[-1]].unsqueeze(-1)
         nearest = torch.minimum(nearest, away.clamp_min(0))
         nearest[heads, chosen[-1]] = -1.0  # never chosen twice
         chosen.append((weights * nearest).argmax(-1))

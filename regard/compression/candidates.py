@@ -91,7 +91,16 @@ class Fitted:
 
 
 class Candidate(Object):
-    """A cheaper attention. Abstract."""
+    """A cheaper attention. Abstract.
+
+    Examples:
+        >>> from regard.compression import Candidate, Recent, TopK, cheaper
+        >>> isinstance(TopK(8), Candidate)
+        True
+        >>> layer, tokens = regard.Attention(regard.Dot()), torch.randn(60, 2, dtype=torch.float64)
+        >>> [choice.candidate for choice in cheaper(layer, tokens, candidates=(Recent(8), TopK(8))).choices]
+        [Recent(size=8), TopK(size=8)]
+    """
 
     @abstractmethod
     def fit(self, head: Head, keys: Measure, queries: Tensor) -> Fitted:
@@ -100,7 +109,15 @@ class Candidate(Object):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Recent(Candidate):
-    """The last keys and no others: a window."""
+    """The last keys and no others: a window.
+
+    Examples:
+        >>> from regard.compression import Recent, cheaper
+        >>> layer, tokens = regard.Attention(regard.Dot()), torch.randn(60, 2, dtype=torch.float64)
+        >>> all_of_them, half = cheaper(layer, tokens, candidates=(Recent(60), Recent(30))).choices
+        >>> all_of_them.error < 1e-12 < half.error
+        True
+    """
 
     size: int
 
@@ -119,7 +136,15 @@ class Recent(Candidate):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TopK(Candidate):
-    """The keys with the largest scores of each query: all are kept, and few values are read."""
+    """The keys with the largest scores of each query: all are kept, and few values are read.
+
+    Examples:
+        >>> from regard.compression import TopK, cheaper
+        >>> layer, tokens = regard.Attention(regard.Dot(scale=20.0)), torch.randn(60, 2, dtype=torch.float64)
+        >>> (choice,) = cheaper(layer, tokens, candidates=(TopK(20),)).choices
+        >>> choice.error < 0.01  # sharp rows need few keys
+        True
+    """
 
     size: int
 
@@ -138,7 +163,15 @@ class TopK(Candidate):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Merged(Candidate):
-    """Atoms that are tangent to groups of keys, as `compress` makes them."""
+    """Atoms that are tangent to groups of keys, as `compress` makes them.
+
+    Examples:
+        >>> from regard.compression import Merged, Recent, cheaper
+        >>> layer, tokens = regard.Attention(regard.Dot()), torch.randn(90, 2, dtype=torch.float64)
+        >>> merged, recent = cheaper(layer, tokens, candidates=(Merged(20), Recent(20))).choices
+        >>> merged.error < recent.error
+        True
+    """
 
     size: int
 
@@ -164,7 +197,16 @@ class Merged(Candidate):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Features(Candidate):
-    """Linear attention: sums over keys of features and values, whatever their number."""
+    """Linear attention: sums over keys of features and values, whatever their number.
+
+    Examples:
+        >>> from regard.compression import Features, cheaper
+        >>> random = regard.normalizers.PositiveRandom.draw(2, 64, 0, torch.float64)
+        >>> layer, tokens = regard.Attention(regard.Dot()), torch.randn(60, 2, dtype=torch.float64)
+        >>> (choice,) = cheaper(layer, tokens, candidates=(Features(random),)).choices
+        >>> 0 < choice.error < 1
+        True
+    """
 
     feature_map: FeatureMap
 
@@ -184,7 +226,15 @@ class Features(Candidate):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LowRank(Candidate):
-    """Keys in the few directions in which scores of the queries vary most."""
+    """Keys in the few directions in which scores of the queries vary most.
+
+    Examples:
+        >>> from regard.compression import LowRank, cheaper
+        >>> layer, tokens = regard.Attention(regard.Dot()), torch.randn(60, 3, dtype=torch.float64)
+        >>> whole, part = cheaper(layer, tokens, candidates=(LowRank(3), LowRank(1))).choices
+        >>> whole.error < 1e-9 < part.error  # three directions are all there are
+        True
+    """
 
     rank: int
 
@@ -209,7 +259,15 @@ class LowRank(Candidate):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Nystrom(Candidate):
-    """Landmarks among the keys: softmax(q, L) softmax(L, L)⁺ softmax(L, k)."""
+    """Landmarks among the keys: softmax(q, L) softmax(L, L)⁺ softmax(L, k).
+
+    Examples:
+        >>> from regard.compression import Nystrom, cheaper
+        >>> layer, tokens = regard.Attention(regard.Dot()), torch.randn(60, 2, dtype=torch.float64)
+        >>> (choice,) = cheaper(layer, tokens, candidates=(Nystrom(20),)).choices
+        >>> choice.error < 0.1
+        True
+    """
 
     size: int
 
@@ -229,7 +287,15 @@ class Nystrom(Candidate):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Quantized(Candidate):
-    """Keys by channel in blocks and values by token, rounded to so many bits."""
+    """Keys by channel in blocks and values by token, rounded to so many bits.
+
+    Examples:
+        >>> from regard.compression import Quantized, cheaper
+        >>> layer, tokens = regard.Attention(regard.Dot()), torch.randn(60, 2, dtype=torch.float64)
+        >>> eight, four = cheaper(layer, tokens, candidates=(Quantized(8), Quantized(4))).choices
+        >>> eight.error < four.error
+        True
+    """
 
     bits: int
 

@@ -51,6 +51,13 @@ class Choice:
     the test queries did not. divergence: the mean of KL(cheap row | exact row), of all heads. proved: the
     largest bound over the test queries, relative too, where it is below the trivial one. refused: why there
     are no numbers.
+
+    Examples:
+        >>> from regard.compression import Recent, cheaper
+        >>> layer, tokens = regard.Attention(regard.Dot()), torch.randn(60, 2, dtype=torch.float64)
+        >>> (choice,) = cheaper(layer, tokens, candidates=(Recent(30),)).choices
+        >>> choice.memory, choice.error > 0
+        (0.5, True)
     """
 
     candidate: Candidate
@@ -66,7 +73,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class Cheaper:
-    """The choices for one layer, in the order of the candidates; `best(error)` is the one to take."""
+    """The choices for one layer, in the order of the candidates; `best(error)` is the one to take.
+
+    Examples:
+        >>> from regard.compression import Quantized, Recent, cheaper
+        >>> layer, tokens = regard.Attention(regard.Dot()), torch.randn(60, 2, dtype=torch.float64)
+        >>> found = cheaper(layer, tokens, candidates=(Recent(8), Quantized(8)))
+        >>> found.best(0.1).candidate  # the least memory within ten percent
+        Quantized(bits=8)
+    """
 
     choices: tuple[Choice, ...]
     keys: int
@@ -101,6 +116,13 @@ def cheaper(
     The queries are dealt at random into three: what is fitted sees the first, the quantile is that of the
     second, and the errors are of the third. Heads(attention, w_o) measures errors after the mixing. Measured
     and calibrated for queries like these; `proved` is proved, of the test queries.
+
+    Examples:
+        >>> from regard.compression import Quantized, TopK, cheaper
+        >>> layer, tokens = regard.Attention(regard.Dot()), torch.randn(60, 2, dtype=torch.float64)
+        >>> found = cheaper(layer, tokens, candidates=(TopK(20), Quantized(8)))
+        >>> found.keys, [0 <= choice.error < 1 for choice in found.choices]
+        (60, [True, True])
     """
     inner = attention.attention if isinstance(attention, Heads) else attention
     queries, keys = _read(x, context)

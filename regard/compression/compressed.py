@@ -36,6 +36,12 @@ class Compressed:
     fill up. log_mass: the logarithm of their mass beside that of the keys, which `Measure` does not keep; at
     most zero, but for rounding. groups (n,), or (h, n): the atom of each key, -1 for keys without mass.
     certificate: how far outputs are from those of all keys.
+
+    Examples:
+        >>> keys = torch.rand(400, 2, dtype=torch.float64)
+        >>> few = regard.compress(keys, regard.Attention(regard.Dot()), size=20, domain=regard.Ball(1.0))
+        >>> few.size, few.groups.shape, few.certificate.value > 0
+        (20, torch.Size([400]), True)
     """
 
     measure: Measure

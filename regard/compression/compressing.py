@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard import _check
 from regard._enclosed import computed_lengths
+from regard._groups import columns_of
 from regard._upper import Upper, exact
 from regard.attention import Attention, as_measure
 from regard.certificate import Certificate
@@ -227,13 +228,13 @@ def _compressed(head: Head, form: KeyForm, task: _Task, heads: int) -> Found:
 
 def _partition(head: Head, form: KeyForm, task: _Task, center: Tensor, radius: float) -> Partition:
     keys = task.keys
-    columns = keys.points.mT.contiguous()
-    logs = form.tilts(center.unsqueeze(0))[0] @ columns
-    bias = form.bias(keys.points)
-    logs = logs if bias is None else logs + bias
-    logs = logs if keys.log_weights is None else logs + keys.log_weights
+    columns = columns_of(keys.points)
+    tilt, bias = form.tilts(center.unsqueeze(0))[0], form.bias(keys.points)
+    logs = tilt @ columns if bool(tilt.any()) else None
+    for more in (bias, keys.log_weights):
+        logs = more if logs is None else logs if more is None else logs + more
     factor = form.multiple
-    logits = radius * (columns * factor if factor is not None else form.a @ columns)
+    logits = (radius * factor) * columns if factor is not None else radius * (form.a @ columns)
     if factor and radius and not head.factors:
         return Partition(logits, None, logs, 1 / abs(radius * factor))
     values = head.matrix(keys.dimension).mT @ columns if head.factors else columns

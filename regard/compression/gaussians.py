@@ -15,6 +15,12 @@ from regard.potentials import Dot, Gaussian
 def gaussian_form(attention: Attention, context: Measure | Tensor) -> tuple[Attention, Measure]:
     """The same attention with scores -|q - k|²/2b², to the context with the weights e^{|k|²/2b²}: q·k/b² =
     -|q - k|²/2b² + |k|²/2b², up to what is constant in a row; b² is one over the scale.
+
+    Examples:
+        >>> x, layer = torch.randn(5, 2), regard.Attention(regard.Dot())
+        >>> near, context = regard.compression.gaussian_form(layer, x)
+        >>> torch.allclose(near(x, context), layer(x), atol=1e-5)
+        True
     """
     potential, keys = attention.potential, as_measure("context", context)
     if not isinstance(potential, Dot):

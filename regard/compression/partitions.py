@@ -42,10 +42,12 @@ class Partition:
 
     logits (q, n): what a unit query sees of each key, times the radius of the queries; values (e, n), None
     where they are `ratio` times the logits; logs (n,): logarithms of the weights under the query in the
-    middle.
+    middle, None where all are the same.
     """
 
-    def __init__(self, logits: Tensor, values: Tensor | None, logs: Tensor, ratio: float = 0.0) -> None:
+    def __init__(
+        self, logits: Tensor, values: Tensor | None, logs: Tensor | None, ratio: float = 0.0
+    ) -> None:
         self.logits, self.values, self.logs, self.ratio = logits, values, logs, ratio
         self.labels = torch.zeros(logits.shape[-1], dtype=torch.long)
         self.count = 1
@@ -71,9 +73,9 @@ class Partition:
             return
         key = torch.zeros_like(self.labels)
         for row, least, size in zip(self.logits, low, sizes, strict=True):
-            key = key * size + ((row - least) / side).long()
+            key.mul_(size).add_((row - least).div_(side).long())
         used = torch.bincount(key) > 0
-        self.labels = (used.cumsum(0) - 1)[key]
+        self.labels = (used.cumsum(0) - 1).index_select(0, key)
         self.count = int(used.sum())
 
     def cut_until(self, criterion: Criterion, limit: float, most: int) -> float:
@@ -100,9 +102,7 @@ class Partition:
         """Blame, middle and direction of some cells."""
         where, local = self._members(active)
         count = len(active)
-        logs = _at(self.logs, where)
-        masses = (logs - spread_out(largest_in(logs, local, count), local)).exp_()
-        masses = masses / spread_out(sums_in(masses, local, count), local)
+        masses = self._masses(where, local, count)
         reach, spread, middle, direction = _width(masses, _at(self.logits, where), local, count)
         value_reach, value_spread = self.ratio * reach, self.ratio * spread
         if self.values is not None:
@@ -110,6 +110,14 @@ class Partition:
         flat = reach <= SMALLEST * (1 + self._largest)
         blame = torch.where(flat, 0.0, criterion(Widths(reach, spread, value_reach, value_spread)))
         self._keep(active, blame, middle, direction)
+
+    def _masses(self, where: Tensor | slice, local: Tensor, count: int) -> Tensor:
+        """The law of each cell."""
+        if self.logs is None:
+            return spread_out(1 / torch.bincount(local, minlength=count).double(), local)
+        logs = _at(self.logs, where)
+        masses = (logs - spread_out(largest_in(logs, local, count), local)).exp_()
+        return masses / spread_out(sums_in(masses, local, count), local)
 
     def _keep(self, active: Tensor, blame: Tensor, middle: Tensor, direction: Tensor) -> None:
         self._blame = self._with(self._blame, active, blame)
@@ -150,7 +158,7 @@ class Partition:
     def compact(self) -> Tensor:
         """Labels 0, 1, … without gaps."""
         used = torch.bincount(self.labels, minlength=self.count) > 0
-        return (used.cumsum(0) - 1)[self.labels]
+        return (used.cumsum(0) - 1).index_select(0, self.labels)
 
 
 def _worst(blame: Tensor, room: int) -> Tensor:

@@ -17,7 +17,7 @@ from regard.compute.precision import loses_digits
 from regard.normalizers import Normalizer, Softmax
 from regard.potentials import Alibi, Cosine, Dot, Gaussian, Potential, Rotary
 from regard.potentials.base import Sum
-from regard.potentials.reductions import Reduction, reduce
+from regard.potentials.reductions import Reduction, calm_gaussian, reduce
 from regard.supports import Causal, Full, Support
 
 _kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -48,7 +48,13 @@ def direct(
         factor = potential.factor(q.shape[-1])
         if not isinstance(factor, Tensor) and factor > 0:
             return _kernel(q, k, v, 0.0, causal, scale=float(factor / normalizer.temperature))[0]
-    if q.dtype.itemsize < 4 or not _is_product(potential):
+    if q.dtype.itemsize < 4:
+        return None
+    if type(potential) is Gaussian and _is_unprojected(potential) and isinstance(potential.bandwidth, float):
+        calm = calm_gaussian(q, k, 1 / potential.bandwidth**2)
+        if calm is not None:
+            return _run_kernel(calm, v, causal, normalizer.temperature)
+    if not _is_product(potential):
         return None
     return _run_reduced(q, k, v, potential, causal, normalizer.temperature, query_marks)
 
@@ -69,6 +75,11 @@ def _run_reduced(
     found = reduce.one(potential, *potential.features(q, k, own, places), causal)
     if isinstance(found, Refused) or not _fits(found, q, k, v) or loses_digits(found):
         return None
+    return _run_kernel(found, v, causal, temperature)
+
+
+def _run_kernel(found: Reduction, v: Tensor, causal: bool, temperature: float) -> Tensor:
+    """The kernel on a reduction that it takes as it is."""
     bias = found.key_bias
     if bias is not None:
         bias = bias.reshape((1,) * (3 - bias.ndim) + bias.shape).unsqueeze(-2)
@@ -87,9 +98,11 @@ def _marks(q: Tensor, k: Tensor, query_marks: Tensor | None) -> tuple[Tensor, Te
 
 def _is_bare(potential: Potential) -> bool:
     """Whether scores are products of the points as they are."""
-    return type(potential) is Dot and (
-        potential.w_q is potential.w_k is potential.b_q is potential.b_k is None
-    )
+    return type(potential) is Dot and _is_unprojected(potential)
+
+
+def _is_unprojected(potential: Dot | Gaussian) -> bool:
+    return potential.w_q is potential.w_k is potential.b_q is potential.b_k is None
 
 
 def _is_product(potential: Potential) -> bool:

@@ -29,7 +29,13 @@ _engines: list[type[Engine]] = []
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a run would take: operations, bytes beyond inputs and output, and how it is done."""
+    """What a run would take: operations, bytes beyond inputs and output, and how it is done.
+
+    Examples:
+        >>> found = regard.explain(regard.Attention(regard.Laplace()), torch.randn(64, 4)).prediction
+        >>> found.flops > 0, found.bytes > 0
+        (True, True)
+    """
 
     flops: float
     bytes: float
@@ -38,7 +44,13 @@ class Prediction:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan(Object):
-    """Abstract: a problem and what an engine decided about it, ready to run."""
+    """Abstract: a problem and what an engine decided about it, ready to run.
+
+    Examples:
+        >>> plan = regard.explain(regard.Attention(regard.Dot()), torch.randn(8, 4)).plan
+        >>> plan.engine.name, plan.run().shape
+        ('sdpa', torch.Size([8, 4]))
+    """
 
     engine: Engine
     problem: Problem
@@ -75,6 +87,13 @@ class Engine(Object):
     """Abstract: a way to compute problems. Engines differ in speed, never in meaning.
 
     `rank` orders the engines: the lowest is asked first.
+
+    Examples:
+        >>> from regard.engines import ReferenceEngine, Sdpa
+        >>> x = torch.randn(6, 4)
+        >>> exact = regard.apply(regard.Attention(regard.Dot()), x, engine=ReferenceEngine())
+        >>> torch.allclose(regard.apply(regard.Attention(regard.Dot()), x, engine=Sdpa()), exact, atol=1e-6)
+        True
     """
 
     name: ClassVar[str]
@@ -95,13 +114,30 @@ class Engine(Object):
         """Marks for tokens that come without, while a problem is posed of them for this engine."""
         yield None, None
 
+    @property
+    def over_processes(self) -> bool:
+        """Whether other processes compute with this one, each with tokens of its own."""
+        return False
+
+    def instead(self) -> Engine | None:
+        """The engine that stands in for a tolerant one; None for those that are offered unasked."""
+        return None
+
     def largest(self, value: float) -> float:
         """The largest of the numbers of all processes that compute together; here it is one."""
         return value
 
 
 def register(engine: type[Engine]) -> type[Engine]:
-    """Class decorator: make an engine known."""
+    """Class decorator: make an engine known.
+
+    Examples:
+        >>> from regard.engines import Sdpa, register
+        >>> register(Sdpa)  # a decorator of classes; every name once
+        Traceback (most recent call last):
+            ...
+        ValueError: an engine named 'sdpa' is registered already
+    """
     if any(known.name == engine.name for known in _engines):
         raise ValueError(f"an engine named {engine.name!r} is registered already")
     _engines.append(engine)
@@ -110,7 +146,12 @@ def register(engine: type[Engine]) -> type[Engine]:
 
 
 def all_engines() -> Iterator[Engine]:
-    """All engines, the fastest first, the reference last."""
+    """All engines, the fastest first, the reference last.
+
+    Examples:
+        >>> [engine.name for engine in regard.compute.all_engines()][-1]
+        'reference'
+    """
     return (engine() for engine in _engines)
 
 

@@ -17,7 +17,13 @@ LARGE = 1 << 26
 
 @dataclass(frozen=True)
 class Explanation:
-    """The plan that runs, and one sentence for each engine that was asked before it and refused."""
+    """The plan that runs, and one sentence for each engine that was asked before it and refused.
+
+    Examples:
+        >>> found = regard.explain(regard.Attention(regard.Laplace()), torch.randn(8, 4))
+        >>> found.engine.name, sorted(found.refusals)  # what runs, and who refused before it
+        ('tiled', ['flex', 'fourier', 'linear', 'sdpa'])
+    """
 
     plan: Plan
     refusals: dict[str, str]
@@ -67,15 +73,17 @@ def select_within(problem: Problem, engine: Engine | None = None) -> Plan:
         return select(problem, engine)
     plan = engine.plan(problem)
     if isinstance(plan, Refused):
-        return _others(problem, plan.why)
-    return plan if plan.pays() else _others(problem, "")
+        return _others(problem, plan.why, engine.instead())
+    return plan if plan.pays() else _others(problem, "", engine.instead())
 
 
-def _others(problem: Problem, why: str) -> Plan:
-    """A plan of the engines that have no tolerance; a warning where that is many pairs."""
+def _others(problem: Problem, why: str, named: Engine | None) -> Plan:
+    """A plan of the named engine or of those without tolerance; a warning where that is many pairs."""
     if why and count_pairs(problem) > LARGE:
         message = f"all {count_pairs(problem):.2g} pairs are summed, because {why}"
         warnings.warn(message, PerformanceWarning, stacklevel=3)
+    if named is not None:
+        return select(problem, named)
     plans = (candidate.offer(problem) for candidate in all_engines() if not candidate.tolerant)
     return next(plan for plan in plans if not isinstance(plan, Refused))
 

@@ -33,6 +33,11 @@ class Part:
 
     softmax: flops of normalizing scores; weights: bytes of the parameters; moved: bytes that the products
     read and write, each once.
+
+    Examples:
+        >>> found = regard.cost(torch.nn.TransformerEncoderLayer(64, 4, 256, batch_first=True), 128)
+        >>> found.part("feed-forward").matmul == 2 * 2 * 128 * 64 * 256
+        True
     """
 
     name: str
@@ -55,6 +60,11 @@ class Cost:
 
     square: whether attention pairs all tokens with all tokens, so that it grows with the square of the
     length.
+
+    Examples:
+        >>> found = regard.cost(torch.nn.TransformerEncoderLayer(64, 4, 256, batch_first=True), 128)
+        >>> found.training == 3 * found.forward, found.parameters
+        (True, 49984)
     """
 
     sizes: Sizes

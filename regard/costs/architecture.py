@@ -45,6 +45,11 @@ class Architecture:
     of those outside; head_norms: one vector for the queries of all heads and one for the keys. pooler: a
     square matrix on one token of a sequence, which is then what the head reads; transform: one on every token
     before the head.
+
+    Examples:
+        >>> plain = regard.costs.Architecture(width=512, layers=6, heads=8, hidden=2048)
+        >>> plain.crossover  # attention costs as much as all matrices at 6 · 512 tokens
+        3072.0
     """
 
     width: int

@@ -11,11 +11,27 @@ from regard.costs.sizes import Sizes
 from regard.errors import ArgumentError
 
 assess = Verb("assess")
-"""assess.one(subject, sizes, inputs) -> Cost: how the cost of a kind of thing is found."""
+"""assess.one(subject, sizes, inputs) -> Cost: how the cost of a kind of thing is found.
+
+Examples:
+    >>> layer, sizes = regard.Attention(regard.Dot(torch.eye(8), torch.eye(8))), regard.costs.Sizes(16)
+    >>> regard.costs.assess(layer, sizes, None).forward == regard.cost(layer, sizes).forward
+    True
+"""
 
 charge = Verb("charge")
 """charge.one(map, x, ledger) -> value: book what a map takes on a sequence x without memory;
 one rule for each map.
+
+Examples:
+    >>> class Doubled(regard.maps.Map):
+    ...     def __call__(self, x):
+    ...         return 2 * x
+    >>> @regard.costs.charge.rule(Doubled)
+    ... def _doubled(map, x, ledger):
+    ...     return x  # no product of matrices
+    >>> regard.cost(Doubled(), regard.costs.Sizes(3, width=4)).forward
+    0
 """
 
 Inputs = Sequence[Any] | Mapping[str, Any]

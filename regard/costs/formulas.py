@@ -17,6 +17,15 @@ def register_flop_formulas() -> None:
 
     So are the fused layers that torch.nn runs where nothing wants a gradient. Calling it twice changes
     nothing, and a formula that torch itself has is left alone.
+
+    Examples:
+        >>> from torch.utils.flop_counter import FlopCounterMode
+        >>> regard.costs.register_flop_formulas()
+        >>> q = torch.randn(1, 2, 32, 16)
+        >>> with FlopCounterMode(display=False) as counter:
+        ...     _ = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+        >>> counter.get_total_flops() == 2 * 2 * 2 * 32 * 32 * 16
+        True
     """
     from torch.utils import flop_counter
 

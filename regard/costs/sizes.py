@@ -14,6 +14,11 @@ class Sizes:
 
     causal: whether a query sees its past only; None takes what the map, the module or the config says.
     width: of the tokens, where a map of any width is given.
+
+    Examples:
+        >>> sizes = regard.costs.Sizes(tokens=128, batch=4)
+        >>> sizes.total
+        512
     """
 
     tokens: int

@@ -29,6 +29,12 @@ class Asked:
     of them are words. x (n, d): as they enter the first layer. model: a module on such tokens, and readout
     what makes the answer of its value. names: of the classes. logits: the model on words themselves, and
     typos: words that are one letter away from one, where they can be made.
+
+    Examples:
+        >>> from regard.decisions import shipped_on
+        >>> asked = shipped_on("the soup was dull .")  # an Asked
+        >>> asked.words[1:], asked.moving, asked.x.shape[0]
+        (['the', 'soup', 'was', 'dull', '.'], [1, 2, 3, 4], 6)
     """
 
     kind: str
@@ -45,7 +51,15 @@ class Asked:
 
 
 def shipped_on(text: str) -> Asked:
-    """The classifier that comes with the package."""
+    """The classifier that comes with the package.
+
+    Examples:
+        >>> from regard.decisions import shipped_on
+        >>> asked = shipped_on("the soup was dull .")
+        >>> logits = asked.readout(asked.model(asked.x.to(torch.float32)[None])[0].double())
+        >>> asked.names(int(logits.argmax()))
+        'negative'
+    """
     model = shipped.load()
     words = shipped.words_of(text)
     with torch.no_grad():
@@ -68,7 +82,15 @@ def shipped_on(text: str) -> Asked:
 
 
 def loaded_on(name: str, text: str) -> Asked:
-    """A model of transformers, from a directory or the hub."""
+    """A model of transformers, from a directory or the hub.
+
+    Examples:
+        >>> from regard.audits.checkpoint import demo_directory
+        >>> from regard.decisions import loaded_on
+        >>> asked = loaded_on(str(demo_directory()), "a cat sat")  # all-MiniLM-L6-v2
+        >>> asked.kind, asked.words
+        ('embedding', ['[CLS]', 'a', 'cat', 'sat', '[SEP]'])
+    """
     from regard.audits.checkpoint import find
     from regard.audits.load import load_head, tokenizer_of
 

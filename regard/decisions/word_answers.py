@@ -40,6 +40,12 @@ class WordAnswer:
     """place: of the token; length: of its vector. proved, attack: relative to it, up to where nothing changes
     the answer, and the shortest change that was found; for embeddings the cosine that is proved, and the
     smallest that was found. reason: why nothing is proved.
+
+    Examples:
+        >>> from regard.decisions import WordAnswer
+        >>> dull = WordAnswer(place=1, word="dull", length=2.0, proved=0.12, attack=0.15)
+        >>> dull.proved <= dull.attack  # the truth is between the two
+        True
     """
 
     place: int
@@ -53,7 +59,15 @@ class WordAnswer:
 
 @dataclass(frozen=True)
 class Answers:
-    """Everything that was found of one text; radius: of embeddings, relative to a token."""
+    """Everything that was found of one text; radius: of embeddings, relative to a token.
+
+    Examples:
+        >>> from regard.decisions import Answers, WordAnswer
+        >>> dull = WordAnswer(place=1, word="dull", length=2.0, proved=0.12, attack=0.15)
+        >>> found = Answers("classes", "a model", "dull", "negative", 3.0, 0.001, [dull], ["dull"])
+        >>> found.sentences()[0][:60]
+        'One word cannot change the answer “negative” up to 12 % of i'
+    """
 
     kind: str
     model: str
@@ -125,7 +139,19 @@ def answers(
     resolution: float = 1.04,
     kept: Kept | None = None,
 ) -> Answers:
-    """Each word of a text; kept: where answers are written down, and those of an earlier run are found."""
+    """Each word of a text; kept: where answers are written down, and those of an earlier run are found.
+
+    Examples:
+        >>> from regard.decisions import Asked, answers
+        >>> from regard.maps import Affine, Compose
+        >>> from regard.nonexpansive import Pool
+        >>> eye, x = torch.eye(2, dtype=torch.float64), torch.tensor([[1.0, 0.0], [1.0, 0.0]]).double()
+        >>> readout = Compose((Pool(), Affine(eye)))
+        >>> asked = Asked("classes", "a model", "a b", ["a", "b"], [0], x, Affine(eye), readout, str)
+        >>> (word,) = answers(asked, resolution=4.0).words
+        >>> 0 < word.proved <= word.attack
+        True
+    """
     label, margin = _label(asked)
 
     def answered(place: int) -> WordAnswer:

@@ -17,6 +17,12 @@ class Estimate:
     value, residual: one for each element of the batch; residual = |Jᵀu - σv| / σ, small where (u, σ, v) is a
     singular triple.
     iterations: how many products with J and with Jᵀ were taken.
+
+    Examples:
+        >>> j = regard.linearize(regard.Attention(regard.Dot()), torch.randn(4, 3, dtype=torch.float64))
+        >>> found = j.norm()  # an Estimate, from below
+        >>> bool(found.value <= torch.linalg.matrix_norm(j.dense().reshape(12, 12), 2) + 1e-12)
+        True
     """
 
     value: Tensor
@@ -46,6 +52,13 @@ class Estimate:
 class UpperEstimate:
     """A number that is at least the true one in exact arithmetic; rounding was not accounted for,
     so it is no certificate.
+
+    Examples:
+        >>> x = torch.randn(4, 3, dtype=torch.float64)
+        >>> j = regard.linearize(regard.Attention(regard.Dot()), x)
+        >>> above = j.norm(regard.TokenMax())
+        >>> type(above).__name__, bool(j.mv(torch.ones_like(x) / 3**0.5).norm(dim=-1).max() <= above.value)
+        ('UpperEstimate', True)
     """
 
     value: Tensor

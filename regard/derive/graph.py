@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from regard._object import Object
 from regard._transforms import moves
 from regard.derive.jacobian import Jacobian
+from regard.derive.long_attention import LongAttention
 from regard.errors import ArgumentError
 
 Function = Callable[[Tensor], Tensor]
@@ -197,11 +198,11 @@ def nudge_tensor(value: Tensor, relative: float, generator: torch.Generator) -> 
 
 @contextmanager
 def twice_differentiable() -> Iterator[None]:
-    """torch's own attention in the form that has second derivatives,
+    """torch's own attention in the form that has second derivatives (of long inputs in O(n) memory),
     and errors that say what else may lack them.
     """
     try:
-        with sdpa_kernel(SDPBackend.MATH):
+        with sdpa_kernel(SDPBackend.MATH), LongAttention():
             yield
     except (RuntimeError, NotImplementedError) as error:
         if (

@@ -42,6 +42,13 @@ class Jacobian(ABC):
     `point` has shape (*batch, n, d) and `value` is the map's value there. Elements of the batch are operators
     of their own, and so norms and singular values come one for each; dimensions of the value that the point
     lacks (heads) belong to the output.
+
+    Examples:
+        >>> x = torch.randn(4, 3, dtype=torch.float64)
+        >>> j = regard.linearize(regard.Attention(regard.Dot()), x)
+        >>> u, v = torch.randn_like(x), torch.randn_like(x)
+        >>> torch.allclose((u * j.mv(v)).sum(), (j.rmv(u) * v).sum())  # ⟨u, Jv⟩ = ⟨Jᵀu, v⟩
+        True
     """
 
     point: Tensor

@@ -29,6 +29,12 @@ class ReversedAttention:
 
     Each row is a signed measure on the keys that its query sees: it has the support of the attention row and
     total mass zero.
+
+    Examples:
+        >>> from regard.derive import reversed_attention
+        >>> found = reversed_attention(regard.Attention(regard.Dot()), torch.randn(4, 3), torch.randn(4, 3))
+        >>> bool(found.rows().sum(-1).abs().max() < 1e-5)  # each row has total mass zero
+        True
     """
 
     def __init__(self, problem: Problem, cotangent: Tensor) -> None:
@@ -86,6 +92,15 @@ def reversed_attention(
 ) -> ReversedAttention:
     """The signed measures R with which a gradient `cotangent` of the outputs (..., m,
     e) reaches the scores (katz2024).
+
+    Examples:
+        >>> from regard.derive import reversed_attention
+        >>> x, u = torch.randn(4, 3), torch.randn(4, 3)
+        >>> q = x.clone().requires_grad_()
+        >>> (gradient,) = torch.autograd.grad((regard.attend(q, x, x) * u).sum(), q)
+        >>> found = reversed_attention(regard.Attention(regard.Dot()), x, u)
+        >>> torch.allclose(found.times_keys(), gradient, atol=1e-5)
+        True
     """
     problem = pytree.tree_map(
         lambda t: t.detach() if isinstance(t, Tensor) else t, problem_of(attention, x, context)
@@ -108,6 +123,13 @@ def reversed_attention(
 class Lens:
     """What one gradient step does to a query: keys that it moves towards and keys that it moves away from,
     strongest first.
+
+    Examples:
+        >>> from regard.derive import backward_lens
+        >>> x, u, names = torch.randn(4, 3), torch.randn(4, 3), list("abcd")
+        >>> found = backward_lens(regard.Attention(regard.Dot()), x, u, 0, names=names)  # a Lens
+        >>> found.query, bool(found.towards[0][1] >= 0 >= found.away[0][1])
+        (0, True)
     """
 
     query: int
@@ -140,6 +162,13 @@ def backward_lens(
     (katz2024).
 
     Heads, and elements of a batch, are summed.
+
+    Examples:
+        >>> keys, names = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), ["right", "up"]
+        >>> pull = torch.tensor([[-1.0, 0.0], [0.0, 0.0]])  # the loss falls as output 0 moves to the right
+        >>> found = regard.derive.backward_lens(regard.Attention(regard.Dot()), keys, pull, 0, names=names)
+        >>> found.towards[0][0]
+        'right'
     """
     problem = problem_of(attention, x, context)
     if not -problem.query_count <= query < problem.query_count:

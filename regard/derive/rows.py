@@ -32,6 +32,12 @@ class RowStatistics:
     entropy: -Σ p log p, in nats. max_logit: the largest score among visible keys. effective_support: 1/Σp²,
     how many keys share the row. softmax_norm: g₁ = p₁(1 - p₁ + p₂), at least the norm of softmax's Jacobian
     diag(p) - ppᵀ (yudin2025). sink_mass: what the first keys receive.
+
+    Examples:
+        >>> from regard.derive import row_statistics
+        >>> found = row_statistics(regard.Attention(regard.Dot()), torch.zeros(4, 2))
+        >>> found.effective_support.tolist(), found.sink_mass.tolist()  # uniform rows
+        ([4.0, 4.0, 4.0, 4.0], [0.25, 0.25, 0.25, 0.25])
     """
 
     entropy: Tensor
@@ -65,6 +71,12 @@ def row_statistics(
 ) -> RowStatistics:
     """Entropy, largest logit, effective support, softmax-Jacobian norm and sink mass of every row,
     without the m × n matrix.
+
+    Examples:
+        >>> layer = regard.Attention(regard.Dot(), support=regard.Causal())
+        >>> found = regard.derive.row_statistics(layer, torch.zeros(3, 2))
+        >>> torch.allclose(found.effective_support, torch.tensor([1.0, 2.0, 3.0]))
+        True
     """
     problem = problem_of(attention, x, context)
     if problem.key_count == 0:

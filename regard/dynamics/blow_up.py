@@ -6,7 +6,15 @@ from regard.errors import RegardError
 
 
 class BlowUpError(RegardError, ArithmeticError):
-    """A flow that leaves the numbers between two times: it is known until the first of them."""
+    """A flow that leaves the numbers between two times: it is known until the first of them.
+
+    Examples:
+        >>> issubclass(regard.dynamics.BlowUpError, regard.errors.RegardError)
+        True
+        >>> error = regard.dynamics.BlowUpError(1.0, 1.1)
+        >>> error.last, error.beyond
+        (1.0, 1.1)
+    """
 
     def __init__(self, last: float, beyond: float) -> None:
         self.last, self.beyond = last, beyond

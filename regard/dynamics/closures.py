@@ -63,6 +63,12 @@ class Closure(Object):
     k = (√(1 + 4t²) - 1) / 2t.
     With sigmoid weights σ(xᵀAy + bias) velocities are not affine; then b + M x is the affine field that is
     closest to them in L² of the law, and `exact` is false (`regard.dynamics.projected`).
+
+    Examples:
+        >>> law = regard.dynamics.GaussianMeasure(torch.zeros(1), torch.eye(1))
+        >>> growing = regard.dynamics.closure(regard.Attention(regard.Dot(scale=0.5)), law)  # a Closure
+        >>> growing.blow_up(), round(float(growing.at(0.5).covariance), 4)  # 1/(1 - t)
+        (1.0, 2.0)
     """
 
     start: GaussianMeasure
@@ -157,6 +163,12 @@ def closure(attention: Attention | Displacement, gaussian: GaussianMeasure) -> C
     with dot products, Gaussian scores and sums of them, projected for sigmoid weights of dot products in at
     most three dimensions. A law counts as one key: n tokens with sigmoid weights move n times as fast.
     Other velocities that are not affine are refused.
+
+    Examples:
+        >>> from regard.dynamics import GaussianMeasure, closure
+        >>> law = GaussianMeasure(torch.zeros(1), torch.eye(1))
+        >>> closure(regard.Attention(regard.Dot(scale=0.5)), law).exact
+        True
     """
     inner, less = (attention.map, 1.0) if isinstance(attention, Displacement) else (attention, 0.0)
     if not isinstance(inner, Attention):

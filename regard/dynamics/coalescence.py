@@ -32,6 +32,10 @@ from regard.norms import TokenMax
 class Merge:
     """When particles are united: those within `within` of each other, at the multiples of `every` in time, as
     soon as at most `most` atoms are left of all of them.
+
+    Examples:
+        >>> regard.dynamics.Merge(within=0.01, every=1.0, most=100).within
+        0.01
     """
 
     within: float
@@ -61,7 +65,16 @@ class _Piece:
 
 
 class Coalescence:
-    """t ↦ the atoms that particles have become, made by `coalesce`. Computed when asked."""
+    """t ↦ the atoms that particles have become, made by `coalesce`. Computed when asked.
+
+    Examples:
+        >>> from regard.dynamics import Euler, Merge, coalesce
+        >>> x = torch.tensor([[1.0, 0.0], [1.0, 0.001], [0.0, 1.0]], dtype=torch.float64)
+        >>> merge = Merge(within=0.01, every=0.5)
+        >>> few = coalesce(regard.Attention(regard.Dot()), x, Euler(0.5), 1.0, merge)  # a Coalescence
+        >>> few.measure(1.0).size
+        2
+    """
 
     def __init__(
         self, map: Mapping, source: Measure, scheme: Scheme, until: float, merge: Merge, how: _How
@@ -180,6 +193,13 @@ def coalesce(
 
     For softmax, Sinkhorn and exponential weights particles in one place may be united without changing
     anything; those that are merely close change the flow, by no more than `error(t)`.
+
+    Examples:
+        >>> from regard.dynamics import Euler, Merge, coalesce
+        >>> x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+        >>> few = coalesce(regard.Attention(regard.Dot()), x, Euler(0.5), 0.5, Merge(within=0.01, every=0.5))
+        >>> few.particles(0.5).shape  # where each particle would be
+        torch.Size([3, 2])
     """
     if not isinstance(merge, Merge):
         raise ArgumentError("merge", f"is {merge!r}", "give Merge(within, every)")

@@ -34,6 +34,13 @@ class Heat(Object):
 
     P is one explicit Euler step of length one; the heat kernel is e^{-tL} = e^{-t} Σ_k t^k P^k / k!, the walk
     that steps at random times. They are not the same: ‖e^{-L} - P‖_∞ ≤ min(‖L‖²/2, 2(1 - 1/e)).
+
+    Examples:
+        >>> walk = regard.dynamics.Heat(torch.tensor([[0.9, 0.1], [0.1, 0.9]], dtype=torch.float64))
+        >>> torch.allclose(walk.kernel(), torch.linalg.matrix_exp(-walk.laplacian))
+        True
+        >>> walk.found() <= walk.gap().value  # how far one step is from heat
+        True
     """
 
     transition: Tensor
@@ -100,7 +107,13 @@ class Heat(Object):
 
 
 def heat(attention: Attention, x: Measure | Tensor) -> Heat:
-    """The random walk of attention among the tokens of one sequence, as diffusion."""
+    """The random walk of attention among the tokens of one sequence, as diffusion.
+
+    Examples:
+        >>> attention, x = regard.Attention(regard.Gaussian()), torch.randn(6, 2, dtype=torch.float64)
+        >>> torch.allclose(regard.dynamics.heat(attention, x).step(x), attention(x))
+        True
+    """
     if not isinstance(attention, Attention):
         raise ArgumentError("attention", f"is a {type(attention).__name__}", "give an Attention")
     if not attention.normalizer.laws:
@@ -118,6 +131,11 @@ def heat(attention: Attention, x: Measure | Tensor) -> Heat:
 def score(attention: Attention, x: Measure | Tensor) -> Tensor:
     """(P x - x)/h² for Gaussian scores of bandwidth h, (n, d): with softmax it is ∇log of the density of the
     tokens, smoothed with that bandwidth, exactly; as h → 0 it tends to ∇log ρ, to half of it with Sinkhorn.
+
+    Examples:
+        >>> layer, x = regard.Attention(regard.Gaussian(bandwidth=0.5)), torch.randn(6, 2).double()
+        >>> torch.allclose(regard.dynamics.score(layer, x), (layer(x) - x) / 0.5**2)
+        True
     """
     points = x.points if isinstance(x, Measure) else x
     found = attention(x)
@@ -130,6 +148,12 @@ def score_slope(attention: Attention, law: GaussianMeasure) -> Tensor:
 
     On a line, with variance s: -1/(h² + s) for softmax, (k - 1)/h² with k = (√(1+4t²) - 1)/2t, t = s/h², for
     Sinkhorn: -1/s and -1/2s in the limit h → 0, and no other ratio than two there.
+
+    Examples:
+        >>> law = regard.dynamics.GaussianMeasure(torch.zeros(1), torch.eye(1))
+        >>> layer = regard.Attention(regard.Gaussian(bandwidth=1.0))
+        >>> float(regard.dynamics.score_slope(layer, law))  # -1/(1 + 1)
+        -0.5
     """
     affine = closure(Displacement(attention), law).velocity(law)
     return affine.m / _square(attention)

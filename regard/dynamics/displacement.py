@@ -13,7 +13,13 @@ from regard.parameters import part
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Displacement(Map):
-    """x ↦ f(x) - x: its flow is mean shift for Gaussian scores, and one Euler step of length 1 is f."""
+    """x ↦ f(x) - x: its flow is mean shift for Gaussian scores, and one Euler step of length 1 is f.
+
+    Examples:
+        >>> attention, x = regard.Attention(regard.Dot()), torch.randn(4, 2)
+        >>> torch.equal(regard.dynamics.Displacement(attention)(x), attention(x) - x)
+        True
+    """
 
     map: Mapping = part()
 

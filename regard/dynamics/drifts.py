@@ -8,7 +8,7 @@ from regard._heads import mix_heads
 from regard._object import rebuild
 from regard._verb import Verb
 from regard.attention import Attention
-from regard.compute import Engine, Ring
+from regard.compute import Engine
 from regard.compute.application import problem_of
 from regard.compute.moments import project
 from regard.compute.selection import select_within
@@ -20,6 +20,12 @@ from regard.measure import Measure
 drift = Verb("drift")
 """drift(map, measure, engine) -> the values (..., n, e) at its points. A measure without weights and marks is
 the sequence of its points, where every map says itself what it does; with weights a map needs a rule here.
+
+Examples:
+    >>> heavy = regard.Measure(torch.eye(2), torch.tensor([0.9, 0.1]).log())
+    >>> layer = regard.Attention(regard.Dot())
+    >>> torch.allclose(regard.dynamics.drift(layer, heavy, None), layer(heavy.points, heavy))
+    True
 """
 
 
@@ -32,7 +38,7 @@ def _map(map: Map, x: Measure, engine: Engine | None) -> Tensor:
             f"has {what}, and {type(map).__name__} does not say what they mean to it",
             f"give a Tensor, or add a rule with @regard.dynamics.drifts.rule({type(map).__name__})",
         )
-    if isinstance(engine, Ring):
+    if engine is not None and engine.over_processes:
         found = f"is a ring, and {type(map).__name__} does not say how it runs over several processes"
         raise ArgumentError("engine", found, "let the map be made of attention and of maps of single tokens")
     return map(x.points)

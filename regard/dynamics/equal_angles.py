@@ -25,6 +25,11 @@ class Equiangular(Object):
     denominator without it: n tokens with ⟨x_i, x_j⟩ = ρ keep one common ρ (geshkovski2023).
 
     It is solved for 1 - ρ, which keeps its digits as tokens meet: 1 - ρ falls like e^{-2t}, or e^{-2e^β t}.
+
+    Examples:
+        >>> meeting = regard.dynamics.equiangular(regard.Attention(regard.Dot(scale=1.0)), n=5, rho=0.2)
+        >>> 0.2 < meeting.at(1.0) < meeting.at(2.0) < 1
+        True
     """
 
     beta: float
@@ -73,6 +78,12 @@ def _falling(beta: float | Tensor, n: int, gap: Tensor) -> Tensor:
 def equiangular(attention: Attention, n: int, rho: float) -> Equiangular:
     """The equation of n tokens on the sphere with one common cosine rho, for dot products of the points
     themselves with softmax (SA) or exponential weights (USA).
+
+    Examples:
+        >>> import math
+        >>> late = regard.dynamics.equiangular(regard.Attention(regard.Dot(scale=1.0)), n=5, rho=0.2)
+        >>> round(math.log(late.gap(9.0) / late.gap(10.0)), 3)  # 1 - ρ falls like e^(-2t)
+        2.0
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 2:
         raise ArgumentError("n", f"is {n!r}", "give a number of tokens of at least two")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from regard.compute import Engine, Ring
+from regard.compute import Engine
 from regard.dynamics.fields import read_maps, read_source
 from regard.dynamics.hull import warn_of_long_steps
 from regard.dynamics.motion import Flow, Transport
@@ -62,7 +62,7 @@ def flow(
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise ArgumentError("seed", f"is {seed!r}", "give an integer, or None")
     _check_engine(engine)
-    if noise > 0 and isinstance(engine, Ring):
+    if noise > 0 and engine is not None and engine.over_processes:
         found = f"is {noise:g}, and the ranks of a ring would draw the same numbers"
         raise ArgumentError("noise", found, "leave it out, or let one process hold all particles")
     space.enter(source.points)

@@ -16,7 +16,18 @@ from regard.moments import Mean
 
 
 class HullWarning(UserWarning):
-    """Steps that are too long for the convex hull to shrink, though that of the flow does."""
+    """Steps that are too long for the convex hull to shrink, though that of the flow does.
+
+    Examples:
+        >>> import warnings
+        >>> from regard.dynamics import Euler, Rescaled
+        >>> layer, x = regard.Attention(regard.Dot()), torch.eye(2)
+        >>> with warnings.catch_warnings(record=True) as heard:
+        ...     warnings.simplefilter("always")
+        ...     end = regard.flow(layer, x, Euler(1.5), 3.0, space=Rescaled(1.0)).at(3.0)
+        >>> heard[0].category is regard.dynamics.HullWarning
+        True
+    """
 
 
 def keeps_hull(map: Mapping, space: Space) -> bool:

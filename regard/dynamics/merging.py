@@ -20,6 +20,12 @@ from regard.measure import Measure
 class Merged(Object):
     """A measure whose close particles were united: `measure` has the atoms, labels (n,) say which of them
     each particle became, and `radius` is at least how far a particle was moved.
+
+    Examples:
+        >>> from regard.dynamics import merge_within
+        >>> found = merge_within(regard.Measure(torch.tensor([[0.001], [0.002], [1.0]])), 0.1)  # a Merged
+        >>> found.measure.size, found.labels.tolist(), found.radius <= 0.1
+        (2, [0, 0, 1], True)
     """
 
     measure: Measure
@@ -36,6 +42,12 @@ def merge_within(measure: Measure, within: float, shift: float = 0.0) -> Merged:
     atoms are particles and stay on a sphere. Masses add up, and W_∞ to what was is at most `within`.
 
     shift: where cells begin, in parts of one, so that a group that is cut once is not cut again.
+
+    Examples:
+        >>> from regard.dynamics import merge_within
+        >>> found = merge_within(regard.Measure(torch.tensor([[0.001], [0.002], [1.0]])), 0.1)
+        >>> sorted(round(mass, 3) for mass in found.measure.masses().tolist())
+        [0.333, 0.667]
     """
     _check.positive("within", within)
     if measure.batch_shape:

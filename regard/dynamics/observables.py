@@ -26,7 +26,14 @@ PAIRS = 1 << 22
 
 
 class Observable(Object):
-    """A number of a measure, and of the one that the flow began with. Abstract."""
+    """A number of a measure, and of the one that the flow began with. Abstract.
+
+    Examples:
+        >>> from regard.dynamics import MeanCosine, Observable, Radius
+        >>> here = regard.Measure(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
+        >>> isinstance(Radius(), Observable), [one.number(here, here) for one in (Radius(), MeanCosine())]
+        (True, [1.0, 0.0])
+    """
 
     @property
     @abstractmethod
@@ -42,6 +49,11 @@ class Observable(Object):
 class Energy(Observable):
     """E_β(μ) = (1/2β) ∬ e^{β⟨x,y⟩} μ(dx) μ(dy), which never falls along SA and USA on the sphere
     (geshkovski2023).
+
+    Examples:
+        >>> here = regard.Measure(torch.zeros(2, 2))
+        >>> regard.dynamics.Energy(beta=1.0).number(here, here)  # e⁰/2
+        0.5
     """
 
     beta: float
@@ -76,6 +88,11 @@ class Energy(Observable):
 class Clusters(Observable):
     """How many groups there are, where two particles belong together if a chain of particles leads from one
     to the other whose neighbors have a cosine of at least `cosine`.
+
+    Examples:
+        >>> here = regard.Measure(torch.tensor([[1.0, 0.0], [1.0, 0.01], [0.0, 1.0]]))
+        >>> regard.dynamics.Clusters(cosine=0.99).number(here, here)
+        2.0
     """
 
     cosine: float = 0.99
@@ -113,6 +130,12 @@ class Clusters(Observable):
 class Entropy(Observable):
     """-Σ_c m_c log m_c over the masses m_c of clusters: its exponential is how many there are, counted by
     their mass.
+
+    Examples:
+        >>> here = regard.Measure(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+        >>> import math
+        >>> math.isclose(regard.dynamics.Entropy().number(here, here), math.log(2), rel_tol=1e-6)
+        True
     """
 
     cosine: float = 0.99
@@ -132,7 +155,13 @@ class Entropy(Observable):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Radius(Observable):
-    """max_i |x_i - mean|."""
+    """max_i |x_i - mean|.
+
+    Examples:
+        >>> here = regard.Measure(torch.tensor([[0.0, 0.0], [2.0, 0.0]]))
+        >>> regard.dynamics.Radius().number(here, here)
+        1.0
+    """
 
     @property
     def name(self) -> str:
@@ -146,6 +175,11 @@ class Radius(Observable):
 class EffectiveRank(Observable):
     """exp of the entropy of the squares of the singular values, normalized (roy2007): one where all
     particles are parallel. Weighted particles count by their mass.
+
+    Examples:
+        >>> parallel, square = regard.Measure(torch.ones(3, 2)), regard.Measure(torch.eye(2))
+        >>> [round(regard.dynamics.EffectiveRank().number(one, one), 3) for one in (parallel, square)]
+        [1.0, 2.0]
     """
 
     @property
@@ -162,6 +196,11 @@ class EffectiveRank(Observable):
 class MeanCosine(Observable):
     """∬ cos(x, y) μ(dx) μ(dy) = |∫ x/|x| dμ|²: the mean cosine of two particles, each drawn by itself; one
     where all point the same way.
+
+    Examples:
+        >>> opposite = regard.Measure(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
+        >>> regard.dynamics.MeanCosine().number(opposite, opposite)
+        0.0
     """
 
     @property
@@ -177,6 +216,11 @@ class MeanCosine(Observable):
 class Hull(Observable):
     """The mean over directions u of the support function max_i ⟨u, x_i⟩ of the convex hull;
     directions (k, d).
+
+    Examples:
+        >>> here = regard.Measure(torch.tensor([[1.0, 0.0], [0.0, 3.0]]))
+        >>> regard.dynamics.Hull(torch.eye(2)).support(here).tolist()
+        [1.0, 3.0]
     """
 
     directions: Tensor
@@ -198,7 +242,13 @@ class Hull(Observable):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Moved(Observable):
-    """How far the measure is from where it began, e.g. in Wasserstein(2)."""
+    """How far the measure is from where it began, e.g. in Wasserstein(2).
+
+    Examples:
+        >>> start, end = regard.Measure(torch.zeros(2, 1)), regard.Measure(torch.ones(2, 1))
+        >>> regard.dynamics.Moved(regard.Wasserstein(2)).number(end, start)
+        1.0
+    """
 
     norm: Wasserstein = Wasserstein()
 

@@ -12,7 +12,15 @@ from regard.errors import ArgumentError
 
 @dataclass(frozen=True)
 class Observations:
-    """A table: a row for each time, a column for each observable, and why it ended early, if it did."""
+    """A table: a row for each time, a column for each observable, and why it ended early, if it did.
+
+    Examples:
+        >>> from regard.dynamics import Euler, Radius
+        >>> path = regard.flow(regard.Attention(regard.Dot()), torch.eye(2), Euler(0.5), 1.0)
+        >>> table = path.observe(Radius(), times=2)  # Observations
+        >>> table.names, table.times.tolist(), table["radius"].shape
+        (('radius',), [0.0, 0.5, 1.0], torch.Size([3]))
+    """
 
     names: tuple[str, ...]
     rows: tuple[tuple[float, ...], ...]

@@ -66,6 +66,18 @@ def resume(
 
     The map is given again, because a file holds no programs; another map than the one that made the file is
     an error.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> from regard.dynamics import Euler, resume
+        >>> attention, x = regard.Attention(regard.Dot()), torch.randn(4, 2)
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     path = pathlib.Path(place, "run.safetensors")
+        ...     first = regard.flow(attention, x, Euler(0.1), 1.0)
+        ...     _ = first.at(0.5)
+        ...     first.save(path)
+        ...     torch.equal(resume(path, attention).at(1.0), first.at(1.0))
+        True
     """
     try:
         from safetensors import SafetensorError, safe_open

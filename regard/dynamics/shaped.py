@@ -28,7 +28,14 @@ from regard.errors import ArgumentError
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ShapedCovariance(Object):
-    """The equation of the covariance V (m, m) of tokens under shaped attention: temperature τ_0, branch γ."""
+    """The equation of the covariance V (m, m) of tokens under shaped attention: temperature τ_0, branch γ.
+
+    Examples:
+        >>> equation = regard.dynamics.ShapedCovariance(branch=0.6)
+        >>> start = torch.tensor([[1.0, 0.3], [0.3, 1.0]], dtype=torch.float64)
+        >>> equation.drift(start).shape, equation.paths(start, 0.2, steps=5, count=3).shape
+        (torch.Size([2, 2]), torch.Size([3, 2, 2]))
+    """
 
     temperature: float = 1.0
     branch: float = math.sqrt(0.5)

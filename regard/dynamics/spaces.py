@@ -22,7 +22,13 @@ Drift: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class Space(Object):
-    """Where particles live while they flow. Abstract."""
+    """Where particles live while they flow. Abstract.
+
+    Examples:
+        >>> from regard.dynamics import Euclidean, Euler, Rescaled, Space, Sphere
+        >>> all(isinstance(one, Space) for one in (Euclidean(), Rescaled(1.0), Sphere()))
+        True
+    """
 
     @abstractmethod
     def enter(self, x: Tensor) -> Tensor:
@@ -43,7 +49,15 @@ class Space(Object):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Euclidean(Space):
-    """R^d: x' = map(x)."""
+    """R^d: x' = map(x).
+
+    Examples:
+        >>> from regard.dynamics import Euclidean, Euler
+        >>> attention, x = regard.Attention(regard.Dot()), torch.randn(3, 2)
+        >>> end = regard.flow(attention, x, Euler(0.5), 0.5, space=Euclidean()).at(0.5)
+        >>> torch.allclose(end, x + 0.5 * attention(x))
+        True
+    """
 
     def enter(self, x: Tensor) -> Tensor:
         return x
@@ -63,6 +77,13 @@ class Sphere(Space):
     """|x_i| = 1: x' = map(x) - ⟨x, map(x)⟩ x for each token (geshkovski2023, SA and USA).
 
     Every stage is evaluated at its point on the sphere and every step ends there, which keeps the order.
+
+    Examples:
+        >>> from regard.dynamics import RungeKutta, Sphere
+        >>> x = torch.nn.functional.normalize(torch.randn(5, 3), dim=-1)
+        >>> path = regard.flow(regard.Attention(regard.Dot()), x, RungeKutta(0.5), 2.0, space=Sphere())
+        >>> torch.allclose(path.at(2.0).norm(dim=-1), torch.ones(5))
+        True
     """
 
     def enter(self, x: Tensor) -> Tensor:
@@ -99,6 +120,13 @@ class Rescaled(Space):
 
     v: the number or the matrix (d, d) V, which acts on points as columns: w_vᵀ for the lookup Linear(w_v).
     For V = 1 and laws as weights the convex hull of the z_i never grows.
+
+    Examples:
+        >>> from regard.dynamics import Euler, Rescaled
+        >>> layer, x = regard.Attention(regard.Dot()), torch.tensor([[-1.0], [2.0]])
+        >>> end = regard.flow(layer, x, Euler(0.5), 3.0, space=Rescaled(1.0)).at(3.0)
+        >>> bool(end.min() >= -1 and end.max() <= 2)  # the convex hull does not grow
+        True
     """
 
     v: Scalar

@@ -35,6 +35,12 @@ class Trajectory:
 
     Gradients flow through it by unrolled steps: memory grows with their number, and the steps that
     DormandPrince chooses count as constants. Backpropagate once, through a sum, or with retain_graph=True.
+
+    Examples:
+        >>> from regard.dynamics import Euler, Sphere
+        >>> path = regard.flow(regard.Attention(regard.Dot()), torch.eye(2), Euler(0.5), 1.0, space=Sphere())
+        >>> path.until, path.at(0.5).norm(dim=-1).round(decimals=4).tolist()
+        (1.0, [1.0, 1.0])
     """
 
     def __init__(self, motion: Motion, nodes: Sequence[Node] = (), asked: Collection[int] = ()) -> None:

@@ -48,6 +48,16 @@ class Replayed(Map):
 class Layer:
     """number: its place in the model; map: what is iterated; tokens (n, d): what enters it on the text; gap:
     how far the map is from what the layer itself gave there, relative.
+
+    Examples:
+        >>> from regard.audits.inputs import inputs_of
+        >>> from regard.flows import layers_of
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+        >>> model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+        >>> (item,) = inputs_of(model, [torch.randn(1, 5, 8)], None)
+        >>> first = layers_of(model, item)[0]  # a Layer
+        >>> first.number, first.tokens.shape, first.gap < 1e-6
+        (0, torch.Size([5, 8]), True)
     """
 
     number: int
@@ -62,6 +72,16 @@ class Iterated:
 
     values: a number of each step for each column; labels: for each step the cluster of each token, the
     largest cluster first; note: why it ended early, if it did.
+
+    Examples:
+        >>> from regard.audits.inputs import inputs_of
+        >>> from regard.flows import iterated, layers_of
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+        >>> model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+        >>> (item,) = inputs_of(model, [torch.randn(1, 5, 8)], None)
+        >>> found = iterated(layers_of(model, item)[0], steps=3)  # an Iterated
+        >>> len(found.states), sorted(found.values)
+        (4, ['clusters', 'effective rank', 'mean cosine'])
     """
 
     number: int
@@ -108,6 +128,15 @@ def layers_of(
 ) -> list[Layer]:
     """The blocks of a model, in its order, as they are called on an input; some of them by number, counted
     from 0. attention: not the whole block, but what it has around its attention.
+
+    Examples:
+        >>> from regard.audits.inputs import inputs_of
+        >>> from regard.flows import layers_of
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+        >>> model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+        >>> (item,) = inputs_of(model, [torch.randn(1, 5, 8)], None)
+        >>> [one.number for one in layers_of(model, item)]
+        [0, 1]
     """
     model = working(model)
     stands = list(_blocks(model))
@@ -124,7 +153,17 @@ def layers_of(
 
 
 def iterated(layer: Layer, steps: int) -> Iterated:
-    """Repeat a layer, and look after every step."""
+    """Repeat a layer, and look after every step.
+
+    Examples:
+        >>> from regard.audits.inputs import inputs_of
+        >>> from regard.flows import iterated, layers_of
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+        >>> model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+        >>> (item,) = inputs_of(model, [torch.randn(1, 5, 8)], None)
+        >>> iterated(layers_of(model, item)[0], steps=3).values["clusters"][0]
+        5.0
+    """
     states: list[Tensor] = []
     values: dict[str, list[float]] = {one.name: [] for one in OBSERVED}
     labels: list[list[int]] = []

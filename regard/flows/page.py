@@ -51,7 +51,17 @@ class Badge:
 
 
 def save(report: dict[str, Any], directory: Path, command: str = "") -> list[Path]:
-    """Write flow.html and flow.json, both or neither, and give their paths."""
+    """Write flow.html and flow.json, both or neither, and give their paths.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> from regard.flows import Recipe, Simulation, save
+        >>> simulation = Simulation(Recipe(particles=9, until=0.5, frames=2))
+        >>> simulation.run()
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     [path.name for path in save(simulation.report(), pathlib.Path(place))]
+        ['flow.html', 'flow.json']
+    """
     data = plain(report)
     written = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)
     texts = {"flow.html": html(data, command), "flow.json": written}

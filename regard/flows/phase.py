@@ -24,6 +24,12 @@ class Phases:
     own: the weight of a token on itself at the start, e^β/(e^β + (n-1) e^{βρ}).
 
     Predicted for n → ∞ (chen2026): they meet where γ < 1/(1-ρ), and rest where γ > 1/(1-ρ).
+
+    Examples:
+        >>> from regard.flows import phases
+        >>> diagram = phases(particles=1000, until=2.0, size=4)  # a Phases
+        >>> diagram.share.shape, bool((diagram.share[0] >= diagram.share[-1]).all())  # less moves as γ grows
+        (torch.Size([4, 4]), True)
     """
 
     particles: int
@@ -97,7 +103,15 @@ class Phases:
 
 
 def phases(particles: int, until: float, size: int = 40) -> Phases:
-    """The diagram on a grid of size × size cells."""
+    """The diagram on a grid of size × size cells.
+
+    Examples:
+        >>> from regard.flows import phases
+        >>> diagram = phases(particles=10**6, until=10.0, size=8)
+        >>> depth = diagram.gamma.unsqueeze(-1) * (1 - diagram.rho)
+        >>> bool(diagram.share[depth < 1].min() > 0.5 > 0.1 > diagram.share[depth > 1.5].max())
+        True
+    """
     if particles < 3:
         raise ArgumentError("--particles", f"is {particles}", "give 3 or more: β is γ log n")
     gamma = LARGEST_GAMMA * (torch.arange(size, dtype=torch.float64) + 0.5) / size

@@ -33,6 +33,12 @@ class Recipe:
     unnormalized: weights e^{β⟨x,y⟩}/n (USA) in place of softmax (SA). step: of a scheme, or the tolerance of
     dormand-prince. tolerance: of sums over many particles, relative to the radius. frames: how often it is
     looked at. merge: particles within this distance become one with the sum of their weights; 0 for never.
+
+    Examples:
+        >>> from regard.flows import Recipe
+        >>> recipe = Recipe(beta=2.0, particles=20, until=1.0, frames=2)
+        >>> recipe.start().shape, recipe.attention().potential.scale
+        (torch.Size([20, 2]), 2.0)
     """
 
     beta: float = 4.0

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from regard._durations import spoken_time
 from regard._refused import Refused
 from regard.audits.store import Store
 from regard.compute.application import problem_of
@@ -32,7 +33,6 @@ from regard.flows.cells import DenseRegions
 from regard.flows.columns import ATOMS, COSINE, column_of
 from regard.flows.frames import DRAWN, camera_of
 from regard.flows.recipe import Recipe
-from regard.flows.wording import spoken_time
 from regard.measure import Measure
 
 MANY = 5000
@@ -49,7 +49,15 @@ PATIENCE = 4.0
 
 
 class Simulation:
-    """A recipe that runs. With a directory, every frame and the state are kept there until `finish`."""
+    """A recipe that runs. With a directory, every frame and the state are kept there until `finish`.
+
+    Examples:
+        >>> from regard.flows import Recipe, Simulation
+        >>> simulation = Simulation(Recipe(particles=9, until=0.5, frames=2))
+        >>> simulation.run()
+        >>> len(simulation.report()["panels"][0]["frames"])  # the start, and two more
+        3
+    """
 
     def __init__(self, recipe: Recipe, directory: Path | None = None, *, resume: bool = False) -> None:
         self.recipe, self._directory = recipe, directory

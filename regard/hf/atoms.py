@@ -1,12 +1,14 @@
 """A cache of atoms: fewer keys than tokens, each with a bias, at the true positions.
 
 The bias travels as one more coordinate of the keys, so that an attention that does not know it fails on the
-shape and is never silently wrong.
+shape and is never silently wrong. The cache lays it out as the kernel wants it when tokens arrive (`Ready`),
+not whenever they are asked.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -18,6 +20,31 @@ from regard.compression.batched import HeadAtoms
 from regard.errors import ArgumentError
 from regard.hf.arguments import Arguments
 from regard.hf.masks import split_mask
+
+_fused = F.scaled_dot_product_attention
+MORE = 256
+"""New tokens that a layer has room for, before it is made anew with twice the room."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What the kernel takes of wide keys: keys (batch, groups, n, c), and biases (batch, heads, 1, n) whose
+    numbers lie side by side.
+    """
+
+    keys: Tensor
+    bias: Tensor
+
+    @staticmethod
+    def of(wide: Tensor, heads: int) -> Ready:
+        """As the cache made it that handed out these keys; made now where nobody did."""
+        found: Ready | None = getattr(wide, "ready", None)
+        return Ready(wide[..., :-1], laid_out(wide, heads)) if found is None else found
+
+
+def laid_out(wide: Tensor, heads: int) -> Tensor:
+    """The biases of each head, (batch, heads, 1, n)."""
+    return wide[..., -1].repeat_interleave(heads // wide.shape[1], 1).unsqueeze(-2)
 
 
 def has_bias(query: Tensor, key: Tensor) -> bool:
@@ -34,36 +61,62 @@ def attend_atoms(
             raise ArgumentError(
                 name, "is given for a compressed cache", "compress caches of plain softmax layers"
             )
-    added = _bias(query, key)
-    if mask is None and query.shape[2] > 1:  # the newest keys are those of the queries, in their order
+    for name in ("dropout", "output_attentions"):
+        if getattr(arguments, name):
+            found = f"is {getattr(arguments, name)!r} for a compressed cache"
+            raise ArgumentError(name, found, "atoms are for inference, and have no weights of tokens")
+    if mask is None and query.shape[2] == 1:
+        return attend_all(query, key, value, arguments.scaling)
+    if mask is None:  # the newest keys are those of the queries, in their order
         mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril(key.shape[2] - query.shape[2])
         mask = mask[None, None]
-    if mask is not None:
-        support, more = split_mask(mask, query.shape[2], key.shape[2])
-        seen = added.new_zeros(()).masked_fill(~support.mask, -math.inf)  # type: ignore[attr-defined]
-        added = added + (seen if more is None else seen + more)
-    return _fused(query, key, value, added, arguments.scaling)
+    support, more = split_mask(mask, query.shape[2], key.shape[2])
+    ready = Ready.of(key, query.shape[1])
+    seen = ready.bias.new_zeros(()).masked_fill(~support.mask, -math.inf)  # type: ignore[attr-defined]
+    added = ready.bias + (seen if more is None else seen + more)
+    return _fused(query, ready.keys, value, added, scale=arguments.scaling, enable_gqa=True)
 
 
 def attend_all(query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None) -> Tensor:
     """The same where every query sees every key."""
-    return _fused(query, key, value, _bias(query, key), scaling)
+    ready = Ready.of(key, query.shape[1])
+    return _fused(query, ready.keys, value, ready.bias, scale=scaling, enable_gqa=True)
 
 
-def _bias(query: Tensor, key: Tensor) -> Tensor:
-    """Of each head, (batch, heads, 1, n)."""
-    return key[..., -1].repeat_interleave(query.shape[1] // key.shape[1], 1).unsqueeze(-2)
+class Room:
+    """Wide keys and values with room for more, and the biases of each head, which are zero for new tokens.
+
+    keys, values: what is handed out, views of the room. Tensors that were handed out never change.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, heads: int, more: int) -> None:
+        self.count = keys.shape[-2]
+        whole = self.count + more
+        self._keys, self._values = (
+            torch.cat([part, part.new_zeros(*part.shape[:-2], more, part.shape[-1])], -2)
+            for part in (keys, values)
+        )
+        self._bias = laid_out(self._keys, heads)
+        self._most = whole
+        self.keys, self.values = keys, values
+
+    def holds(self, keys: Tensor, more: int) -> bool:
+        """Whether these are the keys that it handed out last, and so many more fit."""
+        return keys is self.keys and self.count + more <= self._most
+
+    def append(self, keys: Tensor, values: Tensor) -> None:
+        """Keys and values (batch, groups, m, ·) of new tokens."""
+        begin, self.count = self.count, self.count + keys.shape[-2]
+        self._keys[:, :, begin : self.count, :-1] = keys
+        self._values[:, :, begin : self.count] = values
+        self.keys, self.values = self._keys[:, :, : self.count], self._values[:, :, : self.count]
+        self.keys.ready = Ready(self.keys[..., :-1], self._bias[..., : self.count])  # type: ignore[attr-defined]
 
 
-def _fused(query: Tensor, key: Tensor, value: Tensor, added: Tensor, scaling: float | None) -> Tensor:
-    grouped = query.shape[1] != key.shape[1]
-    return F.scaled_dot_product_attention(
-        query, key[..., :-1], value, added, scale=scaling, enable_gqa=grouped
-    )
-
-
-def atom_cache(layers: list[HeadAtoms], count: int, dtype: torch.dtype) -> Any:
-    """A cache of transformers that holds these atoms for `count` tokens; new tokens are added as they are."""
+def atom_cache(layers: list[HeadAtoms], count: int, dtype: torch.dtype, heads: int) -> Any:
+    """A cache of transformers that holds these atoms for `count` tokens and `heads` heads of queries; new
+    tokens are added as they are.
+    """
     from transformers.cache_utils import Cache
 
     made = []
@@ -72,7 +125,7 @@ def atom_cache(layers: list[HeadAtoms], count: int, dtype: torch.dtype) -> Any:
         layer.keys = torch.cat([atoms.keys, atoms.bias.unsqueeze(-1)], -1).unsqueeze(0).to(dtype)
         layer.values = atoms.values.unsqueeze(0).to(dtype)
         layer.dtype, layer.device, layer.is_initialized = dtype, layer.keys.device, True
-        layer.missing = count - layer.keys.shape[-2]
+        layer.missing, layer.heads = count - layer.keys.shape[-2], heads
         made.append(layer)
     return Cache(layers=made)
 
@@ -83,13 +136,22 @@ def _layer_class() -> Any:
     from transformers.cache_utils import DynamicLayer
 
     class AtomLayer(DynamicLayer):
-        """missing: how many tokens more there were than keys."""
+        """missing: how many tokens more there were than keys; heads: of queries."""
 
-        missing = 0
+        missing, heads = 0, 1
+        room: Room | None = None
 
         def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **options: Any) -> Any:
-            wide = F.pad(key_states, (0, 1))
-            return super().update(wide, value_states, *args, **options)
+            if torch.is_grad_enabled() and key_states.requires_grad:
+                return super().update(F.pad(key_states, (0, 1)), value_states, *args, **options)
+            assert self.keys is not None
+            assert self.values is not None
+            new = key_states.shape[-2]
+            if self.room is None or not self.room.holds(self.keys, new):
+                self.room = Room(self.keys, self.values, self.heads, new + max(MORE, self._kept()))
+            self.room.append(key_states, value_states)
+            self.keys, self.values = self.room.keys, self.room.values
+            return self.keys, self.values
 
         def get_seq_length(self) -> int:
             return self._kept() + self.missing

@@ -22,6 +22,11 @@ NAME = "regard-listening"
 class Heard:
     """Queries (h, n, c) of each call of attention, of one sequence that begins at position zero, with the
     scale in them.
+
+    Examples:
+        >>> heard = regard.hf.Heard()  # what `listening` fills
+        >>> heard.count
+        0
     """
 
     def __init__(self) -> None:
@@ -68,7 +73,18 @@ def turned(queries: Tensor, module: nn.Module, turning: Any, now: Tensor, later:
 
 @contextmanager
 def listening(model: Any) -> Iterator[Heard]:
-    """While inside, the queries of one forward pass are kept; the attention is that of the model."""
+    """While inside, the queries of one forward pass are kept; the attention is that of the model.
+
+    Examples:
+        >>> import transformers
+        >>> sizes = {"vocab_size": 20, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+        >>> config = transformers.LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1)
+        >>> model = transformers.LlamaForCausalLM(config).eval()
+        >>> with torch.no_grad(), regard.hf.listening(model) as heard:
+        ...     _ = model(torch.tensor([[1, 2, 3]]))
+        >>> heard.count
+        3
+    """
     attention, masks, mask_function = interfaces()
     before, heard = model.config._attn_implementation, Heard()
     inner = attention._global_mapping.get(before)

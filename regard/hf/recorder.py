@@ -20,6 +20,17 @@ class Recorder:
     It keeps five numbers for each query and head, never a matrix. Rows that see no key are left out.
     Run a model with gradient checkpointing backward after the block: its second forward pass would count
     again.
+
+    Examples:
+        >>> import transformers
+        >>> sizes = {"vocab_size": 20, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+        >>> config = transformers.LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1)
+        >>> model, recorder = transformers.LlamaModel(config).eval(), regard.hf.Recorder()
+        >>> model.set_attn_implementation(regard.hf.register("watched", record=recorder))
+        >>> with torch.no_grad(), recorder.name(model):
+        ...     _ = model(torch.tensor([[1, 2, 3]]))
+        >>> recorder.layers["layers.0.self_attn"].entropy.shape  # heads, rows
+        torch.Size([2, 3])
     """
 
     def __init__(self) -> None:

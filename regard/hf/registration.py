@@ -33,6 +33,16 @@ def register(
     The potential replaces scaled dot products of the queries and keys that a module hands over (None: Dot
     with the module's own scaling), the normalizer replaces softmax. Registering a name again replaces it, for
     models that use it already too.
+
+    Examples:
+        >>> import transformers
+        >>> sizes = {"vocab_size": 20, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+        >>> config = transformers.LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1)
+        >>> model, ids = transformers.LlamaModel(config).eval(), torch.tensor([[1, 2, 3]])
+        >>> theirs = model(ids).last_hidden_state
+        >>> model.set_attn_implementation(regard.hf.register())
+        >>> torch.allclose(model(ids).last_hidden_state, theirs, atol=1e-5)
+        True
     """
     attention, masks, mask_function = interfaces()
     _check_name(name, attention._global_mapping)
@@ -57,6 +67,14 @@ def register(
 def verify(model: nn.Module) -> None:
     """Raise if a part of a model that is set to a registered attention never asks for it: such a model
     runs its own and says nothing.
+
+    Examples:
+        >>> import transformers
+        >>> sizes = {"vocab_size": 20, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+        >>> config = transformers.LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1)
+        >>> model = transformers.LlamaModel(config)
+        >>> model.set_attn_implementation(regard.hf.register())
+        >>> regard.hf.verify(model)  # silent: the model asks for it
     """
     attention = interfaces()[0]
     for module in model.modules():

@@ -1,9 +1,9 @@
 """The Transformer as modules to train: each owns parameters, runs a declaration, and can declare itself for
 every verb.
 
-model = LanguageModel(Design(width=128, heads=4, positions=RotaryPositions()), vocabulary=256, layers=4)
-logits = model(ids)
-regard.linearize(model.decoder.layers[0].declare(), x).norm()
+    model = LanguageModel(Design(width=128, heads=4, positions=RotaryPositions()), vocabulary=256, layers=4)
+    logits = model(ids)
+    regard.linearize(model.decoder.layers[0].declare(), x).norm()
 """
 
 from regard.nn import attention_interchange as _attention  # noqa: F401 (known to from_torch and to_torch)

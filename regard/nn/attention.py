@@ -40,6 +40,12 @@ class MultiHeadAttention(nn.Module):
     dropout: the share of weights that is dropped in training, as torch does it; what is left of a row is no
     law, so declarations and proofs are about the module in evaluation mode.
     State: projection (queries, then keys, then values), output, and the tensors of the mechanism.
+
+    Examples:
+        >>> from regard.nn import MultiHeadAttention
+        >>> layer = MultiHeadAttention(8, 4, kv_heads=2, mechanism=regard.Attention(regard.Gaussian()))
+        >>> layer(torch.randn(1, 5, 8)).shape
+        torch.Size([1, 5, 8])
     """
 
     def __init__(

@@ -29,6 +29,11 @@ class Averaging(Promised):
     tokens on a ball, or distances of tokens anywhere. Averages and the division by L lose lengths of
     gradients, which Reflective does not. a is learned from 1/2, the strength of scores from g = 0.5.
     State: before, after (orthogonal), gate, strength (h,), log_radius (h,).
+
+    Examples:
+        >>> layer = regard.nn.Averaging(width=8, heads=2)
+        >>> layer.certificate(tokens=4).value <= 1.000001
+        True
     """
 
     def __init__(

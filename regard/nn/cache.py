@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,12 +12,38 @@ from regard.errors import ArgumentError
 
 
 class LayerCache:
-    """Keys and values (batch, heads, n, c) of one self-attention, in buffers that grow by doubling."""
+    """Keys and values (batch, heads, n, c) of one self-attention, in buffers that grow by doubling.
+
+    Examples:
+        >>> cache, new = regard.nn.LayerCache(), torch.randn(1, 2, 3, 4)
+        >>> keys, values = cache.extend(new, new)
+        >>> keys, values = cache.extend(new, new)
+        >>> cache.length, keys.shape
+        (6, torch.Size([1, 2, 6, 4]))
+    """
 
     def __init__(self) -> None:
         self.length = 0
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
+        self._squares: Tensor | None = None
+        self._squared, self._longest = 0, 0.0
+
+    def squares(self) -> tuple[Tensor, float]:
+        """|k|² of all keys, (batch, heads, n), and the largest of them; only new ones are computed."""
+        assert self._keys is not None
+        room = self._keys.shape[-2]
+        if self._squares is None or self._squares.shape[-1] < room:
+            made = self._keys.new_empty(*self._keys.shape[:-2], room)
+            if self._squares is not None:
+                made[..., : self._squared] = self._squares[..., : self._squared]
+            self._squares = made
+        if self._squared < self.length:
+            count = self.length - self._squared
+            new = self._keys.narrow(-2, self._squared, count).square().sum(-1)
+            self._squares.narrow(-1, self._squared, count).copy_(new)
+            self._longest, self._squared = max(self._longest, float(new.amax())), self.length
+        return self._squares.narrow(-1, 0, self.length), self._longest
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """All keys and values, with these at the end."""
@@ -53,7 +82,16 @@ class LayerCache:
 
 
 class ContextCache:
-    """Keys and values of a context that does not grow: what cross-attention reads at every step."""
+    """Keys and values of a context that does not grow: what cross-attention reads at every step.
+
+    Examples:
+        >>> cache, context = regard.nn.ContextCache(), torch.randn(1, 5, 4)
+        >>> cache.known(context) is None
+        True
+        >>> cache.keep(context, context, context)
+        >>> cache.known(context)[0] is context
+        True
+    """
 
     def __init__(self) -> None:
         self.context: Tensor | None = None
@@ -81,12 +119,29 @@ class ContextCache:
 
 
 class Cache:
-    """What a stack of layers has seen: one entry a layer. `length` tokens are in it."""
+    """What a stack of layers has seen: one entry a layer. `length` tokens are in it.
+
+    Examples:
+        >>> from regard.nn import Design, LanguageModel
+        >>> model, ids = LanguageModel(Design(8, 2), 5, 2).eval(), torch.tensor([[1, 2, 3]])
+        >>> cache = model.cache()
+        >>> with torch.no_grad():
+        ...     steps = [model(ids[:, i : i + 1], cache=cache) for i in range(3)]
+        ...     torch.allclose(torch.cat(steps, 1), model(ids), atol=1e-5), cache.length
+        (True, 3)
+    """
 
     def __init__(self, layers: int) -> None:
         self.tokens = [LayerCache() for _ in range(layers)]
         self.contexts = [ContextCache() for _ in range(layers)]
         self._seen = 0
+        self._walk: tuple[object, Any] | None = None
+
+    def walk(self, owner: object, make: Callable[[Any], Any]) -> Any:
+        """What `make` finds for the stack that fills this cache, found once."""
+        if self._walk is None or self._walk[0] is not owner:
+            self._walk = owner, make(owner)
+        return self._walk[1]
 
     def begin(self) -> None:
         """Check that all layers hold the same tokens: a pass that was interrupted leaves some layers ahead

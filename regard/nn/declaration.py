@@ -40,12 +40,25 @@ if TYPE_CHECKING:
     from regard.nn.attention import MultiHeadAttention
 
 projected = Verb("projected")
-"""projected.one(potential, projections) -> the same scores from the tokens themselves."""
+"""projected.one(potential, projections) -> the same scores from the tokens themselves.
+
+Examples:
+    >>> w = torch.randn(2, 4, 3)  # two heads
+    >>> torch.equal(regard.nn.projected(regard.Dot(), regard.nn.Projections(w, w)).w_q, w)
+    True
+"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Projections(Object):
-    """w_q (h, d, c), b_q (h, c), w_k (g, d, c), b_k (g, c): how tokens become queries and keys."""
+    """w_q (h, d, c), b_q (h, c), w_k (g, d, c), b_k (g, c): how tokens become queries and keys.
+
+    Examples:
+        >>> w = torch.randn(2, 4, 3)  # two heads
+        >>> both = regard.nn.Projections(w, w)
+        >>> torch.equal(regard.nn.projected(regard.Dot(), both).w_q, w)
+        True
+    """
 
     w_q: Tensor
     w_k: Tensor

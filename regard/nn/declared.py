@@ -22,6 +22,17 @@ from regard.proofs.theorem import Refusal
 class Declaring(nn.Module, ABC):
     """A module that is a map with parameters: `value` makes the map from the parameters as they are, and
     `forward` runs it. Abstract.
+
+    Examples:
+        >>> from regard.maps import Affine
+        >>> class Scaled(regard.nn.Declaring):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.by = torch.nn.Parameter(torch.tensor(3.0))
+        ...     def value(self):
+        ...         return Affine(self.by * torch.eye(2))
+        >>> Scaled()(torch.ones(1, 2)).tolist()
+        [[3.0, 3.0]]
     """
 
     @abstractmethod
@@ -42,6 +53,12 @@ class Declared(Declaring):
     """A given map as a module: what is an nn.Parameter in it is learned, other tensors are kept as buffers.
 
     Its tensors are copies.
+
+    Examples:
+        >>> from regard.maps import Affine
+        >>> layer = regard.nn.Declared(Affine(torch.nn.Parameter(torch.eye(2))))
+        >>> len(list(layer.parameters())), layer(torch.ones(1, 2)).tolist()
+        (1, [[1.0, 1.0]])
     """
 
     def __init__(self, map: Mapping) -> None:

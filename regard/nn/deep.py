@@ -33,7 +33,16 @@ from regard.proofs.imaging import image
 
 
 class ForgettingWarning(UserWarning):
-    """A fixed point without injected input is the same for every input."""
+    """A fixed point without injected input is the same for every input.
+
+    Examples:
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True) as heard:
+        ...     warnings.simplefilter("always")
+        ...     deep = regard.nn.Deep(regard.maps.Affine(0.5 * torch.eye(1)), 1e-4, injected=False)
+        >>> heard[0].category is regard.nn.ForgettingWarning
+        True
+    """
 
 
 class Deep(nn.Module):
@@ -45,6 +54,13 @@ class Deep(nn.Module):
     they are within `tolerance`, relative to the gradient that comes in, in the dual norm. Second derivatives
     are there too.
     injected=False drops u: f has one fixed point, whatever the input was, and a warning says so.
+
+    Examples:
+        >>> from regard.maps import Affine
+        >>> deep = regard.nn.Deep(Affine(0.5 * torch.eye(1, dtype=torch.float64)))
+        >>> u = torch.ones(1, 1, dtype=torch.float64)
+        >>> round(float(deep(u)), 6), deep.certificate().value <= 0.500001  # z = z/2 + 1
+        (2.0, True)
     """
 
     def __init__(

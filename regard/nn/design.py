@@ -37,6 +37,12 @@ class Design(Object):
     hidden and bias are not used.
     dropout: the share of numbers dropped in embeddings, branches and hidden layers while training;
     attention_dropout: the share of attention weights (MultiHeadAttention).
+
+    Examples:
+        >>> from regard.nn import Design, RotaryPositions
+        >>> design = Design(width=64, heads=8, kv_heads=2, positions=RotaryPositions(), gated=True)
+        >>> design.inner_width, design.replace(heads=4).heads
+        (256, 4)
     """
 
     width: int
@@ -153,6 +159,11 @@ def shaped(design: Design, temperature: float = 1.0, branch: float | None = None
 
     Covariances of tokens then follow a stochastic differential equation in layer/width and do not collapse as
     the network gets deep.
+
+    Examples:
+        >>> from regard.nn import Design, Encoder, shaped
+        >>> Encoder(shaped(Design(16, 2)), layers=4)(torch.randn(1, 3, 16)).shape
+        torch.Size([1, 3, 16])
     """
     from regard.nn.initialization import UnitVariance
 

@@ -13,7 +13,14 @@ from regard.nn.design import Design
 
 
 class Embedding(nn.Module):
-    """id ↦ √width · E[id] + position, and back: logits(x) = E x with the same table (vaswani2017, 3.4)."""
+    """id ↦ √width · E[id] + position, and back: logits(x) = E x with the same table (vaswani2017, 3.4).
+
+    Examples:
+        >>> from regard.nn import Design, Embedding
+        >>> table = Embedding(5, Design(8, 2))
+        >>> table.logits(table(torch.tensor([[0, 3]]))).shape  # back to the vocabulary with the same table
+        torch.Size([1, 2, 5])
+    """
 
     def __init__(self, vocabulary: int, design: Design) -> None:
         super().__init__()

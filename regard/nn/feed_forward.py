@@ -15,6 +15,11 @@ class FeedForward(nn.Module):
     (shazeer2020), SwiGLU with Silu().
 
     State: inner (for gated layers W, then V) and outer.
+
+    Examples:
+        >>> layer = regard.nn.FeedForward(4, 16, activation=regard.maps.Silu(), gated=True)
+        >>> layer(torch.randn(3, 4)).shape
+        torch.Size([3, 4])
     """
 
     def __init__(

@@ -20,6 +20,13 @@ class Sampling(Object):
 
     top_k keeps the k most likely tokens; top_p the fewest of them whose probabilities add up to p
     (holtzman2020, 3.1).
+
+    Examples:
+        >>> logits, generator = torch.tensor([[0.0, 1.0, 2.0]]), torch.Generator()
+        >>> regard.nn.Sampling(temperature=0.0).draw(logits, generator).tolist()
+        [2]
+        >>> float(regard.nn.Sampling(top_k=2).law(logits)[0, 0])  # the third most likely is never drawn
+        0.0
     """
 
     temperature: float = 1.0

@@ -37,6 +37,12 @@ def from_torch(module: nn.Module, *, support: Support | None = None) -> Any:
     Tokens are (batch, n, width) whatever batch_first said. Dropout is kept, of attention weights too.
     support: what a decoder's tokens see of each other, Causal() for one that is
     called with a causal tgt_mask, Full() for one that is called without; only decoders need it.
+
+    Examples:
+        >>> theirs = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+        >>> ours, x = regard.nn.from_torch(theirs).eval(), torch.randn(1, 4, 8)
+        >>> torch.allclose(ours(x), theirs(x), atol=1e-5)
+        True
     """
     if isinstance(module, nn.Module):
         _refuse_subclass(module)
@@ -78,6 +84,12 @@ def to_torch(module: nn.Module) -> Any:
     """The module of torch with the weights of one of regard.nn, batch_first;
     what torch has no module for is refused with the reason. Masks are arguments there: call a decoder with
     tgt_mask where this one sees its past.
+
+    Examples:
+        >>> from regard.nn import MultiHeadAttention, to_torch
+        >>> layer, x = MultiHeadAttention(8, 2), torch.randn(1, 4, 8)
+        >>> torch.allclose(to_torch(layer)(x, x, x)[0], layer(x), atol=1e-5)
+        True
     """
     made = writing.one(module)
     made.train(module.training)

@@ -28,6 +28,11 @@ class KeyValueAttention(nn.Module):
     learned=True adds one key and one value that are parameters and that every query sees (torch's
     add_bias_kv). Because not all keys are tokens, it is no map of sequences and has no declaration.
     State: queries, keys, values, output, learned_key and learned_value, and the tensors of the mechanism.
+
+    Examples:
+        >>> layer = regard.nn.KeyValueAttention(8, 2, key_width=4, value_width=6)
+        >>> layer(torch.randn(1, 3, 8), torch.randn(1, 5, 4), torch.randn(1, 5, 6)).shape
+        torch.Size([1, 3, 8])
     """
 
     def __init__(

@@ -23,6 +23,12 @@ from regard.supports import Causal, Full, Support
 class Branch(nn.Module):
     """A residual connection: norm(λx + γ f(x)), or λx + γ f(norm(x)) with norm_first;
     λ = γ = 1 without shaping.
+
+    Examples:
+        >>> from regard.nn import Branch, Design
+        >>> branch, x = Branch(Design(8, 2)), torch.randn(3, 8)
+        >>> torch.equal(branch.after(x, torch.zeros(3, 8)), x)  # x + 0
+        True
     """
 
     def __init__(self, design: Design) -> None:
@@ -66,7 +72,14 @@ def _weigh_branches(inner: Map, shaping: Shaping, width: int) -> tuple[Map, ...]
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention, then feed-forward (vaswani2017, 3.1)."""
+    """Self-attention, then feed-forward (vaswani2017, 3.1).
+
+    Examples:
+        >>> from regard.nn import Design, EncoderLayer
+        >>> layer, x = EncoderLayer(Design(8, 2)).double().eval(), torch.randn(4, 8, dtype=torch.float64)
+        >>> torch.allclose(regard.declare(layer)(x), layer(x))  # the layer as a map
+        True
+    """
 
     def __init__(self, design: Design) -> None:
         super().__init__()
@@ -94,6 +107,12 @@ class EncoderLayer(nn.Module):
 class DecoderLayer(nn.Module):
     """Self-attention to the past, attention to a context unless cross=False, then feed-forward (vaswani2017,
     3.1). support: what tokens see of each other, where it is not their past.
+
+    Examples:
+        >>> from regard.nn import DecoderLayer, Design
+        >>> layer, x = DecoderLayer(Design(8, 2), cross=False).eval(), torch.randn(1, 4, 8)
+        >>> torch.allclose(layer(x)[:, :2], layer(x[:, :2]), atol=1e-6)  # the past alone counts
+        True
     """
 
     def __init__(self, design: Design, *, cross: bool = True, support: Support = Causal()) -> None:

@@ -40,7 +40,18 @@ class Measured:
 
 
 class LogDeterminant(Object):
-    """A way to compute log|det(I + J)|, J the Jacobian of f at x. Abstract."""
+    """A way to compute log|det(I + J)|, J the Jacobian of f at x. Abstract.
+
+    Examples:
+        >>> from regard.maps import Affine
+        >>> from regard.nn import BlockTriangular, Dense, Invertible, LogDeterminant
+        >>> f, x = Affine(torch.full((1, 1), 0.5).double()), torch.zeros(3, 1).double()
+        >>> for way in (Dense(), BlockTriangular()):
+        ...     value, log_det = Invertible(f, log_determinant=way)(x)
+        ...     print(isinstance(way, LogDeterminant), round(float(log_det.exp()), 6))  # 1.5³
+        True 3.375
+        True 3.375
+    """
 
     @abstractmethod
     def check(self, f: nn.Module) -> None:
@@ -53,7 +64,15 @@ class LogDeterminant(Object):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dense(LogDeterminant):
-    """The determinant of the whole matrix: exact, for sequences that are not long, O((n d)³)."""
+    """The determinant of the whole matrix: exact, for sequences that are not long, O((n d)³).
+
+    Examples:
+        >>> from regard.maps import Affine
+        >>> f = Affine(torch.full((1, 1), 0.5, dtype=torch.float64))
+        >>> flow = regard.nn.Invertible(f, log_determinant=regard.nn.Dense())
+        >>> round(float(flow(torch.zeros(2, 1, dtype=torch.float64))[1].exp()), 6)  # 1.5²
+        2.25
+    """
 
     def check(self, f: nn.Module) -> None:
         return None
@@ -74,6 +93,13 @@ class Dense(LogDeterminant):
 class BlockTriangular(LogDeterminant):
     """Σ_i log|det(I + J_ii)|, for maps whose tokens see no later ones: exact in O(n d³), without series and
     variance.
+
+    Examples:
+        >>> from regard.maps import Affine
+        >>> f = Affine(torch.full((1, 1), 0.5, dtype=torch.float64))
+        >>> flow = regard.nn.Invertible(f, log_determinant=regard.nn.BlockTriangular())
+        >>> round(float(flow(torch.zeros(3, 1, dtype=torch.float64))[1].exp()), 6)  # 1.5³
+        3.375
     """
 
     def check(self, f: nn.Module) -> None:
@@ -102,7 +128,13 @@ class Length(Object):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Truncated(Length):
-    """The first `terms`: the rest is at most n d L^{K+1}/((K + 1)(1 - L)), L in any norm."""
+    """The first `terms`: the rest is at most n d L^{K+1}/((K + 1)(1 - L)), L in any norm.
+
+    Examples:
+        >>> rest = regard.nn.Truncated(terms=10).remainder(0.5, 12)
+        >>> float(rest) >= 12 * 0.5**11 / (11 * 0.5)
+        True
+    """
 
     terms: int = 10
 
@@ -126,6 +158,11 @@ class Roulette(Length):
     bias (chen2019).
 
     probability=None is (1 + L²)/2, which keeps the variance finite whatever J is.
+
+    Examples:
+        >>> from regard.nn import Roulette, Series
+        >>> Series(probes=8, length=Roulette(certain=2, probability=0.5)).length.certain
+        2
     """
 
     certain: int = 4
@@ -157,6 +194,14 @@ class Series(LogDeterminant):
     neumann=True takes gradients from E vᵀ(I + J)⁻¹ ∂J v, in the memory of one evaluation; control=True takes
     the chance out of these too.
     seed: the same signs each time, None: those of torch.
+
+    Examples:
+        >>> from regard.maps import Affine
+        >>> from regard.nn import Invertible, Series, Truncated
+        >>> f = Affine(torch.full((1, 1), 0.5, dtype=torch.float64))
+        >>> flow = Invertible(f, log_determinant=Series(length=Truncated(30), seed=0))
+        >>> round(float(flow(torch.zeros(2, 1, dtype=torch.float64))[1].exp()), 6)
+        2.25
     """
 
     probes: int = 1

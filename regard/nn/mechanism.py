@@ -24,6 +24,12 @@ class Mechanism(nn.Module):
     """How queries and keys that are projected already meet: potential, normalizer and support.
 
     Its tensors are copies.
+
+    Examples:
+        >>> learned = regard.Gaussian(bandwidth=torch.nn.Parameter(torch.tensor(2.0)))
+        >>> mechanism = regard.nn.Mechanism(regard.Attention(learned))
+        >>> len(list(mechanism.parameters())), type(mechanism.value().potential).__name__
+        (1, 'Gaussian')
     """
 
     def __init__(self, attention: Attention) -> None:

@@ -37,6 +37,12 @@ class LanguageModel(nn.Module):
     """ids (batch, n) ↦ logits (batch, n, vocabulary) of what comes next at each place: a decoder alone.
 
     tied: the output uses the table of the embedding.
+
+    Examples:
+        >>> from regard.nn import Design, LanguageModel
+        >>> model = LanguageModel(Design(8, 2), vocabulary=11, layers=2)
+        >>> model(torch.tensor([[1, 2, 3]])).shape
+        torch.Size([1, 3, 11])
     """
 
     def __init__(self, design: Design, vocabulary: int, layers: int, *, tied: bool = True) -> None:
@@ -177,6 +183,12 @@ class Logits:
 class SequenceToSequence(nn.Module):
     """source (batch, m) and target (batch, n) ↦ logits (batch, n,
     vocabulary) of what follows each target token.
+
+    Examples:
+        >>> from regard.nn import Design, SequenceToSequence
+        >>> model = SequenceToSequence(Design(8, 2), source=5, target=7, layers=1)
+        >>> model(torch.tensor([[1, 2, 3]]), torch.tensor([[0, 1]])).shape
+        torch.Size([1, 2, 7])
     """
 
     def __init__(self, design: Design, source: int, target: int, layers: int) -> None:

@@ -33,7 +33,12 @@ SEED = 20200706
 
 
 class RegularityWarning(UserWarning):
-    """The scores of a head grow so fast that training may soon fail; `growth` has the numbers."""
+    """The scores of a head grow so fast that training may soon fail; `growth` has the numbers.
+
+    Examples:
+        >>> issubclass(regard.nn.RegularityWarning, UserWarning)  # a filter may make it an error
+        True
+    """
 
     def __init__(self, growth: Growth) -> None:
         self.growth = growth
@@ -58,6 +63,15 @@ def monitor(
     the smallest of `window` measurements before, or its QK norm grew as much and the logit is at least `level
     / growth`.
     `history`: of an earlier part of the same training, to go on from.
+
+    Examples:
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        >>> with regard.nn.monitor(layer, every=1) as watch:
+        ...     for _ in range(2):
+        ...         layer(torch.randn(2, 4, 8)).sum().backward()
+        ...         watch.step()
+        >>> [entry["step"] for entry in watch.history], watch.warnings
+        ([1, 2], [])
     """
     _positive("window", window)
     _positive("every", every)
@@ -75,6 +89,14 @@ class Monitor:
 
     history: a plain dictionary for each measurement: step, loss, layers (numbers by head), warnings.
     not_covered: what could not be read, and why. Steps count from the last of the history.
+
+    Examples:
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        >>> with regard.nn.monitor(layer, every=1) as watch:  # a Monitor
+        ...     layer(torch.randn(2, 4, 8)).sum().backward()
+        ...     watch.step(loss=0.5)
+        >>> len(watch.history), sorted(next(iter(watch.history[0]["layers"].values())))[:2]
+        (1, ['entropy', 'max_logit'])
     """
 
     def __init__(self, model: nn.Module, rule: Rule, every: int, history: Sequence[Entry] = ()) -> None:

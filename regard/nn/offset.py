@@ -17,6 +17,11 @@ class Offset(Promised):
     """x_i ↦ x_i + p_i for sequences of a fixed length: each place has a learned vector.
 
     State: positions (n, d).
+
+    Examples:
+        >>> layer, x = regard.nn.Offset(tokens=3, width=2), torch.randn(3, 2)
+        >>> torch.allclose(layer(x + 1) - layer(x), torch.ones(3, 2), atol=1e-5)
+        True
     """
 
     def __init__(self, tokens: int, width: int) -> None:

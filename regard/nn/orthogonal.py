@@ -22,6 +22,11 @@ class Orthogonal(Promised):
 
     A tall W is (2S - I; -2VS), S = (I + U - Uᵀ + VᵀV)⁻¹, from any numbers (U; V) (trockman2021, appendix).
     State: raw (U; V), bias.
+
+    Examples:
+        >>> layer, x = regard.nn.Orthogonal(4, 6, bias=False), torch.randn(3, 4)
+        >>> torch.allclose(layer(x).norm(dim=-1), x.norm(dim=-1), atol=1e-3)  # no length is lost
+        True
     """
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
@@ -60,6 +65,11 @@ class NormBounded(Promised):
     ball.
 
     State: weight, bias.
+
+    Examples:
+        >>> layer = regard.nn.NormBounded(4, 4, bound=0.5)
+        >>> layer.certificate().value <= 0.500001
+        True
     """
 
     def __init__(self, inputs: int, outputs: int, bound: float = 1.0, *, bias: bool = True) -> None:
@@ -100,6 +110,11 @@ class OrthogonalMixing(Promised):
     """x ↦ Q x: the tokens of sequences of a fixed length are mixed by an orthogonal matrix.
 
     State: raw.
+
+    Examples:
+        >>> layer, x = regard.nn.OrthogonalMixing(tokens=3), torch.randn(3, 2)
+        >>> torch.allclose(layer(x).norm(), x.norm(), atol=1e-3)
+        True
     """
 
     def __init__(self, tokens: int) -> None:

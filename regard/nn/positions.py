@@ -16,7 +16,15 @@ from regard.potentials import Alibi, Logarithmic, RelativeBias, Rotary, XPos
 
 
 class Positions(Object):
-    """How a model knows the order of its tokens. Abstract."""
+    """How a model knows the order of its tokens. Abstract.
+
+    Examples:
+        >>> from regard.nn import AlibiPositions, Design, Encoder, NoPositions, Positions, Sinusoidal
+        >>> all(isinstance(one, Positions) for one in (AlibiPositions(), NoPositions(), Sinusoidal()))
+        True
+        >>> Encoder(Design(8, 2, positions=AlibiPositions()), 1)(torch.randn(1, 3, 8)).shape
+        torch.Size([1, 3, 8])
+    """
 
     @abstractmethod
     def added(self, width: int) -> nn.Module | None:
@@ -31,7 +39,15 @@ class Positions(Object):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NoPositions(Positions):
-    """Order does not count: an encoder is then equivariant under permutations."""
+    """Order does not count: an encoder is then equivariant under permutations.
+
+    Examples:
+        >>> from regard.nn import Design, Encoder, NoPositions
+        >>> encoder, x = Encoder(Design(8, 2, positions=NoPositions()), 1), torch.randn(1, 3, 8)
+        >>> order = [2, 0, 1]
+        >>> torch.allclose(encoder(x[:, order]), encoder(x)[:, order], atol=1e-5)  # equivariant
+        True
+    """
 
     def added(self, width: int) -> None:
         return None
@@ -42,7 +58,13 @@ class NoPositions(Positions):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sinusoidal(Positions):
-    """sin and cos of position · base^(-2i/width) are added to embeddings (vaswani2017, 3.5)."""
+    """sin and cos of position · base^(-2i/width) are added to embeddings (vaswani2017, 3.5).
+
+    Examples:
+        >>> waves = regard.nn.Sinusoidal().added(4)
+        >>> waves(torch.arange(2))[0].tolist()  # position 0: sines are 0 and cosines 1
+        [0.0, 1.0, 0.0, 1.0]
+    """
 
     base: float = 10000.0
 
@@ -58,7 +80,13 @@ class Sinusoidal(Positions):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LearnedPositions(Positions):
-    """One learned point for each of `longest` positions is added to embeddings."""
+    """One learned point for each of `longest` positions is added to embeddings.
+
+    Examples:
+        >>> table = regard.nn.LearnedPositions(longest=16).added(8)
+        >>> sum(parameter.numel() for parameter in table.parameters())
+        128
+    """
 
     longest: int
 
@@ -77,7 +105,13 @@ class LearnedPositions(Positions):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RotaryPositions(Positions):
-    """Queries and keys turn with their positions, so that scores see differences (su2024)."""
+    """Queries and keys turn with their positions, so that scores see differences (su2024).
+
+    Examples:
+        >>> placed = regard.nn.RotaryPositions().placed(regard.Attention(regard.Dot()), heads=2)
+        >>> type(placed.potential).__name__
+        'Rotary'
+    """
 
     base: float = 10000.0
     interleaved: bool = False
@@ -98,6 +132,12 @@ class RotaryPositions(Positions):
 class XPosPositions(Positions):
     """Queries and keys turn with their positions, and products fade with the distance (sun2023); for
     decoders, whose tokens see their past.
+
+    Examples:
+        >>> from regard.nn import Decoder, Design, XPosPositions
+        >>> decoder = Decoder(Design(8, 2, positions=XPosPositions(reach=64.0)), 1, cross=False)
+        >>> decoder(torch.randn(1, 3, 8)).shape
+        torch.Size([1, 3, 8])
     """
 
     base: float = 10000.0
@@ -119,7 +159,13 @@ class XPosPositions(Positions):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AlibiPositions(Positions):
-    """Scores fall with distance, at a slope that is fixed for each head (press2022)."""
+    """Scores fall with distance, at a slope that is fixed for each head (press2022).
+
+    Examples:
+        >>> placed = regard.nn.AlibiPositions().placed(regard.Attention(regard.Dot()), heads=2)
+        >>> [type(term).__name__ for term in placed.potential.terms]
+        ['Dot', 'Alibi']
+    """
 
     def added(self, width: int) -> None:
         return None
@@ -133,6 +179,12 @@ class RelativePositions(Positions):
     """A learned bias for each head and each bucket of differences (raffel2020, 2.1).
 
     Every layer has a table of its own.
+
+    Examples:
+        >>> from regard.nn import Design, Encoder, RelativePositions
+        >>> encoder = Encoder(Design(8, 2, positions=RelativePositions(buckets=8)), 2)
+        >>> [tuple(p.shape) for p in encoder.parameters() if p.shape == (2, 8)]  # a table for each layer
+        [(2, 8), (2, 8)]
     """
 
     buckets: int = 32

@@ -26,7 +26,13 @@ SLACK = 1e-6
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Promise(Object):
-    """|f(x) - f(x')| ≤ value · |x - x'| in this norm, for all sequences x and x'."""
+    """|f(x) - f(x')| ≤ value · |x - x'| in this norm, for all sequences x and x'.
+
+    Examples:
+        >>> from regard.nn import Orthogonal, Promise
+        >>> Orthogonal(4, 4).promise == Promise(regard.Frobenius(), 1.0)
+        True
+    """
 
     norm: Norm = Frobenius()
     value: float = 1.0
@@ -49,6 +55,12 @@ class Promised(nn.Module, ABC):
     The certificate is about the map in real arithmetic with the weights as the forward pass computes them; it
     is proved in float64 with outward rounding. Layers compute in float32 at least, also where their
     parameters are stored in less, so that a cast changes the parameters and not the promise.
+
+    Examples:
+        >>> from regard.nn import Orthogonal, Promised
+        >>> layer = Orthogonal(4, 4)
+        >>> isinstance(layer, Promised), layer.keep().value <= 1
+        (True, True)
     """
 
     promise: Promise

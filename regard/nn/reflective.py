@@ -35,6 +35,11 @@ class Reflective(Promised):
     scores cost, and the layer divides by it. A smaller step c costs less, 1 + 1.6g at 1.5, and shortens the
     mean. g is learned, from 0.05; so is R, from that of `domain`.
     State: before, after (orthogonal), strength (h,) from which g comes, log_radius (h,).
+
+    Examples:
+        >>> layer = regard.nn.Reflective(width=8, heads=2)
+        >>> layer.certificate(tokens=4).value <= 1
+        True
     """
 
     def __init__(self, width: int, heads: int, domain: Ball = Ball(1.0), *, step: float = 2.0) -> None:

@@ -72,6 +72,15 @@ ROOMS = (
 def save(model: nn.Module, directory: str | Path) -> Path:
     """Write model.safetensors and config.json into a directory, both or neither;
     what was there stays if that fails.
+
+    Examples:
+        >>> import tempfile
+        >>> from regard.nn import Design, Encoder, load, save
+        >>> encoder, x = Encoder(Design(8, 2), 1).eval(), torch.randn(1, 3, 8)
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     again = load(save(encoder, place)).eval()
+        >>> torch.equal(again(x), encoder(x))
+        True
     """
     directory = Path(directory)
     state = model.state_dict()
@@ -88,6 +97,13 @@ def save(model: nn.Module, directory: str | Path) -> Path:
 def load(directory: str | Path) -> Any:
     """The model that `save` wrote; a file that is damaged, or of another model,
     is refused and nothing is built from half of it. So is a model whose promise its weights do not keep.
+
+    Examples:
+        >>> import tempfile
+        >>> from regard.nn import Orthogonal, load, save
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     load(save(Orthogonal(4, 4), place)).certificate().value <= 1  # proved again
+        True
     """
     directory = Path(directory)
     state, notes = read_tensors(directory / "model.safetensors")

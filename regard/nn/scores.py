@@ -20,6 +20,11 @@ class Scores(Object):
     """How tokens of one slice are compared, queries and keys alike. Abstract.
 
     `strength` g is the size of scores on the ball of radius R, a tensor with one number a head.
+
+    Examples:
+        >>> from regard.nn import DistanceScores, DotScores, Scores
+        >>> isinstance(DotScores(), Scores), DotScores().on_ball, DistanceScores().on_ball
+        (True, True, False)
     """
 
     on_ball = True
@@ -46,7 +51,15 @@ class Scores(Object):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DotScores(Scores):
-    """t z·z' on a ball, g = tR²: e^{g/8} √(1 + g²) + g."""
+    """t z·z' on a ball, g = tR²: e^{g/8} √(1 + g²) + g.
+
+    Examples:
+        >>> g, radius = torch.tensor([0.5]), torch.tensor([1.0])
+        >>> regard.nn.Averaging(8, 2, regard.nn.DotScores()).certificate(tokens=4).value <= 1.000001
+        True
+        >>> bool(regard.nn.DotScores().constant(g, radius, None) > 1)  # what scores cost
+        True
+    """
 
     def setting(self, g: Tensor, radius: Tensor) -> Tensor:
         return g / radius.square()
@@ -63,7 +76,12 @@ class DotScores(Scores):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GaussianScores(Scores):
-    """-|z - z'|²/(2b²) on a ball, g = R²/b²: e^{g/4} √(1 + 4g²) + g."""
+    """-|z - z'|²/(2b²) on a ball, g = R²/b²: e^{g/4} √(1 + 4g²) + g.
+
+    Examples:
+        >>> regard.nn.Averaging(8, 2, regard.nn.GaussianScores()).certificate(tokens=4).value <= 1.000001
+        True
+    """
 
     def setting(self, g: Tensor, radius: Tensor) -> Tensor:
         return radius / g.sqrt()
@@ -83,6 +101,10 @@ class GaussianScores(Scores):
 class CosineScores(Scores):
     """g ẑ·ẑ', ẑ = z/√(|z|² + eps), on a ball: e^c (1 + h) + h, h = gR/√eps, c = min(g/8, h); or, for n,
     √N (1 + ρh) + ρh, ρ = R/√(R² + eps), N = n/(1 + (n-1) e^{-2gρ²}) (qi2023).
+
+    Examples:
+        >>> regard.nn.Averaging(8, 2, regard.nn.CosineScores()).certificate(tokens=4).value <= 1.000001
+        True
     """
 
     eps: float = 1.0
@@ -115,6 +137,11 @@ class CosineScores(Scores):
 class DistanceScores(Scores):
     """-|z - z'|²/(2b²) for all tokens, without a ball: √n (1 + 2ω) + 2ω or √n (1 + 2√2 ω), ω = W₀((n-1)/e),
     for every bandwidth (kim2021, Theorem 3.2). The number of tokens must be given.
+
+    Examples:
+        >>> layer = regard.nn.Averaging(8, 2, regard.nn.DistanceScores(), tokens=4)
+        >>> layer.certificate(tokens=4).value <= 1.000001
+        True
     """
 
     on_ball = False

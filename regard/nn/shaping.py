@@ -25,6 +25,11 @@ class Shaping(Object):
 
     With weights of variance 1/width this keeps the covariance of tokens of order one at depths in proportion
     to the width.
+
+    Examples:
+        >>> shaping = regard.nn.Shaping(branch=0.6)
+        >>> round(shaping.kept, 6)  # λ² + γ² = 1
+        0.8
     """
 
     temperature: float = 1.0

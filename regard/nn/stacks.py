@@ -16,11 +16,18 @@ from regard.nn.initialization import initialize
 from regard.nn.layers import DecoderLayer, EncoderLayer, require_context
 from regard.nn.naming import refuse_torch_names
 from regard.nn.promised_layers import PromisedDecoderLayer
+from regard.nn.walking import Walk
 from regard.supports import Causal, Full, Support
 
 
 class Encoder(nn.Module):
-    """Encoder layers one after the other; a last norm where norms come first, or where it is asked for."""
+    """Encoder layers one after the other; a last norm where norms come first, or where it is asked for.
+
+    Examples:
+        >>> from regard.nn import Design, Encoder
+        >>> Encoder(Design(8, 2), layers=2)(torch.randn(1, 4, 8)).shape
+        torch.Size([1, 4, 8])
+    """
 
     def __init__(self, design: Design, layers: int, *, final_norm: bool | None = None) -> None:
         super().__init__()
@@ -49,6 +56,12 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     """Decoder layers one after the other: masked self-attention,
     and attention to a context unless cross=False. support: what tokens see of each other, their past.
+
+    Examples:
+        >>> from regard.nn import Decoder, Design
+        >>> decoder = Decoder(Design(8, 2), 2).eval()
+        >>> decoder(torch.randn(1, 4, 8), torch.randn(1, 6, 8)).shape  # the target, and its context
+        torch.Size([1, 4, 8])
     """
 
     def __init__(
@@ -82,6 +95,11 @@ class Decoder(nn.Module):
         """Tokens (..., n, width) that see their past, and the context (..., m, width) where there is one."""
         refuse_torch_names(torch_names, self)
         self._check(context, cache)
+        walk = None if cache is None or type(support) is not Full else cache.walk(self, Walk.through)
+        if cache is not None and walk is not None and walk.is_open(x, cache):
+            x = walk.go(x, cache)
+            cache.end()
+            return x
         for number, layer in enumerate(self.layers):
             entry = None if cache is None else (cache.tokens[number], cache.contexts[number])
             x = layer(x, context, support=support, context_support=context_support, cache=entry)
@@ -122,6 +140,12 @@ class Decoder(nn.Module):
 class Transformer(nn.Module):
     """Encoder and decoder on points, without embeddings:
     the counterpart of torch.nn.Transformer (vaswani2017, 3). support: what the target sees of itself.
+
+    Examples:
+        >>> from regard.nn import Design, Transformer
+        >>> model = Transformer(Design(8, 2), 1, 1)
+        >>> model(torch.randn(1, 4, 8), torch.randn(1, 3, 8)).shape  # source, target
+        torch.Size([1, 3, 8])
     """
 
     def __init__(

@@ -22,6 +22,12 @@ class Reference(Object):
     log_counts (..., n): key j counts as exp(log_counts_j) equal keys, None means one each;
     allowed (..., m, n): the support, None means everything; log_queries (..., m): weights of the queries,
     None means equal.
+
+    Examples:
+        >>> thrice = regard.normalizers.Reference(log_counts=torch.tensor([3.0, 1.0]).log())
+        >>> weights = regard.Softmax().weights(torch.zeros(1, 2), thrice)
+        >>> torch.allclose(weights, torch.tensor([[0.75, 0.25]]))  # the first key counts three times
+        True
     """
 
     log_counts: Tensor | None = None
@@ -53,6 +59,15 @@ class Normalizer(Object):
     """Scores (..., m, n) to weights (..., m, n).
 
     A query whose support is empty gets zero weights, in every normalizer.
+
+    Examples:
+        >>> scores = torch.tensor([[0.0, 1.0, 3.0]])
+        >>> for one in (regard.Softmax(), regard.Sparsemax(), regard.Sigmoid(0.0)):
+        ...     weights = one.weights(scores, regard.normalizers.Reference())
+        ...     print(one.laws, [round(float(weight), 3) for weight in weights[0]])
+        True [0.042, 0.114, 0.844]
+        True [0.0, 0.0, 1.0]
+        False [0.5, 0.731, 0.953]
     """
 
     laws: ClassVar[bool]

@@ -20,6 +20,13 @@ class Exponential(Normalizer):
     kernel: the unnormalized model of self-attention (geshkovski2023, USA).
 
     Rows are not laws. They maximize ⟨p, s + bias⟩ - Σ (p log(p/c) - p) over all p that are not negative.
+
+    Examples:
+        >>> rows = regard.Attention(regard.Dot(), normalizer=regard.normalizers.Exponential())
+        >>> rows.weights(torch.zeros(4, 2)).sum(-1).tolist()  # exp(0)/4 for each of four keys
+        [1.0, 1.0, 1.0, 1.0]
+        >>> bool(rows.weights(torch.ones(4, 2)).sum(-1)[0] > 1)  # no law
+        True
     """
 
     bias: Scalar | None = number(default=None)

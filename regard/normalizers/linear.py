@@ -26,7 +26,15 @@ from regard.potentials.reductions import Reduction, reduce
 
 
 class FeatureMap(Object):
-    """φ with positive entries: the kernel is φ(q)·φ(k). Abstract."""
+    """φ with positive entries: the kernel is φ(q)·φ(k). Abstract.
+
+    Examples:
+        >>> features = regard.normalizers.Elu()
+        >>> isinstance(features, regard.normalizers.FeatureMap)
+        True
+        >>> features.log_features(torch.zeros(2)).tolist()  # logarithms, because entries are positive
+        [0.0, 0.0]
+    """
 
     @abstractmethod
     def log_features(self, z: Tensor) -> Tensor:
@@ -35,7 +43,12 @@ class FeatureMap(Object):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Elu(FeatureMap):
-    """φ(z) = elu(z) + 1 (katharopoulos2020)."""
+    """φ(z) = elu(z) + 1 (katharopoulos2020).
+
+    Examples:
+        >>> regard.normalizers.Elu().log_features(torch.tensor([0.0, 2.0])).exp().tolist()
+        [1.0, 3.0]
+    """
 
     def log_features(self, z: Tensor) -> Tensor:
         return torch.where(z > 0, z.clamp_min(0).log1p(), z)  # log(1 + z), and log exp(z)
@@ -45,6 +58,13 @@ class Elu(FeatureMap):
 class PositiveRandom(FeatureMap):
     """φ(z) = r^{-1/2} exp(Ωz - |z|²/2): an unbiased positive estimate of exp(q·k) (choromanski2021,
     FAVOR+). omega (r, c).
+
+    Examples:
+        >>> features = regard.normalizers.PositiveRandom.draw(2, 4096, 0)
+        >>> q, k = torch.tensor([0.5, 0.2]), torch.tensor([0.1, 0.4])
+        >>> estimate = features.log_features(q).exp() @ features.log_features(k).exp()
+        >>> bool((estimate - (q @ k).exp()).abs() < 0.05)
+        True
     """
 
     omega: Tensor = parameter(rank=2)
@@ -161,6 +181,12 @@ class FeatureKernel(Potential):
     """a(x, y) = log φ(q)·φ(k) + key bias.
 
     Features: φ over its largest entry, and the log of that entry with the biases.
+
+    Examples:
+        >>> from regard.normalizers import Elu, FeatureKernel
+        >>> x = torch.zeros(1, 3)
+        >>> float(FeatureKernel(regard.Dot(scale=1.0), Elu()).scores(x, x).exp())  # φ(0)·φ(0)
+        3.0
     """
 
     potential: Potential = part()

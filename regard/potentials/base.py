@@ -98,7 +98,14 @@ class Potential(Object):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sum(Potential):
-    """a(x, y) = Σ_t a_t(x, y)."""
+    """a(x, y) = Σ_t a_t(x, y).
+
+    Examples:
+        >>> x = torch.ones(2, 4)
+        >>> both = regard.Dot() + regard.Alibi(0.5)
+        >>> type(both) is regard.potentials.Sum, both.scores(x, x)[1].tolist()
+        (True, [1.5, 2.0])
+    """
 
     terms: tuple[Potential, ...] = part()
     positional: ClassVar[bool] = False
@@ -125,7 +132,13 @@ class Sum(Potential):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Scaled(Potential):
-    """a(x, y) = factor · a_0(x, y)."""
+    """a(x, y) = factor · a_0(x, y).
+
+    Examples:
+        >>> x, tripled = torch.ones(1, 4), 3 * regard.Dot()
+        >>> type(tripled) is regard.potentials.Scaled, float(tripled.scores(x, x))
+        (True, 6.0)
+    """
 
     potential: Potential = part()
     factor: Scalar = number()
@@ -153,6 +166,13 @@ class Scaled(Potential):
 class FunctionPotential(Potential):
     """a(x, y) = f(x, y, *parameters) for a plain Python function that broadcasts: (..., m, 1, d), (..., 1,
     n, d) -> (..., m, n).
+
+    Examples:
+        >>> near = regard.Potential.of(lambda x, y: -(x - y).abs().sum(-1))
+        >>> isinstance(near, regard.potentials.FunctionPotential)
+        True
+        >>> near.scores(torch.zeros(1, 2), torch.ones(1, 2)).tolist()
+        [[-2.0]]
     """
 
     function: Callable[..., Tensor] = shared()

@@ -22,7 +22,14 @@ from regard.potentials.base import Potential
 
 
 class PositionPotential(Potential):
-    """A potential that looks at marks only: a bias on pairs of positions. Its features are the marks."""
+    """A potential that looks at marks only: a bias on pairs of positions. Its features are the marks.
+
+    Examples:
+        >>> isinstance(regard.Alibi(1.0), regard.potentials.PositionPotential)
+        True
+        >>> regard.Alibi(1.0).scores(torch.randn(3, 2), torch.randn(3, 2))[2].tolist()
+        [-2.0, -1.0, -0.0]
+    """
 
     positional: ClassVar[bool] = True
 
@@ -89,7 +96,15 @@ def _slopes(count: int) -> Tensor:
 
 
 class Buckets(Object):
-    """How relative positions t - s share the entries of a table. Abstract."""
+    """How relative positions t - s share the entries of a table. Abstract.
+
+    Examples:
+        >>> offsets = torch.tensor([-3, 0, 3])
+        >>> for buckets in (regard.potentials.Clipped(2), regard.potentials.Logarithmic(8, 5)):
+        ...     print(buckets.count, buckets.index(offsets).tolist())
+        5 [0, 2, 4]
+        8 [2, 0, 6]
+    """
 
     @property
     @abstractmethod
@@ -103,7 +118,12 @@ class Buckets(Object):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Clipped(Buckets):
-    """Entry clip(t - s, -reach, reach) + reach: one for each offset, the far ones shared (shaw2018)."""
+    """Entry clip(t - s, -reach, reach) + reach: one for each offset, the far ones shared (shaw2018).
+
+    Examples:
+        >>> regard.potentials.Clipped(2).index(torch.tensor([-5, -1, 0, 5])).tolist()
+        [0, 1, 2, 4]
+    """
 
     reach: int
 
@@ -119,6 +139,11 @@ class Clipped(Buckets):
 class Logarithmic(Buckets):
     """The buckets of T5: exact for near offsets, logarithmic up to `farthest`,
     one for all beyond (raffel2020, 2.1).
+
+    Examples:
+        >>> buckets = regard.potentials.Logarithmic(8, 16)
+        >>> buckets.index(torch.tensor([0, 1, 2, 8, 500])).tolist()  # exact when near, shared when far
+        [0, 5, 6, 7, 7]
     """
 
     buckets: int = 32
@@ -211,15 +236,15 @@ class Rotary(Potential):
                 f"{name} has no single projected query to rotate",
                 "wrap each term: Rotary(Dot(...)) + Alibi(...)",
             )
-        own = self._turns(queries, x_marks)
-        other = own if y_marks is x_marks else self._turns(keys, y_marks)
-        return self._turn(queries, *own), self._turn(keys, *other)
+        own = self.turns(queries, x_marks)
+        other = own if y_marks is x_marks else self.turns(keys, y_marks)
+        return self.turn(queries, *own), self.turn(keys, *other)
 
     def rotate(self, z: Tensor, marks: Tensor) -> Tensor:
         """Each coordinate pair of z (..., n, c) turned by its angle."""
-        return self._turn(z, *self._turns(z, marks))
+        return self.turn(z, *self.turns(z, marks))
 
-    def _turns(self, z: Tensor, marks: Tensor) -> tuple[Tensor, Tensor]:
+    def turns(self, z: Tensor, marks: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin of the angles, (..., n, f)."""
         angle = (
             marks.unsqueeze(-1).double() * self._frequencies(z).double()
@@ -227,7 +252,8 @@ class Rotary(Potential):
         kind = torch.promote_types(z.dtype, torch.float32)
         return angle.cos().to(kind), angle.sin().to(kind)
 
-    def _turn(self, z: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def turn(self, z: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Each coordinate pair of z (..., n, c) turned by angles with these cosines and sines."""
         turning = 2 * cos.shape[-1]
         if self.interleaved:
             a, b = z[..., 0:turning:2], z[..., 1:turning:2]

@@ -116,7 +116,7 @@ def _gaussian(potential: Gaussian, queries: Tensor, keys: Tensor, causal: bool) 
     if queries.dtype.itemsize < 4:
         queries, keys = queries.float(), keys.float()
     if not isinstance(potential.bandwidth, Tensor) and is_only_run(queries, keys):
-        found = _calm_gaussian(queries, keys, 1 / potential.bandwidth**2)
+        found = calm_gaussian(queries, keys, 1 / potential.bandwidth**2)
         if found is not None:
             return found
     precision = 1 / (_column(potential.bandwidth) ** 2)
@@ -141,14 +141,19 @@ CALM = 2e-6
 """Where float32 scores of a Gaussian about the origin are off by less than this, its points stay there."""
 
 
-def _calm_gaussian(queries: Tensor, keys: Tensor, precision: float) -> Reduction | None:
+def is_calm(square: float, precision: float) -> bool:
+    """Whether points of at most this squared length stay at the origin."""
+    return square * precision * _EPS <= CALM
+
+
+def calm_gaussian(queries: Tensor, keys: Tensor, precision: float) -> Reduction | None:
     """The same in the fewest passes, where points stay at the origin and nobody takes a derivative."""
-    if queries.device.type != "cpu" or is_fake(keys) or 0 in (queries.numel(), keys.numel()):
+    if not queries.is_cpu or is_fake(keys) or 0 in (queries.numel(), keys.numel()):
         return None
     lengths = torch.linalg.vector_norm(keys, dim=-1)
     longest = torch.linalg.vector_norm(queries, dim=-1).amax()
-    reach = max(lengths.amax().item(), longest.item()) ** 2 * precision
-    if not reach * _EPS <= CALM:
+    square = max(lengths.amax().item(), longest.item()) ** 2
+    if not is_calm(square, precision):
         return None
     return Reduction(
         queries,
@@ -156,7 +161,7 @@ def _calm_gaussian(queries: Tensor, keys: Tensor, precision: float) -> Reduction
         precision,
         key_bias=lengths.square_().mul_(-0.5 * precision),
         row_bias=lambda: -0.5 * precision * queries.square().sum(-1),
-        amplitude=reach,
+        amplitude=square * precision,
     )
 
 

@@ -28,6 +28,12 @@ class XPos(Potential):
 
     For causal supports: a key that lies ahead would count the more the farther it is. The released code has
     interleaved=True, where pairs are 2i and 2i + 1; False pairs i with i + c/2.
+
+    Examples:
+        >>> x = torch.ones(4, 2)
+        >>> fading = regard.potentials.XPos(reach=2.0).scores(x, x)
+        >>> bool(fading[3, 0].abs() < fading[3, 3].abs())
+        True
     """
 
     potential: Potential = part(default=Dot())

@@ -44,6 +44,13 @@ def approximation_error(
 
     law (m, n), or (h, m, n) for heads, whose outputs then stand side by side. A row with mass where attention
     has none makes it infinite.
+
+    Examples:
+        >>> layer, x = regard.Attention(regard.Dot()), torch.randn(4, 2, dtype=torch.float64)
+        >>> law = torch.full((4, 4), 0.25, dtype=torch.float64)  # uniform rows in place of softmax
+        >>> bound = regard.proofs.approximation_error(layer, law, x)
+        >>> bool((law @ x - layer(x)).norm(dim=-1).max() <= bound.value)
+        True
     """
     queries = one_sequence("x", x)
     domain, exact = (
@@ -65,7 +72,15 @@ def approximation_error(
 
 
 def row_errors(attention: Attention, law: Tensor, x: Points, context: Points | None = None) -> Tensor:
-    """The same bound for each query: (m,), or (h, m) where `law` has heads."""
+    """The same bound for each query: (m,), or (h, m) where `law` has heads.
+
+    Examples:
+        >>> layer, x = regard.Attention(regard.Dot()), torch.randn(4, 2, dtype=torch.float64)
+        >>> law = torch.full((4, 4), 0.25, dtype=torch.float64)
+        >>> bounds = regard.proofs.row_errors(layer, law, x)
+        >>> bool(((law @ x - layer(x)).norm(dim=-1) <= bounds).all())
+        True
+    """
     queries = one_sequence("x", x)
     rows, _ = _rows(attention, law, queries, queries if context is None else one_sequence("context", context))
     return rows.bound if law.ndim > 2 else rows.bound.squeeze(0)
@@ -77,6 +92,11 @@ def kernel_error(relative_error: float, radius: float) -> Certificate:
 
     radius: of the values, about any center. The error is the realized one, for every key: a standard
     deviation is no bound of it.
+
+    Examples:
+        >>> bound = regard.proofs.kernel_error(0.1, radius=1.0)  # every exp(score) within ten percent
+        >>> 0.1 < bound.value < 0.101
+        True
     """
     if not 0 <= relative_error < 1:
         raise ArgumentError(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard._enclosed import Matrix, computed_lengths, largest_roots, spectral_norms
-from regard._groups import FEW, covariances, largest_in, spread_out, squares, sums_in
+from regard._groups import FEW, columns_of, covariances, largest_in, spread_out, squares, sums_in
 from regard._upper import ELEMENTARY, Upper, relative_error, sizes
 from regard.measure import Measure
 from regard.proofs.atoms import Atoms, Errors, Given, Groups
@@ -49,7 +49,7 @@ class Cells:
 
     @cached_property
     def _columns(self) -> Tensor:
-        return self.points.mT.contiguous()
+        return columns_of(self.points)
 
     # The laws
 
@@ -64,9 +64,16 @@ class Cells:
         return self.form.tilt_error(self.anchors)
 
     @cached_property
+    def _alike(self) -> bool:
+        """Whether all keys count the same: neither tilts nor biases nor weights."""
+        return self.log_weights is None and not self.form.factor and not bool(self.tilts.any())
+
+    @cached_property
     def logs(self) -> Tensor:
         """log w_j + θ_c·y_j + bias_j, (n,)."""
         tilts = self.tilts
+        if self._alike:
+            return self.points.new_zeros(1).expand(len(self.points))
         scores = tilts[0] @ self._columns if len(tilts) == 1 else (self.points * tilts[self.labels]).sum(-1)
         bias = self.form.bias(self.points)
         scores = scores if bias is None else scores + bias
@@ -91,6 +98,8 @@ class Cells:
 
     @cached_property
     def _tops(self) -> Tensor:
+        if self._alike:
+            return self.points.new_zeros(self.count)
         return largest_in(self.logs, self.labels, self.count)
 
     @cached_property
@@ -99,11 +108,15 @@ class Cells:
 
     @cached_property
     def _sums(self) -> Tensor:
+        if self._alike:
+            return self.sizes.double()
         return sums_in(self._exponentials, self.labels, self.count)
 
     @cached_property
     def masses(self) -> Tensor:
         """p_j, (n,)."""
+        if self._alike:
+            return spread_out(1 / self._sums, self.labels)
         return self._exponentials / spread_out(self._sums, self.labels)
 
     @cached_property

@@ -19,7 +19,13 @@ from regard.proofs.subject import Head, MultiHead, subject_of
 from regard.proofs.theorem import NO_THEOREM, Refusal, constants, deviations, rungs
 
 declare = Verb("declare")
-"""declare.one(module) -> Map: what a module of torch does, as a value; rules are in modules.py."""
+"""declare.one(module) -> Map: what a module of torch does, as a value; rules are in modules.py.
+
+Examples:
+    >>> module, x = torch.nn.Linear(2, 3).double(), torch.randn(4, 2).double()
+    >>> torch.allclose(regard.declare(module)(x), module(x))
+    True
+"""
 
 remedies = Verb("remedies")
 """remedies.one(subject) -> the smallest changes that would make a constant finite, as sentences."""

@@ -18,7 +18,10 @@ from regard.proofs.certification import declare
 from regard.proofs.locating import in_double
 from regard.proofs.theorem import Refusal
 
-READOUT = "a decision is between logits of one token (1, classes): give a readout that makes them"
+READOUT = (
+    "a decision is between logits of one token (1, classes): give a readout that makes them, e.g. "
+    "readout=Compose((Pool(), Affine(weight))) of regard.maps and regard.nonexpansive for the mean token"
+)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,13 @@ class Substitutions:
     holds: whether no exchange changes it. count: how many there are; every one was run, so the answer
     is exact for the model as it runs. worst: the exchange {position: token} with the least lead of the label,
     which is `lead`. changed: those that change the answer.
+
+    Examples:
+        >>> table = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
+        >>> logits = lambda ids: table[ids].mean(1)
+        >>> found = regard.substitutions(logits, torch.tensor([0, 0]), {0: [1], 1: [1]}, words=2)
+        >>> found.holds, found.count, found.worst
+        (True, 3, {0: 1, 1: 1})
     """
 
     holds: bool
@@ -67,11 +74,21 @@ def substitutions(
         worst: tuple[float, dict[int, int]] = (math.inf, {})
         for group in _batches(_exchanges(choices, words), batch):
             count += len(group)
-            leads = lead(logits(_exchanged(tokens, group)).double(), (label,)).tolist()
-            pairs = sorted(zip(leads, group, strict=True), key=lambda pair: pair[0])
-            changed += [exchange for value, exchange in pairs if value < 0]
-            worst = min(worst, pairs[0], key=lambda pair: pair[0])
+            leads, others = outcomes(logits(_exchanged(tokens, group)), label)
+            pairs = sorted(zip(leads, others, group, strict=True), key=lambda one: one[0])
+            changed += [exchange for _, other, exchange in pairs if other]
+            worst = min(worst, (pairs[0][0], pairs[0][2]), key=lambda pair: pair[0])
     return Substitutions(not changed, label, words, count, worst[0], worst[1], tuple(changed))
+
+
+def outcomes(logits: Tensor, label: int) -> tuple[list[float], list[bool]]:
+    """By how much the label leads in each row (batch, classes), and whether the answer is another: in a tie
+    it is the class that comes first, and a row with NaN has none, so its lead is minus infinity.
+    """
+    leads = lead(logits.double(), (label,))
+    broken = leads.isnan()
+    others = (logits.argmax(-1) != label) | broken
+    return torch.where(broken, -math.inf, leads).tolist(), others.tolist()
 
 
 def _check(tokens: Tensor, choices: Mapping[int, list[int]], words: int, batch: int) -> None:

@@ -36,6 +36,12 @@ class Misspecification:
     distance_in is rounded up; distance_out is measured; constant is what the map can amplify at most, on a
     set that holds both inputs; bound is a Certificate of distance_out, whose ladder has constant × distance
     and what theorems say about inputs near the first one.
+
+    Examples:
+        >>> layer, x = regard.Attention(regard.Dot()), torch.randn(3, 2, dtype=torch.float64)
+        >>> found = regard.proofs.misspecification(layer, x, x + 0.01, norm=regard.TokenMax())
+        >>> found.distance_out <= found.bound.value, found.expansion <= found.constant.value
+        (True, True)
     """
 
     norm: Norm
@@ -73,6 +79,12 @@ def misspecification(
     lengths.
     domain: a set that holds both inputs; without one, the best of a few small balls. Sentences of theorems
     that refuse are on the bound.
+
+    Examples:
+        >>> x = torch.randn(3, 2, dtype=torch.float64)
+        >>> found = regard.proofs.misspecification(regard.Attention(regard.Dot()), x, x[:2])  # a token less
+        >>> found.distance_out <= found.bound.value
+        True
     """
     first, second = _input("x", map, x, norm), _input("x_other", map, x_other, norm)
     if first.dimension != second.dimension or (isinstance(norm, SequenceNorm) and first.size != second.size):
@@ -96,6 +108,13 @@ def misspecification(
 def apriori(map: Any, domain: Domain, norm: Norm, distance: float) -> Certificate:
     """How far outputs can be apart for any two inputs of the domain that are at most `distance` apart;
     see `replaced_distance` and `dropped_distance`.
+
+    Examples:
+        >>> unit = regard.Ball(1.0, tokens=4, width=2)
+        >>> bound = regard.proofs.apriori(regard.Attention(regard.Dot()), unit, regard.TokenMax(), 0.1)
+        >>> constant = regard.certify(regard.Attention(regard.Dot()), unit, regard.TokenMax())
+        >>> 0 < bound.value <= 0.1 * constant.value * 1.001
+        True
     """
     if not (isinstance(distance, (int, float)) and 0 <= distance < math.inf):
         raise ArgumentError("distance", f"is {distance!r}", "give a finite number that is not negative")
@@ -106,6 +125,12 @@ def apriori(map: Any, domain: Domain, norm: Norm, distance: float) -> Certificat
 def replaced_distance(tokens: int, distance: float, p: float = 1.0) -> float:
     """How far in W_p the law of tokens moves, at most, when one of them moves by `distance`:
     distance / n^{1/p}.
+
+    Examples:
+        >>> 0.02 <= regard.proofs.replaced_distance(100, distance=2.0) < 0.0201
+        True
+        >>> 0.2 <= regard.proofs.replaced_distance(100, distance=2.0, p=2.0) < 0.201
+        True
     """
     _count("tokens", tokens, 1)
     _not_negative("distance", distance)
@@ -117,6 +142,10 @@ def dropped_distance(tokens: int | Tensor, diameter: float | None = None, p: flo
 
     tokens: how many there are, or the sequence (n, d) itself, which gives max_i (mean_{j≠i} |x_i - x_j|^p /
     n)^{1/p} and needs no diameter.
+
+    Examples:
+        >>> 0.02 <= regard.proofs.dropped_distance(100, diameter=2.0) < 0.0201  # one of a hundred tokens
+        True
     """
     if isinstance(tokens, Tensor):
         return float(_worst_drop(Neighborhood(tokens, 0.0).measure.points, p))

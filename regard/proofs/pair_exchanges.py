@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard._check import finite
 from regard._enclosed import lengths
 from regard.domains import Radii
 from regard.errors import ArgumentError
 from regard.proofs.classifier import Classifier, check_sequence, classifier
 from regard.proofs.decision import margin_certificate
-from regard.proofs.decision_attack import lead
+from regard.proofs.exchanges import outcomes
 from regard.proofs.question import question
 
 FARTHEST = 0.2
@@ -34,6 +35,16 @@ class PairExchanges:
     which are about exact arithmetic, all others by running them. bounds: how many sets were asked about.
     changed: those that change the answer, each run; lead: the least lead of the label among those that were
     run, at the exchange `worst`.
+
+    Examples:
+        >>> from regard.maps import Affine, Compose
+        >>> from regard.nonexpansive import Pool
+        >>> model = Compose((Pool(), Affine(torch.eye(2, dtype=torch.float64))))
+        >>> x = torch.tensor([[1.0, 0.0]] * 4, dtype=torch.float64)
+        >>> other = torch.tensor([[0.9, 0.1], [0.8, 0.1]], dtype=torch.float64)
+        >>> found = regard.proofs.exchange_pairs(model, x, {0: other, 1: other})
+        >>> found.holds, found.count
+        (True, 8)
     """
 
     holds: bool
@@ -70,6 +81,15 @@ def exchange_pairs(
     A set of pairs lies in two balls; where the label leads everywhere in them, all its pairs are proved at
     once. Otherwise the wider ball is split; sets of fewer than `worth` pairs are run, as the model runs, in
     batches. worth: about how many runs a bound costs.
+
+    Examples:
+        >>> from regard.maps import Affine, Compose
+        >>> from regard.nonexpansive import Pool
+        >>> model = Compose((Pool(), Affine(torch.eye(2, dtype=torch.float64))))
+        >>> x = torch.tensor([[1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+        >>> far = torch.tensor([[0.0, 3.0]], dtype=torch.float64)
+        >>> regard.proofs.exchange_pairs(model, x, {0: far, 1: far}).holds  # one of them changes the answer
+        False
     """
     check_sequence("x", x)
     _check(x, choices, batch, worth)
@@ -91,6 +111,7 @@ def _check(x: Tensor, choices: Mapping[int, Tensor], batch: int, worth: int) -> 
         if one.ndim != 2 or not len(one) or one.shape[-1] != x.shape[-1]:
             found = f"has shape {list(one.shape)} at {place}"
             raise ArgumentError("choices", found, f"give embeddings (K, {x.shape[-1]})")
+        finite("choices", one)
     for name, value in (("batch", batch), ("worth", worth)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ArgumentError(name, f"is {value!r}", "give a whole number of at least 1")
@@ -135,9 +156,9 @@ class _Search:
             for row, (_, tokens) in zip(points, group, strict=True):
                 for place, token in tokens.items():
                     row[place] = token
-            leads = lead(self.classifier.run(points).double(), (self.label,)).tolist()
-            for value, (exchange, _) in zip(leads, group, strict=True):
-                if value < 0:
+            leads, others = outcomes(self.classifier.run(points), self.label)
+            for value, other, (exchange, _) in zip(leads, others, group, strict=True):
+                if other:
                     self.changed.append(exchange)
                 if value < self.least:
                     self.least, self.worst = value, exchange

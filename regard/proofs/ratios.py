@@ -22,6 +22,13 @@ from regard.proofs.theorems.bounded_ratio import ratio_bound
 def ratio_errors(attention: Attention, law: Tensor, x: Points, context: Points | None = None) -> Tensor:
     """For each query at least how far Σ_j law_ij v_j is from the attention's output: (m,), or (h, m) where
     `law` has heads; from the ratio of the two laws, so infinite where the law lacks a key.
+
+    Examples:
+        >>> layer, x = regard.Attention(regard.Dot()), torch.randn(4, 2, dtype=torch.float64)
+        >>> law = torch.full((4, 4), 0.25, dtype=torch.float64)
+        >>> bounds = regard.proofs.ratio_errors(layer, law, x)
+        >>> bool(((law @ x - layer(x)).norm(dim=-1) <= bounds).all())
+        True
     """
     queries = one_sequence("x", x)
     keys = queries if context is None else one_sequence("context", context)

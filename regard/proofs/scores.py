@@ -120,10 +120,24 @@ FACTOR = 8
 bilinear = Verb("bilinear")
 """bilinear.one(potential, width) -> Form, or None where scores are not one bilinear form,
 up to a constant.
+
+Examples:
+    >>> from regard.theorems import bilinear
+    >>> form = bilinear(regard.Dot(torch.eye(2), 3 * torch.eye(2), scale=1.0), 2)
+    >>> form.a.tolist()  # scores are xᵀAy
+    [[3.0, 0.0], [0.0, 3.0]]
+    >>> bilinear(regard.Laplace(), 2) is None
+    True
 """
 
 slopes = Verb("slopes")
-"""slopes.one(potential, ball) -> Slopes."""
+"""slopes.one(potential, ball) -> Slopes.
+
+Examples:
+    >>> known = {types[0].__name__ for types, _ in regard.theorems.slopes.rules}
+    >>> {"Gaussian", "Cosine"} <= known  # a potential of your own joins with @slopes.rule
+    True
+"""
 
 
 turned_slopes = Verb("turned_slopes")

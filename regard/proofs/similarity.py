@@ -35,6 +35,13 @@ class Similarity:
 
     distance: at most one minus the cosine, proved. attack: the input with the smallest cosine that was found,
     as the model computes it in its own dtype. reason: why nothing is proved, where nothing is.
+
+    Examples:
+        >>> from regard.maps import Affine
+        >>> x, eye = torch.tensor([[1.0, 0.5]], dtype=torch.float64), torch.eye(2, dtype=torch.float64)
+        >>> found = regard.certified_cosine(Affine(eye), x, regard.one_token(x, 0, 0.1))
+        >>> 0.99 < found.cosine < 1
+        True
     """
 
     distance: Certificate

@@ -31,6 +31,13 @@ class Refusal(Exception):
 
     It is for what the theorem is about. What it is not about never reaches it: types, and `about`, say so
     before.
+
+    Examples:
+        >>> from regard.proofs import Refusal
+        >>> raise Refusal("rows are not laws; use Softmax()")  # in a rule of a theorem
+        Traceback (most recent call last):
+            ...
+        regard.proofs.theorem.Refusal: rows are not laws; use Softmax()
     """
 
     def __init__(self, sentence: str) -> None:
@@ -49,6 +56,11 @@ class Bound:
     The value is an `Upper`: a plain float does not say that its rounding is paid for. An infinite one is a
     claim only with `unbounded`: the theorem proves that no number holds. Without it, it is a number that left
     the range of numbers, and counts as refused.
+
+    Examples:
+        >>> from regard.theorems import Bound, exact
+        >>> float(Bound(exact(2.0)).value.bound)
+        2.0
     """
 
     value: Upper
@@ -109,6 +121,11 @@ class Theorem:
     where the proof is all there is.
 
     proof: the proof, or where it is. hypotheses: what it needs, in words.
+
+    Examples:
+        >>> theorem = regard.theorems.THEOREMS["ball_constant"]
+        >>> theorem.title, len(theorem.proof) > 100
+        ('softmax attention near a given input', True)
     """
 
     name: str
@@ -180,7 +197,13 @@ class Theorem:
 
 
 THEOREMS: dict[str, Theorem] = {}
-"""All theorems by name, in the order in which their files load."""
+"""All theorems by name, in the order in which their files load.
+
+Examples:
+    >>> from regard.theorems import THEOREMS
+    >>> THEOREMS["composition"].title, len(THEOREMS) > 30
+    ('composition', True)
+"""
 
 NO_THEOREM = "no theorem"
 """What a certificate says in place of a theorem where nothing is claimed."""

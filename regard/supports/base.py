@@ -25,6 +25,12 @@ class Support(Object):
 
     Because a support only looks at marks, permuting tokens together with their marks permutes the mask with
     them.
+
+    Examples:
+        >>> marks = torch.arange(3)
+        >>> seen = regard.Causal().allows(marks, marks)
+        >>> isinstance(regard.Causal(), regard.supports.Support), seen.int().tolist()
+        (True, [[1, 0, 0], [1, 1, 0], [1, 1, 1]])
     """
 
     @abstractmethod
@@ -40,6 +46,10 @@ class Support(Object):
     def seams(self) -> tuple[int, ...]:
         """Marks, in order, where tokens begin that see none before them; a hint for where to cut."""
         return ()
+
+    def sees_all(self, low: int, high: int) -> bool:
+        """Whether tokens with marks in [low, high] are known to see each other, without a look at pairs."""
+        return False
 
     def __and__(self, other: Support) -> Support:
         if not isinstance(other, Support):
@@ -64,10 +74,19 @@ class Full(Support):
     def allows(self, queries: Tensor, keys: Tensor) -> Tensor:
         return (queries.unsqueeze(-1) == queries.unsqueeze(-1)).expand(*queries.shape, keys.shape[-1])
 
+    def sees_all(self, low: int, high: int) -> bool:
+        return True
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class And(Support):
-    """What every part allows."""
+    """What every part allows.
+
+    Examples:
+        >>> both = regard.Causal() & regard.Window(1, 1)
+        >>> type(both) is regard.supports.And, both.allows(torch.arange(3), torch.arange(3)).int().tolist()
+        (True, [[1, 0, 0], [1, 1, 0], [0, 1, 1]])
+    """
 
     parts: tuple[Support, ...] = part()
 
@@ -81,13 +100,24 @@ class And(Support):
         spans = [part.span(low, high) for part in self.parts] or [EVERYTHING]
         return max(s[0] for s in spans), min(s[1] for s in spans)
 
+    def sees_all(self, low: int, high: int) -> bool:
+        return all(inner.sees_all(low, high) for inner in self.parts)
+
     def seams(self) -> tuple[int, ...]:
         return tuple(sorted({seam for inner in self.parts for seam in inner.seams()}))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Or(Support):
-    """What some part allows."""
+    """What some part allows.
+
+    Examples:
+        >>> either = regard.Window(0, 0) | regard.Where(torch.tensor([[True, False, False]]).expand(3, 3))
+        >>> type(either) is regard.supports.Or
+        True
+        >>> either.allows(torch.arange(3), torch.arange(3)).int().tolist()
+        [[1, 0, 0], [1, 1, 0], [1, 0, 1]]
+    """
 
     parts: tuple[Support, ...] = part()
 

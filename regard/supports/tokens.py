@@ -49,6 +49,11 @@ class Document(Support):
         near = ((self.ids >= least) & (self.ids <= most)).reshape(-1, self.ids.shape[-1]).any(0).nonzero()
         return float(near[0]), float(near[-1])
 
+    def sees_all(self, low: int, high: int) -> bool:
+        """Whether all of them are of one document, in each sequence of the batch."""
+        own = self.ids[..., max(low, 0) : high + 1]
+        return own.numel() > 0 and _check.holds((own == own[..., :1]).all()) is True
+
     def seams(self) -> tuple[int, ...]:
         """Where one document ends and the next begins, if that is so in the whole batch and can be read."""
         ids = self.ids.flatten()

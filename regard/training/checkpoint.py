@@ -39,7 +39,13 @@ AGAIN = "start again with another --out"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A directory that was written whole: model/, optimizer.safetensors, state.json."""
+    """A directory that was written whole: model/, optimizer.safetensors, state.json.
+
+    Examples:
+        >>> import pathlib
+        >>> regard.training.Checkpoint(pathlib.Path("run", "step-00000500")).path.name
+        'step-00000500'
+    """
 
     path: Path
 

@@ -38,7 +38,12 @@ TEMPERATURE = 0.8
 
 @dataclass(frozen=True)
 class Stepped:
-    """An update was made."""
+    """An update was made.
+
+    Examples:
+        >>> regard.training.Stepped(step=7, loss=1.5).loss
+        1.5
+    """
 
     step: int
     loss: float
@@ -46,14 +51,27 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Warned:
-    """The monitor names heads whose scores grow."""
+    """The monitor names heads whose scores grow.
+
+    Examples:
+        >>> regard.training.Warned(("layer 0, head 1: its scores grow",)).messages
+        ('layer 0, head 1: its scores grow',)
+    """
 
     messages: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Milestone:
-    """A checkpoint was written; entry: the line of the history; table: the regularity of each layer."""
+    """A checkpoint was written; entry: the line of the history; table: the regularity of each layer.
+
+    Examples:
+        >>> import pathlib
+        >>> from regard.training import Checkpoint, Milestone
+        >>> reached = Milestone(Checkpoint(pathlib.Path("run")), {"step": 500, "loss": 1.25}, "")
+        >>> reached.entry["loss"]
+        1.25
+    """
 
     checkpoint: Checkpoint
     entry: dict[str, Any]
@@ -64,7 +82,12 @@ Event = Stepped | Warned | Milestone
 
 
 class Diverged(RegardError):
-    """A loss or a gradient is not finite: names the head whose scores grew, and the last good checkpoint."""
+    """A loss or a gradient is not finite: names the head whose scores grew, and the last good checkpoint.
+
+    Examples:
+        >>> issubclass(regard.training.Diverged, regard.errors.RegardError)  # the loss is not finite
+        True
+    """
 
 
 class Unwritten(RegardError):
@@ -75,6 +98,18 @@ class Training:
     """A training under way in a directory. `start` begins one, `resume` goes on; `events` does the work.
 
     Both set torch's random numbers: to the seed, or to what they were.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> from regard.training import Checkpoint, Milestone, Recipe, Text, Training
+        >>> recipe = Recipe(steps=2, width=8, layers=1, heads=2, context=8, batch=2, every=2)
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     path = pathlib.Path(place, "text.txt")
+        ...     _ = path.write_text("to be or not to be " * 20)
+        ...     events = list(Training.start(Text.read(path), recipe, pathlib.Path(place, "out")).events())
+        >>> kept = [event.checkpoint for event in events if isinstance(event, Milestone)]
+        >>> [checkpoint.step for checkpoint in kept], isinstance(kept[0], Checkpoint)
+        ([0, 2], True)
     """
 
     def __init__(self, text: Text, recipe: Recipe, directory: Path, model: nn.Module) -> None:

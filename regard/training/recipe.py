@@ -25,6 +25,11 @@ class Recipe:
     """steps: updates in all; every: updates between checkpoints; context: tokens in a window; batch:
     windows in an update; promise: the constant, in token-max norm from points to logits, that the model
     keeps.
+
+    Examples:
+        >>> recipe = regard.training.Recipe(steps=100, width=32, layers=2)
+        >>> recipe.rate(1) < recipe.rate(20), recipe.due(100)
+        (True, True)
     """
 
     steps: int = 2000

@@ -20,7 +20,13 @@ MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
 @dataclass(frozen=True)
 class Alphabet:
-    """The characters that tokens stand for, in their order; None where tokens are bytes."""
+    """The characters that tokens stand for, in their order; None where tokens are bytes.
+
+    Examples:
+        >>> alphabet = regard.training.Alphabet("abc")
+        >>> alphabet.encode("cab"), alphabet.decode([2, 0, 1]), len(regard.training.Alphabet(None))
+        ([2, 0, 1], 'cab', 256)
+    """
 
     characters: str | None
 
@@ -46,6 +52,15 @@ class Alphabet:
 class Text:
     """tokens (n,): the whole text; path: where it was read; fingerprint:
     equal for equal bytes of the file.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     path = pathlib.Path(place, "text.txt")
+        ...     _ = path.write_text("to be or not to be " * 20)
+        ...     text = regard.training.Text.read(path)
+        >>> len(text.tokens), text.alphabet.characters
+        (380, ' benort')
     """
 
     tokens: Tensor

@@ -3,8 +3,8 @@
 import torch
 
 import regard as r
-from regard.audits.checks import influence, ladder
-from regard.audits.checks.base import Limit, Scene, too_long
+from regard.audits.checks import edits, influence, ladder
+from regard.audits.checks.base import Cost, Limit, Scene, too_long
 
 
 def _scene(thorough: bool, index: int = 0) -> Scene:
@@ -21,6 +21,15 @@ def test_what_is_said_of_a_long_input():
     assert "thorough" in said
     for thorough in (False, True):
         assert too_long(_scene(thorough), 513, limit, "nothing").endswith("at most 512 tokens")
+    costly = Limit(64, 512, Cost("for a head", 512, 10.0, 0.1))
+    assert too_long(_scene(False), 256, costly, "nothing").endswith(
+        "64 tokens, or ask for a thorough audit, which takes about 2 seconds and 0.1 GB for a head, "
+        "extrapolated from 512 tokens"
+    )
+    assert too_long(_scene(True), 8192, costly, "nothing").endswith(
+        "of 8,192 tokens; give a text of at most 512 tokens: here it would take about 43 minutes and 25.6 GB "
+        "for a head, extrapolated from 512 tokens"
+    )
     assert limit.at_most(100) == Limit(64, 100)
     assert limit.at_most(10) == Limit(10, 10)
     assert str(limit) == "64 tokens (--thorough: 512)"
@@ -46,3 +55,4 @@ def test_a_thorough_audit_proves_on_long_inputs():
 def test_every_input_has_its_influence():
     assert influence.influence(_scene(False, index=3)).numbers == {}
     assert influence.INPUTS.of(_scene(True)) > 1000
+    assert edits.INPUTS.of(_scene(True)) == edits.MISSPELLED.of(_scene(True)) == influence.INPUTS.thorough

@@ -488,12 +488,18 @@ def test_where_nothing_moves_but_by_rounding_lengths_are_enough(kind, size):
     assert bool((proved <= (12.0 if kind == "heads" or size > 1e-3 else 2.5) * seen).all())
 
 
+def longest_of(state):
+    """The smaller of two bounds of the longest axis: by the trace, and by sums of rows."""
+    trace = state.shape.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return torch.minimum(trace, state.shape.abs().sum(-1).amax(-1)).sqrt()
+
+
 def test_where_nothing_moves_reaches_are_lengths():
     state, moves = still_state(5, 0.1)
     a = drawn(generator(6), 4, 6, 3)
     found = state.rest(a).bound
     assert bool(((moves.unsqueeze(-2) @ a).squeeze(-2).abs().amax(0) <= found).all())
-    lengths = state.shape.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt().unsqueeze(-1) * a.norm(dim=1)
+    lengths = longest_of(state).unsqueeze(-1) * a.norm(dim=1)
     assert found == pytest.approx(lengths, rel=1e-12)
     assert not begin.one(Radii(state.center, torch.tensor([0.1, 0.0, 0.0, 0.0], dtype=D))).is_still
 
@@ -533,7 +539,7 @@ def test_projections_of_what_is_still_move_by_lengths():
     (side,) = sides(state, [Projection(w, torch.zeros(1, 3, dtype=D), 0)])
     seen = moves @ w[0]
     assert bool((seen.norm(dim=-1).amax(0) <= side.rest.bound).all())
-    lengths = w.norm() * state.shape.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt()
+    lengths = torch.linalg.matrix_norm(w[0], 2) * longest_of(state)
     assert side.rest.bound == pytest.approx(lengths, rel=1e-9)
     a = drawn(generator(9), 4, 3, 20)
     reached = (seen.unsqueeze(-2) @ a).squeeze(-2).abs().amax(0)

@@ -9,7 +9,7 @@ import torch
 from regard import maps
 from regard.proofs.ball_model.beginning import at_rest
 from regard.proofs.ball_model.norms import Token, _Moves, normalize
-from tests.ball_model.networks import D, drawn
+from tests.ball_model.networks import drawn
 from tests.coarse import coarse, representable
 
 OFFSET, SHORT = 1e6, 1e-3
@@ -22,8 +22,7 @@ def generator(seed=0):
 def moves_of(x, shape):
     g = x - x.mean(-1, keepdim=True)
     square = g.square().sum(-1)
-    whole = torch.eye(4, dtype=D) - 0.25
-    return _Moves(replace(at_rest(x), shape=shape), Token(g, square, square / 4 + 0.1, 0.1), whole)
+    return _Moves(replace(at_rest(x), shape=shape), Token(g, square, square / 4 + 0.1, 0.1), True)
 
 
 def along_and_across(x, v):

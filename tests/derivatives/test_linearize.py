@@ -352,12 +352,12 @@ def test_other_norms(norm):
 
 
 def test_randomized_bound_holds():
-    """A thousand operators, a thousand draws: at one in a million each, none may fail.
+    """Hundreds of operators, as many draws: at one in a million each, none may fail.
 
     Wide, tall, rank one, clustered.
     """
     generator = torch.Generator().manual_seed(1)
-    for trial in range(1000):
+    for trial in range(400):
         rows, columns = (int(torch.randint(1, 9, (), generator=generator)) for _ in range(2))
         matrix = torch.randn(rows, columns, generator=generator, dtype=D)
         if trial % 4 == 1:
@@ -382,9 +382,9 @@ def test_randomized_bound_is_a_probability_and_tightens():
     jacobian = r.linearize(lambda x: matrix @ x, torch.zeros(16, dtype=D))
     generator = torch.Generator().manual_seed(0)
     failures = sum(
-        jacobian.norm_certificate(0.5, steps=1, dense=0, generator=generator).value < 1 for _ in range(2000)
+        jacobian.norm_certificate(0.5, steps=1, dense=0, generator=generator).value < 1 for _ in range(800)
     )
-    assert 0 < failures <= 0.5 * 2000 + 4 * 22.4
+    assert 0 < failures <= 0.5 * 800 + 4 * 14.2
     values = [
         jacobian.norm_certificate(1e-6, steps=s, dense=0, generator=generator).value for s in (4, 40, 400)
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+from pathlib import Path
 
 import pytest
 
@@ -44,12 +44,48 @@ def test_cells_of_the_percent_format() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["certify"])
-def test_a_notebook_runs_and_draws(name: str) -> None:
-    """One of them; `make notebooks` runs all."""
-    if any(importlib.util.find_spec(package) is None for package in ("nbclient", "jupytext", "ipykernel")):
-        pytest.skip("the extra notebooks is not installed: make notebooks")
-    drawn = notebooks.drawn(notebooks.run(name))
-    assert {f"{name}-{number}.png" for number in drawn} == {
-        path.name for path in notebooks.PICTURES.glob(f"{name}-*.png")
-    }
+def test_all_of_them_run_where_everything_is_tested() -> None:
+    """Not here: a kernel for each takes a minute together."""
+    commands = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    assert "make notebooks CHECK=1" in commands
+    rule = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "-m website.notebooks $(if $(CHECK),--check)" in rule
+
+
+def test_a_check_says_what_is_wrong() -> None:
+    cells = [int(path.stem.rpartition("-")[2]) for path in notebooks.PICTURES.glob("certify-*.png")]
+    drawn = dict.fromkeys(cells, b"a picture")
+    assert notebooks.wrong("certify", drawn, 1.0) == []
+    assert notebooks.wrong("certify", {}, 1.0) == [
+        f"certify-{number}.png is there and no cell draws it" for number in sorted(cells)
+    ]
+    assert notebooks.wrong("certify", drawn | {99: b""}, 1e9) == [
+        "certify-99.png is drawn and not there: make notebooks",
+        f"certify took 1000000000 s of the processor, more than {notebooks.MOST}",
+    ]
+
+
+def test_a_cell_that_fails_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbclient = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    pytest.importorskip("jupytext")
+    (tmp_path / "broken.py").write_text("# %% [markdown]\n# # A\n\n# %%\nassert False, 'it breaks'\n")
+    monkeypatch.setattr(notebooks, "SOURCES", tmp_path)
+    with pytest.raises(nbclient.exceptions.CellExecutionError, match="it breaks"):
+        notebooks.run("broken")
+
+
+@pytest.mark.parametrize(
+    ("drawn", "code"), [({}, None), ({7: b""}, "a-7.png is drawn and not there: make notebooks")]
+)
+def test_a_check_ends_well_or_with_what_is_wrong(
+    drawn: dict[int, bytes], code: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notebooks, "run", lambda name: name)
+    monkeypatch.setattr(notebooks, "drawn", lambda notebook: drawn)
+    monkeypatch.setattr(notebooks, "PICTURES", tmp_path)
+    monkeypatch.setattr("sys.argv", ["notebooks", "--check", "a"])
+    with pytest.raises(SystemExit) as ended:
+        notebooks.main()
+    assert ended.value.code == code
+    assert not list(tmp_path.iterdir())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
+from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -35,7 +37,7 @@ def test_every_public_name_has_an_entry(home: str, pages: dict[str, str]) -> Non
     module = importlib.import_module(home)
     known = {path: one for one in names() for path in (one.path, *one.also)}
     for name in public(module):
-        if isinstance(getattr(module, name), type(regard)):
+        if isinstance(getattr(module, name), type(regard) | TypeVar):
             continue
         assert f"{home}.{name}" in known, f"{home}.{name} is public and has no page"
         one = known[f"{home}.{name}"]
@@ -89,11 +91,45 @@ def test_links_that_leave_the_docs_are_turned() -> None:
         assert needed == ({"regard/measure.py"} if "measure" in before else set())
 
 
-def test_a_wrong_sum_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+def test_what_is_vendored_is_whole_and_licensed() -> None:
+    found = vendored.files()
+    assert {path.relative_to(vendored.KEPT).as_posix() for path in vendored.KEPT.rglob("*.*")} == {
+        *found,
+        vendored.SUMS.name,
+    }
+    for archive in vendored.ARCHIVES:
+        text = found[f"assets/licenses/{archive.name.rpartition('/')[2]}.txt"].decode()
+        assert "Permission is hereby granted" in text or "SIL OPEN FONT LICENSE" in text.upper()
+        for goal in archive.files.values():
+            assert any(name.startswith(goal) for name in found)
+
+
+def test_a_file_changed_by_hand_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(vendored, "KEPT", tmp_path)
+    monkeypatch.setattr(vendored, "SUMS", tmp_path / "sums.txt")
+    (tmp_path / "sums.txt").write_text(f"{'0' * 64}  some.js\n", encoding="utf-8")
+    (tmp_path / "some.js").write_text("changed", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"changed by hand: some\.js; python -m website\.vendored"):
+        vendored.files()
+
+
+def test_a_wrong_sum_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vendored.Archive, "_asked", lambda self: b"something else")
     with pytest.raises(ValueError, match="sha512"):
         vendored.ARCHIVES[0].contents()
+
+
+def test_a_registry_that_does_not_answer_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what was kept stays."""
+
+    def refused(url: str, timeout: float) -> None:
+        raise OSError("name or service not known")
+
+    monkeypatch.setattr(vendored.urllib.request, "urlopen", refused)
+    monkeypatch.setattr(vendored.time, "sleep", lambda seconds: None)
+    with pytest.raises(SystemExit, match=r"katex-.* could not be read \(name or .*\); nothing was changed"):
+        vendored.main()
+    assert vendored.files()
 
 
 def test_hover_texts_are_short_and_plain() -> None:

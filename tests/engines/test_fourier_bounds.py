@@ -12,6 +12,7 @@ from regard._upper import UNIT
 from regard.compute.fourier.facts import Facts, _least_share, look
 from regard.compute.fourier.form import form_of
 from regard.compute.fourier.plan import FourierPlan
+from regard.compute.fourier.processes import Processes, Summed
 from regard.compute.fourier.series import Series
 from regard.compute.fourier.transforms import Transform
 from regard.compute.tensors import pose_tensors
@@ -101,7 +102,7 @@ def share(queries, keys, weights):
     apart = torch.cdist(queries, keys, compute_mode="donot_use_mm_for_euclid_dist")
     seen = ((-0.5 * apart.square()).exp() @ numbers(*weights)) / sum(weights)
     assert facts.share <= float(seen.min())
-    assert facts.share == _least_share(form, facts.center, facts.reach)
+    assert facts.share == _least_share(form, facts.center, facts.reach, len(keys))
     return facts.share / (1 - 1e-6)
 
 
@@ -154,11 +155,14 @@ class Claimed(Transform):
     def _err(self, sums):
         return sums if not self.added else sums + numbers(*self.added).expand_as(sums)
 
-    def convolve(self, x, y, strengths, series):
-        return self._err(Separable().convolve(x, y, strengths, series))
+    def grid(self, points, strengths, series):
+        return Separable().grid(points, strengths, series)
 
-    def fields(self, x, y, weights, series):
-        return self._err(Separable().fields(x, y, weights, series))
+    def values(self, points, grid, columns, series):
+        return self._err(Separable().values(points, grid, columns, series))
+
+    def slopes(self, points, grid, series):
+        return self._err(Separable().slopes(points, grid, series))
 
     def rounding(self, series, keys):
         return self.error, self.gradient
@@ -176,7 +180,7 @@ class Claimed(Transform):
 def facts_of(share=0.25, slack=0.0, drift=False, dimension=2, reach=5.0, length=2.0):
     none = torch.zeros(1, 1, dimension, dtype=D)
     radius = torch.ones(1, 1, dtype=D)
-    return Facts(none, none, reach, dimension, share, radius, length, slack, drift)
+    return Facts(none, none, reach, dimension, share, radius, length, slack, drift, 10, 10, 10)
 
 
 EXACT = Series.of(13.0, 5.0, 2)
@@ -193,6 +197,43 @@ def test_errors_of_sums_are_those_of_series_transform_and_bandwidth():
     series = Series.of(4.0, 5.0, 2)
     error, gradient = facts_of().errors(series, Claimed(), 10)
     assert (float(error), float(gradient)) == pytest.approx(series.errors(), rel=1e-9, abs=0)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Several(Processes):
+    """So many processes that all hold the same."""
+
+    count: int = 3
+    rank = 0
+
+    def total(self, tensor):
+        return self.count * tensor
+
+    def largest(self, tensor):
+        return tensor
+
+
+def test_sums_over_processes_are_rounded_once_more_for_each():
+    """Grids are added; what a coefficient or its slope loses by that is at most the size of the series."""
+    given, sizes = Claimed(1e-3, 1e-2), (1 + EXACT.axis_errors()[0], EXACT.moments()[2])
+    top, slope = sizes[0], math.sqrt(2) * sizes[1]
+    for count in (1, 3, 1000):
+        error, gradient = Summed(given, Several(count)).rounding(EXACT, 10)
+        assert error - 1e-3 == pytest.approx(2 * count * UNIT * top**2, rel=1e-3)
+        assert gradient - 1e-2 == pytest.approx(2 * count * UNIT * top * slope, rel=0.1)
+
+
+def test_facts_of_several_processes():
+    """Three that hold the same points have their box and their share, and three times the keys."""
+    x = torch.randn(7, 2, dtype=D)
+    problem = posed(x, x, x)
+    form = form_of(problem)
+    one, three = look(problem, form), look(problem, form.over(Several()), Several())
+    assert (three.keys, three.own_keys, three.queries) == (21, 7, 7)
+    assert (three.reach, three.drift) == (one.reach, one.drift)
+    assert three.share <= one.share
+    least = float((torch.exp(-0.5 * torch.cdist(x, x).square()).sum(-1) / 7).min())
+    assert three.share <= least
 
 
 def test_quotients_of_sums_attain_what_is_proved_before_the_run():

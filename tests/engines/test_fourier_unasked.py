@@ -98,8 +98,8 @@ def test_a_broken_transform_falls_back_to_pairs_with_a_warning(monkeypatch):
     problem = pose(x, x, x)
     plan = explain_problem(problem).plan
     assert isinstance(plan.series.transform, Finufft)
-    right = Finufft.fields
-    monkeypatch.setattr(Finufft, "fields", lambda *given: 1.001 * right(*given) + 1e-3)
+    right = Finufft.slopes
+    monkeypatch.setattr(Finufft, "slopes", lambda *given: 1.001 * right(*given) + 1e-3)
     with pytest.warns(PerformanceWarning, match="all rows"):
         found = plan.run()
     assert torch.equal(found, Sdpa().plan(problem).run())

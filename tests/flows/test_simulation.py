@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import regard as r
+from regard._durations import spoken_time
 from regard.dynamics import Clusters, Energy, Euler, Heun, MeanCosine, Sphere
 from regard.flows import Recipe, Simulation
 from regard.flows.cells import DenseRegions, density
 from regard.flows.frames import Camera, camera_of, principal_camera
 from regard.flows.recipe import recipe_of
-from regard.flows.wording import spoken_time
 from regard.measure import Measure
 from tests.dynamics.systems import D, on_sphere
 

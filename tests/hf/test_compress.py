@@ -81,7 +81,7 @@ def test_copies_are_one_atom_with_their_number(model, at_once):
         twice.update(torch.cat([k, k[:, 5:6]], 1)[None], torch.cat([v, v[:, 5:6]], 1)[None], number)
     bias = torch.zeros(2, COUNT, dtype=torch.float64)
     bias[:, 5] = math.log(2)
-    atoms = atom_cache([HeadAtoms(k, v, bias) for k, v in keys], COUNT, torch.float64)
+    atoms = atom_cache([HeadAtoms(k, v, bias) for k, v in keys], COUNT, torch.float64, 4)
     new, places = _ids()[:, COUNT:], torch.arange(COUNT, COUNT + NEXT)[None]
     with torch.no_grad():
         mask = torch.ones(1, 1, NEXT, COUNT + 1 + NEXT, dtype=torch.bool).tril(COUNT + 1)

@@ -147,10 +147,17 @@ def test_what_has_no_lemma_is_refused_by_name():
         ball_model(network(0), marked, r.Frobenius())
 
 
-@pytest.mark.parametrize("radius", [2.0, 50.0, 1e6])
-def test_a_radius_that_is_too_large_is_refused_with_a_reason(radius):
+def test_a_radius_that_is_too_large_is_refused_with_a_reason():
     with pytest.raises(Refusal, match="smaller radius"):
-        ball_model(network(1, sharp=3.0), r.one_token(sequence(1), 1, radius), r.Frobenius())
+        ball_model(network(1, sharp=3.0), r.one_token(sequence(1), 1, 1e6), r.Frobenius())
+
+
+@pytest.mark.parametrize("radius", [2.0, 50.0])
+def test_steep_scores_have_a_bound_at_large_radii(radius):
+    """Rows that may be any law, and norm layers whose tokens may be anywhere."""
+    domain = r.one_token(sequence(1), 1, radius)
+    (first, *_) = ball_model(network(1, sharp=3.0), domain, r.Frobenius())
+    assert farthest(network(1, sharp=3.0), domain) <= float(first.value) < 1e3
 
 
 def test_a_residual_around_a_feed_forward_layer_is_exact_to_first_order():

@@ -78,3 +78,9 @@ def test_what_is_wrong_is_named():
             r.proofs.exchange_pairs(model(), x, choices)
     with pytest.raises(ArgumentError, match="worth"):
         r.proofs.exchange_pairs(model(), x, {0: x}, worth=0)
+
+
+def test_embeddings_that_are_no_numbers_are_named():
+    x = sequence(0)
+    with pytest.raises(ArgumentError, match="choices: has 32 non-finite entries"):
+        r.proofs.exchange_pairs(model(), x, {0: x * float("nan")})

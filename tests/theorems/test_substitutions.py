@@ -58,3 +58,17 @@ def test_bad_lists_are_named(change, match):
     arguments = {"tokens": TOKENS, "choices": {0: [3]}, **change}
     with pytest.raises(ArgumentError, match=match):
         r.substitutions(logits, arguments.pop("tokens"), arguments.pop("choices"), **arguments)
+
+
+def test_a_tie_that_another_class_wins_is_a_change():
+    table = torch.tensor([[0.0, 1.0], [1.0, 1.0], [0.5, 1.0]], dtype=D)  # token 1 ties
+    found = r.substitutions(lambda tokens: table[tokens[:, 0]], torch.tensor([0]), {0: [1, 2]})
+    assert (found.label, found.lead, found.changed) == (1, 0.0, ({0: 1},))
+
+
+def test_logits_that_are_no_numbers_are_no_answer():
+    table = torch.tensor([[1.0, 0.0], [float("nan"), 0.0], [1.0, float("nan")]], dtype=D)
+    found = r.substitutions(lambda tokens: table[tokens[:, 0]], torch.tensor([0]), {0: [1, 2]}, batch=1)
+    assert not found.holds
+    assert len(found.changed) == 2
+    assert found.lead == -float("inf")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
+from regard._durations import spoken_time
 from regard.audits.adapters.base import Adapter, Block, Call, Matrices, NotCovered
 from regard.audits.adapters.norms import any_normalize
 from regard.audits.adapters.surroundings import may_turn
@@ -188,11 +189,28 @@ def provable(scene: Scene, site: Measurable, inputs: int) -> Site | None:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What something took of one core at so many tokens (python -m benchmarks.lengths); it grows like n²."""
+
+    what: str
+    tokens: int
+    seconds: float
+    gigabytes: float
+
+    def at(self, tokens: int) -> str:
+        """What it would take at others; extrapolated."""
+        more = (tokens / self.tokens) ** 2
+        taken = f"{spoken_time(more * self.seconds)} and {max(0.1, more * self.gigabytes):.1f} GB"
+        return f"{taken} {self.what}, extrapolated from {self.tokens:,} tokens"
+
+
+@dataclass(frozen=True)
 class Limit:
     """Up to how much something is done as usual, and in a thorough audit, which may take hours."""
 
     usual: int
     thorough: int
+    cost: Cost | None = None
 
     def of(self, scene: Scene) -> int:
         """The one that holds for a scene."""
@@ -200,7 +218,7 @@ class Limit:
 
     def at_most(self, most: int) -> Limit:
         """The same where there is a reason for no more."""
-        return Limit(min(self.usual, most), min(self.thorough, most))
+        return Limit(min(self.usual, most), min(self.thorough, most), self.cost)
 
     def __str__(self) -> str:
         return f"{self.usual} tokens (--thorough: {self.thorough:,})"
@@ -210,10 +228,12 @@ def too_long(scene: Scene, tokens: int, longest: Limit, what: str) -> str:
     """Why something is missing on a long input, and what would help; nothing where it is not too long."""
     if tokens <= longest.of(scene):
         return ""
-    found = f"{what} for input {scene.index + 1}, of {tokens} tokens; give a text of at most "
+    found = f"{what} for input {scene.index + 1}, of {tokens:,} tokens; give a text of at most "
     if tokens <= longest.thorough:
-        return f"{found}{longest.usual} tokens, or ask for a thorough audit, which takes far longer"
-    return f"{found}{longest.thorough} tokens"
+        taken = "which takes far longer" if longest.cost is None else f"which takes {longest.cost.at(tokens)}"
+        return f"{found}{longest.usual} tokens, or ask for a thorough audit, {taken}"
+    taken = "" if longest.cost is None else f": here it would take {longest.cost.at(tokens)}"
+    return f"{found}{longest.thorough:,} tokens{taken}"
 
 
 def as_list(values: Tensor) -> list[float]:

@@ -10,7 +10,18 @@ from typing import Any
 from torch import Tensor
 
 from regard.audits.capture import Function, passage, replay, tokens_in
-from regard.audits.checks.base import EXACT, STACK, Check, Column, Limit, Result, Scene, register, too_long
+from regard.audits.checks.base import (
+    EXACT,
+    STACK,
+    Check,
+    Column,
+    Cost,
+    Limit,
+    Result,
+    Scene,
+    register,
+    too_long,
+)
 from regard.audits.checks.constants import block_constant, largest
 from regard.derive import linearize
 
@@ -18,7 +29,7 @@ CURVES = 2
 """For how many inputs the constants after every layer are measured, and not the last alone."""
 DEPTHS = 12
 """After how many blocks at most: of deeper stacks after every second, third, ... one."""
-LONGEST = Limit(128, 512)
+LONGEST = Limit(128, 512, Cost("for six layers of width 384", 512, 38.0, 1.3))
 """Up to how many tokens: the graph of each part of a stack is kept for it."""
 
 

@@ -16,6 +16,7 @@ from regard.audits.checks.base import (
     PROVED,
     Check,
     Column,
+    Cost,
     Limit,
     Measurable,
     Result,
@@ -39,7 +40,7 @@ DEEP = 6
 """From which attention layer on the other shares are left out: each takes seconds in a wide model."""
 INPUTS = 1
 """On how many of the inputs deviations are certified and attacked."""
-LONGEST = Limit(256, 2048)
+LONGEST = Limit(256, 2048, Cost("for a layer of twelve heads", 2048, 58.0, 4.0))
 """Up to how many tokens: the other rows are looked at one by one, each in the width of a token squared,
 which then takes minutes.
 """

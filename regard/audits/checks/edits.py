@@ -39,8 +39,10 @@ from regard.potentials import Potential
 from regard.proofs.certification import deviation
 from regard.supports import Full
 
-INPUTS, LONGEST = 3, Limit(128, 512)
+INPUTS, LONGEST = Limit(3, 1_000_000), Limit(128, 512)
 """On how many inputs, and up to how many tokens."""
+MISSPELLED = Limit(1, 1_000_000)
+"""On how many inputs words are put in and misspelled."""
 TYPOS = 4
 """How many words of the first input are misspelled."""
 ROOM = 4_000_000
@@ -48,8 +50,10 @@ ROOM = 4_000_000
 
 
 def edits(scene: Scene, site: Measurable) -> Result:
-    """A token less in every layer; any word more, and typos, in the first layer on the first input."""
-    declared = provable(scene, site, INPUTS)
+    """A token less in every layer; any word more, and typos, in the first layer on the first input (of a
+    thorough audit on all).
+    """
+    declared = provable(scene, site, INPUTS.of(scene))
     if declared is None:
         return Result()
     reason = too_long(scene, len(declared.points), LONGEST, "edits are left out")
@@ -62,7 +66,7 @@ def edits(scene: Scene, site: Measurable) -> Result:
     gone = deletions(declared)
     numbers: dict[str, Any] = {"deleted": _part(gone, size)}
     table: dict[str, Any] = {"size": size, "deleted": as_list(gone.nan_to_num().mean(0))}
-    if scene.index == 0 and declared.layer == 0:
+    if scene.index < MISSPELLED.of(scene) and declared.layer == 0:
         try:
             more = _first_layer(scene, declared, size)
         except ArgumentError as refusal:
@@ -268,7 +272,7 @@ register(
                 "a token is left out: others move by",
                 "How far the attention output of another token moves when one token is left out of the "
                 "layer's input and all others stay where they are, in lengths of a mean output; the largest "
-                f"over all pairs, exact. Measured on the first {INPUTS} inputs.",
+                f"over all pairs, exact. Measured on the first {INPUTS.usual} inputs.",
                 EXACT,
                 LAYER,
                 True,

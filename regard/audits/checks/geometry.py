@@ -21,6 +21,7 @@ from regard.audits.checks.base import (
     as_list,
     register,
 )
+from regard.audits.row_blocks import row_blocks
 
 MASS = 0.3
 """A token that receives this share of all attention of the layer is a sink."""
@@ -34,8 +35,9 @@ def geometry(scene: Scene, site: Measurable) -> Result:
     norms = x.norm(dim=-1)
     typical = float(norms.median())
     sinks = norms > MASSIVE * typical
-    if site.context is None and site.laws.shape[-1] == len(x):
-        sinks = sinks | (site.laws.mean((0, 1)) > max(MASS, 3 / len(x)))
+    if site.context is None and len(site.points) == len(x):
+        received = sum(some.laws.sum((0, 1)) for some in row_blocks(site)) / (site.heads * len(x))
+        sinks = sinks | (received > max(MASS, 3 / len(x)))
     rest = x[~sinks]
     numbers = {
         "radius": float((x - x.mean(0)).norm(dim=-1).max()),

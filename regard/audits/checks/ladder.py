@@ -12,6 +12,7 @@ from regard.audits.checks.base import (
     PROVED,
     Check,
     Column,
+    Cost,
     Limit,
     Measurable,
     Result,
@@ -28,7 +29,7 @@ from regard.proofs import certify
 AT_INPUTS = 1
 """At how many inputs all theorems are asked."""
 
-LONGEST = Limit(64, 512)
+LONGEST = Limit(64, 512, Cost("for a head of width 32", 512, 10.0, 0.1))
 """Up to how many tokens: bounds at a point are sums over pairs of tokens in the width of a token."""
 
 

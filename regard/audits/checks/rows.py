@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.audits.checks.base import EXACT, HEAD, Check, Column, Measurable, Result, Scene, as_list, register
+from regard.audits.row_blocks import row_blocks
 
 SHOWN = 3
 """Of how many inputs the laws themselves are kept."""
@@ -19,18 +20,25 @@ LEAST = torch.finfo(torch.float32).tiny
 
 
 def rows(scene: Scene, site: Measurable) -> Result:
-    """Statistics of the laws, for each head."""
-    laws = site.laws
-    entropy = torch.special.entr(laws).sum(-1)
-    logits = site.scores.abs().masked_fill(~site.allowed | (laws < LEAST), 0.0)
+    """Statistics of the laws, for each head; some queries at a time, in memory that grows like the tokens."""
+    entropies, logits, steep, mass, laws = [], [], [], [], None
+    for some in row_blocks(site):
+        laws = some.laws
+        entropies.append(torch.special.entr(laws).sum(-1))
+        seen = some.scores.abs().masked_fill(~some.allowed | (laws < LEAST), 0.0)
+        logits.append(seen.amax((-1, -2)))
+        steep.append(stiffness(laws).amax(-1))
+        mass.append(laws.sum(-2))
+    assert laws is not None
+    entropy = torch.cat(entropies, -1)
     numbers = {
         "entropy": as_list(entropy.mean(-1)),
         "effective_support": as_list(entropy.exp().mean(-1)),
-        "largest_logit": as_list(logits.amax((-1, -2))),
-        "sink_mass": as_list(laws.mean(-2).amax(-1)),
-        "row_stiffness": as_list(stiffness(laws).amax(-1)),
+        "largest_logit": as_list(torch.stack(logits).amax(0)),
+        "sink_mass": as_list((torch.stack(mass).sum(0) / entropy.shape[-1]).amax(-1)),
+        "row_stiffness": as_list(torch.stack(steep).amax(0)),
     }
-    small = scene.index < SHOWN and laws.numel() <= NUMBERS
+    small = scene.index < SHOWN and len(mass) == 1 and laws.numel() <= NUMBERS
     return Result(numbers, {"laws": (laws * 1000).round().div(1000).tolist()} if small else None)
 
 

@@ -35,6 +35,11 @@ class Flex(Engine):
     it, compiled.
 
     On a CPU it has no backward pass and must be asked for by name.
+
+    Examples:
+        >>> layer, x = regard.Attention(regard.Dot(), support=regard.Window(2, 0)), torch.randn(16, 16)
+        >>> regard.explain(layer, x, engine=regard.engines.Flex()).engine.name  # asked for by name
+        'flex'
     """
 
     compiled: bool = True

@@ -14,6 +14,8 @@ is for a query that is one of the keys, the error is at most 2κ/(share - κ) ti
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,11 +26,13 @@ from torch.utils._pytree import tree_leaves
 from regard import _check
 from regard._refused import Refused
 from regard._transforms import moves
-from regard.compute.engine import Engine, count_pairs, register
+from regard.compute.engine import Engine, Marks, count_pairs, register
+from regard.compute.engines.ring import Ring
 from regard.compute.fourier.facts import Facts, look
 from regard.compute.fourier.form import Form, form_of
 from regard.compute.fourier.nonuniform import NUFFT_FLOOR, Finufft, has_finufft
 from regard.compute.fourier.plan import FourierPlan
+from regard.compute.fourier.processes import OneProcess, Processes, Summed
 from regard.compute.fourier.rowwise import RowwisePlan
 from regard.compute.fourier.separable import Separable
 from regard.compute.fourier.series import Series
@@ -47,7 +51,7 @@ FINE = 8.0
 FEW = 1 << 22
 """Pairs that are summed before a series has begun."""
 Size = tuple[int, int, int, int]
-"""Batch, queries, keys, and sums for each of them."""
+"""Batch, the most queries and keys of one process, and sums for each of them."""
 
 
 @register
@@ -58,10 +62,19 @@ class Fourier(Engine):
     The error of every output, before it is rounded to its dtype, is at most `tolerance` times the radius of
     the values, proved before it runs; that radius is half of the diagonal of their box. `transform` is how
     sums are taken: `Separable()`, `Finufft()`, or None for the one that is predicted to be faster.
+    `ring`: the processes that the points lie over; each sums its own into a grid, and the grids are added.
+
+    Examples:
+        >>> from regard.engines import Fourier
+        >>> layer, x = regard.Attention(regard.Gaussian()), torch.rand(500, 2, dtype=torch.float64)
+        >>> series = regard.apply(layer, x, engine=Fourier(tolerance=1e-6))
+        >>> bool((series - layer(x)).abs().max() < 1e-6)
+        True
     """
 
     tolerance: float = 1e-6
     transform: Transform | None = None
+    ring: Ring | None = None
     name: ClassVar[str] = "fourier"
     rank: ClassVar[int] = 7
     tolerant: ClassVar[bool] = True
@@ -75,20 +88,42 @@ class Fourier(Engine):
                 "transform", f"is {self.transform!r}", "give Separable(), Finufft(), or None for the faster"
             )
 
+        if self.ring is not None and not isinstance(self.ring, Ring):
+            raise ArgumentError("ring", f"is {self.ring!r}", "give Ring() of regard.engines, or None")
+
+    @property
+    def over_processes(self) -> bool:
+        return self.ring is not None
+
+    @contextmanager
+    def posing(self, queries: Tensor, keys: Tensor) -> Iterator[Marks]:
+        """As on the ring, where there is one."""
+        with nullcontext((None, None)) if self.ring is None else self.ring.posing(queries, keys) as marks:
+            yield marks
+
+    def largest(self, value: float) -> float:
+        """The largest of the numbers that the ranks give."""
+        return value if self.ring is None else self.ring.largest(value)
+
+    def instead(self) -> Engine | None:
+        """Pairs over the same processes."""
+        return self.ring
+
     def plan(self, problem: Problem) -> FourierPlan | Refused:
         """The series, with what it is proved to lose, or the number that is too large."""
         read = self._read(problem)
         if isinstance(read, Refused):
             return read
-        form, facts = read
+        form, facts, processes = read
         size = _size(problem, facts)
         needed = max(NUFFT_FLOOR, self.tolerance * facts.share / 64)
-        fitted = [self._shorten(one, facts, size) for one in self._transforms(problem, needed)]
+        transforms = self._transforms(problem, needed, processes)
+        fitted = [self._shorten(one, facts, size) for one in transforms]
         found = [one for one in fitted if not isinstance(one, Refused)]
         if not found:
             return next(one for one in fitted if isinstance(one, Refused))
         series, transform, bound = min(found, key=lambda one: one[1].seconds(one[0], *size[1:], facts.drift))
-        return FourierPlan(self, problem, form, facts, series, transform, bound)
+        return FourierPlan(self, problem, form, facts, series, transform, bound, processes)
 
     def offer(self, problem: Problem) -> RowwisePlan | Refused:
         """Unasked, it runs where every row is proved to have the digits of its dtype, or is summed again."""
@@ -96,18 +131,37 @@ class Fourier(Engine):
         read = unwanted or self._read(problem)
         if isinstance(read, Refused):
             return read
-        form, facts = read
+        form, facts, alone = read
         size, series = _size(problem, facts), Series.of(FINE, facts.reach, facts.dimension)
         if _held(series, size) > MODES:
             return _too_many(series, facts, size)
-        fine = self._transforms(problem, 10 * NUFFT_FLOOR)
+        fine = self._transforms(problem, 10 * NUFFT_FLOOR, alone)
         transform = min(fine, key=lambda one: one.seconds(series, *size[1:], facts.drift))
         bound = facts.bound(series, transform, problem.key_count)
         plan = FourierPlan(self, problem, form, facts, series, transform, bound)
         return RowwisePlan(self, problem, plan) if plan.pays() else Refused(plan.slow())
 
-    def _read(self, problem: Problem) -> tuple[Form, Facts] | Refused:
-        """Scores as Gaussians, and what the data say of them."""
+    def _read(self, problem: Problem) -> tuple[Form, Facts, Processes] | Refused:
+        """Scores as Gaussians, what the data say of them, and who holds them."""
+        form = self._form(problem)
+        processes = self._gather(problem, form if isinstance(form, Refused) else None)
+        if isinstance(form, Refused):
+            return form
+        if isinstance(processes, Refused):
+            return processes
+        form = form.over(processes)
+        facts = look(problem, form, processes)
+        return facts if isinstance(facts, Refused) else (form, facts, processes)
+
+    def _gather(self, problem: Problem, refused: Refused | None) -> Processes | Refused:
+        """Who holds the points, after all of them pose the same problem."""
+        if self.ring is None:
+            return OneProcess()
+        how = "the faster" if self.transform is None else type(self.transform).__name__
+        return self.ring.gather(problem, refused, series=f"{self.tolerance:g}, {how}")
+
+    def _form(self, problem: Problem) -> Form | Refused:
+        """Scores as Gaussians."""
         if not isinstance(problem.normalizer, Softmax):
             return Refused(
                 f"sums of Gaussians give softmax rows, not those of {type(problem.normalizer).__name__}."
@@ -124,18 +178,14 @@ class Fourier(Engine):
             return Refused(
                 "finufft runs on a CPU where it is installed: pip install 'regard[fast]', or Separable()."
             )
-        form = form_of(problem)
-        if isinstance(form, Refused):
-            return form
-        facts = look(problem, form)
-        return facts if isinstance(facts, Refused) else (form, facts)
+        return form_of(problem)
 
-    def _transforms(self, problem: Problem, needed: float) -> list[Transform]:
+    def _transforms(self, problem: Problem, needed: float, processes: Processes) -> list[Transform]:
         """The one that was asked for, or those that are at hand; finufft with the digits that are needed."""
-        if self.transform is not None:
-            return [self.transform]
-        fast = problem.device.type == "cpu" and has_finufft()
-        return [Separable(), Finufft(needed)] if fast else [Separable()]
+        found: list[Transform] = [Separable()] if self.transform is None else [self.transform]
+        if self.transform is None and processes.every(problem.device.type == "cpu" and has_finufft()):
+            found.append(Finufft(needed))
+        return found if self.ring is None else [Summed(one, processes) for one in found]
 
     def _shorten(
         self, transform: Transform, facts: Facts, size: Size
@@ -148,7 +198,7 @@ class Fourier(Engine):
             series = Series.of(gap, facts.reach, facts.dimension)
             if _held(series, size) > MODES:
                 return _too_many(series, facts, size)
-            bound = facts.bound(series, transform, size[2])
+            bound = facts.bound(series, transform, facts.keys)
             if bound <= self.tolerance:
                 return series, transform, bound
             best, gap = min(best, bound), gap + 0.1
@@ -183,7 +233,7 @@ def _unwanted(problem: Problem) -> Refused | None:
 
 def _size(problem: Problem, facts: Facts) -> Size:
     columns = facts.dimension + 1 if facts.drift else problem.values.shape[-1] + 1
-    return problem.batch_shape.numel(), problem.query_count, problem.key_count, columns
+    return problem.batch_shape.numel(), facts.queries, facts.own_keys, columns
 
 
 def _held(series: Series, size: Size) -> float:

@@ -21,7 +21,14 @@ CHUNK = 128
 @register
 @dataclass(frozen=True, eq=False, repr=False)
 class Linear(Engine):
-    """φ(Q) (φ(K)ᵀ V) with the sums in the right order: never an m × n matrix."""
+    """φ(Q) (φ(K)ᵀ V) with the sums in the right order: never an m × n matrix.
+
+    Examples:
+        >>> from regard.engines import LinearEngine
+        >>> linear = regard.Attention(regard.Dot(), normalizer=regard.LinearKernel(regard.normalizers.Elu()))
+        >>> isinstance(regard.explain(linear, torch.randn(8, 4)).engine, LinearEngine)
+        True
+    """
 
     name: ClassVar[str] = "linear"
     rank: ClassVar[int] = 5

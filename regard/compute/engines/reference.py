@@ -16,7 +16,15 @@ from regard.compute.problem import Problem
 @register
 @dataclass(frozen=True, eq=False, repr=False)
 class Reference(Engine):
-    """The paper, line by line: scores, law, mean. Never refuses; holds the m × n matrix."""
+    """The paper, line by line: scores, law, mean. Never refuses; holds the m × n matrix.
+
+    Examples:
+        >>> from regard.engines import ReferenceEngine
+        >>> x = torch.randn(5, 3)
+        >>> exact = regard.apply(regard.Attention(regard.Laplace()), x, engine=ReferenceEngine())
+        >>> torch.allclose(exact, regard.Attention(regard.Laplace())(x), atol=1e-6)
+        True
+    """
 
     name: ClassVar[str] = "reference"
     rank: ClassVar[int] = 100

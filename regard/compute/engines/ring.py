@@ -22,6 +22,7 @@ from regard.compute.ring.connecting import line_of
 from regard.compute.ring.line import Line
 from regard.compute.ring.pieces import Attended, count_pairs_seen
 from regard.compute.ring.places import Consecutive, Shards
+from regard.compute.ring.ranks import Ranks
 from regard.compute.ring.turns import Round, go_round
 from regard.errors import ArgumentError, RefusalError
 from regard.normalizers import Softmax
@@ -37,6 +38,12 @@ class Ring(Engine):
     them, backward, their gradients (liu2023ring). group: a process group of torch.distributed, None for all.
     timeout: seconds after which a rank that sends nothing is lost. shards: which tokens a rank holds, where
     they come without marks. It must be asked for by name.
+
+    Examples:
+        >>> from regard.engines import Ring, ZigZag
+        >>> ring = Ring(timeout=5.0, shards=ZigZag())  # for processes that torchrun started
+        >>> ring.name, ring.timeout
+        ('ring', 5.0)
     """
 
     group: Any = None
@@ -65,6 +72,10 @@ class Ring(Engine):
         """The largest of the numbers that the ranks give."""
         return max(one["value"] for one in self._line().meet({"value": value}, self.timeout))
 
+    @property
+    def over_processes(self) -> bool:
+        return True
+
     @contextmanager
     def posing(self, queries: Tensor, keys: Tensor) -> Iterator[Marks]:
         """The marks of own tokens, from how many all ranks have; an error here is an error on every rank."""
@@ -87,15 +98,32 @@ class Ring(Engine):
 
     def plan(self, problem: Problem) -> RingPlan | Refused:
         """The lengths of all shards, and that all ranks pose the same problem."""
-        line, refused = self._line(), _why_not(problem)
-        told = _describe(problem) if refused is None else {"refused": refused.why}
-        every = line.meet(told, self.timeout)
+        every = self._agree(problem, _why_not(problem))
+        if isinstance(every, Refused):
+            return every
+        lengths = tuple(one["keys"] for one in every)
+        return RingPlan(
+            self, problem, Round(_group(self.group), self._line(), self.timeout, problem, lengths)
+        )
+
+    def gather(self, problem: Problem, refused: Refused | None, **more: str) -> Ranks | Refused:
+        """The ranks as one, where all pose the same problem and none refuses; `more`: what else is shared."""
+        every = self._agree(problem, refused or _why_not_now(problem), **more)
+        if isinstance(every, Refused):
+            return every
+        return Ranks(_group(self.group), self._line(), self.timeout, problem.device)
+
+    def _agree(
+        self, problem: Problem, refused: Refused | None, **more: str
+    ) -> list[dict[str, Any]] | Refused:
+        """What every rank says of its problem."""
+        told = {**_describe(problem), **more} if refused is None else {"refused": refused.why}
+        every = self._line().meet(told, self.timeout)
         for rank, one in enumerate(every):
             if "refused" in one:
                 return Refused(one["refused"] if refused is not None else f"on rank {rank}, {one['refused']}")
-        _compare(every)
-        lengths = tuple(one["keys"] for one in every)
-        return RingPlan(self, problem, Round(_group(self.group), line, self.timeout, problem, lengths))
+        _compare(every, *more)
+        return every
 
     def offer(self, problem: Problem) -> Refused:
         """Only who asks for it by name gets it."""
@@ -179,8 +207,6 @@ def _why_not(problem: Problem) -> Refused | None:
     if not isinstance(problem.normalizer, Softmax):
         kind = type(problem.normalizer).__name__
         return Refused(f"shards of keys are joined by their log-sum-exps, and {kind} is no softmax.")
-    if is_recorded(problem.values):
-        return Refused("other processes answer while a program runs, and this one is only recorded.")
     marks = (problem.query_marks, problem.key_marks)
     if any(one is None for one in marks):
         return Refused("its tokens have no places in a sequence; call attend or apply with engine=Ring().")
@@ -188,6 +214,13 @@ def _why_not(problem: Problem) -> Refused | None:
         _is_whole(one) for one in marks
     ):
         return Refused(f"position biases over several processes need whole positions below {NEAR}.")
+    return _why_not_now(problem)
+
+
+def _why_not_now(problem: Problem) -> Refused | None:
+    """Why other processes cannot be asked while this call runs."""
+    if is_recorded(problem.values):
+        return Refused("other processes answer while a program runs, and this one is only recorded.")
     if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
         return Refused("it has first derivatives by autograd, and none of torch.func or forward mode.")
     return None
@@ -228,9 +261,9 @@ def _structure(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__name__
 
 
-def _compare(every: list[dict[str, Any]]) -> None:
+def _compare(every: list[dict[str, Any]], *more: str) -> None:
     """An error where ranks do not pose one problem; all of them see the same."""
-    for name in ("dtype", "device", "batch shape", "width", "counts", "declaration", "parameters"):
+    for name in ("dtype", "device", "batch shape", "width", "counts", "declaration", "parameters", *more):
         for rank, one in enumerate(every):
             if one[name] != every[0][name]:
                 found = f"is {every[0][name]} on rank 0 and {one[name]} on rank {rank}"

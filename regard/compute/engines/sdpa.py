@@ -26,7 +26,7 @@ from regard.compute.engine import (
 )
 from regard.compute.kernel.call import Arguments, Call, lay_out
 from regard.compute.kernel.door import attend_by_door, log_sum_exp_by_blocks
-from regard.compute.kernel.flash import run_call
+from regard.compute.kernel.flash import run_call, run_outputs
 from regard.compute.kernel.tiles import Tile, Tiling, rows_per_tile
 from regard.compute.precision import loses_digits
 from regard.compute.problem import Problem, SupportParts
@@ -47,6 +47,11 @@ class Sdpa(Engine):
 
     On other devices than the CPU it goes through torch's public door, F.scaled_dot_product_attention, which
     takes the fused kernel of the device; public=True does so on a CPU too.
+
+    Examples:
+        >>> found = regard.explain(regard.Attention(regard.Gaussian()), torch.randn(8, 4)).engine
+        >>> isinstance(found, regard.engines.Sdpa)  # Gaussian scores are a dot product plus a key bias
+        True
     """
 
     public: bool = False
@@ -185,7 +190,7 @@ class FusedPlan(Plan):
     def run(self) -> Tensor:
         if self._is_elsewhere():
             return self.run_elsewhere().to(self.problem.dtype)
-        return self.call.restore(run_call(self.call, self.arguments)[0]).to(self.problem.dtype)
+        return self.call.restore(run_outputs(self.call, self.arguments)).to(self.problem.dtype)
 
     def free_energy(self) -> Tensor:
         elsewhere = self._is_elsewhere()

@@ -31,7 +31,15 @@ from regard.potentials.reductions import Reduction, reduce
 @register
 @dataclass(frozen=True, eq=False, repr=False)
 class Tiled(Engine):
-    """Everything the fused kernel cannot do. `pairs` is the number of query-key pairs held at once."""
+    """Everything the fused kernel cannot do. `pairs` is the number of query-key pairs held at once.
+
+    Examples:
+        >>> from regard.engines import Tiled
+        >>> layer, x = regard.Attention(regard.Laplace()), torch.randn(9, 4)
+        >>> small = regard.apply(layer, x, engine=Tiled(pairs=16))  # sixteen pairs at once
+        >>> torch.allclose(small, layer(x), atol=1e-6)
+        True
+    """
 
     pairs: int = PAIRS
     name: ClassVar[str] = "tiled"

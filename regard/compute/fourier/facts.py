@@ -14,6 +14,7 @@ from regard._object import Object
 from regard._refused import Refused
 from regard._upper import ELEMENTARY, UNIT, Lower, Upper
 from regard.compute.fourier.form import Form
+from regard.compute.fourier.processes import OneProcess, Processes
 from regard.compute.fourier.series import Series
 from regard.compute.fourier.transforms import Transform
 from regard.compute.problem import Problem
@@ -30,6 +31,7 @@ class Facts(Object):
     D(x_i)/W for every query. radius (b, 1): of the values around their center; length: the least, in
     bandwidths.
     slack: the relative error of weights. drift: values are the keys, so that one density is enough.
+    Of the processes that hold the points: the most queries and the most keys of one, and the keys of all.
     """
 
     center: Tensor
@@ -41,6 +43,9 @@ class Facts(Object):
     length: float
     slack: float
     drift: bool
+    queries: int
+    own_keys: int
+    keys: int
 
     def errors(self, series: Series, transform: Transform, keys: int) -> tuple[Upper, Upper]:
         """κ of a sum and of the length of a gradient, for strengths of total size one.
@@ -64,64 +69,81 @@ class Facts(Object):
         return float(((gradient + diagonal * error) / left + diagonal * quotient) / Lower(self.length) + lost)
 
 
-def look(problem: Problem, form: Form) -> Facts | Refused:
-    """What the data say before a run."""
-    parts = [t.detach() for t in (form.queries, form.keys, form.values, form.bandwidth)]
-    logs = form.log_weights
-    finite = torch.stack([torch.isfinite(part).all() for part in parts]).all()
-    if logs is not None:
-        finite = finite & ~(logs.detach().isnan() | (logs.detach() == math.inf)).any()
-        finite = finite & (logs.detach().amax(-1) > -math.inf).all()
-    known = _check.holds(finite)
+def look(problem: Problem, form: Form, processes: Processes = OneProcess()) -> Facts | Refused:
+    """What the data say before a run, those of all processes together."""
+    known = _check.holds(_is_finite(form))
     if known is None:
         return Refused(
             "the box of the points must be read before the run, and here it cannot (compile, vmap)."
         )
-    if not known:
+    if not processes.every(known):
         return Refused("points, values and weights must be finite, and some key must have mass.")
-    queries, keys, values, scale = parts
-    low, high = torch.minimum(queries.amin(-2), keys.amin(-2)), torch.maximum(queries.amax(-2), keys.amax(-2))
+    queries, keys, values, scale = (t.detach() for t in form.tensors())
+    low, high = _box(processes, queries, keys)
     center, sides = (0.5 * low + 0.5 * high).unsqueeze(-2), ((high - low) / scale).amax(-1)
     reach = _number(sides.amax()) * (1 + 1e-13)
     if not reach < 1e6:
         return Refused(f"a box of {reach:.3g} bandwidths needs too many modes; take a larger bandwidth.")
-    bottom, top = values.amin(-2, keepdim=True), values.amax(-2, keepdim=True)
+    bottom, top = (end.unsqueeze(-2) for end in _box(processes, values))
     middle = 0.5 * bottom + 0.5 * top
     far = torch.maximum(top - middle, middle - bottom)
     radius = torch.linalg.vector_norm(far, dim=-1)
     slack = 0.0
-    if logs is not None:
-        largest = _number(torch.nan_to_num(logs.detach(), neginf=0.0).abs().amax())
+    if form.log_weights is not None:
+        largest = _number(torch.nan_to_num(form.log_weights.detach(), neginf=0.0).abs().amax())
         slack = (ELEMENTARY + 4 + 3 * largest + (keys.shape[-1] + 8) * form.size) * UNIT
+    every = round(_number(processes.total(keys.new_tensor(keys.shape[-2]))))
     with torch.no_grad():
-        share = _least_share(form, center, reach)
+        share = _least_share(form, center, reach, every, processes)
     length = _number((radius / scale).amin()) * (1 - 1e-12)
     drift = problem.values is problem.keys and length >= 0.5  # closer together, values lose less than ∇D
-    return Facts(center, middle, reach, keys.shape[-1], share, radius, length, slack, drift)
+    held = [queries.shape[-2], keys.shape[-2], slack, not drift]
+    most, own_keys, slack, not_drift = processes.largest(radius.new_tensor(held)).tolist()
+    dimension, counts = keys.shape[-1], (int(most), int(own_keys), every)
+    return Facts(center, middle, reach, dimension, share, radius, length, slack, not not_drift, *counts)
 
 
-def _least_share(form: Form, center: Tensor, reach: float) -> float:
-    """At most D(x_i)/W, for every query: the largest of three bounds from below.
+def _is_finite(form: Form) -> Tensor:
+    """Whether points, values and weights are, and some key has mass."""
+    finite = torch.stack([torch.isfinite(t.detach()).all() for t in form.tensors()]).all()
+    if form.log_weights is None:
+        return finite
+    logs = form.log_weights.detach()
+    return finite & ~(logs.isnan() | (logs == math.inf)).any() & (form.level > -math.inf).all()
+
+
+def _box(processes: Processes, *points: Tensor) -> tuple[Tensor, Tensor]:
+    """The least and the largest coordinates (b, d) of all points."""
+    ends = [torch.cat([-t.amin(-2), t.amax(-2)], -1) for t in points]
+    below, high = processes.largest(torch.stack(ends).amax(0)).chunk(2, -1)
+    return -below, high
+
+
+def _least_share(
+    form: Form, center: Tensor, reach: float, keys: int, processes: Processes = OneProcess()
+) -> float:
+    """At most D(x_i)/W, for every query: the largest of three bounds from below, with so many keys in all.
 
     Its own weight, where queries are the keys. The keys in its cell of a grid of side one, which are at most
     √d away. And e^{-Σ_j w_j |x - y_j|²/2W}, by Jensen's inequality.
     """
     x, y = form.points(center)
     weights, dimension = form.weights()[0], y.shape[-1]
-    total = weights.sum(-1, keepdim=True)
-    mean = weights.unsqueeze(-2) @ y / total.unsqueeze(-1)
-    spread = (
-        sum((w * (z - mean).square().sum(-1)).sum(-1, keepdim=True) for z, w in _rows(y, weights)) / total
-    )
-    rounding = 1e-9 + 8 * y.shape[1] * UNIT * dimension * reach**2  # of the mean, and of the spread
+    total = processes.total(weights.sum(-1, keepdim=True))
+    mean = processes.total(weights.unsqueeze(-2) @ y) / total.unsqueeze(-1)
+    apart = sum((w * (z - mean).square().sum(-1)).sum(-1, keepdim=True) for z, w in _rows(y, weights))
+    spread = processes.total(torch.as_tensor(apart)) / total
+    rounding = (
+        1e-9 + 8 * (keys + processes.count) * UNIT * dimension * reach**2
+    )  # of the mean, and of the spread
     own = form.same or (x.shape == y.shape and torch.equal(x, y))
-    side = math.floor(reach) + 2
+    side, low = math.floor(reach) + 2, _box(processes, x, y)[0].unsqueeze(-2)
     masses = None
     if side**dimension * len(x) <= CELLS:
-        low = torch.minimum(x.amin(-2, keepdim=True), y.amin(-2, keepdim=True))
         masses = y.new_zeros(len(y), side**dimension)
         for z, w in _rows(y, weights):
             masses.scatter_add_(-1, _cells(z - low, side), w)
+        masses = processes.total(masses)
     least = math.inf
     for z, w in _rows(x, weights if own else x[..., 0]):
         apart = (z - mean).square().sum(-1) + spread
@@ -132,7 +154,7 @@ def _least_share(form: Form, center: Tensor, reach: float) -> float:
             near = masses.gather(-1, _cells(z - low, side)) / total * math.exp(-0.5 * dimension)
             share = torch.maximum(share, near)
         least = min(least, _number(share.amin()))
-    return least * (1 - 1e-6)  # sums of as many masses as there are keys
+    return -processes.most(-least) * (1 - 1e-6)  # sums of as many masses as there are keys
 
 
 def _rows(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

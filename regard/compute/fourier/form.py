@@ -12,7 +12,9 @@ from regard import _check
 from regard._object import Object
 from regard._refused import Refused
 from regard._transforms import moves
+from regard.compute.fourier.processes import Processes
 from regard.compute.problem import Problem
+from regard.errors import ArgumentError
 from regard.normalizers import Softmax
 from regard.potentials import Dot, Gaussian
 
@@ -22,7 +24,8 @@ class Form(Object):
     """Scores with log-counts as -|q_i - k_j|²/2s² + log w_j + row_i, temperature included, in float64.
 
     queries (b, m, d), keys (b, n, d), values (b, n, e), bandwidth s (b, 1), log_weights (b, n) or None.
-    `size`: how large the terms of log w are, for their rounding. `same`: queries are the keys themselves.
+    `level`: the largest log w (b, 1). `size`: how large the terms of log w are, for their rounding. `same`:
+    queries are the keys themselves.
     """
 
     queries: Tensor
@@ -30,9 +33,23 @@ class Form(Object):
     values: Tensor
     bandwidth: Tensor
     log_weights: Tensor | None
+    level: Tensor
     row: Callable[[], Tensor] | None
     size: float
     same: bool
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Queries, keys, values and the bandwidth."""
+        return self.queries, self.keys, self.values, self.bandwidth
+
+    def over(self, processes: Processes) -> Form:
+        """The same with the level of all processes, whose bandwidths must be one."""
+        scale = self.bandwidth.detach()
+        if not torch.equal(processes.largest(scale), processes.smallest(scale)):
+            raise ArgumentError(
+                "the bandwidth", "is not the same on all ranks", "give all ranks the same parameters"
+            )
+        return self.replace(level=processes.largest(self.level), size=processes.most(self.size))
 
     def points(self, center: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys around a center, in bandwidths."""
@@ -43,10 +60,8 @@ class Form(Object):
     def weights(self) -> tuple[Tensor, Tensor]:
         """w_j over the largest of them (b, n), and the logarithm of that (b, 1)."""
         if self.log_weights is None:
-            none = self.keys.new_zeros(self.keys.shape[0], 1)
-            return self.keys.new_ones(()).expand(self.keys.shape[:-1]), none
-        level = self.log_weights.detach().amax(-1, keepdim=True)
-        return (self.log_weights - level).exp(), level
+            return self.keys.new_ones(()).expand(self.keys.shape[:-1]), self.level
+        return (self.log_weights - self.level).exp(), self.level
 
 
 def _scaled(points: Tensor, scale: Tensor) -> Tensor:
@@ -91,4 +106,5 @@ def form_of(problem: Problem) -> Form | Refused:
         row = lambda: 0.5 * factor * wide.queries.square().sum(-1)  # noqa: E731
     scale = scale.expand(batch).reshape(-1, 1)
     logs = None if logs is None else logs.expand(*batch, -1).reshape(len(scale), -1)
-    return Form(queries, keys, values, scale, logs, row, size, problem.queries is problem.keys)
+    level = torch.zeros_like(scale) if logs is None else logs.detach().amax(-1, keepdim=True)
+    return Form(queries, keys, values, scale, logs, level, row, size, problem.queries is problem.keys)

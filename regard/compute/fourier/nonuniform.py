@@ -26,29 +26,37 @@ class Finufft(Transform):
     """Nonuniform fast Fourier transforms of finufft (barnett2019): O(m + n) and a fast transform of the grid.
 
     Its authors give the tolerance as an aim, not as a bound, so what it adds is a hypothesis. CPU only.
+
+    Examples:
+        >>> from regard.engines import Finufft, Fourier
+        >>> Fourier(1e-6, Finufft()).transform  # needs pip install finufft
+        Finufft()
     """
 
     tolerance: float = 1e-14
 
-    def convolve(self, x: Tensor, y: Tensor, strengths: Tensor, series: Series) -> Tensor:
-        columns = strengths.shape[-1]
-        found = x.new_empty(*x.shape[:-1], columns)
-        for xs, ys, fs, out in zip(x, y, strengths, found, strict=True):
-            grid = self._forward(ys, fs, series) * _gaussian_grid(series)
-            for some, sums in self._backward(xs, grid, series):
+    def grid(self, points: Tensor, strengths: Tensor, series: Series) -> Tensor:
+        """Pairs of real columns as complex ones, (b, pairs, M, ...)."""
+        gaussian = torch.from_numpy(_gaussian_grid(series))
+        found = [self._forward(ys, fs, series) for ys, fs in zip(points, strengths, strict=True)]
+        return torch.stack(found).mul_(gaussian)
+
+    def values(self, points: Tensor, grid: Tensor, columns: int, series: Series) -> Tensor:
+        found = points.new_empty(*points.shape[:-1], columns)
+        for xs, modes, out in zip(points, grid, found, strict=True):
+            for some, sums in self._backward(xs, modes.numpy(), series):
                 out[some, 0::2] = sums.real.mT
                 out[some, 1::2] = sums.imag[: columns // 2].mT
         return found
 
-    def fields(self, x: Tensor, y: Tensor, weights: Tensor, series: Series) -> Tensor:
-        found = x.new_empty(*x.shape[:-1], 1 + series.dimension)
+    def slopes(self, points: Tensor, grid: Tensor, series: Series) -> Tensor:
+        found = points.new_empty(*points.shape[:-1], 1 + series.dimension)
         k = torch.arange(-series.modes, series.modes + 1, dtype=torch.float64).numpy()
-        for xs, ys, ws, out in zip(x, y, weights, found, strict=True):
-            grid = self._forward(ys, ws.unsqueeze(-1), series) * _gaussian_grid(series)
-            slopes = [grid * _along(1j * series.step * k, axis, series) for axis in range(series.dimension)]
-            fields = [grid, *slopes, *([0 * grid] if series.dimension % 2 == 0 else [])]
+        for xs, (modes,), out in zip(points, grid.numpy(), found, strict=True):
+            slopes = [modes * _along(1j * series.step * k, axis, series) for axis in range(series.dimension)]
+            fields = [modes, *slopes, *([0 * modes] if series.dimension % 2 == 0 else [])]
             pairs = [fields[i] + 1j * fields[i + 1] for i in range(0, len(fields), 2)]
-            for some, sums in self._backward(xs, [pair[0] for pair in pairs], series):
+            for some, sums in self._backward(xs, pairs, series):
                 out[some, 0::2] = sums.real.mT[:, : series.dimension // 2 + 1]
                 out[some, 1::2] = sums.imag.mT[:, : (series.dimension + 1) // 2]
         return found
@@ -83,15 +91,16 @@ class Finufft(Transform):
             ),
         )
 
-    def _forward(self, points: Tensor, strengths: Tensor, series: Series) -> Any:
+    def _forward(self, points: Tensor, strengths: Tensor, series: Series) -> Tensor:
         """Σ_j f_j e^{-iak·y_j} of pairs of real strengths as complex ones, (pairs, M, ...)."""
-        total, columns = 0.0, strengths.shape[-1]
+        total: Any = 0.0
+        columns = strengths.shape[-1]
         for some in _slices(len(points), series):
             imaginary = torch.nn.functional.pad(strengths[some, 1::2], (0, columns % 2))
             paired = torch.complex(strengths[some, 0::2], imaginary).mT.contiguous().numpy()
             modes = (series.count,) * series.dimension
             total = total + self._call("1", points[some], paired, series, n_modes=modes, isign=-1)
-        return total
+        return torch.from_numpy(total)
 
     def _backward(self, points: Tensor, grid: Any, series: Series) -> Iterator[tuple[slice, Tensor]]:
         """Σ_k c_k e^{iak·x_i}, (pairs, ·), for some points at a time."""

@@ -12,9 +12,10 @@ from regard._object import Object
 from regard._transforms import moves
 from regard._upper import UNIT, Lower, Upper, sizes
 from regard.certificate import Certificate, Hypothesis
-from regard.compute.engine import Plan, Prediction, count_pairs
+from regard.compute.engine import Plan, Prediction
 from regard.compute.fourier.facts import Facts
 from regard.compute.fourier.form import Form
+from regard.compute.fourier.processes import OneProcess, Processes, Summed
 from regard.compute.fourier.separable import Separable
 from regard.compute.fourier.series import Series
 from regard.compute.fourier.sums import gauss_fields, gauss_transform
@@ -57,7 +58,7 @@ class FourierPlan(Plan):
 
     What is decided here: the scores as Gaussians (`form`), what was read from the data (`facts`), the series,
     how its sums are taken (`transform`), and the error of outputs that is proved of them, relative to the
-    radius of the values (`bound`).
+    radius of the values (`bound`). Points and values may lie over several `processes`.
     """
 
     form: Form
@@ -65,6 +66,7 @@ class FourierPlan(Plan):
     series: Series
     transform: Transform
     bound: float
+    processes: Processes = OneProcess()
 
     def run(self) -> Tensor:
         return self._unfold(self._outputs()[0]).to(self.problem.dtype)
@@ -83,36 +85,43 @@ class FourierPlan(Plan):
 
     def predict(self) -> Prediction:
         problem, series = self.problem, self.series
-        sizes_ = (problem.query_count, problem.key_count, self._columns())
+        sizes_ = (self.facts.queries, self.facts.own_keys, self._columns())
         batch = problem.batch_shape.numel()
         flops = 4.0 * batch * sum(sizes_[:2]) * sizes_[2] * float(series.count) ** series.dimension
-        if not isinstance(self.transform, Separable):
+        if not self._counts_roundings():
             flops = 2.0 * batch * sum(sizes_[:2]) * sizes_[2] * 10.0**series.dimension
         return Prediction(flops, batch * self.transform.bytes(series, *sizes_), self._how())
 
     def _how(self) -> str:
         modes = "×".join([str(self.series.count)] * self.series.dimension)
-        how = f"{modes} modes by {type(self.transform).__name__}"
+        taken = self.transform.transform if isinstance(self.transform, Summed) else self.transform
+        how = f"{modes} modes by {type(taken).__name__}"
+        if self.processes.count > 1:
+            how = f"{how}, grids of {self.processes.count} processes added,"
         return (
             f"{how} for a box of {self.facts.reach:.3g} bandwidths, error "
             f"≤ {self.bound:.1e} of the radius of the values, about {self.seconds():.2g} s on one core "
-            f"where pairs would take {PAIR * count_pairs(self.problem):.2g} s"
+            f"where pairs would take {PAIR * self.pairs():.2g} s"
         )
 
     def seconds(self) -> float:
         """What a run is predicted to take on one core; an estimate."""
-        sizes_ = (self.problem.query_count, self.problem.key_count, self._columns())
+        sizes_ = (self.facts.queries, self.facts.own_keys, self._columns())
         return self.problem.batch_shape.numel() * self.transform.seconds(
             self.series, *sizes_, self.facts.drift
         )
 
+    def pairs(self) -> float:
+        """The most pairs that a process would sum."""
+        return float(self.problem.batch_shape.numel()) * self.facts.queries * self.facts.keys
+
     def pays(self) -> bool:
         """Whether it is predicted to be at least twice as fast as a sum over all pairs."""
-        return 2 * self.seconds() <= PAIR * count_pairs(self.problem)
+        return 2 * self.seconds() <= PAIR * self.pairs()
 
     def slow(self) -> str:
         """Why it does not pay."""
-        pairs = PAIR * count_pairs(self.problem)
+        pairs = PAIR * self.pairs()
         return f"{self.seconds():.2g} s are predicted, and {pairs:.2g} s for all pairs; it is to take half."
 
     def certify(self, sample: int = 100) -> RowErrors:
@@ -123,20 +132,26 @@ class FourierPlan(Plan):
         """
         with torch.no_grad():
             outputs, mass = self._outputs()
-            error = self.facts.errors(self.series, self.transform, self.problem.key_count)[0]
+            error = self.facts.errors(self.series, self.transform, self.facts.keys)[0]
             hypotheses = (
                 Hypothesis(f"{self.series.count} modes an axis lose ≤ {float(error):.1e} of the mass", True),
                 *self.transform.hypotheses(self.series),
             )
             bounds = self._unfold(self._bounds(outputs, mass))
             result = RowErrors(self._unfold(outputs).to(self.problem.dtype), bounds, hypotheses)
-            return result if isinstance(self.transform, Separable) else self._compare(result, sample)
+            return result if self._counts_roundings() else self._compare(result, sample)
+
+    def _counts_roundings(self) -> bool:
+        """Whether every rounding of the transform is counted."""
+        taken = self.transform.transform if isinstance(self.transform, Summed) else self.transform
+        return isinstance(taken, Separable)
 
     def _bounds(self, outputs: Tensor, mass: Tensor) -> Tensor:
         """At least |out - out^| for each row, (b, m), the rounding to its dtype included."""
-        facts, keys = self.facts, self.problem.key_count
-        error, gradient = facts.errors(self.series, self.transform, keys)
-        total = Upper(self.form.weights()[0].sum(-1, keepdim=True), keys)
+        facts = self.facts
+        error, gradient = facts.errors(self.series, self.transform, facts.keys)
+        mine = self.form.weights()[0].sum(-1, keepdim=True)
+        total = Upper(self.processes.total(mine), facts.keys + self.processes.count)
         left = Lower(mass) - total * error
         shown = sizes(outputs).norm()
         moved = outputs - (self.form.queries if facts.drift else facts.values_center)
@@ -160,10 +175,10 @@ class FourierPlan(Plan):
         """The same, after some rows were computed from all pairs."""
         count = self.problem.query_count
         rows = torch.linspace(0, count - 1, min(sample, count), device=self.problem.device).round().long()
-        direct = self._direct(rows)
+        direct = self._direct(rows, sample)
         found = torch.linalg.vector_norm(result.outputs.double().index_select(-2, rows) - direct, dim=-1)
         bounds = result.bounds.index_select(-1, rows)
-        worst = float((found / bounds).max())
+        worst = self.processes.most(float((found / bounds).max()))
         if not worst <= 1:
             assumed = self.transform.hypotheses(self.series)[0].statement
             why = f"a row errs by {worst:.2g} times its bound, so it is not true that {assumed}."
@@ -173,15 +188,24 @@ class FourierPlan(Plan):
         )
         return result.replace(hypotheses=(*result.hypotheses, checked))
 
-    def _direct(self, rows: Tensor) -> Tensor:
-        """Outputs of some rows from all pairs, in float64."""
+    def _direct(self, rows: Tensor, sample: int) -> Tensor:
+        """Outputs of some rows from all pairs, in float64; each process sums over its own keys for all."""
         (x, y), (weights, _) = self.form.points(self.facts.center), self.form.weights()
-        values, parts = self.form.values - self.facts.values_center, []
-        for some in rows.split(16):
-            apart = torch.cdist(x[:, some], y, compute_mode="donot_use_mm_for_euclid_dist")
-            law = (weights.log().unsqueeze(-2) - 0.5 * apart.square()).softmax(-1)
-            parts.append(law @ values)
-        return self._unfold(torch.cat(parts, -2) + self.facts.values_center)
+        values = self.form.values - self.facts.values_center
+        values = torch.cat([torch.ones_like(values[..., :1]), values], -1)
+        asked = x.new_zeros(len(x), sample, x.shape[-1])
+        asked[:, : len(rows)] = x[:, rows]
+        sums = [self._sum_pairs(some, y, weights, values) for some in self.processes.stack(asked)]
+        mine = self.processes.total(torch.stack(sums))[self.processes.rank, :, : len(rows)]
+        return self._unfold(mine[..., 1:] / mine[..., :1] + self.facts.values_center)
+
+    def _sum_pairs(self, x: Tensor, y: Tensor, weights: Tensor, values: Tensor) -> Tensor:
+        """Σ_j w_j e^{-|x_i - y_j|²/2} v_j over own keys."""
+        parts = []
+        for some in x.split(16, -2):
+            apart = torch.cdist(some, y, compute_mode="donot_use_mm_for_euclid_dist")
+            parts.append((weights.unsqueeze(-2) * (-0.5 * apart.square()).exp()) @ values)
+        return torch.cat(parts, -2)
 
     def _outputs(self) -> tuple[Tensor, Tensor]:
         """Outputs (b, m, e) in float64, and the masses D (b, m)."""

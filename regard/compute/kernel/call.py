@@ -35,13 +35,19 @@ class Call(Object):
     batch: tuple[int, ...]
     width: int
 
-    def blocks(self, q: Tensor, k: Tensor) -> Tiling:
-        """The blocks of derivatives: those of the masks, else all heads or, if they are large, one."""
+    def blocks(self, q: Tensor, k: Tensor, most: int = PAIRS) -> Tiling:
+        """The blocks of derivatives: those of the masks, else all heads or, if they are large, one.
+
+        most: pairs in a block; under a causal mask fewer rows leave out more keys.
+        """
         if self.tiling is not None:
             return self.tiling
         heads, pairs = q.shape[:-2], q.shape[-2] * k.shape[-2]
         together = heads.numel() * pairs <= PAIRS
-        rows = max(64, rows_per_tile(heads.numel() if together else 1, k.shape[-2], 1))
+        rows = max(
+            64,
+            rows_per_tile(heads.numel() if together else 1, k.shape[-2], 1, PAIRS if self.causal else most),
+        )
         marks = (torch.arange(q.shape[-2], device=q.device), torch.arange(k.shape[-2], device=q.device))
         support = Causal() if self.causal else Full()
         return Tiling(support, *marks, rows, True, batch=None if together else tuple(heads))

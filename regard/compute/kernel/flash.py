@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from regard._transforms import batches_gradients, forward_rule, is_only_run
+from regard._transforms import batches_gradients, duals_of, forward_rule, is_only_run, on_plain_tensors
 from regard.compute.kernel.aten import pull_kernel, run_kernel
 from regard.compute.kernel.call import Arguments, Call, lay_out
 from regard.compute.kernel.products import Products
+from regard.compute.kernel.rows import PAIRS_IN_PLACE
 from regard.compute.kernel.sweep import Sweep, map_one_by_one, move_to_front, places_of, sum_blocks
 from regard.compute.kernel.tiles import Tiling
 
@@ -50,6 +52,28 @@ def run_call(call: Call, arguments: Arguments) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
+def run_outputs(call: Call, arguments: Arguments) -> Tensor:
+    """Outputs alone. Under one level of forward mode and nothing else, values and tangents are computed
+    together: both need the weights.
+    """
+    found = None if 0 in (*arguments[0].shape[:-1], arguments[1].shape[-2]) else duals_of(*arguments)
+    if found is None:
+        return run_call(call, arguments)[0]
+    (q, k, v, bias), (by_q, by_k, by_v, by_bias) = found.primals, found.tangents
+    assert q is not None
+    assert k is not None
+    assert v is not None
+    with on_plain_tensors():
+        blocks = call.blocks(q, k, PAIRS_IN_PLACE)
+        if blocks.batch is None or q.dtype.itemsize < 4:
+            pair = None
+        else:
+            columns = [] if bias is None else [bias.mT]
+            changes = [by_q, by_k, by_v, None if by_bias is None else by_bias.mT]
+            pair = Products(call.scale, bias is not None).run_and_push([q, k, v, *columns], changes, blocks)
+    return run_call(call, arguments)[0] if pair is None else forward_ad.make_dual(*pair)
+
+
 def push_through(
     call: Call,
     arguments: Sequence[Tensor | None],
@@ -69,7 +93,8 @@ def push_through(
     ]
     products = Products(call.scale, bias is not None)
     tensors = [*(t.to(kind) for t in (q, k, v)), *columns]
-    by_out, by_lse = products.push(tensors, out.to(kind), lse.unsqueeze(-1), changes, call.blocks(q, k))
+    blocks = call.blocks(q, k, PAIRS_IN_PLACE)
+    by_out, by_lse = products.push(tensors, out.to(kind), lse.unsqueeze(-1), changes, blocks)
     return by_out.to(out.dtype), by_lse.squeeze(-1)
 
 
@@ -108,6 +133,7 @@ class _Flash(_TracedFlash):
     """The same with forward mode and vmap."""
 
     @staticmethod
+    @batches_gradients
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
         with forward_rule(ctx) as (q, k, v, out, lse, *rest):
             return push_through(ctx.call, (q, k, v, rest[0] if rest else None), out, lse, tangents)
@@ -169,6 +195,7 @@ class _Pull(torch.autograd.Function):
         )
 
     @staticmethod
+    @batches_gradients
     def jvp(ctx: Any, _: None, __: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
         with forward_rule(ctx) as saved:
             q, k, v, bias, out, lse, by_out, by_lse = _put_back_absent(ctx.present, saved)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from regard._transforms import no_transform_runs
-from regard.compute.kernel.sweep import KEY, QUERY, Give, Sweep, Take, sum_blocks
+from regard.compute.kernel.rows import Change, Rows
+from regard.compute.kernel.sweep import KEY, QUERY, Give, Sweep, Take, sum_blocks, sum_tiles
 from regard.compute.kernel.tiles import Tile, Tiling
 
 ARGUMENTS = (Take(QUERY), Take(KEY), Take(KEY), Take(KEY))
@@ -61,23 +62,21 @@ class Products:
         tiling: Tiling,
     ) -> tuple[Tensor, Tensor]:
         """The forward derivative: tangents of outputs and log-sum-exps (B, H, m, 1). Blocks are rows."""
-        k = arguments[1]
-        by_q, by_k, by_v, *rest = tangents
-        wide = [t for t, moves in ((k, by_q), (by_k, by_k)) if t is not None and moves is not None]
-        right = (
-            [torch.cat(wide, -1)] if len(wide) > 1 else wide
-        )  # scale · (q' kᵀ + q k'ᵀ) as one product with [q', q]
-        queries, values = ([] if t is None else [t] for t in (by_q, by_v))
-        biases = [bias for bias in rest if bias is not None]
-        roles = [QUERY] * len(queries) + [KEY] * (len(right) + len(values) + len(biases))
-        takes = (*ARGUMENTS[: self.count], Take(QUERY), Take(QUERY), *(Take(role) for role in roles))
-        sweep = Sweep(
-            _Push(self, by_q is not None, by_k is not None, bool(values), bool(biases)),
-            takes,
-            (Give(QUERY), Give(QUERY)),
-        )
-        out, mean = sum_blocks(sweep, tiling, [*arguments, out, lse, *queries, *right, *values, *biases])
-        return out, mean
+        moving = _Moving.of(tangents)
+        takes = (*ARGUMENTS[: self.count], Take(QUERY), Take(QUERY), *moving.takes())
+        sweep = Sweep(_Push(self, moving), takes, (Give(QUERY), Give(QUERY)))
+        found = sum_blocks(sweep, tiling, [*arguments, out, lse, *moving.tensors(arguments[1], tangents)])
+        return found[0], found[1]
+
+    def run_and_push(
+        self, arguments: Sequence[Tensor], tangents: Sequence[Tensor | None], tiling: Tiling
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs and their tangents, on plain tensors. Blocks are rows of one head."""
+        moving = _Moving.of(tangents)
+        takes = (*ARGUMENTS[: self.count], *moving.takes())
+        sweep = Sweep(_RunAndPush(self, moving), takes, (Give(QUERY), Give(QUERY)))
+        out, moved = sum_tiles(sweep, tiling, [*arguments, *moving.tensors(arguments[1], tangents)], tiling)
+        return out, moved
 
     def weights(self, arguments: tuple[Tensor, ...], lse: Tensor, tiling: Tiling, tile: Tile) -> Tensor:
         """The weights of one block."""
@@ -87,12 +86,47 @@ class Products:
         mask = tiling.bias(tile, q.dtype)
         return (scores if mask is None else scores + mask).exp()
 
+    def weigh(self, rows: Rows, arguments: tuple[Tensor, ...], tiling: Tiling, tile: Tile) -> Tensor:
+        """The same in place, from all keys of the rows."""
+        q, k = arguments[:2]
+        bias = arguments[3].mT if self.biased else None
+        return rows.weigh(self.scale * q, k, bias, tiling.bias(tile, q.dtype))
 
-CALM = 4.0
-"""While the mean change of a row's scores is below this, it is taken out after the product with the values.
 
-That saves a pass over all pairs; a larger mean would cost digits there.
-"""
+@dataclass(frozen=True)
+class _Moving:
+    """Which arguments have tangents, and how these are handed to blocks."""
+
+    queries: bool
+    keys: bool
+    values: bool
+    bias: bool
+
+    @classmethod
+    def of(cls, tangents: Sequence[Tensor | None]) -> _Moving:
+        return cls(*(index < len(tangents) and tangents[index] is not None for index in range(4)))
+
+    def takes(self) -> tuple[Take, ...]:
+        """How the tensors are cut."""
+        keys = (self.queries or self.keys) + self.values + self.bias
+        return (*(Take(QUERY),) * self.queries, *(Take(KEY),) * keys)
+
+    def tensors(self, k: Tensor, tangents: Sequence[Tensor | None]) -> list[Tensor]:
+        """Tangents of queries; what they and queries are multiplied with; tangents of values and biases."""
+        by_q, by_k, *rest = tangents
+        wide = [t for t, there in ((k, self.queries), (by_k, self.keys)) if there and t is not None]
+        right = [torch.cat(wide, -1)] if len(wide) > 1 else wide  # q' kᵀ + q k'ᵀ as one product with [q', q]
+        return [t for t in (by_q, *right, *rest) if t is not None]
+
+    def change(self, q: Tensor, scale: float, tensors: Sequence[Tensor]) -> Change:
+        """What a block has of these tensors."""
+        rest = list(tensors)
+        left = [rest.pop(0)] if self.queries else []
+        left = [*left, q] if self.keys else left
+        right = rest.pop(0) if left else None
+        by_values = rest.pop(0) if self.values else None
+        bias = rest.pop(0).mT if self.bias else None
+        return Change(scale * torch.cat(left, -1) if left else None, right, bias, by_values)
 
 
 class _Push:
@@ -101,73 +135,40 @@ class _Push:
     Where nothing else is being differentiated, it works in place in buffers that it keeps.
     """
 
-    def __init__(self, products: Products, queries: bool, keys: bool, values: bool, bias: bool) -> None:
-        self.products, self._queries, self._keys, self._values, self._bias = (
-            products,
-            queries,
-            keys,
-            values,
-            bias,
-        )
-        self._buffers: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+    def __init__(self, products: Products, moving: _Moving) -> None:
+        self.products, self._moving, self._rows = products, moving, Rows()
+
+    def __call__(self, tiling: Tiling, tile: Tile, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        count, scale = self.products.count, self.products.scale
+        arguments, (out, lse) = tensors[:count], tensors[count : count + 2]
+        change = self._moving.change(arguments[0], scale, tensors[count + 2 :])
+        if lse.ndim == 2 and no_transform_runs():
+            weights = self.products.weigh(self._rows, arguments, tiling, tile)
+            return self._rows.push(weights, arguments[2], out, change)
+        weights = self.products.weights(arguments, lse, tiling, tile)
+        moved = None if change.left is None or change.right is None else change.left @ change.right.mT
+        if change.bias is not None:
+            bias = change.bias.expand(*change.bias.shape[:-2], lse.shape[-2], change.bias.shape[-1])
+            moved = bias if moved is None else moved + bias
+        if moved is None:
+            assert change.values is not None
+            return weights @ change.values, torch.zeros_like(lse)
+        return covariance(weights, moved, arguments[2], change.values)
+
+
+class _RunAndPush:
+    """The block of outputs and forward derivatives at once, in place."""
+
+    def __init__(self, products: Products, moving: _Moving) -> None:
+        self.products, self._moving, self._rows = products, moving, Rows()
 
     def __call__(self, tiling: Tiling, tile: Tile, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         count = self.products.count
-        arguments, (out, lse), rest = tensors[:count], tensors[count : count + 2], list(tensors[count + 2 :])
-        left = [rest.pop(0)] if self._queries else []
-        left = [*left, arguments[0]] if self._keys else left
-        right = rest.pop(0) if left else None
-        by_values = rest.pop(0) if self._values else None
-        if right is not None and not self._bias and lse.ndim == 2 and no_transform_runs():
-            return self._in_place(
-                tiling, tile, arguments, out, lse, self.products.scale * torch.cat(left, -1), right, by_values
-            )
-        weights = self.products.weights(arguments, lse, tiling, tile)
-        change = None if right is None else (self.products.scale * torch.cat(left, -1)) @ right.mT
-        if self._bias:
-            bias = rest.pop(0).mT
-            change = (
-                bias.expand(*bias.shape[:-2], lse.shape[-2], bias.shape[-1])
-                if change is None
-                else change + bias
-            )
-        if change is None:
-            assert by_values is not None
-            return weights @ by_values, torch.zeros_like(lse)
-        return covariance(weights, change, arguments[2], by_values)
-
-    def _in_place(
-        self,
-        tiling: Tiling,
-        tile: Tile,
-        arguments: tuple[Tensor, ...],
-        out: Tensor,
-        lse: Tensor,
-        left: Tensor,
-        right: Tensor,
-        by_values: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        q, k, v, *bias = arguments
-        shape = (q.shape[0], k.shape[0])
-        if shape not in self._buffers:
-            self._buffers = {
-                shape: (q.new_empty(shape), q.new_empty(shape))
-            }  # one shape at a time: causal tiles all differ
-        weights, change = self._buffers[shape]
-        torch.addmm(-lse, self.products.scale * q, k.mT, out=weights)
-        weights = weights if not bias else weights.add_(bias[0].mT)
-        mask = tiling.bias(tile, q.dtype)
-        weights = (weights if mask is None else weights.add_(mask)).exp_()
-        torch.mm(left, right.mT, out=change).mul_(weights)
-        mean = change.sum(-1, keepdim=True)
-        if float(mean.abs().amax()) <= CALM:
-            moved = (change @ v).addcmul_(mean, out, value=-1)
-        else:
-            change.addcmul_(weights, mean, value=-1)
-            moved = (change @ v).addcmul_(
-                change.sum(-1, keepdim=True), out, value=-1
-            )  # rounded weights do not sum to one
-        return (moved if by_values is None else moved.addmm_(weights, by_values)), mean
+        arguments = tensors[:count]
+        change = self._moving.change(arguments[0], self.products.scale, tensors[count:])
+        weights = self.products.weigh(self._rows, arguments, tiling, tile)
+        out = weights @ arguments[2]
+        return out, self._rows.push(weights, arguments[2], out, change)[0]
 
 
 def covariance(

@@ -197,6 +197,7 @@ class _SumBlocks(torch.autograd.Function):
         return tuple(gradients)
 
     @staticmethod
+    @batches_gradients
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor, ...]:
         moving = places_of([t is not None for t in tangents[2:]])
         with forward_rule(ctx) as arguments:

@@ -13,7 +13,8 @@ from torch import Tensor
 from regard import _check
 from regard._object import Object
 from regard.potentials.reductions import Residue
-from regard.supports import Full, Support
+from regard.supports import Causal, Full, Support
+from regard.supports.base import conjuncts
 
 PAIRS = 1 << 19
 """Pairs in a tile: enough rows for a fast matrix product, few enough that the scores stay near the cache."""
@@ -133,6 +134,10 @@ class Tiling(Object):
         square = tile.rows == tile.columns and self.query_marks.ndim == self.key_marks.ndim == 1
         if not square or self.residues or not self.in_order or isinstance(self.support, Full):
             return False
+        parts = conjuncts(self.support)
+        others = [part for part in parts if not isinstance(part, Causal)]
+        if len(others) < len(parts) and all(p.sees_all(tile.rows.start, tile.rows.stop - 1) for p in others):
+            return True
         allowed = self.allowed(tile)
         assert allowed is not None
         if allowed.ndim != 2:

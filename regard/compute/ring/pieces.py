@@ -72,8 +72,19 @@ def attend_piece(problem: Problem) -> Attended:
     seen = energy > -math.inf
     factor = temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
     level = torch.where(seen, energy, torch.zeros_like(energy)) / factor
-    kind = torch.promote_types(problem.dtype, torch.float32)
+    kind = joining_dtype(problem)
     return out.to(kind), level.to(kind).masked_fill(~seen, -math.inf)
+
+
+def joining_dtype(problem: Problem) -> torch.dtype:
+    """The dtype in which parts are joined: one with more digits than they have, where the device has one.
+
+    A share e^{l_b - l} is as wrong as l is, so that in float32 rounding l alone would cost what one process
+    loses in all.
+    """
+    if problem.dtype.itemsize < 4 or problem.device.type == "mps":
+        return torch.float32
+    return torch.float64
 
 
 def join(parts: list[Attended]) -> Attended:
@@ -153,7 +164,7 @@ def _some(features: Features, tokens: slice) -> Features:
 
 def _nothing(problem: Problem, run: Run) -> Attended:
     """Rows that see none of these keys."""
-    kind = torch.promote_types(problem.dtype, torch.float32)
+    kind = joining_dtype(problem)
     count = run.tokens.stop - run.tokens.start
     shape = (*problem.batch_shape, count)
     out = torch.zeros(*shape, problem.values.shape[-1], dtype=kind, device=problem.device)

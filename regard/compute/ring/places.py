@@ -13,7 +13,15 @@ from regard.errors import ArgumentError
 
 
 class Shards(Object):
-    """How the tokens of a sequence lie over the ranks. Abstract."""
+    """How the tokens of a sequence lie over the ranks. Abstract.
+
+    Examples:
+        >>> from regard.engines import Consecutive, Shards, ZigZag
+        >>> isinstance(ZigZag(), Shards)
+        True
+        >>> [shards.marks(0, 2, 4).tolist() for shards in (Consecutive(), ZigZag())]  # rank 0 of 2
+        [[0, 1], [0, 3]]
+    """
 
     @abstractmethod
     def marks(self, rank: int, world: int, count: int) -> Tensor:
@@ -34,7 +42,12 @@ class Shards(Object):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Consecutive(Shards):
-    """Rank 0 holds the first tokens, rank 1 the next ones; shards may differ in length."""
+    """Rank 0 holds the first tokens, rank 1 the next ones; shards may differ in length.
+
+    Examples:
+        >>> regard.engines.Consecutive().marks(1, 2, 6).tolist()  # rank 1 of 2 holds these of six tokens
+        [3, 4, 5]
+    """
 
     def marks(self, rank: int, world: int, count: int) -> Tensor:
         return torch.arange(count).tensor_split(world)[rank]
@@ -48,6 +61,10 @@ class ZigZag(Shards):
     """The sequence in 2 w pieces, of which rank r holds piece r and piece 2w - 1 - r.
 
     Under a causal support all ranks then have the same work.
+
+    Examples:
+        >>> [regard.engines.ZigZag().marks(rank, 2, 8).tolist() for rank in (0, 1)]
+        [[0, 1, 6, 7], [2, 3, 4, 5]]
     """
 
     def marks(self, rank: int, world: int, count: int) -> Tensor:

@@ -104,7 +104,7 @@ class _Round(torch.autograd.Function):
         by_out = torch.zeros_like(out) if by_out is None else by_out
         by_level = torch.zeros_like(level) if by_level is None else by_level
         pull = _Pull(one, tuple(leaves[:count]), out, level, by_out, by_level)
-        own = [torch.zeros_like(t) if t.is_floating_point() else None for t in leaves[:count]]
+        own = [_zeros(t, out.dtype) if t.is_floating_point() else None for t in leaves[:count]]
         here = list(leaves[count:])
         sums = [torch.zeros_like(t) for t in here if t.is_floating_point()]
         trip = one.trip()
@@ -121,7 +121,13 @@ class _Round(torch.autograd.Function):
         one.line.end_trip()
         gradients = iter(sums)
         home = [next(gradients) if t.is_floating_point() else None for t in here]
-        return None, None, *own, *home
+        found = [None if g is None else g.to(t.dtype) for g, t in zip(own, leaves, strict=False)]
+        return None, None, *found, *home
+
+
+def _zeros(like: Tensor, least: torch.dtype) -> Tensor:
+    """Where gradients that stay are added, with the digits of what is joined."""
+    return torch.zeros_like(like, dtype=torch.promote_types(like.dtype, least))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard._enclosed import computed_lengths
 from regard._upper import Upper, exact, relative_error, total
-from regard.proofs.ball_model.ellipsoids import Sum, no_shape, pushed
+from regard.proofs.ball_model.ellipsoids import Sum, lifted, no_shape, pushed, trace_roots
 from regard.proofs.ball_model.heads import HeadMoves, head_moves, is_written_out
 from regard.proofs.ball_model.quadratic import Grams, Quadratic, split
 from regard.proofs.ball_model.squares import with_forms, with_quadratic
@@ -27,7 +27,7 @@ def attend(state: State, subject: MultiHead) -> State:
         lost.append(head.stretch * (head.lost if explicit else head.lost + head.quadratic_lost))
         center.append(head.value if explicit else head.value + head.quadratic_center)
         derivatives.append(head.derivative)
-        rest.append(head.rest(quadratic=not explicit).parts)
+        rest.append(_anywhere(head, head.rest(quadratic=not explicit)).parts)
         if explicit:
             forms.append(head.forms)
         if state.curved is not None:
@@ -40,7 +40,7 @@ def attend(state: State, subject: MultiHead) -> State:
     after = replace(
         state,
         center=value,
-        linear=moves[..., :first],
+        linear=moves[..., :first].contiguous(),
         groups=state.groups.replaced(moves[..., first:]),
         shape=no_shape(*value.shape),
         curved=None if state.curved is None else Quadratic(torch.cat(curved, 1)).through(mixer.mT),
@@ -48,6 +48,22 @@ def attend(state: State, subject: MultiHead) -> State:
     rounding = relative_error(len(heads) + 8) * (computed_lengths(value) + _sizes_of(heads, subject.b_o))
     found = _mixed(rest, heads, mixer).ball(total(lost) + rounding)
     return _with_forms(state, after, heads, forms, found) if explicit else after.with_rest(found)
+
+
+def _anywhere(head: HeadMoves, found: Sum) -> Sum:
+    """Rows of which nothing is known (M10): o_i + Σ_j λ_j (y_ij + v_j' - v_j), a mean of what they see by any
+    law λ. |a·Σλ_jz_j| ≤ max_j |a·z_j| ≤ (Σ_j (a·z_j)²)^{1/2}.
+    """
+    if not bool(head.astray.any()):
+        return found
+    times, seen = exact(head.astray.double()), head.seen.double()
+    first = head.values.moves[..., : head.first_width]
+    found.gram((seen.unsqueeze(-1) * head.apart).mT, times)
+    for shapes, terms in ((first @ first.mT, head.first_width), (head.values.around, 1)):
+        size = Upper(seen) @ trace_roots(shapes).square().unsqueeze(-1)
+        off = relative_error(terms + len(seen) + 16) * size.map(lambda value: value.squeeze(-1))
+        found.shape(lifted(torch.einsum("ij,jab->iab", seen, shapes), off), times)
+    return found.ball(times * head.apart_error)
 
 
 def _mixed(parts: list[tuple[Tensor, Tensor, Upper]], heads: list[HeadMoves], mixer: Tensor) -> Sum:

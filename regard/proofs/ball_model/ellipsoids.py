@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard._enclosed import computed_lengths, largest_roots
-from regard._upper import UNIT, Lower, Upper, exact, relative_error, root
+from regard._enclosed import computed_lengths, near_largest_roots
+from regard._upper import UNIT, Lower, Upper, exact, relative_error, root, sizes
+from regard.proofs.ball_model.updates import Map, Update, push_error
 
 SMALLEST = 1e-140
 """No weight of a sum is less, so that what is nothing may be divided by it."""
@@ -24,11 +25,15 @@ def lifted(shape: Tensor, error: Upper) -> Tensor:
     return shape
 
 
-def pushed(matrix: Tensor, shape: Tensor) -> Tensor:
-    """M Q Mᵀ, no less than the true one: products are off by γ |M|_F² |Q|_F."""
-    size = computed_lengths(matrix.flatten(-2))
-    error = relative_error(2 * matrix.shape[-1] + 4) * size.square() * computed_lengths(shape.flatten(-2))
-    return lifted(matrix @ shape @ matrix.mT, error)
+def pushed(matrix: Map, shape: Tensor) -> Tensor:
+    """M Q Mᵀ, no less than the true one."""
+    error = push_error(matrix, computed_lengths(shape.flatten(-2)))
+    return lifted(turned(matrix, shape), error)
+
+
+def turned(matrix: Map, shape: Tensor) -> Tensor:
+    """M Q Mᵀ as computed."""
+    return matrix.push(shape) if isinstance(matrix, Update) else matrix @ shape @ matrix.mT
 
 
 def ball_shape(lengths: Upper, width: int) -> Tensor:
@@ -51,12 +56,20 @@ def widths(shape: Tensor, directions: Tensor) -> Upper:
 
 def longest(shape: Tensor) -> Upper:
     """At least |e|, for each token: λ_max(Q)^{1/2}."""
-    return largest_roots(shape)
+    return near_largest_roots(shape)
 
 
 def trace_roots(shapes: Tensor) -> Upper:
     """At least tr(Q)^{1/2}."""
     return Upper(shapes.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0.0).sqrt(), shapes.shape[-1] + 4)
+
+
+def roundest(shapes: Tensor) -> Upper:
+    """At least |e|, without an eigenvalue: no more than the largest sum of a row, which is exact for balls,
+    or than tr(Q)^{1/2}.
+    """
+    rows = sizes(shapes).sum(-1).amax(-1).sqrt()
+    return rows.minimum(trace_roots(shapes))
 
 
 @dataclass(frozen=True)
@@ -195,7 +208,7 @@ class Sum:
 
     def better(self, other: Sum) -> Sum:
         """For each token the smaller of two sums."""
-        mine = self._trace() <= other._trace()
+        mine = self.trace <= other.trace
         found = Sum(*self._matrix.shape[:2])
         found._weight = torch.where(mine, self._weight, other._weight)
         found._matrix = torch.where(mine[:, None, None], self._matrix, other._matrix)
@@ -206,7 +219,9 @@ class Sum:
         found._count = max(self._count, other._count)
         return found
 
-    def _trace(self) -> Tensor:
+    @property
+    def trace(self) -> Tensor:
+        """About the trace of the shape."""
         return self._weight * self._matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
 
     @property

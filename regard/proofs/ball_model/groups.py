@@ -12,30 +12,80 @@ import torch
 from torch import Tensor
 
 from regard._enclosed import computed_lengths
-from regard._upper import Upper, relative_error
-from regard.proofs.ball_model.ellipsoids import SMALLEST, Sum, lifted, pushed, trace_roots
+from regard._upper import Upper, relative_error, root
+from regard.proofs.ball_model.ellipsoids import SMALLEST, Sum, lifted, pushed, trace_roots, turned
+from regard.proofs.ball_model.updates import Map, product_size, whole_of
 
 _NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True)
 class Groups:
-    """B (n, d, k) as numbers; the column k is named `labels`[k] and belongs to the group `owner`[k]."""
+    """B (n, d, k) as numbers; the column k is named `labels`[k] and belongs to the group `owner`[k].
 
-    columns: Tensor
+    B is `base`, or `turn` times that where the product was put off: maps that follow each other are
+    multiplied with each other first, which is less work where there are many columns.
+    """
+
+    base: Tensor
     labels: Tensor
     owner: Tensor
+    turn: Tensor | None = None
+    filled: tuple[int, ...] | None = None
+    """After how many columns those of a token are zero, where that is known."""
+
+    @cached_property
+    def columns(self) -> Tensor:
+        return self.base if self.turn is None else self.turn @ self.base
+
+    @property
+    def is_put_off(self) -> bool:
+        return self.turn is not None and "columns" not in self.__dict__
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(n, d, k)."""
+        n, width, count = self.base.shape
+        return n, width if self.turn is None else self.turn.shape[-2], count
 
     @cached_property
     def _index(self) -> tuple[int, Tensor]:
         found, index = torch.unique(self.owner, return_inverse=True)
         return len(found), index
 
-    @cached_property
+    @property
     def sizes(self) -> Upper:
-        """At least |B_ig|_F, (n, groups)."""
-        lengths = torch.linalg.vector_norm(self.columns, dim=1)
-        return Upper(self._gathered(lengths.square()), sum(self.columns.shape[1:]) + 8).sqrt()
+        """At least |B_ig|_F, (n, groups); |T_i|_F |B_ig|_F of what was put off, which products with it are
+        made of.
+        """
+        if self.turn is None or not self.is_put_off:
+            return self._sizes
+        return computed_lengths(self.turn.flatten(-2)).unsqueeze(-1) * self._base_sizes
+
+    @cached_property
+    def _sizes(self) -> Upper:
+        return self._lengths_of(self.columns)
+
+    @cached_property
+    def _base_sizes(self) -> Upper:
+        return self._lengths_of(self.base)
+
+    def _lengths_of(self, columns: Tensor) -> Upper:
+        squares = torch.linalg.vector_norm(columns, dim=1).square()
+        return Upper(self._gathered(squares), sum(columns.shape[1:]) + 8).sqrt()
+
+    @property
+    def _is_many(self) -> bool:
+        """Whether products are put off."""
+        return self.shape[-1] > 2 * self.shape[1]
+
+    @property
+    def made_of(self) -> Upper:
+        """At least what images of all groups are made of, for each token: with |M| the size of a map, they
+        are off by at most γ |M| of it for the product of maps, and as much for that with columns.
+        """
+        whole = self.sizes.sum(-1)
+        return root(self.shape[1]) * whole if self._is_many and not self.is_put_off else whole
 
     @property
     def energy(self) -> Tensor:
@@ -44,7 +94,7 @@ class Groups:
 
     def reach(self, directions: Tensor) -> Upper:
         """At least Σ_g |B_igᵀa| for directions (n or 1, d, m), (n, m)."""
-        rounding = relative_error(self.columns.shape[1] + 4) * self.sizes.sum(-1).unsqueeze(-1)
+        rounding = relative_error(self.shape[1] + 4) * self._sizes.sum(-1).unsqueeze(-1)
         return self.lengths(directions.mT @ self.columns) + rounding * computed_lengths(directions.mT)
 
     def lengths(self, slopes: Tensor) -> Upper:
@@ -59,23 +109,33 @@ class Groups:
     @cached_property
     def ellipsoid(self) -> Tensor:
         """One that holds what all groups do to a token, (n, d, d)."""
-        return self.merged_into(Sum(*self.columns.shape[:2])).done()
+        return self.merged_into(Sum(*self.shape[:2])).done()
 
     def with_ellipsoid(self, shape: Tensor) -> Groups:
         """The same, with an ellipsoid that is known."""
         self.__dict__["ellipsoid"] = shape
         return self
 
-    def through(self, matrix: Tensor) -> Groups:
+    def through(self, matrix: Map) -> Groups:
         """Their images; an ellipsoid that was made goes with them, and holds the rounded columns too: they
-        are off by γ |M|_F |B|_F, |B|_F² ≤ tr Q.
+        are off by 2γ |M|_F `made_of`, and |B|_F² ≤ tr Q.
         """
-        after = self.replaced(matrix @ self.columns)
+        after = self._put_off(matrix) if self._is_many else self.replaced(matrix @ self.columns)
         if "ellipsoid" not in self.__dict__:
             return after
-        whole = trace_roots(self.ellipsoid) * computed_lengths(matrix.flatten(-2))
-        error = relative_error(6 * matrix.shape[-1] + 16) * whole.square()
-        return after.with_ellipsoid(lifted(matrix @ self.ellipsoid @ matrix.mT, error))
+        whole = (trace_roots(self.ellipsoid) + self.made_of) * product_size(matrix)
+        error = relative_error(8 * self.shape[1] + 64) * whole.square()
+        return after.with_ellipsoid(lifted(turned(matrix, self.ellipsoid), error))
+
+    def _put_off(self, matrix: Map) -> Groups:
+        """Products of maps instead of columns."""
+        if self.turn is None or not self.is_put_off:
+            whole = whole_of(matrix).expand(len(self.base), -1, -1)
+            return Groups(self.columns, self.labels, self.owner, whole)
+        after = Groups(self.base, self.labels, self.owner, matrix @ self.turn)
+        if "_base_sizes" in self.__dict__:
+            after.__dict__["_base_sizes"] = self._base_sizes
+        return after
 
     def replaced(self, columns: Tensor) -> Groups:
         """The same groups with other matrices."""
@@ -108,11 +168,11 @@ class Groups:
 
     def merged_into(self, found: Sum) -> Sum:
         """Each group as an ellipsoid of the sum."""
-        if not self.columns.shape[-1]:
+        if not self.shape[-1]:
             return found
-        weight = self.sizes.value.clamp_min(SMALLEST)
+        weight = self._sizes.value.clamp_min(SMALLEST)
         scaled = self.columns / weight[:, self._index[1]].unsqueeze(1)
-        size = Upper(self.sizes.value.square() / weight, 2 * self.sizes.roundings + 3).sum(-1)
+        size = Upper(self._sizes.value.square() / weight, 2 * self._sizes.roundings + 3).sum(-1)
         error = relative_error(self.columns.shape[-1] + 8) * size
         return found.add(Upper(weight).sum(-1).bound, scaled @ self.columns.mT, error)
 
@@ -170,7 +230,7 @@ def joined(groups: Groups, shape: Tensor) -> Groups | None:
     n, width = shape.shape[:2]
     size = n * width
     flat = groups.columns.flatten(0, 1)
-    lengths = computed_lengths(groups.sizes.bound.mT).bound.clamp_min(SMALLEST)
+    lengths = computed_lengths(groups._sizes.bound.mT).bound.clamp_min(SMALLEST)
     traces = trace_roots(shape).bound.clamp_min(SMALLEST)
     weight = Upper(torch.cat([lengths, traces])).sum(-1)
     whole = weight.square()  # at least the trace of G
@@ -186,7 +246,7 @@ def joined(groups: Groups, shape: Tensor) -> Groups | None:
         return None
     blocks = torch.stack([gram[i : i + width, i : i + width] for i in range(0, size, width)])
     around = lifted(blocks, Upper(shift) + relative_error(8) * whole)
-    return _one_group(root.unflatten(0, (n, width))).with_ellipsoid(around)
+    return _one_group(root.unflatten(0, (n, width))).with_ellipsoid(around)  # a triangle of blocks
 
 
 def _lower_products(first: Tensor, second: Tensor, width: int) -> Tensor:
@@ -199,10 +259,11 @@ def _lower_products(first: Tensor, second: Tensor, width: int) -> Tensor:
 
 
 def _one_group(columns: Tensor) -> Groups:
-    """These columns (n, d, k), with fresh names."""
+    """These columns (n, d, n d), which are a triangle of blocks, with fresh names."""
     count, name = columns.shape[-1], next(_NUMBERS)
     labels = torch.tensor([next(_NUMBERS) for _ in range(count)], dtype=torch.long)
-    return Groups(columns, labels, torch.full((count,), name))
+    filled = tuple((i + 1) * columns.shape[1] for i in range(len(columns)))
+    return Groups(columns, labels, torch.full((count,), name), filled=filled)
 
 
 def closed(groups: Groups, shape: Tensor, most: int) -> tuple[Groups, Tensor]:

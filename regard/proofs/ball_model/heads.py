@@ -15,7 +15,7 @@ from regard.proofs.ball_model.attention_gram import attention_gram
 from regard.proofs.ball_model.ellipsoids import Sum, pushed, trace_roots, widths
 from regard.proofs.ball_model.quadratic import Grams, form_norms, reach_of_forms, split, symmetric
 from regard.proofs.ball_model.rows import Row
-from regard.proofs.ball_model.scores import Projection, products
+from regard.proofs.ball_model.scores import Projection, no_scores, products
 from regard.proofs.ball_model.sides import Side, all_at_once, product_norms, sides
 from regard.proofs.ball_model.state import State
 from regard.proofs.near.head import value_matrix
@@ -26,7 +26,7 @@ from regard.proofs.theorem import Refusal
 EXPLICIT = 4_000_000
 """Up to how many numbers quadratic forms are written out; beyond, head by head by (M8)."""
 STEEPEST = 30.0
-"""By how much a score may move: exponentials of more say nothing."""
+"""By how much a score may move: exponentials of more say nothing, and no more is known of a row."""
 
 
 def is_written_out(rows: int, columns: int, width: int) -> bool:
@@ -65,9 +65,10 @@ class HeadMoves:
             torch.zeros(width, dtype=torch.float64) if head.value_bias is None else head.value_bias.double()
         )
         values = Projection(matrix.center.unsqueeze(0), bias.unsqueeze(0), 0)
-        self.projections = (*(pair if pair is not None else _no_scores(state.width)), values)
+        self.projections = (*(pair if pair is not None else no_scores(state.width)), values)
         self.sides: list[Side] = []
         self.stretch = self.mixing  # at least the norm of the mixer
+        self.astray = torch.zeros(state.tokens, dtype=torch.bool)  # rows of which nothing is known
 
     def forget(self) -> None:
         """Drop what is large."""
@@ -220,8 +221,15 @@ class HeadMoves:
         shift = relative_error(4 * self.state.tokens + 16) * (first + rest).where(seen).amax(-1).unsqueeze(-1)
         rest, mixed = (rest + shift).where(seen), (mixed + self.local + lost + shift).where(seen)
         first = first.where(seen)
-        if not float((first + rest).amax()) <= STEEPEST:
-            raise Refusal(f"scores may move by more than {STEEPEST:g}; use a smaller radius")
+        self.astray = ~((first + rest).amax(-1).bound <= STEEPEST)
+        found = self._row(*(part.where(~self.astray.unsqueeze(-1)) for part in (first, rest, mixed)))
+        beyond = (Upper(self.law) * (found.up + found.down).halved() * self.apart_sizes).sum(-1)
+        wide = self.apart_sizes.where(seen).amax(-1)
+        self.astray = self.astray | ~(beyond.bound <= wide.bound)
+        return self._row(*(part.where(~self.astray.unsqueeze(-1)) for part in (first, rest, mixed)))
+
+    def _row(self, first: Upper, rest: Upper, mixed: Upper) -> Row:
+        d, slopes = self.first_width, self.slopes
         weighted = self.law.sqrt().unsqueeze(-1) * slopes[..., :d]
         spread = form_norms(weighted) if d else exact(torch.zeros(self.state.tokens, dtype=torch.float64))
         spread = Upper(spread.value, spread.roundings + self.state.tokens + 8)
@@ -264,7 +272,14 @@ class HeadMoves:
     def derivative(self) -> Tensor:
         """Of o_i by u and the groups, (n, e, k)."""
         direct = torch.einsum("ij,jdk->idk", self.law, self.values.moves)
-        return direct + (self.law.unsqueeze(-1) * self.apart).mT @ self.slopes
+        return self._known(direct + (self.law.unsqueeze(-1) * self.apart).mT @ self.slopes)
+
+    def _known(self, rows: Tensor) -> Tensor:
+        """Zero for rows of which nothing is known."""
+        _ = self.row
+        if not bool(self.astray.any()):
+            return rows
+        return torch.where(self.astray.reshape(-1, *[1] * (rows.ndim - 1)), 0.0, rows)
 
     @property
     def metric(self) -> Tensor:
@@ -352,7 +367,7 @@ class HeadMoves:
         squares = self.products_of + 0.5 * slopes.unsqueeze(-1) * slopes.unsqueeze(-2)
         found = (weighted.mT @ squares.flatten(2)).unflatten(-1, (d, d))
         moved = torch.einsum("ijk,jcl->ickl", self.law.unsqueeze(-1) * slopes, self.values.moves[..., :d])
-        return found + symmetric(moved)
+        return self._known(found + symmetric(moved))
 
     @cached_property
     def second(self) -> tuple[Tensor, Tensor]:
@@ -362,7 +377,9 @@ class HeadMoves:
         gram, inner = attention_gram(self.law, self.apart, self.slopes[..., :d], (q, k, v), state.own.square)
         unit, size = self._form_unit, self.form_sizes
         whole = computed_lengths(state.own.square.flatten(1))
-        return split(Grams(gram, 16 * unit * size.square(), inner, 16 * unit * size * whole), state.own)
+        grams = Grams(gram, 16 * unit * size.square(), inner, 16 * unit * size * whole)
+        offset, around = split(grams, state.own)
+        return self._known(offset), self._known(around)
 
     @property
     def quadratic_center(self) -> Tensor:
@@ -402,13 +419,5 @@ class HeadMoves:
         values = self.state.curved.through(self.values.w.mT).forms
         direct = torch.einsum("ij,jckl->ickl", self.law, values)
         weighted = self.law.unsqueeze(-1) * self.apart
-        return direct + (weighted.mT @ self.curved_scores.flatten(2)).unflatten(
-            -1, self.curved_scores.shape[2:]
-        )
-
-
-def _no_scores(width: int) -> tuple[Projection, Projection]:
-    none = Projection(
-        torch.zeros(1, width, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64), 0
-    )
-    return none, none
+        along = (weighted.mT @ self.curved_scores.flatten(2)).unflatten(-1, self.curved_scores.shape[2:])
+        return self._known(direct + along)

@@ -55,7 +55,7 @@ def shared(state: State, together: bool = False) -> State:
 
 
 def _joined(state: State) -> State | None:
-    n, width, columns = state.groups.columns.shape
+    n, width, columns = state.groups.shape
     size = n * width
     if size > WIDEST or (columns + size) * size <= APART:
         return None

@@ -49,7 +49,7 @@ def arguments(state: State, w: Tensor, b: Tensor | None) -> Arguments:
     value = state.center @ w if b is None else state.center @ w + b
     bias = exact(0.0) if b is None else sizes(b)
     error = unit * (computed_lengths(state.center).unsqueeze(-1) * columns + bias)
-    slip = unit * computed_lengths(state.linear.flatten(1)).unsqueeze(-1) * columns
+    slip = unit * state.linear_size.unsqueeze(-1) * columns
     along = w.mT @ state.linear
     return Arguments(
         value, error, along, state.inputs.reach(along), state.rest(w.unsqueeze(0)) + error + slip

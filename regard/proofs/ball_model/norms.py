@@ -7,22 +7,31 @@ With g the token, centered, w = |g|²/d + ε, t = t_r g + t' and z = t'/(1 + t_r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from regard import maps
-from regard._enclosed import computed_lengths, lengths_below
+from regard._enclosed import computed_lengths, lengths_below, near_largest_roots
 from regard._upper import Lower, Upper, exact, exact_lower, relative_error, root, sizes
-from regard.proofs.ball_model.ellipsoids import Sum, ball_shape, lifted, longest, pushed, trace_roots
-from regard.proofs.ball_model.quadratic import Grams, Own, Quadratic, form_norms, split, symmetric
+from regard.proofs.ball_model.ellipsoids import (
+    Sum,
+    ball_shape,
+    lifted,
+    longest,
+    pushed,
+    roundest,
+    trace_roots,
+)
+from regard.proofs.ball_model.quadratic import Grams, Own, Quadratic, split, symmetric
 from regard.proofs.ball_model.squares import with_forms, with_quadratic
 from regard.proofs.ball_model.state import State
+from regard.proofs.ball_model.updates import Update
 from regard.proofs.theorem import Refusal
 
 FARTHEST = 0.9
-"""How much of a token may be taken from it along itself."""
+"""How much of a token may be taken from it along itself, before nothing is known of its direction."""
 
 
 @dataclass(frozen=True)
@@ -58,53 +67,81 @@ class Token:
 def normalize(state: State, map: maps.Normalize) -> State:
     """γ (x - mean)/√(variance + ε) + β."""
     wide = state.width
-    whole = torch.eye(wide, dtype=torch.float64) - (1 / wide if map.centered else 0.0)
     g = state.center - state.center.mean(-1, keepdim=True) if map.centered else state.center
     square = g.square().sum(-1)
     if not bool((square > 1e-200).all()):
         raise Refusal("a norm layer gets a token that is constant, which it does not know how to scale")
     token = Token(g, square, square / wide + float(map.eps), float(map.eps))
-    moves = _Moves(state, token, whole)
+    moves = _Moves(state, token, map.centered)
     gamma = torch.ones(wide, dtype=torch.float64) if map.weight is None else map.weight
-    inner = whole - g.unsqueeze(-1) * g.unsqueeze(-2) / (wide * token.w)[:, None, None]
-    matrix = gamma.unsqueeze(-1) * token.scale[:, None, None] * inner
+    matrix = _update(gamma * token.scale.unsqueeze(-1), g, 1 / (wide * token.w), map.centered)
     value = g * token.scale.unsqueeze(-1) * gamma
     value = value if map.bias is None else value + map.bias
     top, unit = sizes(gamma).amax(), relative_error(2 * wide + 32)
     bias = exact(0.0) if map.bias is None else computed_lengths(map.bias)
     missed = unit * computed_lengths(state.center)  # of the centered token
-    off = unit * (4 * token.scale_up) * computed_lengths(gamma)
+    blurred = unit * (1 + computed_lengths(state.center) / lengths_below(g))  # of its direction
+    off = 8 * blurred * token.scale_up * top
     blur = token.scale_up * top * (unit * computed_lengths(g) + 2 * missed) + unit * bias
     rest = moves.beyond(gamma).ball(state.lost(matrix, off) + blur)
+    largest = wide * gamma.square().sum()
+    astray = ~((moves.reach_along.bound < FARTHEST) & (rest.trace < largest))
+    if bool(astray.any()) and not bool(state.is_quiet[astray].all()):
+        return _anywhere(normalize(state.without(astray), map), map, astray)
     return moves.with_second(state.through(matrix, value), gamma, rest)
+
+
+def _anywhere(after: State, map: maps.Normalize, astray: Tensor) -> State:
+    """With tokens of which nothing is known before the norm layer (M10): all its values are β + Γy with
+    |y| ≤ √d, and Σ y = 0 where tokens are centered.
+    """
+    wide = after.width
+    gamma = torch.ones(wide, dtype=torch.float64) if map.weight is None else map.weight
+    bias = torch.zeros(wide, dtype=torch.float64) if map.bias is None else map.bias
+    inner = wide * torch.eye(wide, dtype=torch.float64) - (1.0 if map.centered else 0.0)
+    shape = lifted(
+        gamma.unsqueeze(-1) * inner * gamma, relative_error(8) * wide * sizes(gamma).norm().square()
+    )
+    center, shapes = after.center.clone(), after.shape.clone()
+    center[astray], shapes[astray] = bias, shape
+    return replace(after.without(astray), center=center, shape=shapes)
+
+
+def _update(scale: Tensor, g: Tensor, share: Tensor, centered: bool) -> Update:
+    """F(I - 11ᵀ/d - share ggᵀ), without the second where tokens are not centered."""
+    left, right = g.unsqueeze(-1), (share.unsqueeze(-1) * g).unsqueeze(-1)
+    if centered:
+        ones = torch.ones_like(left)
+        left, right = torch.cat([ones, left], -1), torch.cat([ones / g.shape[-1], right], -1)
+    return Update(scale.expand_as(g), left, right)
 
 
 class _Moves:
     """Moves t of centered tokens, along them and across."""
 
-    def __init__(self, state: State, token: Token, whole: Tensor) -> None:
+    def __init__(self, state: State, token: Token, centered: bool) -> None:
         self.state, self.token = state, token
         g, square, wide = token.g, token.square, state.width
-        self.unit = g / square.sqrt().unsqueeze(-1)
-        across = whole - self.unit.unsqueeze(-1) * self.unit.unsqueeze(-2)
+        across = _update(torch.ones_like(g), g, 1 / square, centered)
         self.across = across @ state.linear
-        far = trace_roots(state.rest_shape)
+        far = roundest(state.shape) if state.is_still else trace_roots(state.rest_shape)
         self.rest_shape = ball_shape(far, wide) if state.is_still else pushed(across, state.rest_shape)
         self.along = (state.linear.mT @ g.unsqueeze(-1)).squeeze(-1) / square.unsqueeze(-1)
         direction = (g / square.unsqueeze(-1)).unsqueeze(-1)
         # a centered token is off by a rounding of the token itself, and so is its direction
         length = lengths_below(g)
-        unit = relative_error(4 * wide + 16) * (1 + computed_lengths(state.center) / length)
-        size = computed_lengths(state.linear.flatten(1))
+        unit = relative_error(4 * wide + 32) * (1 + computed_lengths(state.center) / length)
+        size = state.linear_size
         self.slip_along = 3 * unit * (size + far) / length
         self.slip_across = 3 * unit * (root(wide) * size + far)
         self.along_first = state.inputs.reach(self.along)
         rest = state.rest(direction).map(lambda value: value.squeeze(-1))
         self.along_rest = rest * (1 + unit) + self.slip_along
         self.reach_along = self.along_first + self.along_rest
-        if not float(self.reach_along.amax()) < FARTHEST:
-            raise Refusal("a token may lose nine tenths of itself before a norm layer; use a smaller radius")
-        self.first = form_norms(self.across)
+        self.square = self.across @ self.across.mT
+        columns = self.across.shape[-1]
+        still = exact(torch.zeros(state.tokens, dtype=torch.float64))
+        self.first = near_largest_roots(self.square, columns) if columns else still
         self.rest = (far if state.is_still else longest(self.rest_shape)) + self.slip_across
 
     @property
@@ -131,16 +168,23 @@ class _Moves:
         scale = self.token.scale_up
         found = Sum(self.state.tokens, self.state.width)
         found.segments((gamma * self.token.g * (scale * scalar).bound.unsqueeze(-1)).unsqueeze(-1))
-        found.gram(gamma.unsqueeze(-1) * self.across, scale * first)
-        shape = gamma.unsqueeze(-1) * self.rest_shape * gamma
-        found.shape(lifted(shape, relative_error(8) * computed_lengths(shape.flatten(1))), scale * rest)
+        found.shape(self._scaled(gamma, self.square, self.across.shape[-1]), scale * first)
+        found.shape(self._scaled(gamma, self.rest_shape), scale * rest)
         hidden = (first + rest) * self.slip_across + self.slip_along * (self.first + self.rest)
         return found.ball(scale * sizes(gamma).amax() * hidden)
+
+    @staticmethod
+    def _scaled(gamma: Tensor, shape: Tensor, terms: int = 0) -> Tensor:
+        """ΓQΓ of a Q whose entries are sums of so many products."""
+        trace = Upper(shape.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0.0), shape.shape[-1])
+        error = relative_error(terms + 8) * sizes(gamma).amax().square() * trace
+        return lifted(gamma.unsqueeze(-1) * shape * gamma, error)
 
     def with_second(self, after: State, gamma: Tensor, rest: Sum) -> State:
         """-w^{-1/2}[(λ·u) T u + |T u|² g/(2dw)], in H or as a move of its own."""
         token, across, along = self.token, self.across, self.along
-        square = across.mT @ across
+        if not across.shape[-1]:
+            return after.with_rest(rest)
         over = 1 / (2 * self.state.width * token.w)
         top, scale = sizes(gamma).amax(), token.scale_up
         whole = computed_lengths(across.flatten(1))
@@ -150,29 +194,32 @@ class _Moves:
         unit = relative_error(4 * self.state.width + 64)
         size = size * scale * top
         if after.curved is not None:
+            square = across.mT @ across
             cross = symmetric(along[:, None, :, None] * across[:, :, None, :])
             forms = over[:, None, None, None] * token.g[:, :, None, None] * square.unsqueeze(1) + cross
             forms = -token.scale[:, None, None, None] * gamma[:, None, None] * forms
             return with_forms(after, Quadratic(forms), rest.ball(unit * size))
-        own = Own(square, self.first.square(), relative_error(self.state.width + 4) * whole.square())
-        grams = self._grams(gamma, own.square, unit, size)
+        # TTᵀ has the norms of TᵀT, and that is all that is asked of it
+        error = relative_error(self.state.width + across.shape[-1] + 4) * whole.square()
+        own = Own(self.square, self.first.square(), error)
+        grams = self._grams(gamma, unit, size)
         offset, around = split(grams, own)
         rest.ball(unit * size)
         return with_quadratic(after, torch.arange(after.tokens), offset, around, rest)
 
-    def _grams(self, gamma: Tensor, square: Tensor, unit: Upper, size: Upper) -> Grams:
+    def _grams(self, gamma: Tensor, unit: Upper, size: Upper) -> Grams:
         """Of the forms above with M = TᵀT: rank two and TTᵀ."""
         g, across, along = self.token.g, self.across, self.along
         over = (1 / (2 * self.state.width * self.token.w)).unsqueeze(-1)
-        turned = (across @ (square @ along.unsqueeze(-1))).squeeze(-1)
-        m = square.square().sum((-2, -1)).unsqueeze(-1)
         tilted = (across @ along.unsqueeze(-1)).squeeze(-1)
+        turned = (self.square @ tilted.unsqueeze(-1)).squeeze(-1)
+        m = self.square.square().sum((-2, -1)).unsqueeze(-1)
         scaled = over * g
         cross = scaled.unsqueeze(-1) * turned.unsqueeze(-2)
         gram = (m * scaled).unsqueeze(-1) * scaled.unsqueeze(-2) + cross + cross.mT
-        thick = along.square().sum(-1)[:, None, None] * (across @ across.mT)
+        thick = along.square().sum(-1)[:, None, None] * self.square
         gram = gram + 0.5 * (thick + tilted.unsqueeze(-1) * tilted.unsqueeze(-2))
         f = (self.token.scale.unsqueeze(-1) * gamma).unsqueeze(-1)
         inner = -f.squeeze(-1) * (m * scaled + turned)
-        whole = computed_lengths(square.flatten(1))
+        whole = computed_lengths(self.square.flatten(1))
         return Grams(f * gram * f.mT, 16 * unit * size.square(), inner, 16 * unit * size * whole)

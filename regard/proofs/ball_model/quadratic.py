@@ -9,18 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
-from regard._enclosed import computed_lengths, largest_roots, spectral_norms
+from regard._enclosed import WIDE, computed_lengths, near_largest_roots, spectral_norms
 from regard._upper import Upper, relative_error
 from regard.proofs.ball_model.ellipsoids import lifted
+from regard.proofs.ball_model.updates import Map
 
 
 def form_norms(matrices: Tensor) -> Upper:
     """At least the spectral norm of each matrix."""
-    if not matrices.shape[-1]:
+    a, b = matrices.shape[-2:]
+    if not b:
         return Upper(matrices.new_zeros(matrices.shape[:-2]))
-    return spectral_norms(matrices)
+    if min(a, b) < WIDE:
+        return spectral_norms(matrices)
+    return near_largest_roots(matrices @ matrices.mT if a <= b else matrices.mT @ matrices, max(a, b))
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ def own_square(linear: Tensor) -> Own:
     """That of A (n, d, k)."""
     error = relative_error(linear.shape[-2] + 4) * computed_lengths(linear.flatten(1)).square()
     square = linear.mT @ linear
-    return Own(square, largest_roots(square, linear.shape[-2]).square(), error)
+    return Own(square, near_largest_roots(square, linear.shape[-2]).square(), error)
 
 
 @dataclass(frozen=True)
@@ -124,8 +129,12 @@ class Quadratic:
         """At least |H_i|_F."""
         return computed_lengths(self.forms.flatten(1))
 
-    def through(self, matrix: Tensor) -> Quadratic:
+    def through(self, matrix: Map) -> Quadratic:
         return Quadratic((matrix @ self.forms.flatten(2)).unflatten(-1, self.forms.shape[2:]))
+
+    def where(self, kept: Tensor) -> Quadratic:
+        """Zero where the mask (n, 1, 1) is false."""
+        return Quadratic(torch.where(kept.unsqueeze(-1), self.forms, 0.0))
 
     def plus(self, other: Quadratic) -> Quadratic:
         return Quadratic(self.forms + other.forms)

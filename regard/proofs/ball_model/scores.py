@@ -122,3 +122,11 @@ def _matrix(weight: Tensor | None, width: int) -> Tensor:
 
 def _bias(bias: Tensor | None, width: int) -> Tensor:
     return torch.zeros(width, dtype=torch.float64) if bias is None else bias.detach().double().expand(width)
+
+
+def no_scores(width: int) -> Pair:
+    """Projections whose products are zero."""
+    none = Projection(
+        torch.zeros(1, width, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64), 0
+    )
+    return none, none

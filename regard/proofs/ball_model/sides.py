@@ -9,9 +9,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from regard._enclosed import computed_lengths
+from regard._enclosed import computed_lengths, spectral_norms
 from regard._upper import Upper, relative_error, sizes
-from regard.proofs.ball_model.ellipsoids import ball_shape, lifted, longest, trace_roots
+from regard.proofs.ball_model.ellipsoids import ball_shape, lifted, longest, roundest
 from regard.proofs.ball_model.quadratic import form_norms
 from regard.proofs.ball_model.scores import Projection
 from regard.proofs.ball_model.state import State
@@ -46,11 +46,23 @@ def sides(state: State, projections: list[Projection]) -> list[Side]:
     count = max(len(projection.w) for projection in projections)
     joined = torch.cat([projection.w.expand(count, -1, -1) for projection in projections], -1)
     parts = [projection.w.shape[-1] for projection in projections]
-    moves = (joined.mT @ state.moves).split(parts, 1)
+    moves = _moved(state, joined).split(parts, 1)
     first = all_at_once(form_norms, [move[..., : state.linear.shape[-1]] for move in moves])
     around, rest = _still(state, projections) if state.is_still else _moving(state, projections, joined)
     made = zip(projections, moves, around, first, rest, strict=True)
     return [_side(state, *one) for one in made]
+
+
+def _moved(state: State, joined: Tensor) -> Tensor:
+    """wᵀ times A and B, without columns that are zero for a token."""
+    filled, moves = state.groups.filled, state.moves
+    if filled is None:
+        return joined.mT @ moves
+    found = torch.zeros(len(moves), joined.shape[-1], moves.shape[-1], dtype=torch.float64)
+    for i, count in enumerate(filled):
+        end = state.linear.shape[-1] + count
+        found[i, :, :end] = joined[i % len(joined)].mT @ moves[i, :, :end]
+    return found
 
 
 def _moving(state: State, projections: list[Projection], joined: Tensor) -> tuple[list[Tensor], list[Upper]]:
@@ -62,8 +74,8 @@ def _moving(state: State, projections: list[Projection], joined: Tensor) -> tupl
 
 def _still(state: State, projections: list[Projection]) -> tuple[list[Tensor], list[Upper]]:
     """The same by lengths."""
-    far = trace_roots(state.shape)
-    rest = [computed_lengths(one.w.flatten(1)) * far for one in projections]
+    far = roundest(state.shape)
+    rest = [norm * far for norm in all_at_once(spectral_norms, [one.w for one in projections])]
     return [ball_shape(far, one.w.shape[-1]) for far, one in zip(rest, projections, strict=True)], rest
 
 

@@ -17,6 +17,8 @@ from regard.proofs.ball_model.state import State
 
 FINE = 24_000_000
 """Pairs of neurons, over all tokens, whose Gram matrices are made; the tokens that move least go without."""
+LITTLE = 0.01
+"""Tokens whose moves have less than this part of the largest square go without, too."""
 BLOCKS, SMALL = 6, 256
 """Into how many blocks the neurons of one token are cut, where there are more than so many."""
 
@@ -26,8 +28,13 @@ class Squares:
 
     def __init__(self, along: Tensor, own: Own) -> None:
         self.along, self.own = along, own
-        tokens, neurons = along.shape[:2]
-        self.fine = max(1, min(tokens, FINE // max(1, neurons * neurons)))
+
+    @cached_property
+    def fine(self) -> int:
+        """For how many tokens pairs of neurons are looked at."""
+        neurons, squares = self.along.shape[1], self.norm.value.square()
+        moving = int((squares > LITTLE * squares.amax()).sum())
+        return max(1, min(moving, FINE // max(1, neurons * neurons)))
 
     @cached_property
     def lengths(self) -> Upper:
@@ -47,6 +54,8 @@ class Squares:
     @cached_property
     def chosen(self) -> Tensor:
         """The tokens that move most: for these pairs of neurons are looked at."""
+        if self.fine == len(self.along):
+            return torch.arange(self.fine)
         return self.norm.value.argsort(descending=True)[: self.fine]
 
     @cached_property
@@ -78,7 +87,9 @@ class Squares:
 
     def grams(self, weights: Tensor) -> Grams:
         """Of H_c = Σ_k E_ck b_k b_kᵀ for the chosen tokens."""
-        mixed, along, square = weights[self.chosen], self.along[self.chosen], self.own.square[self.chosen]
+        mixed, along, square = weights, self.along, self.own.square
+        if self.fine < len(along):
+            mixed, along, square = (part[self.chosen] for part in (mixed, along, square))
         gram = torch.stack([self.pairs[int(i)].mixed(one) for i, one in zip(self.chosen, mixed, strict=True)])
         inner = (mixed @ ((along @ square) * along).sum(-1, keepdim=True)).squeeze(-1)
         size, fourth = computed_lengths(mixed.flatten(1)), self.fourth[self.chosen]

@@ -7,18 +7,20 @@ A and H are derivatives of the first and second order, as numbers; what rounding
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from regard._enclosed import computed_lengths, largest_roots
+from regard._enclosed import computed_lengths
 from regard._upper import Upper, relative_error, total
-from regard.proofs.ball_model.ellipsoids import Sum, longest, no_shape, pushed, trace_roots, widths
+from regard.proofs.ball_model.ellipsoids import Sum, longest, no_shape, pushed, roundest, widths
 from regard.proofs.ball_model.groups import Groups
 from regard.proofs.ball_model.inputs import Inputs
-from regard.proofs.ball_model.quadratic import Own, Quadratic, own_square, split
+from regard.proofs.ball_model.quadratic import Own, Quadratic, form_norms, own_square, split
+from regard.proofs.ball_model.updates import Map, product_roundings, product_size
 from regard.proofs.theorem import Refusal
 
 TOGETHER = 2_000_000
@@ -54,20 +56,28 @@ class State:
     @cached_property
     def size(self) -> Upper:
         """At least |A_i|_F + |H_i|_F + Σ_g |B_ig|_F: what products with it are made of."""
-        found = computed_lengths(self.linear.flatten(1)) + self.groups.sizes.sum(-1)
-        return found if self.curved is None else found + self.curved.size
+        return self._known_size + self.groups.sizes.sum(-1)
+
+    @cached_property
+    def linear_size(self) -> Upper:
+        """At least |A_i|_F."""
+        return computed_lengths(self.linear.flatten(1))
+
+    @property
+    def _known_size(self) -> Upper:
+        return self.linear_size if self.curved is None else self.linear_size + self.curved.size
 
     @cached_property
     def reach(self) -> Upper:
         """At least how far each token is from its center, generously."""
-        return self.size + trace_roots(self.shape)
+        return self.size + roundest(self.shape)
 
     # Scalars a·x_i
 
     def first(self, directions: Tensor) -> Upper:
         """At least |a·A_i u| for directions (n or 1, d, m), (n, m)."""
         slopes = directions.mT @ self.linear
-        rounding = relative_error(self.width + 4) * computed_lengths(self.linear.flatten(1)).unsqueeze(-1)
+        rounding = relative_error(self.width + 4) * self.linear_size.unsqueeze(-1)
         return self.inputs.reach(slopes) + rounding * computed_lengths(directions.mT)
 
     @property
@@ -75,13 +85,13 @@ class State:
         """Whether nothing moves but by rounding: what such moves do to the second order is nothing beside
         them, so lengths are enough there.
         """
-        return not self.inputs.width and not self.groups.columns.shape[-1]
+        return not self.inputs.width and not self.groups.shape[-1]
 
     def rest(self, directions: Tensor, curved: bool = True) -> Upper:
         """At least |a·(x_i - c_i - A_i u)|, (n, m); curved=False leaves out H."""
         if self.is_still:
-            return trace_roots(self.shape).unsqueeze(-1) * computed_lengths(directions.mT)
-        if self.groups.columns.shape[-1] * directions.shape[-1] > TOGETHER:
+            return roundest(self.shape).unsqueeze(-1) * computed_lengths(directions.mT)
+        if self.groups.shape[-1] * directions.shape[-1] > TOGETHER:
             return widths(self.rest_shape, directions)
         found = widths(self.shape, directions) + self.groups.reach(directions)
         if self.curved is None or not curved:
@@ -99,7 +109,7 @@ class State:
     def rest_shape(self) -> Tensor:
         """An ellipsoid that holds x_i - c_i - A_i u, (n, d, d)."""
         found = Sum(self.tokens, self.width).shape(self.shape)
-        if self.groups.columns.shape[-1]:
+        if self.groups.shape[-1]:
             found.shape(self.groups.ellipsoid)
         if self.curved is not None:
             offset, around = split(self.curved.grams(self.own), self.own)
@@ -109,16 +119,14 @@ class State:
     def joint_rest(self) -> Upper:
         """At least the Frobenius norm of all x_i - c_i - A_i u together."""
         apart = longest(self.rest_shape).norm()
-        together = [longest(self.shape).norm()] + [
-            largest_roots(piece.mT @ piece, len(piece)) for piece in self.groups.pieces()
-        ]
+        together = [longest(self.shape).norm()] + [form_norms(piece) for piece in self.groups.pieces()]
         if self.curved is not None:
             together.append(self.curved.size.norm())
         return apart.minimum(total(together))
 
     # Maps
 
-    def through(self, matrix: Tensor, center: Tensor) -> State:
+    def through(self, matrix: Map, center: Tensor) -> State:
         """The state after x_i ↦ M_i (x_i - c_i) + center, without the rounding, which is `lost`."""
         return replace(
             self,
@@ -129,22 +137,40 @@ class State:
             shape=pushed(matrix, self.shape),
         )
 
-    def lost(self, matrix: Tensor, error: Upper | None = None) -> Upper:
+    def lost(self, matrix: Map, error: Upper | None = None) -> Upper:
         """What rounding can hide where this goes through matrices (n or 1, e, d) that are themselves off by
         `error` in norm.
         """
-        sizes = relative_error(matrix.shape[-1] + 4) * computed_lengths(matrix.flatten(1)) * self.size
-        return sizes if error is None else sizes + error * self.reach
+        unit = relative_error(2 * product_roundings(matrix))
+        found = unit * product_size(matrix) * (self._known_size + self.groups.made_of)
+        return found if error is None else found + error * self.reach
 
     def with_rest(self, found: Sum) -> State:
         """The same with more in the ellipsoids."""
         shape = found.shape(self.shape).done()
-        if (
-            not bool(torch.isfinite(shape).all())
-            or float(shape.diagonal(dim1=-2, dim2=-1).sum(-1).max()) > FARTHEST
-        ):
+        trace = shape.diagonal(dim1=-2, dim2=-1).sum(-1)
+        if not math.isfinite(float(shape.sum())) or float(trace.max()) > FARTHEST:
             raise Refusal("its remainders leave the range of numbers on this domain; use a smaller radius")
         return replace(self, shape=shape)
+
+    @property
+    def is_quiet(self) -> Tensor:
+        """Which tokens are points, (n,)."""
+        moved = (self.linear != 0).flatten(1).any(-1) | (self.shape != 0).flatten(1).any(-1)
+        moved = moved | (self.groups.columns != 0).flatten(1).any(-1)
+        return ~moved if self.curved is None else ~(moved | (self.curved.forms != 0).flatten(1).any(-1))
+
+    def without(self, chosen: Tensor) -> State:
+        """The same with points for some tokens (n,)."""
+        kept = (~chosen).double()[:, None, None]
+        curved = None if self.curved is None else self.curved.where(kept > 0)
+        return replace(
+            self,
+            linear=torch.where(kept > 0, self.linear, 0.0),
+            curved=curved,
+            groups=self.groups.replaced(torch.where(kept > 0, self.groups.columns, 0.0)),
+            shape=torch.where(kept > 0, self.shape, 0.0),
+        )
 
     def nothing_left(self) -> State:
         """The same with empty ellipsoids."""

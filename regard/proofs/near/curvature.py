@@ -15,6 +15,11 @@ from regard.proofs.scores import FACTOR, bilinear
 curvature = Verb("curvature")
 """curvature.one(potential, width) -> at least max |A_ij|₂ where scores are x_iᵀ A_ij x_j + β_ij·x_j +
 γ_ij·x_i + B_ij; else None.
+
+Examples:
+    >>> bound = regard.theorems.curvature(regard.Dot(torch.eye(2), 3 * torch.eye(2), scale=1.0), 2)
+    >>> bool(bound.bound >= 3)
+    True
 """
 
 

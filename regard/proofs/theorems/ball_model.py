@@ -7,7 +7,7 @@ import math
 from regard._enclosed import computed_lengths, spectral_norms
 from regard._upper import Upper
 from regard.certificate import Hypothesis
-from regard.domains import Near
+from regard.domains import Hull, Near
 from regard.errors import ArgumentError
 from regard.maps import Compose, Map
 from regard.norms import EntryMax, Frobenius, SequenceNorm, TokenMax, TokenSum
@@ -56,7 +56,8 @@ def ball_model(map: Map, domain: Near, norm: SequenceNorm) -> list[Bound]:
     network = in_double(map)
     one_sequence(network)
     center = run(network, at_rest(domain.measure.points))
-    found = by_orders(start(domain), lambda state: _deviation(run(network, state), center, norm))
+    begins = not isinstance(domain, Hull)
+    found = by_orders(start(domain), lambda state: _deviation(run(network, state), center, norm, begins))
     return [Bound(value, (arithmetic(),)) for value in found]
 
 
@@ -80,10 +81,13 @@ def run(network: Map, state: State) -> State:
     return after
 
 
-def _deviation(state: State, still: State, norm: SequenceNorm) -> Upper:
-    """At least how far values are from that of the given sequence, which is near the center of `still`."""
+def _deviation(state: State, still: State, norm: SequenceNorm, begins: bool = False) -> Upper:
+    """At least how far values are from that of the given sequence, which is near the center of `still`; and,
+    where that sequence is u = 0 of the state, as near the center of the state as its remainders say.
+    """
     shift = computed_lengths(state.center - still.center) * (1 + Upper(2.0**-50)) + longest(still.rest_shape)
-    each = shift + spectral_norms(state.linear) + longest(state.rest_shape)
+    rest = longest(state.rest_shape)
+    each = spectral_norms(state.linear) + rest + (shift.minimum(rest) if begins else shift)
     if not math.isfinite(float(each.amax())):
         raise Refusal("its remainders leave the range of numbers on this domain; use a smaller radius")
     if isinstance(norm, (TokenMax, EntryMax)):
@@ -91,8 +95,9 @@ def _deviation(state: State, still: State, norm: SequenceNorm) -> Upper:
     if isinstance(norm, TokenSum):
         return each.sum()
     assert isinstance(norm, Frobenius)
-    together = shift.norm() + spectral_norms(state.linear.flatten(0, 1)) + state.joint_rest()
-    return each.norm().minimum(together)
+    joint, moved = state.joint_rest(), shift.norm()
+    moved = moved.minimum(joint) if begins else moved
+    return each.norm().minimum(moved + spectral_norms(state.linear.flatten(0, 1)) + joint)
 
 
 def arithmetic() -> Hypothesis:

@@ -60,6 +60,13 @@ def contraction(kernel: Kernel | ToContext, domain: Domain) -> Certificate:
     """The contraction coefficient of a kernel on a domain in W₁; below one it brings any two laws together.
 
     ToContext(attention, context) is its attention kernel. Infinity comes with the sentence that says why.
+
+    Examples:
+        >>> keys = torch.tensor([[-0.5], [0.5]], dtype=torch.float64)
+        >>> kernel = regard.maps.ToContext(regard.Attention(regard.Dot(scale=1.0)), keys)
+        >>> bound = regard.proofs.contraction(kernel, regard.Ball(1.0, width=1))
+        >>> bound.value < 1  # any two laws of queries come closer
+        True
     """
     if not isinstance(kernel, (Kernel, ToContext)):
         remedy = "give a Kernel, e.g. attention.kernel(context), or ToContext(attention, context)"

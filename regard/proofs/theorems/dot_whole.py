@@ -71,6 +71,11 @@ def growing_witness(subject: Head | Attention, radius: float) -> Tensor:
 
     In one dimension without biases they are (R, -R, 0). The last token sees all others under a causal mask
     too.
+
+    Examples:
+        >>> line = regard.Attention(regard.Dot(torch.eye(1), torch.eye(1)))
+        >>> regard.proofs.growing_witness(line, 3.0).abs().flatten().tolist()  # R, -R and zero
+        [3.0, 3.0, 0.0]
     """
     head = Head(single_heads(subject)[0]) if isinstance(subject, Attention) else subject
     start, direction = _direction(head, _form(head))

@@ -93,7 +93,14 @@ def edits(subject: MultiHead, domain: Edited, norm: Norm) -> Bound:
 
 
 def row_deviations(map: Attention | Heads | Residual, domain: Edited) -> Tensor:
-    """A bound for each token that stays, in order: what `deviation` takes the largest of."""
+    """A bound for each token that stays, in order: what `deviation` takes the largest of.
+
+    Examples:
+        >>> x = torch.randn(4, 2, dtype=torch.float64)
+        >>> layer, shorter = regard.Attention(regard.Dot()), regard.domains.deleted(x, 0)
+        >>> regard.theorems.row_deviations(layer, shorter).shape
+        torch.Size([3])
+    """
     inner = map.map if isinstance(map, Residual) else map
     if not isinstance(inner, (Attention, Heads)):
         raise ArgumentError("map", f"is {type(map).__name__}", "give an Attention, Heads, or their Residual")

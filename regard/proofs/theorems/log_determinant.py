@@ -59,7 +59,13 @@ the bound of $J - J_0$ are proved here.
 
 
 def series_remainder(constant: Upper, size: int, terms: int) -> Upper:
-    """At least how far the terms after the first ones add up: n d L^{K+1}/((K + 1)(1 - L)); size = n d."""
+    """At least how far the terms after the first ones add up: n d L^{K+1}/((K + 1)(1 - L)); size = n d.
+
+    Examples:
+        >>> rest = regard.proofs.series_remainder(regard.theorems.exact(0.5), 12, 10)
+        >>> float(rest.bound) >= 12 * 0.5**11 / (11 * 0.5)
+        True
+    """
     power = constant
     for _ in range(terms):
         power = power * constant

@@ -32,6 +32,12 @@ Two atoms of masses $\theta$ and $1 - \theta$ attain it. Moving a mass $t$ costs
 def score_perturbation(oscillation: float, diameter: float = 1.0) -> Certificate:
     """How far in W₁ laws move when scores are wrong: diam · tanh(o/4);
     with the diameter 1 it bounds total variation too.
+
+    Examples:
+        >>> import math
+        >>> found = regard.proofs.score_perturbation(1.0)  # scores off by up to 1 against each other
+        >>> 0 <= found.value - math.tanh(0.25) < 1e-9
+        True
     """
     for name, value in (("oscillation", oscillation), ("diameter", diameter)):
         if not value >= 0:
