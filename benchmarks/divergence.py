@@ -24,7 +24,7 @@ from regard.audits.series import LARGE, Track, runaway, series
 
 STEPS, EVERY, WARM = 600, 10, 20
 """Steps of a run, steps between checkpoints, and steps in which the rate grows to what it is."""
-HEALTHY, TOO_LARGE = 0.02, 0.05
+HEALTHY, TOO_LARGE = 0.02, (0.07, 0.05)
 LIMITS = (2048.0, 3072.0, LARGE, 5500.0)
 """Among these is the logit that the rule waits for."""
 AHEAD, LONGER = 0.1, 0.1
@@ -152,25 +152,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.divergence", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two seeds to tune on and two to test")
     parser.add_argument("--float32", action="store_true", help="the same runs with products in float32")
+    parser.add_argument("--rate", type=float, nargs="+", default=TOO_LARGE, help="rates that are too large")
     options = parser.parse_args()
     tuned, tested = (2, 2) if options.quick else (4, 10)
     torch.set_num_threads(1)
     started, seeds = time.process_time(), list(range(tuned + tested))
-    wild = trained(seeds, TOO_LARGE, STEPS, not options.float32)
-    _learned("too large", TOO_LARGE, wild[tuned:])
+    wild = {rate: trained(seeds, rate, STEPS, not options.float32) for rate in options.rate}
+    for rate, runs in wild.items():
+        _learned("too large", rate, runs[tuned:])
     if options.float32:
         return 0
     calm = trained(seeds, HEALTHY, STEPS, True)
     _learned("healthy", HEALTHY, calm[tuned:])
-    limit = max(LIMITS, key=lambda limit: (_score(wild[:tuned], calm[:tuned], limit), limit))
+    first = wild[min(wild)][:tuned]  # the harder case
+    limit = max(LIMITS, key=lambda limit: (_score(first, calm[:tuned], limit), limit == LARGE))
     console.print(
-        f"the rule waits for a logit of {limit:g}: tuned on {tuned} runs that end and {tuned} healthy"
+        f"the rule waits for a logit of {limit:g}: tuned on {tuned} seeds, tested on {tested} others"
     )
-    hits = _tested([run for run in wild[tuned:] if run.ended is not None], limit)
+    hits = [_tested(rate, runs[tuned:], limit) for rate, runs in wild.items()]
     false = sum(run.alarm(limit) is not None for run in calm[tuned:])
     console.print(f"false alarms in healthy runs: {false} of {tested}")
     console.print(f"{time.process_time() - started:.0f} CPU seconds")
-    return 0 if hits >= NEEDED * tested / 10 and false <= 1 else 1
+    return 0 if max(hits) >= NEEDED * tested / 10 and false <= 1 else 1
 
 
 def _score(wild: list[Run], calm: list[Run], limit: float) -> int:
@@ -187,8 +190,9 @@ def _learned(name: str, rate: float, runs: list[Run]) -> None:
     )
 
 
-def _tested(ended: list[Run], limit: float) -> int:
+def _tested(rate: float, runs: list[Run], limit: float) -> int:
     """What the rule is worth on runs that end; how many of them it names rightly."""
+    ended = [run for run in runs if run.ended is not None]
     named = [run for run in ended if run.ahead(limit) >= AHEAD]
     right = [run for run in named if run.right(limit)]
     saved, others, same = 0, 0, 0
@@ -197,13 +201,15 @@ def _tested(ended: list[Run], limit: float) -> int:
         assert found is not None
         drawn = torch.randint(0, LAYERS * HEADS - 1, (), generator=torch.Generator().manual_seed(run.seed))
         other = int(drawn) + (int(drawn) >= found[1])
-        own, instead = lives(run, found[0], [[found[1]], [other]], TOO_LARGE)
+        own, instead = lives(run, found[0], [[found[1]], [other]], rate)
         saved, others = saved + own, others + instead
     if right:
         same = same_by_audit(right[0], limit)
     by_norm = sum(_by_norm(run, limit) for run in named)
     ahead = [run.ahead(limit) for run in named] or [0.0]
-    console.print(f"runs that end: {len(ended)}; an alarm a tenth of the run ahead or more: {len(named)}")
+    console.print(
+        f"rate {rate}, runs that end: {len(ended)}; an alarm a tenth of the run ahead or more: {len(named)}"
+    )
     console.print(
         f"ahead by {min(ahead):.0%} to {max(ahead):.0%} of the run, median {statistics.median(ahead):.0%}"
     )

@@ -128,11 +128,13 @@ def runaway_in_words(found: Series) -> Sentence | None:
     if away is None:
         return None
     place, track = away
+    later = "; it is {last} at {end}" if place < len(found.names) - 1 else ""
     return say(
         "Look at {place}: its {column} went from {before} to {after} on the way to {checkpoint}, the largest "
-        "of all heads there, and is {last} at {end}. A product of query and key is larger still, by the root "
-        "of the head's width where scores are scaled later, and float16 ends at {holds}: where it is used, "
-        "hold the learning rate, normalize queries and keys, or multiply them in float32.",
+        "of all heads there" + later + ". It is in front, and another may overtake it. A product of query "
+        "and key is larger still, by the root of the head's width where scores are scaled later, and float16 "
+        "ends at {holds}: where it is used, lower the learning rate, normalize queries and keys, or multiply "
+        "them in float32.",
         place=track.label,
         column="largest logit",
         before=track.values[place - 1],

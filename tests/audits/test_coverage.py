@@ -43,7 +43,7 @@ OBSERVED = {
 }
 """Those of which something is not understood, and a word of what is said."""
 NOTHING = ("fnet", "mamba")
-DECLARED, SEEN, LEFT = 275, 160, 38
+DECLARED, SEEN, LEFT = 289, 186, 29
 """How many types the page has at least as declared and as observed, and at most as not run."""
 
 

@@ -1,4 +1,4 @@
-"""Longformer: windows on both sides and padding of its own; global attention is not declared."""
+"""Longformer and LED: windows on both sides and padding of their own; global attention is not declared."""
 
 import pytest
 import torch
@@ -53,3 +53,21 @@ def test_global_attention_is_refused_in_a_sentence(model):
     report = r.audit(model, [{"input_ids": IDS, "global_attention_mask": mask}], checks=["rows"])
     assert {entry.level for entry in report.coverage} == {"observed"}
     assert all("global attention" in entry.reason for entry in report.observed)
+
+
+def test_the_encoder_of_led():
+    """Its windows, and its output projection, which is in the module around it."""
+    model = enlivened(tiny_model("led"), 1.0).double().requires_grad_(False)
+    call = {"input_ids": IDS, "decoder_input_ids": IDS[:, :5]}
+    report = r.audit(model, [call], checks=["weights", "rows", "constants"])
+    assert {entry.level for entry in report.coverage} == {"declared"}
+    layer = model.encoder.layers[0].self_attn
+    own, heads = layer.longformer_self_attn, model.config.encoder_attention_heads
+    q, k, v = (getattr(own, name).weight.T.unflatten(-1, (heads, -1)) for name in ("query", "key", "value"))
+    o = layer.output.weight.unflatten(-1, (heads, -1))
+    for row in report.heads[:heads]:
+        assert row.site == "encoder.layers.0.self_attn.longformer_self_attn"
+        compares = q[:, row.head] @ k[:, row.head].T / own.head_dim**0.5
+        carries = v[:, row.head] @ o[:, row.head].T
+        for name, matrix in (("qk_norm", compares), ("ov_norm", carries)):
+            assert row.values[name] == pytest.approx(float(torch.linalg.matrix_norm(matrix, 2)), rel=1e-9)

@@ -137,7 +137,12 @@ class Esm(Adapter):
 
 
 def separate_matrices(
-    model: nn.Module, path: str, module: nn.Module, scale: float, heads: int | None = None
+    model: nn.Module,
+    path: str,
+    module: nn.Module,
+    scale: float,
+    heads: int | None = None,
+    beside: str = "output.dense",
 ) -> Matrices:
     """query, key and value of the module, and the dense layer of its sibling `output`."""
     own: Any = module
@@ -145,20 +150,23 @@ def separate_matrices(
     (w_q, b_q), (w_k, b_k), (w_v, b_v) = (
         split(affine(module, name), heads) for name in ("query", "key", "value")
     )
-    w_o, b_o = output_projection(affine(model, _dense(path)), heads)
+    w_o, b_o = output_projection(affine(model, _dense(path, beside)), heads)
     return Matrices(w_q, w_k, w_v, w_o, scale, b_q, b_k, b_v, b_o)
 
 
-def separate_names(model: nn.Module, path: str, module: nn.Module) -> tuple[str, ...]:
+def separate_names(
+    model: nn.Module, path: str, module: nn.Module, beside: str = "output.dense"
+) -> tuple[str, ...]:
     """The names of what `separate_matrices` reads."""
-    return parameter_names(path, module, "query", "key", "value") + parameter_names("", model, _dense(path))
+    own = parameter_names(path, module, "query", "key", "value")
+    return own + parameter_names("", model, _dense(path, beside))
 
 
-def _dense(path: str) -> str:
+def _dense(path: str, beside: str) -> str:
     above = ancestor(path, 1)
     if above is None:
         raise NotCovered("the output projection lives outside the module; audit the model that contains it")
-    return name_inside(above, "output.dense")
+    return name_inside(above, beside)
 
 
 def _changes_after(model: nn.Module, norm: str) -> bool:

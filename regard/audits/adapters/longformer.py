@@ -1,4 +1,4 @@
-"""Longformer: dot products in a window on both sides; the padding that it adds is left out."""
+"""Longformer and LED's encoder: dot products in a window on both sides, without the padding that they add."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.audits.adapters.base import Block, Call, Declared, Matrices, NotCovered, register
-from regard.audits.adapters.bert import Bert, separate_matrices
+from regard.audits.adapters.bert import Bert, separate_matrices, separate_names
 from regard.audits.adapters.calls import first_output, hidden_states, options_of
 from regard.audits.adapters.declaration import declare_self_attention, potential_of
 from regard.audits.adapters.masks import Pairs
@@ -47,6 +47,23 @@ class Longformer(Bert):
         return int(found)
 
 
+class Led(Longformer):
+    """The output projection is in the module around it, and norms come after each branch."""
+
+    def matrices(self, model: nn.Module, path: str, module: nn.Module) -> Matrices:
+        width: Any = module.head_dim
+        return separate_matrices(model, path, module, width**-0.5, self._heads(module), "output")
+
+    def parameters(self, model: nn.Module, path: str, module: nn.Module) -> tuple[str, ...]:
+        return separate_names(model, path, module, "output")
+
+    def block(self, model: nn.Module, path: str, module: nn.Module) -> Block | None:
+        return None
+
+    def entering(self, model: nn.Module, path: str, module: nn.Module) -> str | None:
+        return None
+
+
 def _seen_tokens(masked: Tensor | None, points: Tensor) -> int:
     """How many tokens are no padding, which must be at the end, and the same for all inputs of a batch."""
     if masked is None:
@@ -58,3 +75,4 @@ def _seen_tokens(masked: Tensor | None, points: Tensor) -> int:
 
 
 register("LongformerSelfAttention", adapter=Longformer(), package="transformers.")
+register("LEDEncoderSelfAttention", adapter=Led(), package="transformers.")
