@@ -392,7 +392,7 @@ def test_the_factor_of_a_key_that_has_no_weight_is_attained_from_above():
 def test_a_token_may_lose_nine_tenths_of_itself(share, monkeypatch):
     """Beyond that its direction is not followed: it may be anywhere."""
     x = drawn(generator(3), 1, 5)
-    layer = maps.Normalize(0.1, 1e3 * torch.ones(5, dtype=D), centered=False)
+    layer = maps.Normalize(0.1, centered=False)
     state = begin.one(Radii(x, share * x.norm(dim=-1)))
     monkeypatch.setattr(Sum, "trace", property(lambda found: torch.zeros(1, dtype=D)))
     after = normalize(state, layer)
