@@ -50,9 +50,10 @@ def instance(radius: float) -> tuple[r.Attention, Tensor, dict[str, Tensor]]:
     return r.Attention(r.Bilinear(a)), x, others
 
 
-def attacked(attention: r.Attention, domain: NearbyLaws, steps: int, restarts: int = 8) -> float:
+def attacked(attention: r.Attention, domain: NearbyLaws, steps: int, restarts: int = 16) -> float:
     """The farthest outputs that a search finds: a share of every token goes somewhere in the ball, and all of
-    it costs at most the radius of the domain.
+    it costs at most the radius of the domain. Half of the starts climb what happens to the given tokens, half
+    what happens to every share.
     """
     x, ball = domain.measure.points, domain.within
     assert isinstance(ball, r.Ball)
@@ -63,18 +64,24 @@ def attacked(attention: r.Attention, domain: NearbyLaws, steps: int, restarts: i
         generator = torch.Generator().manual_seed(seed)
         start = torch.randn(x.shape, generator=generator, dtype=D)
         if seed % 2:  # where the scores of one query are largest
-            start = _steepest(attention, x[seed])
+            start = _steepest(attention, x[5 * seed % len(x)])
         away = center + ball.radius * torch.nn.functional.normalize(start, dim=-1)
         goal = x.lerp(away.expand_as(x), 0.5 + 0.4 * (seed % 2)).requires_grad_()
         odds = torch.randn(len(x), generator=generator, dtype=D).requires_grad_()
         groups = [{"params": [goal], "lr": 0.05 * ball.radius}, {"params": [odds], "lr": 0.15}]
         climb = torch.optim.Adam(groups)
+        slower = torch.optim.lr_scheduler.LambdaLR(climb, lambda step: 1 - step / steps)
         for _ in range(steps):
             other = _split(x, goal, odds, center, ball.radius, domain.radius)
-            moved = (_mean(attention, x, other) - before).norm(dim=-1).mean()
+            if seed < restarts // 2:
+                moved = (_mean(attention, x, other) - before).norm(dim=-1).mean()
+            else:
+                away = _mean(attention, other.points, other) - torch.cat([before, before])
+                moved = (other.masses() * away.norm(dim=-1)).sum()
             climb.zero_grad()
             (-moved).backward()
             climb.step()
+            slower.step()
         with torch.no_grad():
             other = _split(x, goal, odds, center, ball.radius, domain.radius)
             found = attention(other)

@@ -20,7 +20,7 @@ def gather_rows(name: str, table: Tensor, marks: Tensor) -> Tensor:
     if marks.numel() and _check.holds((marks.amin() < 0) | (marks.amax() >= table.shape[-2])):
         raise ArgumentError(
             name,
-            f"covers the marks 0..{table.shape[-2] - 1} and some token has another",
+            f"covers the marks 0..{table.shape[-2] - 1} but some token has a mark outside that range",
             f"give {name} an entry for every token",
         )
     if marks.ndim == 1:

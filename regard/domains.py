@@ -18,7 +18,7 @@ from regard._check import describe
 from regard._object import Object
 from regard.errors import ArgumentError
 from regard.measure import Measure
-from regard.norms import Frobenius, Norm, TokenMax
+from regard.norms import Frobenius, Norm, TokenMax, Wasserstein
 
 
 class Domain(Object):
@@ -175,11 +175,10 @@ class Neighborhood(Near):
         _sequence(self.points)
         _radius("radius", self.radius)
         if not isinstance(self.norm, (Frobenius, TokenMax)):
-            raise ArgumentError(
-                "norm",
-                f"is {self.norm!r}",
-                "a neighborhood is a ball in Frobenius() or TokenMax(); use Radii for others",
-            )
+            remedy = "a neighborhood is a ball in Frobenius() or TokenMax(); use Radii for others"
+            if isinstance(self.norm, Wasserstein):
+                remedy = "laws near a law are NearbyLaws(points, radius, within=Ball(...) or Vocabulary(...))"
+            raise ArgumentError("norm", f"is {self.norm!r}", remedy)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -264,7 +264,7 @@ def _refuse_broken(name: str, tensor: Tensor, wanted: Tensor) -> None:
     if wanted.dtype.is_floating_point and tensor.dtype not in READABLE:
         found = (
             f"{name} is stored as {str(tensor.dtype).removeprefix('torch.')}, which "
-            "is no matrix without its scales"
+            "is not a matrix without its scales"
         )
         raise ArgumentError("MODEL", found, WHOLE)
     if tensor.shape != wanted.shape:

@@ -31,10 +31,10 @@ UNREAD = (
 
 HELP = """How regular is the attention of a trained model?
 
-MODEL is a local directory (config.json with safetensors, or a pickle of tensors) or a hub id; nothing means
-all-MiniLM-L6-v2. Everything that is not an option is a model. One model is audited on texts. Two or more are
-checkpoints of one training run, in their order: a series, by their weights, and with --text by the attention
-rows on these texts too. Code in a checkpoint is never run.
+MODEL is a local directory (config.json with safetensors, or a pickle of tensors) or a hub id; without one,
+all-MiniLM-L6-v2 is audited. Everything that is not an option is a model. One model is audited on texts. Two
+or more are checkpoints of one training run, in their order: a series, by their weights, and with --text by
+the attention rows on these texts too. Code in a checkpoint is never run.
 
 A report is written to --out: report.html to read, report.json with every number, card.md for a model card
 (a series: series.html and series.json). The summary goes to stdout, progress and errors to stderr.
@@ -376,8 +376,8 @@ def _measure(run: _Audit, way: _Way, team: Team) -> str:
             team.measure(run, bars)
     except KeyboardInterrupt:
         return (
-            f"stopped after {len(run.store)} of {sum(sizes)} steps, and the same "
-            "command with --resume goes on"
+            f"stopped after {len(run.store)} of {sum(sizes)} steps; the same "
+            "command with --resume continues it"
         )
     except ArgumentError:
         if way.weights_only and team.rank == 0:

@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 STOPPED = 130
 HELP = """Which cheaper attention would do, layer by layer, on this text? Measured and calibrated, not proved.
 
-MODEL is a directory or a hub id of a model of transformers. Each layer is asked with queries of the text: a
-window, the largest scores, merged atoms, features, keys of low rank, and keys and values in few bits. Then
-the whole model runs with a choice in every layer at once, and the law of its next token is compared.
+MODEL is a directory or hub id of a transformers model. In each layer, queries of the text try a
+window, the largest scores, merged atoms, features, low-rank keys, and keys and values in a few bits. Then the
+whole model runs with one choice in every layer at once, and its next-token distribution is compared.
 
 \b
 Examples
   regard cheaper ./my-model --text book.txt               a quarter of the context, 5 % error
   regard cheaper ./my-model --text book.txt --keep 0.125  an eighth
-  regard cheaper ./my-model --text book.txt --error 0.1   what may be wrong of 95 % of fresh outputs
+  regard cheaper ./my-model --text book.txt --error 0.1   at most 10 % error on 95 % of new outputs
   regard cheaper ./my-model --text book.txt --json        numbers for a program
 
 \b
 Exit status
-  0 done   2 wrong arguments or files   130 stopped: --resume goes on
+  0 done   2 wrong arguments or files   130 stopped: --resume continues
 """
 
 
@@ -42,12 +42,12 @@ def cheaper(
     ] = None,
     text: Annotated[Path | None, typer.Option(help="A file in UTF-8; its beginning is read.")] = None,
     error: Annotated[
-        float, typer.Option(help="What a recommended choice may get wrong, relative to the output.")
+        float, typer.Option(help="The largest error of a recommended choice, relative to the output.")
     ] = 0.05,
-    keep: Annotated[float, typer.Option(help="The part of the keys that candidates keep.")] = 0.25,
+    keep: Annotated[float, typer.Option(help="The fraction of the keys that candidates keep.")] = 0.25,
     tokens: Annotated[int, typer.Option(help="How many tokens of the text to read, at most.")] = 512,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON and write nothing.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier run stopped.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue where an earlier run stopped.")] = False,
     out: Annotated[Path, typer.Option(help="The directory for cheaper.html and cheaper.json.")] = Path(
         "cheaper"
     ),
@@ -115,7 +115,7 @@ def _watched(choosing: Choosing, name: str) -> Found:
         with terminal.Bars(terminal.messages(), choosing.sizes) as bars:
             return choosing.run(name, bars)
     except KeyboardInterrupt:
-        kept = f"stopped after {len(choosing.store)} steps; the same command with --resume goes on"
+        kept = f"stopped after {len(choosing.store)} steps; continue with the same command and --resume"
         terminal.say(terminal.messages(), kept)
         raise typer.Exit(STOPPED) from None
 

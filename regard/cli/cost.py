@@ -22,8 +22,9 @@ REMEDY = "give a config.json, the directory of a model, a hub id that has been d
 
 HELP = """What does a model take to run and to train: flops, bytes and parameters, part by part?
 
-MODEL is a config.json, a local directory with one, or a hub id in the local cache; nothing means
-all-MiniLM-L6-v2. Weights are not read, nothing is computed and nothing is downloaded: widths are enough.
+MODEL is a config.json, a local directory with one, or a hub id in the local cache; without one,
+all-MiniLM-L6-v2 is counted. Weights are not read, nothing is computed and nothing is downloaded: widths are
+enough.
 
 Beside the exact count stand the approximation 2 N and 6 N tokens, and T*, the length at which pairs of tokens
 cost as much as weights.

@@ -22,14 +22,15 @@ TEXT = "The film was not boring, although the plot was weak."
 
 HELP = """Could a typo change this answer? Each word of a text: how far it can move, proved and attacked.
 
-Without MODEL a small classifier of opinions is asked that comes with regard (three layers, trained on
-sentences written for it). MODEL is a directory or a hub id of a sequence classifier, a GPT-2 (its next token)
-or an encoder (the cosine of its embedding), of the families BERT, DistilBERT and GPT-2.
+Without MODEL, the question goes to a small opinion classifier that comes with regard (three layers, trained
+on sentences written for it). MODEL is a directory or a hub id of a sequence classifier, a GPT-2 (its next
+token) or an encoder (the cosine of its embedding), of the families BERT, DistilBERT and GPT-2.
 
-A run that was stopped goes on where it was, if it is asked the same again with the same --out.
+An interrupted run continues where it stopped when the same command is repeated with the same --out.
 
-For each word: the relative move of its vector up to which the answer certainly stays (proved), and the
-shortest change that was found (attack). For the shipped classifier also every typo of one letter, run.
+For each word: how far its vector can move, relative to its length, without changing the answer (proved), and
+the shortest change that was found to do so (attack). With the shipped classifier, every one-letter typo
+is also tried.
 
 \b
 Examples
@@ -53,7 +54,7 @@ def decide(
         float, typer.Option(help="For embeddings: how far a word moves, relative to its length.")
     ] = 1e-3,
     resolution: Annotated[
-        float, typer.Option(help="How close a proved radius is to the first that is not, as a factor.")
+        float, typer.Option(help="How closely to search for the largest proved radius, as a factor.")
     ] = 1.04,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON and write nothing.")] = False,
     out: Annotated[Path, typer.Option(help="The directory for decide.html and decide.json.")] = Path(
@@ -72,7 +73,7 @@ def decide(
     if not resolution > 1:
         raise ArgumentError("--resolution", f"is {resolution}", "give a factor above 1, such as 1.1")
     if model is not None and text is None:
-        raise ArgumentError("--text", "is missing", "say what the model is asked about")
+        raise ArgumentError("--text", "is missing", "give the text that the model is to be asked about")
     if not json_:
         if importlib.util.find_spec("jinja2") is None:
             raise MissingExtraError("jinja2", "report")

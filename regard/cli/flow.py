@@ -24,9 +24,9 @@ STEPS = 32
 
 HELP = """Attention as motion: particles on a sphere, or tokens under a layer that is repeated.
 
-With MODEL (a directory or a hub id, as for regard audit; nothing means all-MiniLM-L6-v2) each layer is
+With MODEL (a directory or a hub id, as for regard audit; without one, all-MiniLM-L6-v2) each layer is
 applied to its own output again and again, from the tokens that enter it on a text: clusters, effective rank
-and mean cosine after every step. That is an observation on this text, and no theorem.
+and mean cosine after every step. That is an observation on this text, not a theorem.
 
 With any option of a simulation (--beta, --particles, ...) particles begin independent and uniform on the
 sphere and follow SA, x' = the projected mean of softmax(β⟨x, y⟩), or with --unnormalized USA. More than 5,000
@@ -52,7 +52,7 @@ Examples
 
 \b
 Exit status
-  0 done   2 wrong arguments or files   130 stopped by Ctrl-C: --resume goes on
+  0 done   2 wrong arguments or files   130 stopped by Ctrl-C: --resume continues
 """
 
 
@@ -82,7 +82,7 @@ def flow(
     beta: Annotated[
         float | None, typer.Option(help="Inverse temperature of a simulation.", show_default="4")
     ] = None,
-    particles: Annotated[int | None, typer.Option(help="How many.", show_default="300")] = None,
+    particles: Annotated[int | None, typer.Option(help="How many particles.", show_default="300")] = None,
     dimension: Annotated[
         int | None,
         typer.Option(help="Dimension of the space around the sphere.", show_default="2, the circle"),

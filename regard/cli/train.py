@@ -28,16 +28,16 @@ NAMED = 3
 HELP = """Train a small language model on any text.
 
 Tokens are characters, or bytes with --bytes. The last tenth of the text is held out. The model is a decoder
-with rotary positions; AdamW, gradient clipping, a warm-up and half a cosine. At each checkpoint: the held-out
-loss, a sample of text, and the regularity of each layer (QK and OV norms, entropy, largest logit, Jacobian
-norm); heads whose scores grow too fast are named as they do.
+with rotary positions; AdamW, gradient clipping, a warm-up and a half-cosine decay. At each checkpoint: the
+held-out loss, a sample of text, and the regularity of each layer (QK and OV norms, entropy, largest logit,
+Jacobian norm); heads whose scores grow too fast are named as they do.
 
 --promise L trains a model that keeps a Lipschitz constant from points to logits, token by token, at every
 step: tokens in a ball, orthogonal matrices, sorting, averages in place of sums. Each checkpoint proves the
 constant again from its weights. One head costs least: with h heads the certificate is divided by √h.
 
 --out gets step-N/ (model, optimizer, state; the last two are kept) and history.jsonl (a line for each
-checkpoint). Checkpoints are written whole or not at all, as safetensors and JSON. --resume goes on bit for
+checkpoint). Checkpoints are written whole or not at all, as safetensors and JSON. --resume continues bit for
 bit on the same machine, also after a kill or a crash.
 
 \b

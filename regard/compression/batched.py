@@ -16,10 +16,10 @@ SINKS, NEWEST = 4, 32
 """The first keys, and at most so many of the last, stand for themselves."""
 ROUNDS, STEPS = 4, 3
 """How often clusters, and the tilts of their atoms, are found again."""
-RIDGE = 3e-2
+RIDGE = 5e-3
 """How strongly fitted values are held to the means, relative to the mean square of a weight."""
-MOST = 3.0
-"""How many nats the mass of an atom is corrected by, at most."""
+BALANCED, MOST = 4, 3.0
+"""How often masses of atoms are corrected, and by how many nats at most."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,10 @@ def _fitted(
     (rows, seen), (queries, values) = looked, asked
     size = atoms.bias.shape[-1]
     mass = _sums(seen.unsqueeze(-1), labels, size).squeeze(-1).clamp_min(1e-20)
-    found = atoms.rows(queries).mean(-2).clamp_min(1e-20)
-    bias = atoms.bias + (mass / found).log().clamp(-MOST, MOST)
+    bias = atoms.bias
+    for _ in range(BALANCED):
+        found = HeadAtoms(atoms.keys, atoms.values, bias).rows(queries).mean(-2).clamp_min(1e-20)
+        bias = bias + (mass / found).log().clamp(-MOST, MOST)
     share = _shares((seen + 1e-20).log(), labels, size).exp().unsqueeze(-1)
     means = _sums(share * values, labels, size)
     law = HeadAtoms(atoms.keys, means, bias).rows(queries)

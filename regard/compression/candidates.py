@@ -68,7 +68,7 @@ class Fitted:
         if self.direct is not None:
             if beside is not None:
                 raise Refusal(
-                    "its rows are no softmax: keys that only some queries see have no place in them"
+                    "its rows are not a softmax, and keys that only some queries see have no place in them"
                 )
             return self.direct(queries)
         values = self.values if beside is None else torch.cat([self.values, beside.values])
@@ -370,7 +370,7 @@ def _key_features(head: Head, keys: Measure) -> Tensor:
 def _features(head: Head, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     if not isinstance(head.potential, (Dot, Bilinear)):
         name = type(head.potential).__name__
-        raise Refusal(f"{name} scores are no inner products of features of queries and keys; use Dot")
+        raise Refusal(f"{name} scores are not inner products of features of queries and keys; use Dot")
     marks = torch.arange(len(queries)), torch.arange(len(keys))
     return head.potential.features(queries, keys, *marks)
 

@@ -116,7 +116,7 @@ def _checked(attention: Attention, x: object, keys: Measure) -> Dot:
     if (potential.w_q is not None and potential.w_q.ndim > 2) or keys.batch_shape:
         raise ArgumentError("attention", "has heads or a batch", "ask for one head at a time")
     if not isinstance(x, Tensor) or x.ndim != 2:
-        raise ArgumentError("x", "is no sequence (m, d)", "give one sequence of tokens")
+        raise ArgumentError("x", "is not a sequence (m, d)", "give one sequence of tokens")
     return potential
 
 

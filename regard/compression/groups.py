@@ -96,7 +96,7 @@ def _turned(head: Head, queries: Measure, keys: Measure) -> tuple[Tensor, Tensor
     inner = potential.potential if isinstance(potential, Rotary) else potential
     if not isinstance(inner, (Dot, Bilinear)):
         name = type(inner).__name__
-        raise Refusal(f"{name} scores are no inner products of features of queries and keys; use Dot")
+        raise Refusal(f"{name} scores are not inner products of features of queries and keys; use Dot")
     q, k = potential.features(queries.points, keys.points, queries.positions(), keys.positions())
     factor = float(inner.factor(q.shape[-1])) if isinstance(inner, Dot) else 1.0
     return q, k, factor / float(head.normalizer.temperature)  # type: ignore[attr-defined]

@@ -179,8 +179,8 @@ _TORCH = {
         "seen; or support=regard.Padding(lengths[:, None])"
     ),
     "dropout_p": (
-        "write dropout=0.1, while training only; the weights that are left are no law, so that declarations, "
-        "derivatives and certificates are about attention without it"
+        "write dropout=0.1, while training only; the weights that are left are not a probability law, so "
+        "declarations, derivatives and certificates describe attention without dropout"
     ),
     "scale": "write potential=regard.Dot(scale=...)",
     "enable_gqa": "leave it out: fewer heads of keys than of queries are grouped",

@@ -273,7 +273,7 @@ def _with_added(mechanism: Attention, added: PositionPotential | None) -> Attent
     if added is None:
         return mechanism
     if not isinstance(added, PositionPotential):
-        found = f"is {_check.describe(added)}, which is no bias on pairs of positions"
+        found = f"is {_check.describe(added)}, which is not a bias on pairs of positions"
         raise ArgumentError("added", found, "give PairBias(mask), or make it a part of the mechanism")
     return mechanism.replace(potential=mechanism.potential + added)
 
@@ -329,7 +329,9 @@ def check_flags(**flags: bool) -> None:
 def check_laws(normalizer: Normalizer, dropout: float = 0.0) -> None:
     """P - uniform is a difference of laws, which sums to zero in each row."""
     if dropout > 0:
-        found = f"is {dropout} in shaped attention I + P - uniform, and rows with dropped weights are no laws"
+        found = (
+            f"is {dropout} in shaped attention I + P - uniform, and rows with dropped weights are not laws"
+        )
         raise ArgumentError("dropout", found, "leave it out, or shape nothing")
     if not normalizer.laws:
         found = (

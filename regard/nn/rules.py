@@ -90,6 +90,6 @@ def dropout_of(part: nn.Module) -> float:
 
 _RANDOM = {
     True: "dropout in training mode is random; call module.eval() first",
-    False: "dropout of attention weights in training mode leaves rows that are no laws, and at random; "
+    False: "dropout of attention weights in training mode leaves random rows that are not laws; "
     "call module.eval() first",
 }

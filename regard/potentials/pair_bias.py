@@ -33,7 +33,7 @@ class PairBias(PositionPotential):
     def __post_init__(self) -> None:
         if isinstance(self.bias, Tensor) and self.bias.dtype == torch.bool:
             found, remedy = (
-                "is boolean, which is no number to add",
+                "is boolean, which cannot be added to scores",
                 "write it as a support: regard.Where(mask)",
             )
             raise ArgumentError("bias", found, remedy)

@@ -82,7 +82,7 @@ class XPos(Potential):
         if kind == torch.float32 and _check.holds(largest > LARGEST[kind]):
             kind = torch.float64
         if _check.holds(largest > LARGEST[kind]):
-            found = f"reach over {float(high - low):g} positions, where powers of ζ are no numbers any more"
+            found = f"reach over {float(high - low):g} positions, where powers of ζ overflow"
             raise ArgumentError("marks", found, "give a larger reach=, or attend in windows")
         return (low + high) / 2, kind
 

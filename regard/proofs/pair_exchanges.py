@@ -96,7 +96,7 @@ def exchange_pairs(
     with question():
         search = _Search(classifier(model, readout, "exchange_pairs"), x.detach().double(), batch, worth)
         for place, embeddings in choices.items():
-            search.run([({place: k}, {place: one}) for k, one in enumerate(embeddings.double())])
+            search.run({place: embeddings.double()}, torch.arange(len(embeddings)).unsqueeze(-1))
         for first, second in itertools.combinations(sorted(choices), 2):
             search.pairs((first, choices[first].double()), (second, choices[second].double()))
     return search.found()
@@ -148,21 +148,21 @@ class _Search:
             tuple(self.changed),
         )
 
-    def run(self, exchanges: list[tuple[Exchange, dict[int, Tensor]]]) -> None:
-        """Exchanges with their embeddings, run in batches."""
-        for k in range(0, len(exchanges), self.batch):
-            group = exchanges[k : k + self.batch]
+    def run(self, words: Mapping[int, Tensor], chosen: Tensor) -> None:
+        """Exchanges of the words at some places for those of chosen numbers (count, places), in batches."""
+        for group in chosen.split(self.batch):
             points = self.x.repeat(len(group), 1, 1)
-            for row, (_, tokens) in zip(points, group, strict=True):
-                for place, token in tokens.items():
-                    row[place] = token
+            for (place, tokens), numbers in zip(words.items(), group.unbind(-1), strict=True):
+                points[:, place] = tokens[numbers]
             leads, others = outcomes(self.classifier.run(points), self.label)
-            for value, other, (exchange, _) in zip(leads, others, group, strict=True):
+            for numbers, other in zip(group.tolist(), others, strict=True):
                 if other:
-                    self.changed.append(exchange)
-                if value < self.least:
-                    self.least, self.worst = value, exchange
-        self.count += len(exchanges)
+                    self.changed.append(dict(zip(words, numbers, strict=True)))
+            lowest = min(range(len(leads)), key=leads.__getitem__)
+            if leads[lowest] < self.least:
+                self.least = leads[lowest]
+                self.worst = dict(zip(words, group[lowest].tolist(), strict=True))
+        self.count += len(chosen)
 
     def pairs(self, first: tuple[int, Tensor], second: tuple[int, Tensor]) -> None:
         """All pairs of two positions: sets of them are proved, split or run."""
@@ -171,7 +171,7 @@ class _Search:
             some, others = waiting.pop()
             size = len(some) * len(others)
             if size < self.worth or (len(some) == 1 and len(others) == 1):
-                self.run(list(self._each(first, some, second, others)))
+                self.run(dict((first, second)), torch.cartesian_prod(some, others))
                 continue
             sets = ((first[0], first[1][some]), (second[0], second[1][others]))
             if self._holds(sets):
@@ -180,10 +180,6 @@ class _Search:
                 waiting += [(some[part], others) for part in _halves(sets[0][1])]
             else:
                 waiting += [(some, others[part]) for part in _halves(sets[1][1])]
-
-    def _each(self, first: Any, some: Tensor, second: Any, others: Tensor) -> Any:
-        for a, b in itertools.product(some.tolist(), others.tolist()):
-            yield {first[0]: a, second[0]: b}, {first[0]: first[1][a], second[0]: second[1][b]}
 
     def _holds(self, sets: tuple[tuple[int, Tensor], ...]) -> bool:
         """Whether the label leads for all pairs of two sets, by one bound on the balls around them."""

@@ -131,7 +131,7 @@ class Training:
         kept = saved.checkpoints(directory)
         if kept:
             found = f"{directory} holds a training at step {kept[-1].step}"
-            raise ArgumentError("--out", found, "add --resume to go on with it, or give another directory")
+            raise ArgumentError("--out", found, "add --resume to continue it, or give another directory")
         torch.manual_seed(recipe.seed)
         return cls(text, recipe, directory, build(recipe, len(text.alphabet)))
 

@@ -16,6 +16,7 @@ from regard.audits import meeting, page
 from regard.audits.fleet import Alone, Fleet, joined
 from regard.audits.launching import launch
 from regard.audits.meeting import Meeting
+from regard.audits.steps import Step
 from tests.audits import fleet
 from tests.ranks import run_processes
 
@@ -30,18 +31,23 @@ FILES = ("report.json", "report.html", "card.md")
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The report of one process."""
-    folder, threads = tmp_path_factory.mktemp("whole"), torch.get_num_threads()
-    torch.set_num_threads(1)
-    run = fleet.audit()
-    run.measure()
-    torch.set_num_threads(threads)
-    page.save(run.report(), folder)
-    return contents(folder)
+    return written(lambda run: run.measure(), tmp_path_factory.mktemp("whole"))
 
 
 @pytest.fixture
 def server():
     return dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+
+
+def written(measure, folder):
+    """The report of an audit in this process."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    audit = fleet.audit()
+    measure(audit)
+    torch.set_num_threads(threads)
+    page.save(audit.report(), folder)
+    return contents(folder)
 
 
 def contents(folder):
@@ -67,6 +73,32 @@ def test_the_report_is_that_of_one_process(world, whole, server, tmp_path):
     assert sorted(key for share in shares for key in share) == sorted(keys), "every step is done once"
     assert world == 1 or all(shares), "everybody works"
     assert not (tmp_path / "out" / ".units").exists()
+
+
+def test_steps_can_be_done_in_any_order(whole, tmp_path):
+    """Texts that alternate, and the last first; one text at a time is in memory."""
+
+    def shuffled(audit):
+        made, make = [], audit._scene
+        audit._scene = lambda item: made.append(item.index) or make(item)
+        steps = audit.steps()
+        for step in [*steps[::-2], *steps[-2::-2]]:
+            step.do()
+        assert made == [1, 0, 1, 0]
+
+    assert written(shuffled, tmp_path) == whole
+
+
+def test_a_step_has_random_numbers_of_its_own():
+    drawn = []
+    step = Step("", "", lambda: drawn.append(torch.rand(4).tolist()))
+    torch.manual_seed(7)
+    step.do()
+    outside = torch.rand(4).tolist()
+    step.do()
+    assert drawn[0] == drawn[1] != outside
+    torch.manual_seed(7)
+    assert torch.rand(4).tolist() == outside
 
 
 @pytest.mark.parametrize("lost", [0, 1])
@@ -199,6 +231,26 @@ def test_a_rank_that_never_comes(server, monkeypatch):
     with here.alive():
         assert here.gather("subject", "mine") == {0: "mine"}
     assert here.gone() == {1}
+
+
+@pytest.mark.parametrize(
+    ("rank", "variables", "raised"),
+    [
+        (0, {room.GROUP: "group"}, r.errors.ArgumentError),
+        (1, {room.GROUP: "group"}, SystemExit),
+        (1, {}, r.errors.ArgumentError),
+    ],
+)
+def test_who_says_an_error(rank, variables, raised, server):
+    """Every rank of torchrun; of the workers that are started here, the first."""
+    usual = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    place = {"MASTER_PORT": str(server.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    with pytest.raises(raised) as caught, joined({**usual, **place, **variables}):
+        raise r.errors.ArgumentError("MODEL", "is broken", "repair it")
+    assert raised is r.errors.ArgumentError or caught.value.code == 2
+    other = Meeting.at("127.0.0.1", server.port, 1 - rank, 2, hosted=True)
+    with pytest.raises(r.errors.ArgumentError, match=rf"rank {rank}: stopped \(MODEL: is broken; repair"):
+        other.raise_trouble()
 
 
 def test_whoever_hosts_the_meeting_is_gone(monkeypatch):

@@ -1,6 +1,4 @@
-"""The command line on several ranks: one report, one summary, and one line on every rank where something is
-wrong with one of them.
-"""
+"""The command line on several ranks: one report and one summary; and what it refuses."""
 
 import os
 import sys
@@ -9,7 +7,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from regard.audits.fleet import GROUP
 from regard.audits.owning import Hold, Owner
 from regard.cli import main
 from tests.audits.checkpoints import save
@@ -28,7 +25,7 @@ def model(tmp_path_factory):
     return save(tmp_path_factory.mktemp("model") / "tiny")
 
 
-def command(rank, world, port, folder, arguments, launched):
+def command(rank, world, port, folder, arguments):
     """What torchrun does for a rank, with its words in files."""
     torch.set_num_threads(1)
     for number, name in ((1, "output"), (2, "errors")):
@@ -41,16 +38,15 @@ def command(rank, world, port, folder, arguments, launched):
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "HF_HUB_OFFLINE": "1",
         "COLUMNS": "120",
-        **({GROUP: "group"} if launched else {}),
     }
     sys.argv = ["regard", "audit", *map(str, arguments[rank])]
     main()
 
 
-def on_ranks(folder, *arguments, launched=False):
+def on_ranks(folder, *arguments):
     """Exit codes, outputs and errors of ranks with these arguments."""
     server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    codes = run_processes(command, len(arguments), server.port, folder, arguments, launched)
+    codes = run_processes(command, len(arguments), server.port, folder, arguments)
     words = [[(folder / f"{name} {rank}").read_text() for rank in range(len(codes))] for name in WORDS]
     return codes, *words
 
@@ -79,18 +75,6 @@ def test_one_report(model, tmp_path, monkeypatch, capsys):
     for name in FILES:
         assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
     assert sorted(path.name for path in (tmp_path / "two").iterdir()) == sorted(FILES)
-
-
-def test_a_rank_with_other_arguments(model, tmp_path):
-    """Workers that `--processes` has started say once what is wrong with one of them."""
-    usual = (model, *USUAL, "--out", tmp_path / "out")
-    codes, outputs, errors = on_ranks(tmp_path, usual, (*usual, "--text", "more"), launched=True)
-    line = (
-        "regard: --text: of rank 1 differs from that of rank 0; give all ranks the same arguments, files "
-        "(copies with their times) and settings\n"
-    )
-    assert (codes, outputs, errors) == ([2, 2], ["", ""], [line, ""])
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 """hf.compress: everything kept is the model, biases reach the kernel, positions are true, queries turn."""
 
+import copy
 import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers
 from transformers import DynamicCache
 
@@ -12,7 +14,7 @@ from regard import Sparsemax, hf
 from regard.compression.batched import HeadAtoms, merge_heads
 from regard.errors import ArgumentError
 from regard.hf.arguments import Arguments
-from regard.hf.atoms import atom_cache, attend_all, attend_atoms
+from regard.hf.atoms import atom_cache, attend_all, attend_atoms, laid_out
 from regard.hf.hearing import turned
 
 COUNT, NEXT = 60, 7
@@ -87,6 +89,51 @@ def test_copies_are_one_atom_with_their_number(model, at_once):
         mask = torch.ones(1, 1, NEXT, COUNT + 1 + NEXT, dtype=torch.bool).tril(COUNT + 1)
         exact = model(new, past_key_values=twice, position_ids=places, attention_mask=mask).logits
     torch.testing.assert_close(_goes_on(model, atoms, at_once), exact, rtol=1e-9, atol=1e-9)
+
+
+def test_a_cache_goes_on_twice_and_is_cut(model):
+    """Tokens that arrive in one copy, or after a cut, change nothing that was handed out before."""
+    cache, heard = _filled(model)
+    found = hf.compress(model, cache, 20, heard).cache
+    other = copy.copy(found)
+    other.layers = [copy.copy(layer) for layer in found.layers]
+    first = _goes_on(model, found, False)
+    held = [layer.keys for layer in found.layers]
+    numbers = [keys.clone() for keys in held]
+    torch.testing.assert_close(_goes_on(model, other, True), first, rtol=1e-9, atol=1e-9)
+    found.crop(-NEXT)
+    assert found.get_seq_length() == COUNT
+    torch.testing.assert_close(_goes_on(model, found, False), first, rtol=1e-9, atol=1e-9)
+    assert all(torch.equal(keys, same) for keys, same in zip(held, numbers, strict=True))
+    for batched in (found, other):
+        batched.crop(-NEXT)
+        batched.batch_repeat_interleave(2)
+    with torch.no_grad():
+        twice = model(_ids()[:, COUNT:].repeat(2, 1), past_key_values=found).logits
+    torch.testing.assert_close(twice, first.repeat(2, 1, 1), rtol=1e-9, atol=1e-9)
+
+
+def test_there_is_always_room_for_more_tokens(monkeypatch):
+    """Keys, values and biases of a layer that grows beyond its room, and with gradients."""
+    monkeypatch.setattr("regard.hf.atoms.MORE", 2)
+    keys, values, bias = (torch.randn(2, 3, *wide, dtype=torch.float64) for wide in ((4,), (5,), ()))
+    layer = atom_cache([HeadAtoms(keys, values, bias)], 10, torch.float64, 4).layers[0]
+    new = torch.randn(1, 2, 9, 4, dtype=torch.float64), torch.randn(1, 2, 9, 5, dtype=torch.float64)
+    for place in range(9):
+        new[0].requires_grad_(place == 4)
+        found = layer.update(new[0][:, :, place : place + 1], new[1][:, :, place : place + 1])
+    wide = torch.cat([torch.cat([keys, bias.unsqueeze(-1)], -1)[None], F.pad(new[0].detach(), (0, 1))], -2)
+    torch.testing.assert_close(found[0], wide, rtol=0, atol=0)
+    torch.testing.assert_close(found[1], torch.cat([values[None], new[1]], -2), rtol=0, atol=0)
+    torch.testing.assert_close(found[0].ready.keys, wide[..., :-1], rtol=0, atol=0)
+    torch.testing.assert_close(found[0].ready.bias, laid_out(wide, 4), rtol=0, atol=0)
+
+
+def test_what_atoms_cannot_do_is_refused():
+    q, k, v = (torch.randn(1, 2, n, 5 + (n == 9), dtype=torch.float64) for n in (1, 9, 9))
+    for name, said in {"dropout": 0.1, "output_attentions": True, "softcap": 3.0}.items():
+        with pytest.raises(ArgumentError, match=name):
+            attend_atoms(q, k, v, None, Arguments(**{name: said}))
 
 
 def test_another_attention_fails_loudly(model):

@@ -114,11 +114,21 @@ def test_a_tie_is_open():
     assert found.least_margin <= 0
 
 
-def test_a_radius_beyond_the_bounds_is_open_with_a_reason():
+def test_where_nothing_is_known_of_a_token_the_last_norm_layer_is():
+    """A readout that cannot tell its values apart: proved at any radius that numbers have room for."""
     model, readout = classifier(4, sharp=3.0)
     readout = Affine(1e-6 * readout.w, torch.tensor([1.0, 0.0, 0.0], dtype=D))
     x = sequence(4)
     found = r.decide(model, x, r.one_token(x, 1, 1e3), readout=readout)
+    assert found.holds is True
+    assert 0.999 < found.least_margin <= found.attack.value
+
+
+def test_a_radius_beyond_the_bounds_is_open_with_a_reason():
+    model, readout = classifier(4, sharp=3.0)
+    readout = Affine(1e-6 * readout.w, torch.tensor([1.0, 0.0, 0.0], dtype=D))
+    x = sequence(4)
+    found = r.decide(model, x, r.one_token(x, 1, 1e7), readout=readout)
     assert found.holds is None
     assert math.isinf(found.margin.value)
     assert "smaller radius" in str(found)

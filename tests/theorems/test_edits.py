@@ -68,6 +68,12 @@ def test_one_word_that_comes_is_exact(map):
     _equal(row_deviations(map, inserted(X, Vocabulary(WORDS))), truth.amax(0))
 
 
+def test_each_word_of_a_vocabulary_is_exact():
+    for word in WORDS:
+        truth = _moved(MIXED, X, torch.cat([X, word[None]]), list(range(TOKENS)))
+        _equal(row_deviations(MIXED, inserted(X, Vocabulary(word[None]))), truth)
+
+
 @pytest.mark.parametrize("gone", [(0,), (3,), (5, 1)])
 def test_words_that_go_are_exact(map, gone):
     stays = [index for index in range(TOKENS) if index not in gone]

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from regard.attention import Attention
-from regard.domains import Ball, NearbyLaws, Vocabulary
+from regard.domains import Ball, NearbyLaws, Neighborhood, Vocabulary
 from regard.errors import ArgumentError
 from regard.lookups import Linear
 from regard.measure import Measure
 from regard.normalizers import Sparsemax
-from regard.norms import TokenMax
+from regard.norms import TokenMax, Wasserstein
 from regard.potentials import Bilinear, Dot, Gaussian
 from regard.proofs import certify, deviation
 from regard.proofs.law_rows import LawRows
@@ -116,3 +116,5 @@ def test_bad_arguments():
         NearbyLaws(x, -0.1, Ball(2.0))
     with pytest.raises(ArgumentError, match="Vocabulary"):
         NearbyLaws(x, 0.1, x)
+    with pytest.raises(ArgumentError, match="NearbyLaws"):
+        Neighborhood(Measure(x), 0.1, norm=Wasserstein(1.0))

@@ -117,7 +117,7 @@ def bias_of(pairs: Pairs, heads: int) -> Potential | None:
     table = _bias_table(bias, allowed, offset.expand_as(bias), 2 * reach + 1)
     if not bool(((table[:, offset] == bias) | ~allowed).all()):
         raise NotCovered(
-            "the attention mask adds numbers to the scores that are no function of "
+            "the attention mask adds numbers to the scores that are not a function of "
             "the offset between key and query"
         )
     return RelativeBias(table, Clipped(reach))
@@ -198,7 +198,7 @@ def _pair_table(allowed: Tensor, marks: Tensor | None) -> Support:
         len(row.unique()) < len(row) for row in marks.reshape(-1, marks.shape[-1])
     ):
         raise NotCovered(
-            "two tokens that see each other differently share a position, so that the mask is no relation "
+            "two tokens that see each other differently share a position, so the mask is not a relation "
             "of positions"
         )
     size = int(marks.max()) + 1

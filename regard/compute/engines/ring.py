@@ -206,7 +206,7 @@ def _why_not(problem: Problem) -> Refused | None:
     """Why a problem of this rank cannot go round."""
     if not isinstance(problem.normalizer, Softmax):
         kind = type(problem.normalizer).__name__
-        return Refused(f"shards of keys are joined by their log-sum-exps, and {kind} is no softmax.")
+        return Refused(f"shards of keys are joined by their log-sum-exps, and {kind} is not a softmax.")
     marks = (problem.query_marks, problem.key_marks)
     if any(one is None for one in marks):
         return Refused("its tokens have no places in a sequence; call attend or apply with engine=Ring().")

@@ -225,10 +225,14 @@ class HeadMoves:
         found = self._row(*(part.where(~self.astray.unsqueeze(-1)) for part in (first, rest, mixed)))
         beyond = (Upper(self.law) * (found.up + found.down).halved() * self.apart_sizes).sum(-1)
         wide = self.apart_sizes.where(seen).amax(-1)
-        self.astray = self.astray | ~(beyond.bound <= wide.bound)
+        longer = ~(beyond.bound <= wide.bound) & ~self.astray
+        if not bool(longer.any()):
+            return found
+        self.astray = self.astray | longer
         return self._row(*(part.where(~self.astray.unsqueeze(-1)) for part in (first, rest, mixed)))
 
     def _row(self, first: Upper, rest: Upper, mixed: Upper) -> Row:
+        """With what is known of the spread of scores."""
         d, slopes = self.first_width, self.slopes
         weighted = self.law.sqrt().unsqueeze(-1) * slopes[..., :d]
         spread = form_norms(weighted) if d else exact(torch.zeros(self.state.tokens, dtype=torch.float64))

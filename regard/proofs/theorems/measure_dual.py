@@ -13,6 +13,7 @@ from regard._upper import Lower, Upper, exact, exact_lower
 from regard.domains import Ball, NearbyLaws
 from regard.norms import TokenMax
 from regard.proofs.law_rows import LawRows
+from regard.proofs.slices import Slices
 from regard.proofs.subject import Head
 from regard.proofs.theorem import Bound, Theorem
 from regard.proofs.theorems.measure_deviation import CHECKED, closed_form
@@ -25,8 +26,11 @@ In the letters of `measure_deviation`, with $h = k\,(V - u)$: if for some $\lamb
 \sum_jw_j\sup_y\left[\,|h(y) - h(x_j)| - \tau\,(k(y) - \kappa_j) - \lambda|y - x_j|\,\right] \le \tau, $$ $y$
 running over where mass may go, then $|T_\nu(x) - T_\mu(x)| \le \tau$ for every such law $\nu$ with $W_1(\mu,
 \nu) \le \rho$. A vocabulary is enumerated. On a ball $|h(y) - h(x_j)| \le \min(|k - \kappa_j|z_j + k\min(wr,
-v_j),\ kz_{\max} + \kappa_jz_j)$ with $r = |y - x_j| \ge |\log k - \log\kappa_j|/\alpha$ and $v_j \ge |V(y) -
-V_j|$, and $k$ runs over cells.
+v_j),\ kz + \kappa_jz_j)$ with $r = |y - x_j|$, $z \ge |V(y) - u|$ and $v_j \ge |V(y) - V_j|$, and $k$ runs
+over cells. The weight says where $y$ is along the slope $\theta$ of the scores, $t = (\log k - \log
+k(c))/\alpha$ from the center $c$, and $q = \sqrt{R^2 - t^2}$ how far it can be across: with $t_p$ and $a_p$
+the same of a point $p$, $(t - t_p)^2 + (a_p - q)_+^2 \le |y - p|^2 \le (t - t_p)^2 + (a_p + q)^2$. That
+bounds $r$ from below for $p = x_j$, and $z \le w|y - m|$ from above for the mean $m$ of the row's keys.
 """,
     hypotheses=("softmax rows", "bilinear scores", "values affine in the tokens", "no masks, no positions"),
     source="(vuckovic2021)",
@@ -37,17 +41,19 @@ $\mu(k) = 1$: $\int k\,(e\cdot(V - u) - \tau)\,d\nu = -\tau + \mathbb{E}[e\cdot(
 k(X))]$, and the expectation is at most $\lambda\,\mathbb{E}|Y - X| + \mathbb{E}[\,|h(Y) - h(X)| - \tau(k(Y) -
 k(X)) - \lambda|Y - X|\,] \le \lambda\rho + \sum_jw_j\sup_y[\dots]$.
 
-On a ball: the two ways of `measure_deviation` to write $h(y) - h(x_j)$, and the triangle inequality. For $k$
-in a cell $[k_a, k_b]$ with $r \ge r_0$, $k\min(wr, v) - \lambda r$ is at most $k_bwr_0 - \lambda r_0$ where
-$k_bw \le \lambda$, and $k_bv - \lambda\max(r_0, v/w)$ otherwise. Above $\kappa_j$ there is
+On a ball: the two ways of `measure_deviation` to write $h(y) - h(x_j)$, and the triangle inequality. Since
+$\log k$ is affine with slope $\theta$, $t = \theta\cdot(y - c)/\alpha$; the part of $y - c$ across $\theta$
+has at most the length $q$, as $|y - c| \le R$; and $|y - p|^2$ is the sum of the squares along and across.
+For $k$ in a cell $[k_a, k_b]$ with $r \ge r_0$, $k\min(wr, v) - \lambda r$ is at most $k_bwr_0 - \lambda r_0$
+where $k_bw \le \lambda$, and $k_bv - \lambda\max(r_0, v/w)$ otherwise. Above $\kappa_j$ there is
 $(k - \kappa_j)(z_j - \tau) \le (k_b - \kappa_j)(z_j - \tau)_+ - (k_a - \kappa_j)(\tau - z_j)_+$; below,
 $(\kappa_j - k)(z_j + \tau) \le (\kappa_j - k_a)(z_j + \tau)$. $\tau$ and $\lambda$ are searched without
 proof, and the inequality is checked.
 """,
 )
 
-CELLS = 96
-"""Cells of log k on a ball, on either side of an atom."""
+CELLS, FEWEST, MOST = 256, 96, 2**22
+"""Cells of log k on a ball, on either side of an atom; at least so many where all of them are too many."""
 
 GOLDEN = (math.sqrt(5) - 1) / 2
 REACH = 0.7
@@ -145,7 +151,7 @@ def _on_ball(rows: LawRows) -> Gains:
 
 
 class _Side:
-    """Cells [k_a, k_b] on one side of each κ_j, all (m, n, CELLS)."""
+    """Cells [k_a, k_b] on one side of each κ_j, all (m, n, cells)."""
 
     def __init__(self, rows: LawRows, upward: bool) -> None:
         self.rows, self.upward = rows, upward
@@ -156,7 +162,9 @@ class _Side:
         self.kappa = rows.log_atoms.exp().unsqueeze(-1)
         self.kappa_low = rows.log_atoms.exp_low().unsqueeze(-1)
         self.size = rows.atoms.lengths().unsqueeze(-1)
-        self.far = self._far(low, high)
+        slices = Slices(rows, low, high)
+        self.far = slices.nearest_atoms().bound
+        self.farthest = rows.farthest[:, None, None].minimum(rows.head.w * slices.farthest_from_means())
         self.wide = rows.values_apart.map(lambda t: t[None, :, None]).firm()
 
     def _ends(self) -> Tensor:
@@ -165,17 +173,11 @@ class _Side:
         start = atoms.smallest() if self.upward else atoms.largest()
         last = (self.rows.largest if self.upward else self.rows.smallest).unsqueeze(-1)
         last = torch.maximum(last, atoms.largest()) if self.upward else torch.minimum(last, atoms.smallest())
-        parts = torch.linspace(0, 1, CELLS + 1, dtype=torch.float64)
+        cells = max(FEWEST, min(CELLS, MOST // start.numel()))
+        parts = torch.linspace(0, 1, cells + 1, dtype=torch.float64)
         ends = start.unsqueeze(-1) + parts * (last - start).unsqueeze(-1)
         ends[..., -1] = last
         return ends
-
-    def _far(self, low: Tensor, high: Tensor) -> Tensor:
-        """At most |y - x_j|: the distance of log κ_j from the cell, over α."""
-        atoms = self.rows.log_atoms
-        above, below = low - atoms.largest().unsqueeze(-1), atoms.smallest().unsqueeze(-1) - high
-        away = torch.maximum(above, below).clamp_min(0.0) * (1 - 1e-15)
-        return (exact_lower(away) / self.rows.alpha[:, None, None]).bound
 
     def gains(self, tau: Tensor, multiplier: Tensor) -> Upper:
         """min of both ways to write h(y) - h(x_j), with -τ(k - κ_j) - λ|y - x_j| added."""
@@ -183,9 +185,9 @@ class _Side:
         added, taken = self._moved(multiplier, near)
         more, less = self._weights(tau)
         one = (more + added) - (less + taken)
-        farthest, zero = self.rows.farthest[:, None, None], exact_lower(0.0)
+        farthest = self.farthest
         through = self.heaviest * (farthest - exact_lower(tau)) + self.kappa * (self.size + exact(tau))
-        slack = (exact_lower(tau) - farthest).maximum(zero)
+        slack = exact_lower(tau) - farthest
         return one.minimum(through - (self.lightest * slack + near))
 
     def _weights(self, tau: Tensor) -> tuple[Upper, Lower]:
