@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -81,7 +82,11 @@ class Snapshot:
         """The model as transformers has it."""
         import transformers
 
-        sizes = {"hidden_size": WIDTH, "intermediate_size": HIDDEN, "num_hidden_layers": LAYERS}
+        sizes: dict[str, Any] = {
+            "hidden_size": WIDTH,
+            "intermediate_size": HIDDEN,
+            "num_hidden_layers": LAYERS,
+        }
         config = transformers.LlamaConfig(
             vocab_size=WORDS, num_attention_heads=HEADS, tie_word_embeddings=True, rms_norm_eps=1e-6, **sizes
         )
