@@ -90,18 +90,27 @@ def test_attention_with_scores_that_may_be_anything(order):
             assert held(after, head(at).unsqueeze(0), a) <= 1
 
 
-def test_means_by_any_law_have_an_equality_case(monkeypatch):
-    """Two keys whose values are v and -v: a law on one of them is at the border of what the other allows."""
-    x = torch.zeros(2, 2, dtype=D)
-    x[0, 0], x[1, 0] = 1.0, -1.0
+def any_law(monkeypatch, steep):
+    """How far outputs may be from those at the center, by any law on two keys with values 1 and -1."""
+    x = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=D)
     w = torch.eye(2, dtype=D)
-    head = r.Attention(r.Dot(1e-3 * w, 1e-3 * w), r.Linear(w))
+    head = r.Attention(r.Dot(steep * w, steep * w, scale=1.0), r.Linear(w))
     monkeypatch.setattr(heads, "STEEPEST", 0.0)
-    state = begin.one(Radii(x, torch.tensor([1e-7, 1e-7], dtype=D)))
-    after = through.one(head, state)
-    a = torch.tensor([[[1.0], [0.0]]], dtype=D)
+    after = through.one(head, begin.one(Radii(x, torch.tensor([1e-9, 1e-9], dtype=D))))
     assert not bool((after.linear != 0).any())
-    most = reaches(after, a)
+    return reaches(after, torch.tensor([[[1.0], [0.0]]], dtype=D))[:, 0]
+
+
+def test_means_by_any_law_have_an_equality_case(monkeypatch):
+    """A row that looks at one key alone: the law on the other is two away, and at the border."""
+    most = any_law(monkeypatch, 6.0)  # weights of e^{-72}
+    assert bool((most >= 2.0).all())
+    assert bool((most <= 2.0 + 1e-6).all())
+
+
+def test_means_by_any_law_lose_at_most_the_root_of_their_number(monkeypatch):
+    """A row that looks at both: each is one away, and what is said of them is √2."""
+    most = any_law(monkeypatch, 1e-3)
     assert bool((most >= 1.0).all())
     assert bool((most <= 2**0.5 + 1e-5).all())
 
