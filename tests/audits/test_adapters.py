@@ -407,7 +407,7 @@ def test_a_bias_in_a_mask_is_a_potential():
             assert disagreement(declared) < 1e-6
             assert disagreement(with_potential(declared, declared.attention.potential.terms[0])) > 1e-3
         other = {**call, "attention_mask": tokens(9)[:, :9].reshape(1, 1, 9, 9)}
-        assert all("no function of the offset" in reason for reason in declarations(model, other).values())
+        assert all("not a function of the offset" in reason for reason in declarations(model, other).values())
 
 
 @pytest.mark.parametrize("low", [-1e9, -1e30, torch.finfo(torch.float32).min, -torch.inf])

@@ -210,7 +210,7 @@ def test_heads_that_share_keys_share_atoms():
     table = cheaper(Heads(ORDERED, LAYER.w_o), X, candidates=(Merged(8), Nystrom(8), Features(Elu())))
     merged, nystrom, elu = table.choices
     assert math.isclose(merged.memory, 8 * (4 + 3 + 1) / (31 * 7))
-    assert "no softmax" in nystrom.refused
+    assert "not a softmax" in nystrom.refused
     assert "replace exp" in elu.refused
 
 

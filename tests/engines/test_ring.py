@@ -61,7 +61,7 @@ SAID = {
     "parameters": ("ArgumentError", "2.0"),
     "batch": ("ArgumentError", "[2] on rank 0 and [4] on rank 1"),
     "a matrix": ("ArgumentError", "(..., tokens, width)"),
-    "a normalizer": ("RefusalError", "Entmax is no softmax"),
+    "a normalizer": ("RefusalError", "Entmax is not a softmax"),
     "devices": ("ArgumentError", "meta"),
     "zigzag": ("ArgumentError", "Ring.shard"),
     "a DTensor": ("ArgumentError", "to_local()"),

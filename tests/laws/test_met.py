@@ -111,7 +111,7 @@ def test_blocks_of_documents_are_the_definition(name, causal):
     [
         ({"is_causal": True}, r"^is_causal: is torch's name; write support=regard.Causal\(\)"),
         ({"attn_mask": torch.ones(3, 3).bool()}, r"^attn_mask: .*support=regard.Where\(mask\)"),
-        ({"dropout_p": 0.1}, "^dropout_p: .*no law"),
+        ({"dropout_p": 0.1}, "^dropout_p: .*not a probability law"),
         ({"scale": 0.5}, r"^scale: .*Dot\(scale="),
         ({"enable_gqa": True}, "^enable_gqa: .*grouped"),
         ({"maks": 1}, "^maks: is not an argument of attend; it takes potential"),

@@ -373,7 +373,7 @@ def test_checkpoints_are_tensors_and_json(whole):
         (("--resume", "--steps", "99"), "--steps: is 99, and the training in this directory has 8"),
         (("--resume", "--bytes"), "--bytes: is True, and the training in this directory has False"),
         (("--resume", "--data", DATA), "is not the text of this training, or was changed"),
-        (("--data", DATA), "holds a training at step 4; add --resume to go on with it"),
+        (("--data", DATA), "holds a training at step 4; add --resume to continue it"),
     ],
 )
 def test_another_training_is_not_mixed_in(half, arguments, message):
