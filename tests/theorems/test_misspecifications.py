@@ -39,7 +39,7 @@ MAPS = {
 @pytest.mark.parametrize("name", MAPS)
 def test_laws_of_different_sizes_stay_below(name, p):
     generator = torch.Generator().manual_seed(len(name))
-    for sizes in ((3, 5), (4, 4), (1, 6), (6, 2)):
+    for sizes in ((3, 5), (4, 4), (1, 4)):
         map, center = MAPS[name](generator), draw(generator, 2)
         x, y = (center + 0.4 * draw(generator, size, 2) for size in sizes)
         found = misspecification(map, x, y, norm=r.Wasserstein(p))
@@ -52,7 +52,7 @@ def test_laws_of_different_sizes_stay_below(name, p):
 @pytest.mark.parametrize("p", [1.0, 2.0])
 def test_weights(p):
     generator = torch.Generator().manual_seed(0)
-    for _ in range(10):
+    for _ in range(4):
         attention = MAPS["biases"](generator)
         x, y = (r.Measure(0.5 * draw(generator, size, 2), draw(generator, size)) for size in (3, 5))
         found = misspecification(attention, x, y, norm=r.Wasserstein(p))

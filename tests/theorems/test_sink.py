@@ -25,7 +25,7 @@ def test_no_attack_exceeds_the_bound(norm, rotary):
         center = torch.randn(4, generator=torch.Generator().manual_seed(9), dtype=D)
         domain = r.Ball(radius, center, tokens=4)
         bound = r.certify(attention, domain, norm).value
-        found = r.falsify(attention, domain, norm, restarts=2, steps=10).value
+        found = r.falsify(attention, domain, norm, restarts=1, steps=6).value
         assert 0.002 * bound < found <= bound
 
 
