@@ -129,7 +129,7 @@ def _open(directory: Path) -> tuple[int, bool | None]:
             file = os.open(directory / OWNER, os.O_RDWR | os.O_CREAT, 0o666)
         except (FileNotFoundError, FileExistsError):  # whoever had the directory has just removed it
             tries += 1
-            if tries > 1000 or (os.path.lexists(directory) and not directory.is_dir()):
+            if tries > 1000 or directory.is_file():
                 raise
             continue
         locked = _lock(file)
