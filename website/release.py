@@ -106,8 +106,8 @@ def commands(tests: str) -> str:
         with tarfile.open(archive) as packed:
             packed.extractall(scratch, filter="data")
         (folder,) = Path(scratch).iterdir()
-        run("make", "audit", cwd=folder)
-        said = run("make", tests, cwd=folder)
+        run("make", "--no-print-directory", "audit", cwd=folder)
+        said = run("make", "--no-print-directory", tests, cwd=folder)
         if not (folder / "audit-report" / "report.html").is_file():
             sys.exit("make audit ended well and wrote no audit-report/report.html")
     return f"make audit wrote its report; make {tests}: {said.splitlines()[-1].strip(' =')}"
