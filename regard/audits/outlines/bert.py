@@ -26,9 +26,7 @@ def bert(said: Said, kind: str) -> nn.Module:
     inside = {"embeddings": _embeddings(said, package, prefix, narrow, eps)}
     if narrow != width:
         inside["embeddings_project"] = nn.Linear(narrow, width)
-    blocks = layers(
-        said.whole("num_hidden_layers"), lambda number: _block(said, package, prefix, width, eps)
-    )
+    blocks = layers(said.whole("num_hidden_layers"), lambda number: _block(said, package, prefix, width, eps))
     inside["encoder"] = part(package, f"{prefix}Encoder", layer=blocks)
     if kind != "electra":
         inside["pooler"] = part(package, f"{prefix}Pooler", dense=nn.Linear(width, width))

@@ -73,6 +73,4 @@ def _head_width(said: Said, kind: str) -> int:
 
 def _norm(said: Said, kind: str, width: int) -> Outline:
     name = "eps" if kind in SHIFTED else "variance_epsilon"
-    return weighted(
-        kind, f"{PREFIXES[kind]}RMSNorm", width, **{name: said.real("rms_norm_eps", 1e-6)}
-    )
+    return weighted(kind, f"{PREFIXES[kind]}RMSNorm", width, **{name: said.real("rms_norm_eps", 1e-6)})
