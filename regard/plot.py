@@ -97,7 +97,7 @@ def head_laws(report: Report, site: str, head: int, *, input: int = 0, axes: Any
 
 
 def words(report: Report, *, input: int = 0, axes: Any = None) -> Any:
-    """How much the output hangs on each token of one input.
+    """How much the output depends on each token of one input.
 
     Examples:
         >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)

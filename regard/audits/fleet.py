@@ -259,5 +259,5 @@ def _variable(environment: Mapping[str, str], name: str) -> str:
 def _number(environment: Mapping[str, str], name: str, default: str = "") -> int:
     text = environment.get(name) or default if default else _variable(environment, name)
     if not text.isascii() or not text.isdigit():
-        raise ArgumentError(name, f"is {text!r}, which is no number", STARTED)
+        raise ArgumentError(name, f"is {text!r}, which is not a number", STARTED)
     return int(text)

@@ -66,7 +66,7 @@ def test_paths(tmp_path):
     with pytest.raises(r.errors.ArgumentError, match="is a file"):
         find(str(tmp_path / "file"))
     (tmp_path / "config.json").write_text("{}")
-    refused(tmp_path, "has a config.json and no weights")
+    refused(tmp_path, "has a config.json but no weights")
 
 
 def test_the_hub_without_a_network(monkeypatch):
