@@ -272,7 +272,8 @@ def show_series(found: Series, paths: Sequence[Path], console: Console, shown: i
             say(console, f"{column.title}: not known for any head in all checkpoints.")
             continue
         ahead = sum(track.fast for track in ranked)
-        say(console, f"{column.title}: {ahead} of {len(ranked)} heads run ahead of the median head.")
+        run = "runs" if ahead == 1 else "run"
+        say(console, f"{column.title}: {ahead} of {len(ranked)} heads {run} ahead of the median head.")
         title = f"{column.title}: the heads that grow fastest"
         rows = [_track_cells(track, found.names) for track in ranked[:shown]]
         bold = [number for number, track in enumerate(ranked[:shown]) if track.fast]

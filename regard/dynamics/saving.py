@@ -96,7 +96,7 @@ def resume(
         raise ArgumentError("path", found, "start the flow again")
     maps = read_maps(map)
     if _fingerprint(maps) != head["map"]:
-        raise ArgumentError("map", "is not the one that made this file", "give the same map, or flow anew")
+        raise ArgumentError("map", "is not the one that made this file", "give the same map, or start a new flow")
     source = Measure(tensors["points"], tensors.get("log_weights"), tensors.get("marks"))
     nodes = [
         Node(

@@ -55,7 +55,7 @@ def test_what_leaves_the_numbers_is_shown_until_then():
     simulation.run()
     found = simulation.report()
     assert found["times"] == [0.0]
-    assert found["words"][-1].startswith("It ended early: the flow leaves the numbers between t = 0 and 0.1")
+    assert found["words"][-1].startswith("It ended early: the flow leaves the range of floating-point numbers between t = 0 and 0.1")
 
 
 def test_particles_begin_on_the_sphere_and_their_seed_decides():

@@ -313,7 +313,7 @@ def test_damage_is_named(name, saved):
 def test_files_of_two_models_are_not_mixed(saved, tmp_path):
     other = save(MODELS["untied"](), tmp_path / "other")
     (saved / "config.json").write_bytes((other / "config.json").read_bytes())
-    with pytest.raises(r.errors.ArgumentError, match="put files together that were saved together"):
+    with pytest.raises(r.errors.ArgumentError, match="keep files together that were saved together"):
         load(saved)
 
 
