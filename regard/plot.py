@@ -119,7 +119,7 @@ def words(report: Report, *, input: int = 0, axes: Any = None) -> Any:
 
 
 def ladder(certificate: Certificate, *, axes: Any = None) -> Any:
-    """What each theorem proves of one quantity, the smallest on top; infinities are left out.
+    """What each theorem proves about one quantity, the smallest on top; infinities are left out.
 
     Examples:
         >>> layer, unit = regard.Attention(regard.Dot()), regard.Ball(1.0, tokens=4, width=2)

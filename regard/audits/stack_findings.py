@@ -137,8 +137,7 @@ def massive(report: Report) -> Iterator[Finding]:
             ),
             _longest(report, row)
             + say(
-                "{count} of {layers} layers receive a token more than {limit} times as long as the "
-                "median.",
+                "{count} of {layers} layers receive a token more than {limit} times as long as the median.",
                 count=len(large),
                 layers=len(report.ranked("token_ratio")),
                 limit=MASSIVE_TOKEN,

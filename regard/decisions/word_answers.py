@@ -59,7 +59,7 @@ class WordAnswer:
 
 @dataclass(frozen=True)
 class Answers:
-    """Everything that was found of one text; radius: of embeddings, relative to a token.
+    """Everything that was found about one text; radius: of embeddings, relative to a token.
 
     Examples:
         >>> from regard.decisions import Answers, WordAnswer

@@ -6,7 +6,7 @@ from regard.errors import RegardError
 
 
 class BlowUpError(RegardError, ArithmeticError):
-    """A flow that leaves the numbers between two times: it is known until the first of them.
+    """A flow left the range of floating-point numbers between two times: it is known until the first of them.
 
     Examples:
         >>> issubclass(regard.dynamics.BlowUpError, regard.errors.RegardError)

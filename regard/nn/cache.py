@@ -119,7 +119,7 @@ class ContextCache:
 
 
 class Cache:
-    """What a stack of layers has seen: one entry a layer. `length` tokens are in it.
+    """What a stack of layers has seen: one entry for each layer. `length` tokens are in it.
 
     Examples:
         >>> from regard.nn import Design, LanguageModel

@@ -213,7 +213,7 @@ def test_a_world_of_one_is_a_plain_run(variables):
         ({"MASTER_PORT": "http"}, "MASTER_PORT: is 'http', which is not a number"),
         ({"WORLD_SIZE": "-2"}, "WORLD_SIZE: is '-2', which is not a number"),
         ({"RANK": "2"}, "RANK: is 2 in a world of 2"),
-        ({"MASTER_PORT": "9"}, "MASTER_ADDR, MASTER_PORT: nobody meets at 127.0.0.1:9"),
+        ({"MASTER_PORT": "9"}, "MASTER_ADDR, MASTER_PORT: no meeting was found at 127.0.0.1:9"),
     ],
 )
 def test_a_group_that_is_not_there(changed, message, monkeypatch):

@@ -124,7 +124,7 @@ def test_a_twin_that_cannot_be_made():
     assert report.twin == {}
     (skipped,) = report.skipped
     assert skipped.check == "the untrained twin"
-    assert "does not say how they begin" in skipped.reason
+    assert "does not say how they are initialized" in skipped.reason
     layer = torch.nn.MultiheadAttention(8, 2)
     twin = random_twin(layer)
     assert not torch.equal(twin.in_proj_weight, layer.in_proj_weight)

@@ -90,7 +90,7 @@ def test_tokens_that_leave_the_numbers_end_with_a_note():
     found = iterated(growing, 5)
     assert found.note == "after 1 steps the tokens leave the range of floating-point numbers"
     assert len(found.states) == 2
-    assert "leave the numbers" in found.end()
+    assert "leave the range of floating-point numbers" in found.end()
 
 
 def test_a_layer_that_is_not_there():

@@ -220,11 +220,11 @@ DAMAGES = {
     "no text": (lambda d: (d / "config.json").write_bytes(b"\xff\xfe\x00"), "config.json: cannot be read"),
     "another width": (
         lambda d: changed(d / "config.json", '"width": 8', '"width": 16'),
-        "describes another model than the weights",
+        "describes a different model than the weights",
     ),
     "not a table": (
         lambda d: (d / "config.json").write_text("3"),
-        "describes another model than the weights",
+        "describes a different model than the weights",
     ),
     "missing tensor": (
         lambda d: rewritten(d / "model.safetensors", lambda t: t.pop("decoder.norm.bias")),

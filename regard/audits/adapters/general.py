@@ -160,7 +160,9 @@ class _Reading:
         """All that weights say."""
         pieces, value = self._pieces(), self._value()
         if value.norm is not None or len(pieces) > 1:
-            raise NotCovered("its keys and values pass through a norm on the way, so no weight matrix describes them")
+            raise NotCovered(
+                "its keys and values pass through a norm on the way, so no weight matrix describes them"
+            )
         w_o, b_o = self._output()
         query, key = pieces[0].query.side, pieces[0].key.side
         return Matrices(

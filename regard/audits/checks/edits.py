@@ -61,7 +61,9 @@ def edits(scene: Scene, site: Measurable) -> Result:
         return Result(reason=reason)
     if not isinstance(declared.attention.normalizer, Softmax):
         name = type(declared.attention.normalizer).__name__
-        raise ArgumentError("site", f"has rows of {name}", "leaving a token out is understood for softmax rows only")
+        raise ArgumentError(
+            "site", f"has rows of {name}", "leaving a token out is understood for softmax rows only"
+        )
     size = float(mix_heads(declared.value(), declared.w_o).norm(dim=-1).mean())
     gone = deletions(declared)
     numbers: dict[str, Any] = {"deleted": _part(gone, size)}

@@ -71,7 +71,7 @@ def residual(map: Residual, domain: Domain, norm: Norm) -> Bound:
     """1 + L."""
     one_sequence(map.map)
     if not keeps_tokens(map.map):
-        raise Refusal("what it goes around gives another number of tokens than it takes")
+        raise Refusal("what it goes around gives a different number of tokens than it takes")
     part = finite(certify(map.map, domain, norm), INNER)
     hypotheses: tuple[Hypothesis, ...] = ()
     if isinstance(norm, Wasserstein):
