@@ -8,8 +8,8 @@ A number carries how many roundings it went through (the counter of Stewart; Hig
 
 for true numbers that are real and not negative. One rounded sum, product, quotient or root adds one: fl(z) =
 z (1 + δ), |δ| ≤ u. So arithmetic costs what it costs without proofs, and `bound` pays for all roundings at
-once. ∞ or NaN in an Upper means that nothing is known about a true number, which is real all the same. A product
-below `TINY` is lifted to it in an Upper, and is zero in a Lower: there rounding is no longer
+once. ∞ or NaN in an Upper means that nothing is known about a true number, which is real all the same. A
+product below `TINY` is lifted to it in an Upper, and is zero in a Lower: there rounding is no longer
 relative. A product of single numbers is zero where one of them is and the other is finite; in tensors it is
 `TINY`, which is as good as zero.
 

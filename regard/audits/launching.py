@@ -124,7 +124,8 @@ class _Workers:
                 if code < 0 and self._living():
                     kind = signal.Signals(-code).name
                     say(
-                        f"worker {rank} (process {process.pid}) was ended by {kind}: the others take over its work"
+                        f"worker {rank} (process {process.pid}) was ended by {kind}: "
+                        "the others take over its work"
                     )
 
     def _status(self) -> int:

@@ -147,7 +147,8 @@ def _decision(report: Report) -> Sentence | None:
     grown = [after - before for before, after in zip([0.0, *shares], shares, strict=False)]
     worst = grown.index(max(grown))
     return found + say(
-        "Of the move that the proof allows for, {first} % is beyond the derivative after the first block and {last} % "
+        "Of the move that the proof allows for, {first} % is beyond the derivative after the first block "
+        "and {last} % "
         "after the last; block {block} adds most of it ({added} %).",
         first=shares[0],
         last=shares[-1],

@@ -99,7 +99,8 @@ class Answers:
             ]
         lines = [
             f"One word cannot change the answer “{self.label}” if it moves by at most "
-            f"{percent(proved.proved)} of its length (proved; attack: {percent(found.attack)} at “{found.word}”)."
+            f"{percent(proved.proved)} of its length (proved; attack: {percent(found.attack)} "
+            f"at “{found.word}”)."
         ]
         typed = [one.typos for one in self.words if one.typos is not None]
         if typed:

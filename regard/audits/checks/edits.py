@@ -282,7 +282,8 @@ register(
             Column(
                 "inserted",
                 "any word is inserted: others move by",
-                "The same when one word is inserted before the last token, which shifts: the largest over all words "
+                "The same when one word is inserted before the last token, which shifts: the largest over "
+                "all words "
                 "of the embedding table, each tried, exact. The first layer, on the first input, where all "
                 "tokens see each other.",
                 EXACT,

@@ -134,7 +134,8 @@ register(
                 "share of the most influential token",
                 "The influence of a token is the norm of the derivative of the mean output token by it. "
                 "This is the largest, "
-                "over the sum of all: near one, the output depends on a single token. For long or wide inputs the "
+                "over the sum of all: near one, the output depends on a single token. For long or wide "
+                "inputs the "
                 "norms are estimated from "
                 f"below, with random directions of the output. Measured on the first {INPUTS.usual} inputs.",
                 ESTIMATED,

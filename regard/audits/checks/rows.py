@@ -61,7 +61,8 @@ register(
             Column(
                 "entropy",
                 "entropy (nats)",
-                "Mean entropy of the attention rows. Zero: each query looks at one key; log n: at all of them equally.",
+                "Mean entropy of the attention rows. Zero: each query looks at one key; log n: "
+                "at all of them equally.",
                 EXACT,
                 HEAD,
                 False,

@@ -197,7 +197,8 @@ register(
                 "score_limit",
                 "largest possible score",
                 "A certificate: no query and key of the head have a larger score, whatever the input, "
-                "because both pass through a norm layer inside the module (biases by position are not counted). "
+                "because both pass through a norm layer inside the module (biases by position are "
+                "not counted). "
                 "Heads whose queries and keys pass through none have QK norms instead.",
                 PROVED,
                 HEAD,

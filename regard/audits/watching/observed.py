@@ -212,7 +212,8 @@ class ObservedSite:
         if not gap <= AGAIN * scale:
             apart = gap / scale if scale > 0 else gap
             raise NotCovered(
-                f"the module returns a different output when it is called again, by {apart:.1e} (relative): it "
+                f"the module returns a different output when it is called again, by {apart:.1e} "
+                f"(relative): it "
                 "keeps something between calls, or is random"
             )
 
