@@ -1,4 +1,4 @@
-"""python -m benchmarks.divergence [--quick] [--float32] [--heads N]: is the head that is named the one that ends a run?
+"""python -m benchmarks.divergence [--quick] [--float32] [--heads N]: does the head that is named end the run?
 
 Small language models learn with a rate that is too large, and their attention multiplies queries and keys in
 float16, as mixed precision without a fused kernel does (Ding et al. 2021, Zeng et al. 2023): products grow
