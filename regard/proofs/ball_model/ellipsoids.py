@@ -52,7 +52,7 @@ def no_shape(n: int, width: int) -> Tensor:
 def widths(shape: Tensor, directions: Tensor) -> Upper:
     """At least (aᵀQa)^{1/2} for directions (n or 1, d, m), (n, m)."""
     turned = shape @ (directions[0] if len(directions) == 1 else directions)  # a copy for each token is slow
-    squares = turned.mul_(directions).sum(-2).clamp_min(0.0)
+    squares = (directions * turned).sum(-2).clamp_min(0.0)
     lengths = computed_lengths(directions.mT)
     rounding = relative_error(2 * shape.shape[-1] + 4) * computed_lengths(shape.flatten(-2)).unsqueeze(-1)
     return (Upper(squares) + rounding * lengths.square()).sqrt()
@@ -149,7 +149,7 @@ class Sum:
         """A set with this shape (n, d, d), every move of it times a number that is at most `factor` (n,)."""
         times = torch.ones_like(self._weight) if factor is None else factor.bound
         weight = (times * self._roots(shape)).clamp_min(SMALLEST)
-        self._matrix.addcmul_(shape, (times.square() / weight)[..., None, None])
+        self._matrix = self._matrix + (times.square() / weight)[..., None, None] * shape
         size = Upper(times.square() / weight, 3) * computed_lengths(shape.flatten(-2))
         return self._counted(weight, size)
 
@@ -159,7 +159,7 @@ class Sum:
         weight = (times * whole.value).clamp_min(SMALLEST)
         scale = times.square() / weight
         for i in scale.nonzero().flatten().tolist():
-            self._matrix[i].addmm_(scale[i] * columns[i], columns[i].mT)
+            self._matrix[i] = self._matrix[i] + (scale[i] * columns[i]) @ columns[i].mT
         self._counted(weight, Upper(scale, 3) * whole.square(), columns.shape[-1])
         return self.ball(relative_error(2) * whole * factor)
 
@@ -175,7 +175,7 @@ class Sum:
         """Σ_k c_k v_k with |c_k| ≤ 1 for the columns v_k of (n, d, p), whose entries may be rounded twice."""
         turned = columns if self._metric is None else self._metric @ columns
         weights = (columns * turned).sum(-2).clamp_min(0.0).sqrt().clamp_min(SMALLEST)
-        self._matrix.baddbmm_(columns / weights.unsqueeze(-2), columns.mT)
+        self._matrix = self._matrix + (columns / weights.unsqueeze(-2)) @ columns.mT
         size = (Upper(columns.square().sum(-2)) / Lower(weights)).sum(-1)
         size = Upper(size.value, size.roundings + columns.shape[-2] + 2)
         self._counted(Upper(weights).sum(-1).bound, size, columns.shape[-1])
@@ -184,7 +184,8 @@ class Sum:
     def diagonal(self, mixing: Tensor, parts: Diagonal) -> Sum:
         """Moves Σ_k c_k m_k along the columns m_k of mixing (d, m), as `parts` say."""
         for i, entries in enumerate(parts.entries):
-            self._matrix[i] += symmetric_products((entries * mixing).unsqueeze(0), mixing.unsqueeze(0))[0]
+            more = symmetric_products((entries * mixing).unsqueeze(0), mixing.unsqueeze(0))[0]
+            self._matrix[i] = self._matrix[i] + more
         return self._counted(parts.weight, parts.size, 2 * mixing.shape[-1] + 16)
 
     def mixture(self, factors: Upper, shapes: Tensor, lengths: Upper, terms: int) -> Sum:
@@ -205,7 +206,7 @@ class Sum:
 
     def add(self, weight: Tensor, matrix: Tensor, error: Upper) -> Sum:
         """What another sum has gathered: Σ s_k, Σ Q_k/s_k and what rounding may have changed in it."""
-        self._matrix += matrix
+        self._matrix = self._matrix + matrix
         self._error = self._error + error
         return self._counted(weight, computed_lengths(matrix.flatten(-2)))
 

@@ -193,7 +193,7 @@ class Groups:
         size = Upper(self._sizes.value.square() / weight, 2 * self._sizes.roundings + 3).sum(-1)
         error = relative_error(self.columns.shape[-1] + 8) * size
         if self._index[0] == 1:
-            matrix = symmetric_products(self.columns, self.columns).div_(weight.unsqueeze(-1))
+            matrix = symmetric_products(self.columns, self.columns) / weight.unsqueeze(-1)
         else:
             matrix = (self.columns / weight[:, self._index[1]].unsqueeze(1)) @ self.columns.mT
         return found.add(Upper(weight).sum(-1).bound, matrix, error)
@@ -262,7 +262,7 @@ def joined(groups: Groups, shape: Tensor) -> Groups | None:
     left = flat if len(scale) == 1 else flat * scale[groups._index[1]]
     gram = lower_products(left, flat, width, known is None, factor)
     own = shape * (weight.bound / traces)[:, None, None]
-    own = own if known is None else own.add_(known, alpha=factor)
+    own = own if known is None else own + factor * known
     for i, part in enumerate(own):
         gram[i * width : (i + 1) * width, i * width : (i + 1) * width] += part
     shift = (relative_error(8 * size + 2 * flat.shape[-1] + 128) * whole).bound

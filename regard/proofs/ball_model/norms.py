@@ -178,7 +178,7 @@ class _Moves:
         """ΓQΓ of a Q whose entries are sums of so many products."""
         trace = Upper(shape.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0.0), shape.shape[-1])
         error = relative_error(terms + 8) * sizes(gamma).amax().square() * trace
-        return lifted((gamma.unsqueeze(-1) * shape).mul_(gamma), error)
+        return lifted(gamma.unsqueeze(-1) * shape * gamma, error)
 
     def with_second(self, after: State, gamma: Tensor, rest: Sum) -> State:
         """-w^{-1/2}[(λ·u) T u + |T u|² g/(2dw)], in H or as a move of its own."""
@@ -217,8 +217,8 @@ class _Moves:
         scaled = over * g
         left = torch.stack([m * scaled + turned, scaled, 0.5 * tilted], -1)
         gram = 0.5 * along.square().sum(-1)[:, None, None] * self.square
-        gram.baddbmm_(left, torch.stack([scaled, turned, tilted], -2))
+        gram = gram + left @ torch.stack([scaled, turned, tilted], -2)
         f = (self.token.scale.unsqueeze(-1) * gamma).unsqueeze(-1)
         inner = -f.squeeze(-1) * (m * scaled + turned)
         whole = computed_lengths(self.square.flatten(1))
-        return Grams(gram.mul_(f).mul_(f.mT), 16 * unit * size.square(), inner, 16 * unit * size * whole)
+        return Grams(f * gram * f.mT, 16 * unit * size.square(), inner, 16 * unit * size * whole)

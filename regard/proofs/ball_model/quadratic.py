@@ -83,7 +83,7 @@ def split(grams: Grams, own: Own) -> tuple[Tensor, Tensor]:
     m, whole = own.weight, computed_lengths(own.square.flatten(-2))
     kappa = grams.inner / m.unsqueeze(-1)
     size = computed_lengths(kappa)
-    rest = torch.baddbmm(grams.gram, (kappa * m.unsqueeze(-1)).unsqueeze(-1), kappa.unsqueeze(-2), alpha=-1)
+    rest = grams.gram - (kappa * m.unsqueeze(-1)).unsqueeze(-1) * kappa.unsqueeze(-2)
     trace = grams.gram.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0.0)
     forms = (Upper(trace, grams.gram.shape[-1]) + grams.gram_error * grams.gram.shape[-1]).sqrt()
     missed = relative_error(8) * size * Upper(m) + grams.inner_error + forms * own.error

@@ -60,8 +60,8 @@ def _moved(state: State, joined: Tensor) -> Tensor:
     found = linear.new_empty(len(linear), joined.shape[-1], first + columns.shape[-1])
     for i, count in enumerate(filled):
         w = joined[i % len(joined)].mT
-        torch.mm(w, linear[i], out=found[i, :, :first])
-        torch.mm(w, columns[i, :, :count], out=found[i, :, first : first + count])
+        found[i, :, :first] = w @ linear[i]
+        found[i, :, first : first + count] = w @ columns[i, :, :count]
         found[i, :, first + count :] = 0.0
     return found
 

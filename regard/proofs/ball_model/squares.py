@@ -92,7 +92,7 @@ class Squares:
         for i in self.chosen.tolist():
             b = self.along[i]
             gram.append(self.pairs[i].mixed(weights[i]))
-            inner.append(weights[i] @ (b @ self.own.square[i]).mul_(b).sum(-1))
+            inner.append(weights[i] @ ((b @ self.own.square[i]) * b).sum(-1))
         size, fourth = computed_lengths(weights.flatten(1))[self.chosen], self.fourth[self.chosen]
         unit = relative_error(4 * weights.shape[-1] + 4 * self.along.shape[-1] + 64)
         whole = computed_lengths(self.own.square.flatten(1))[self.chosen]
@@ -150,17 +150,16 @@ class Pairs:
         """Kz."""
         found = torch.zeros_like(z)
         for a, b, panel in self:
-            found[a:] += panel @ z[a:b]
-            found[a:b] += panel[b - a :].mT @ z[b:]
+            found[a:] = found[a:] + panel @ z[a:b]
+            found[a:b] = found[a:b] + panel[b - a :].mT @ z[b:]
         return found
 
     def mixed(self, weights: Tensor) -> Tensor:
         """E K Eᵀ for E (e, m): half of it, and its transpose."""
         half = weights.new_zeros(len(weights), len(weights))
         for a, b, panel in self:
-            below = weights[:, b:] @ panel[b - a :]
-            below.addmm_(weights[:, a:b], panel[: b - a], alpha=0.5)
-            half.addmm_(below, weights[:, a:b].mT)
+            below = weights[:, b:] @ panel[b - a :] + (0.5 * weights[:, a:b]) @ panel[: b - a]
+            half = half + below @ weights[:, a:b].mT
         return half + half.mT
 
     def largest(self) -> Upper:

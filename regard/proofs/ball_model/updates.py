@@ -53,8 +53,8 @@ class Update:
 def each(matrix: Tensor, x: Tensor) -> Tensor:
     """The products of one matrix (e, d) with those of all tokens (n, d, k), without a copy of it for each."""
     found = x.new_empty(len(x), len(matrix), x.shape[-1])
-    for out, one in zip(found, x, strict=True):
-        torch.mm(matrix, one, out=out)
+    for i, one in enumerate(x):
+        found[i] = matrix @ one
     return found
 
 
@@ -68,7 +68,8 @@ def lower_products(
     found = first.new_zeros(size, size)
     for i in range(0, size, width) if first.shape[-1] else ():
         end = i + width if diagonal else i
-        found[i : i + width, :end].addmm_(first[i : i + width], second[:end].mT, alpha=factor)
+        products = first[i : i + width] @ second[:end].mT
+        found[i : i + width, :end] = products if factor == 1.0 else factor * products
     return found
 
 
