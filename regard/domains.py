@@ -183,7 +183,9 @@ class Neighborhood(Near):
         cls, points: Any = None, radius: float = 0.0, norm: Norm = Frobenius(), within: Any = None
     ) -> Neighborhood | NearbyLaws:
         """A NearbyLaws where the norm compares laws."""
-        return _nearby(points, radius, norm, within) if isinstance(norm, Wasserstein) else super().__new__(cls)
+        return (
+            _nearby(points, radius, norm, within) if isinstance(norm, Wasserstein) else super().__new__(cls)
+        )
 
     def __post_init__(self, within: Ball | Vocabulary | Tube | None) -> None:
         _sequence(self.points)
@@ -422,7 +424,9 @@ class Tube(Object):
     def __post_init__(self) -> None:
         _radius("radius", self.radius)
         if not isinstance(self.jumps, bool):
-            remedy = "give True (mass may go to where other tokens are) or False (all of it stays around its own)"
+            remedy = (
+                "give True (mass may go to where other tokens are) or False (all of it stays around its own)"
+            )
             raise ArgumentError("jumps", f"is {self.jumps!r}", remedy)
 
 
@@ -483,7 +487,9 @@ def _nearby(
     if within is None and norm.p == math.inf:
         within = Tube(radius, jumps=False)
     if within is None:
-        remedy = "say where mass may go: within=Ball(...), Vocabulary(...) or Tube(...); a little mass anywhere"
+        remedy = (
+            "say where mass may go: within=Ball(...), Vocabulary(...) or Tube(...); a little mass anywhere"
+        )
         raise ArgumentError("within", "is not given", f"{remedy} moves outputs without bound")
     return NearbyLaws(points, radius, within, norm.p)
 

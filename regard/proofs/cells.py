@@ -133,7 +133,7 @@ class Cells:
 
     @property
     def _given_masses(self) -> Tensor | None:
-        """p_j, None where all of a group are the same: sums over their number then, with no more roundings."""
+        """p_j, None where all of a group are the same: sums are over their number then."""
         return None if self._alike else self.masses
 
     @cached_property

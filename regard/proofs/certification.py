@@ -118,13 +118,13 @@ def _between_laws(map: Any, domain: NearbyLaws, norm: Norm) -> Certificate:
         raise ArgumentError("norm", f"is {norm!r}", "laws are compared in Wasserstein(p)")
     held = _smallest(constants, map, ball_around(domain), norm)
     declared = map if isinstance(map, (Attention, Map)) else declare.one(map)
-    around = isinstance(declared, Residual) and isinstance(declared.map, (Attention, Heads))
-    if not (around or isinstance(declared, (Attention, Heads))):
+    inner = declared.map if isinstance(declared, Residual) else declared
+    if not isinstance(inner, (Attention, Heads)):
         return replace(held, domain=domain)
     try:
-        subject = subject_of(declared.map, residual=True) if around else subject_of(declared)
-    except Refusal:
-        return replace(held, domain=domain)
+        subject = subject_of(inner, residual=isinstance(declared, Residual))
+    except Refusal as refusal:
+        return replace(held, domain=domain, refused=(*held.refused, str(refusal)))
     found, refused = rungs(constants, subject, domain, norm)
     ladder = sorted([*found, replace(held, domain=domain, others=())], key=lambda rung: rung.value)
     return replace(ladder[0], others=(*ladder[1:], *held.others), refused=(*held.refused, *refused))

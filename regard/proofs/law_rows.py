@@ -175,6 +175,15 @@ class LawRows:
         own = self.own_radius
         return self.farthest.unsqueeze(-1) if own is None else self.atoms.lengths() + self.head.w * own
 
+    @cached_property
+    def spreads(self) -> Upper:
+        """At least the root of the largest variance of the keys in each row, in any direction, (m,)."""
+        keys, means = self.rows.keys, self.rows.means
+        rounding = Upper(2 * UNIT) * self.rows.reach
+        away = keys.center.unsqueeze(0) - means.center.unsqueeze(1)
+        law = (self.masses.unsqueeze(0) * self.log_atoms.exp()).minimum(exact(torch.ones_like(away[..., 0])))
+        return Vectors(away, keys.error + means.error + rounding).spreads(law)
+
     def moments(self) -> Upper:
         """At least |h(y) - h(x_j)| for words y, (m, n, N), one row at a time."""
         words = self.away(self.rows.seen(self.candidates))

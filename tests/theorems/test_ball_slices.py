@@ -57,7 +57,9 @@ def test_balls_of_a_tube(jump):
     balls = rows.balls[jump]
     torch.testing.assert_close(balls.centers, given.points[(torch.arange(4) - jump) % 4])
     away = normal(g, 300, 1, 3)
-    y = balls.centers + 0.4 * away / away.norm(dim=-1, keepdim=True) * torch.rand(300, 4, 1, generator=g, dtype=D)
+    y = balls.centers + 0.4 * away / away.norm(dim=-1, keepdim=True) * torch.rand(
+        300, 4, 1, generator=g, dtype=D
+    )
     logs = rows.rows.log_odds(rows.rows.seen(y.flatten(0, 1))).center.unflatten(1, (300, 4)).mT
     slices = Slices(rows, balls, logs - 1e-9, logs + 1e-9)
     apart = (y - given.points).norm(dim=-1).mT

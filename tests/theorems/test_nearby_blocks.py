@@ -25,7 +25,11 @@ def _block(seed: int, norm: bool = False) -> Compose:
     g = generator(seed)
     heads = Heads(Attention(Dot(normal(g, 2, 2, 2), normal(g, 2, 2, 2))), 0.5 * normal(g, 2, 2, 2))
     hidden = Compose(
-        (Affine(normal(g, 2, 4), normal(g, 4)), Pointwise(Gelu()), Affine(0.5 * normal(g, 4, 2), normal(g, 2)))
+        (
+            Affine(normal(g, 2, 4), normal(g, 4)),
+            Pointwise(Gelu()),
+            Affine(0.5 * normal(g, 4, 2), normal(g, 2)),
+        )
     )
     inner = Compose((Normalize(0.5), heads)) if norm else heads
     return Compose((Residual(inner), Residual(hidden)))
@@ -37,7 +41,11 @@ PLACES = {"ball": Ball(1.0), "tube": Tube(0.1), "own tube": Tube(0.1, jumps=Fals
 
 @pytest.mark.parametrize(
     ("name", "place"),
-    [("heads and feed-forward", "ball"), ("heads and feed-forward", "own tube"), ("with a norm layer", "tube")],
+    [
+        ("heads and feed-forward", "ball"),
+        ("heads and feed-forward", "own tube"),
+        ("with a norm layer", "tube"),
+    ],
 )
 def test_never_below_what_laws_do(name, place):
     """W₁ of the outputs by exact transport, for laws whose W₁ to the given one is at most the radius."""

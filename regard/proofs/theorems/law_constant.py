@@ -9,7 +9,7 @@ from regard.proofs.law_rows import LawRows, ball_around
 from regard.proofs.subject import Head, MultiHead
 from regard.proofs.theorem import Bound, Refusal, Theorem
 from regard.proofs.theorems.measure_deviation import CHECKED, least_mass
-from regard.proofs.theorems.transported import mean_power, own, own_slope
+from regard.proofs.theorems.transported import mean_power, own, score_norm
 
 THEOREM = Theorem(
     name="law_constant",
@@ -67,10 +67,8 @@ def _slopes(head: Head, domain: NearbyLaws) -> Upper:
     assert isinstance(domain.within, Tube)
     rows, radius = LawRows(head, domain), exact(domain.within.radius)
     reach = exact(ball_around(domain).radius)
-    form = head.form(domain.measure.points.shape[-1])
-    own_slope(head, domain)  # refuses what has no form
-    assert form is not None
-    steep = rows.alpha + form.norm * radius
+    norm = score_norm(head, domain)
+    steep = rows.alpha + norm * radius
     heaviest = Upper(rows.largest.exp(), 16) / least_mass(rows)
-    turned = (2 * form.norm * radius * reach).exp()
+    turned = (2 * norm * radius * reach).exp()
     return heaviest * turned * head.w * (1 + 2 * reach * steep)

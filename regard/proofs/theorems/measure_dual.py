@@ -23,17 +23,18 @@ THEOREM = Theorem(
     title="attention to a law near a given one, by duality",
     statement=r"""
 In the letters of `measure_deviation`, with $h = k\,(V - u)$: if for some $\lambda \ge 0$ $$ \lambda\rho +
-\sum_jw_j\sup_y\left[\,|h(y) - h(x_j)| - \tau\,(k(y) - \kappa_j) - \lambda|y - x_j|\,\right] \le \tau, $$ $y$
-running over where mass may go, then $|T_\nu(x) - T_\mu(x)| \le \tau$ for every such law $\nu$ with $W_1(\mu,
-\nu) \le \rho$. A vocabulary is enumerated. On a ball, with $r = |y - x_j|$ and $z \ge |V(y) - u|$, $|h(y) -
-h(x_j)| \le kz + \kappa_jz_j$; also $\le (k - \kappa_j)\min(z, z_j + wr) + \kappa_jwr$ where $k \ge \kappa_j$,
-and $\le (\kappa_j - k)z_j + kwr$ where $k \le \kappa_j$; and $k$ runs over cells. The weight says where $y$ is
-along the slope $\theta$ of the scores, $t = (\log k - \log k(c))/\alpha$ from the center $c$, and $q =
-\sqrt{R^2 - t^2}$ how far it can be across: with $t_p$ and $a_p$ the same of a point $p$, $(t - t_p)^2 + (a_p -
-q)_+^2 \le |y - p|^2 \le (t - t_p)^2 + (a_p + q)^2$. That bounds $r$ from both sides for $p = x_j$, and $z \le
-w|y - m|$ from above for the mean $m$ of the row's keys. A tube is such a ball about every atom: where mass may
-not jump, $y$ runs over the ball about $x_j$ alone; in the ball about another atom $x_i$ also $|h(y) - h(x_j)| \le
-|h(x_i) - h(x_j)| + |k - \kappa_i|z + \kappa_iwr$, with the radius $r$ of the tube.
+\sum_jw_j\sup_y\left[\,|h(y) - h(x_j)| - \tau\,(k(y) - \kappa_j) - \lambda|y - x_j|\,\right] \le \tau, $$
+$y$ running over where mass may go, then $|T_\nu(x) - T_\mu(x)| \le \tau$ for every such law $\nu$ with
+$W_1(\mu, \nu) \le \rho$. A vocabulary is enumerated. On a ball, with $r = |y - x_j|$ and $z \ge |V(y) -
+u|$, $|h(y) - h(x_j)| \le kz + \kappa_jz_j$; also $\le (k - \kappa_j)\min(z, z_j + wr) + \kappa_jwr$ where
+$k \ge \kappa_j$, and $\le (\kappa_j - k)z_j + kwr$ where $k \le \kappa_j$; and $k$ runs over cells. The
+weight says where $y$ is along the slope $\theta$ of the scores, $t = (\log k - \log k(c))/\alpha$ from the
+center $c$, and $q = \sqrt{R^2 - t^2}$ how far it can be across: with $t_p$ and $a_p$ the same of a point
+$p$, $(t - t_p)^2 + (a_p - q)_+^2 \le |y - p|^2 \le (t - t_p)^2 + (a_p + q)^2$. That bounds $r$ from both
+sides for $p = x_j$, and $z \le w|y - m|$ from above for the mean $m$ of the row's keys. A tube is such a
+ball about every atom: where mass may not jump, $y$ runs over the ball about $x_j$ alone; in the ball about
+another atom $x_i$ also $|h(y) - h(x_j)| \le |h(x_i) - h(x_j)| + |k - \kappa_i|z + \kappa_iwr$, with the
+radius $r$ of the tube.
 """,
     hypotheses=("softmax rows", "bilinear scores", "values affine in the tokens", "no masks, no positions"),
     source="(vuckovic2021)",
@@ -41,20 +42,19 @@ not jump, $y$ runs over the ball about $x_j$ alone; in the ball about another at
 $|T_\nu(x) - u| \le \tau$ says that $\int k\,(e\cdot(V - u) - \tau)\,d\nu \le 0$ for every unit vector $e$.
 Along an optimal coupling with $\mu$, where the same integral over $\mu$ is $-\tau$ since $\mu(h) = 0$ and
 $\mu(k) = 1$: $\int k\,(e\cdot(V - u) - \tau)\,d\nu = -\tau + \mathbb{E}[e\cdot(h(Y) - h(X)) - \tau(k(Y) -
-k(X))]$, and the expectation is at most $\lambda\,\mathbb{E}|Y - X| + \mathbb{E}[\,|h(Y) - h(X)| - \tau(k(Y) -
-k(X)) - \lambda|Y - X|\,] \le \lambda\rho + \sum_jw_j\sup_y[\dots]$.
+k(X))]$, and the expectation is at most $\lambda\,\mathbb{E}|Y - X| + \mathbb{E}[\,|h(Y) - h(X)| - \tau(k(Y)
+- k(X)) - \lambda|Y - X|\,] \le \lambda\rho + \sum_jw_j\sup_y[\dots]$.
 
-On a ball: the two ways of `measure_deviation` to write $h(y) - h(x_j)$, the triangle inequality, and
-$|V(y) - u| \le |V_j - u| + w|y - x_j|$. Since
-$\log k$ is affine with slope $\theta$, $t = \theta\cdot(y - c)/\alpha$; the part of $y - c$ across $\theta$
-has at most the length $q$, as $|y - c| \le R$; and $|y - p|^2$ is the sum of the squares along and across.
-Let $k$ be in a cell $[k_a, k_b]$ and $r_0 \le r \le r_1$. Above $\kappa_j$ the terms with $z(r) = \min(z, z_j +
-wr)$ are at most $g(r) = (k_b - \kappa_j)(z(r) - \tau)_+ - (k_a - \kappa_j)(\tau - z(r))_+ + (\kappa_jw -
-\lambda)r$, which is convex up to where $z_j + wr$ reaches $z$ and linear beyond: it is largest at $r_0$, at
-that place where $\kappa_jw \le \lambda$, or at $r_1$ otherwise. Below, $(\kappa_j - k)(z_j + \tau) + (kw -
-\lambda)r \le (\kappa_j - k_a)(z_j + \tau) + (k_bw - \lambda)r$, which is linear in $r$.
-$\tau$ and $\lambda$ are searched without
-proof, and the inequality is checked.
+On a ball: the two ways of `measure_deviation` to write $h(y) - h(x_j)$, the triangle inequality, and $|V(y)
+- u| \le |V_j - u| + w|y - x_j|$. Since $\log k$ is affine with slope $\theta$, $t = \theta\cdot(y -
+c)/\alpha$; the part of $y - c$ across $\theta$ has at most the length $q$, as $|y - c| \le R$; and $|y -
+p|^2$ is the sum of the squares along and across. Let $k$ be in a cell $[k_a, k_b]$ and $r_0 \le r \le r_1$.
+Above $\kappa_j$ the terms with $z(r) = \min(z, z_j + wr)$ are at most $g(r) = (k_b - \kappa_j)(z(r) -
+\tau)_+ - (k_a - \kappa_j)(\tau - z(r))_+ + (\kappa_jw - \lambda)r$, which is convex up to where $z_j + wr$
+reaches $z$ and linear beyond: it is largest at $r_0$, at that place where $\kappa_jw \le \lambda$, or at
+$r_1$ otherwise. Below, $(\kappa_j - k)(z_j + \tau) + (kw - \lambda)r \le (\kappa_j - k_a)(z_j + \tau) +
+(k_bw - \lambda)r$, which is linear in $r$. $\tau$ and $\lambda$ are searched without proof, and the
+inequality is checked.
 """,
 )
 
@@ -229,11 +229,12 @@ class _Side:
         return found.amax(-1).where(~self.empty)
 
     def _jumped(self) -> Upper:
-        """At least |h(x_i) - h(x_j)| + |h(y) - h(x_i)| for keys y in the ball about another atom, (m, n, cells);
-        the last is at most |k - κ_i| z + κ_i w r.
+        """At least |h(x_i) - h(x_j)| + |h(y) - h(x_i)| for keys y in the ball about another atom x_i, (m, n,
+        cells); the last is at most |k - κ_i| z + κ_i w r.
         """
         rows, shift = self.rows, self.balls.shift
-        kappa, low = (part.map(lambda t: t.roll(shift, 1)) for part in (self.kappa, self.kappa_low))
+        kappa = self.kappa.map(lambda t: t.roll(shift, 1))
+        low = self.kappa_low.map(lambda t: t.roll(shift, 1))
         apart = rows.atom_moments.map(lambda t: t.roll(shift, 2).diagonal(dim1=1, dim2=2).unsqueeze(-1))
         turned = (self.heaviest - low).maximum(kappa - self.lightest)
         return apart + turned * self.farthest + kappa * self.w * self.balls.radius

@@ -25,21 +25,22 @@ THEOREM = Theorem(
     name="nearby_blocks",
     title="a law carried through blocks, near a given one",
     statement=r"""
-$f = f_k\circ\dots\circ f_1$ acts on laws of tokens, each $f_i$ attention, a map of tokens, a sum of such maps,
-or such a map with a residual connection. Along every coupling $(X, Y)$ of $\mu$ and a law $\nu$ near it, with
-$\rho_i$ a bound of $\|Y_i - X_i\|_{L^p}$ before $f_i$ and $B_i$ a ball that holds all tokens there: attention
-moves by at most $\delta_i$ of `transported` for laws within $\rho_i$ of the law of $X_i$ on $B_i$; a map of
-tokens with the constant $L_i$ on $B_i$ by at most $L_i\rho_i$; sums by the sum of these, and a residual
-connection adds $\rho_i$. That is $\rho_{i+1}$, or twice the radius of $B_{i+1}$, and $W_p(f_\#\mu, f_\#\nu) \le
-\rho_{k+1}$. In a tube without jumps the same for $p = \infty$ says in which tube the tokens are before $f_i$.
+$f = f_k\circ\dots\circ f_1$ acts on laws of tokens, each $f_i$ attention, a map of tokens, a sum of such
+maps, or such a map with a residual connection. Along every coupling $(X, Y)$ of $\mu$ and a law $\nu$ near
+it, with $\rho_i$ a bound of $\|Y_i - X_i\|_{L^p}$ before $f_i$ and $B_i$ a ball that holds all tokens
+there: attention moves by at most $\delta_i$ of `transported` for laws within $\rho_i$ of the law of $X_i$
+on $B_i$; a map of tokens with the constant $L_i$ on $B_i$ by at most $L_i\rho_i$; sums by the sum of these,
+and a residual connection adds $\rho_i$. That is $\rho_{i+1}$, or twice the radius of $B_{i+1}$, and
+$W_p(f_\#\mu, f_\#\nu) \le \rho_{k+1}$. In a tube without jumps the same for $p = \infty$ says in which tube
+the tokens are before $f_i$.
 """,
     hypotheses=("as in `transported`, for every attention", "a constant of every map of tokens on a ball"),
     source="(vuckovic2021)",
     proof=r"""
-All bounds hold for every coupling with $\|Y_i - X_i\|_{L^p} \le \rho_i$, so along the same one from map to map,
-and Minkowski's inequality adds them. The values of $\mu$ are computed, so the law of $X_i$ is known up to a
-margin: laws near it are near the computed one, by as much more, and the attention of both differs by how far a
-value slips when its tokens are known up to the margin.
+All bounds hold for every coupling with $\|Y_i - X_i\|_{L^p} \le \rho_i$, so along the same one from map to
+map, and Minkowski's inequality adds them. The values of $\mu$ are computed, so the law of $X_i$ is known up
+to a margin: laws near it are near the computed one, by as much more, and the attention of both differs by
+how far a value slips when its tokens are known up to the margin.
 """,
 )
 

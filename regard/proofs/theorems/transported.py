@@ -24,17 +24,23 @@ Tokens are a law $\mu = \sum_iw_i\delta_{x_i}$, $\nu$ any law of a set in a ball
 every coupling with $\|Y - X\|_{L^p} \le \rho$ and every $q \le p$ $$ \|T_\nu(Y) - T_\mu(X)\|_{L^q} \le
 \Bigl(\sum_iw_i\delta_i^q\Bigr)^{1/q} + w\|A\|R^2\rho, $$ which bounds $W_q$ of the outputs. Residual
 connections add $\rho$. Heads: $\delta_i$ and the constants are added, or joined by
-$|W_O|\sqrt{\sum_h\delta_h^2}$. In a tube without jumps the coupling is one along which no mass leaves the
-balls around its atoms.
+$|W_O|\sqrt{\sum_h\delta_h^2}$. In a tube of radius $r$ without jumps the coupling is one along which no mass
+leaves the balls around its atoms, and $R^2$ may be $\max_i(e^{r(\|A\|R + \alpha_i)}\sigma_i + r)^2$, with
+$\sigma_i^2$ the largest variance of the keys in row $i$.
 """,
     hypotheses=("softmax rows", "bilinear scores", "values affine in the tokens", "no masks, no positions"),
     source="(vuckovic2021)",
     proof=r"""
 $|T_\nu(Y) - T_\mu(X)| \le |T_\nu(X) - T_\mu(X)| + |T_\nu(Y) - T_\nu(X)|$. The first is $|T_\nu(x_i) -
-T_\mu(x_i)|$ with probability $w_i$, and $\delta_i$ holds since $W_1 \le W_p \le \rho$. $T_\nu$ has the derivative $W^\top\mathrm{Cov}\,A^\top$ with the
-covariance of a law in a ball of radius $R$, so the second is at most $w\|A\|R^2|Y - X|$. With heads the
-derivative is a sum. With the residual connection $|Y - X|$ is added. Minkowski's inequality, and
-$\|Y - X\|_{L^q} \le \|Y - X\|_{L^p}$.
+T_\mu(x_i)|$ with probability $w_i$, and $\delta_i$ holds since $W_1 \le W_p \le \rho$. $T_\nu$ has the
+derivative $W^\top\mathrm{Cov}\,A^\top$ with the covariance of a law in a ball of radius $R$, so the second
+is at most $w\|A\|R^2|Y - X|$. With heads the derivative is a sum. In a tube without jumps, let $q$ be
+within $r$ of $x_i$, and give each key of $\nu$ the atom $x_j$ that it comes from. The scores $q^\top Ay$
+differ from $x_i^\top Ax_j$ by $(q - x_i)^\top Ay + x_i^\top A(y - x_j) + \beta\cdot(y - x_j)$, which varies
+by at most $2r(\|A\|R + \alpha_i)$, so row $q$ of $\nu$ gives no atom more than $e^{2r(\|A\|R + \alpha_i)}$
+times its weight in row $i$ of $\mu$. About the mean of that row the atoms have at most so many times its
+variance, in every direction, and keys are within $r$ of them. With the residual connection $|Y - X|$ is
+added. Minkowski's inequality, and $\|Y - X\|_{L^q} \le \|Y - X\|_{L^p}$.
 """,
 )
 
@@ -101,15 +107,31 @@ def _rows(subject: MultiHead, domain: NearbyLaws) -> Upper:
 
 def own(subject: MultiHead, domain: NearbyLaws) -> Upper:
     """How fast a row moves with its query, for every law."""
-    square = exact(ball_around(domain).radius).square()
-    separate = [own_slope(head, domain) * square for head in subject.separate]
-    folded = None if subject.folded is None else [own_slope(head, domain) * square for head in subject.folded]
-    return subject.combined(separate, folded)
+    separate = [_own_slopes(head, domain) for head in subject.separate]
+    folded = None if subject.folded is None else [_own_slopes(head, domain) for head in subject.folded]
+    rows = [
+        subject.combined([one[i] for one in separate], folded and [one[i] for one in folded])
+        for i in range(len(separate[0].value))
+    ]
+    return stack(rows).amax()
 
 
-def own_slope(head: Head, domain: NearbyLaws) -> Upper:
-    """w |A|."""
+def _own_slopes(head: Head, domain: NearbyLaws) -> Upper:
+    """w |A| R², (1,), or what is known around each query of a tube without jumps, (m,)."""
+    rows, norm = LawRows(head, domain), score_norm(head, domain)
+    reach = exact(ball_around(domain).radius)
+    whole = (head.w * norm * reach.square()).map(lambda t: t.reshape(1))
+    radius = rows.own_radius
+    if radius is None:
+        return whole
+    turned = (radius * (norm * reach + rows.alpha)).exp()  # e^{Δ/2}
+    near = head.w * norm * (turned * rows.spreads + radius).square()
+    return near.minimum(whole.expand_as(near.value))
+
+
+def score_norm(head: Head, domain: NearbyLaws) -> Upper:
+    """At least |A|."""
     form = head.form(domain.measure.points.shape[-1])
     if form is None:
         raise Refusal("the rows are not softmax rows of bilinear scores; use Dot or Bilinear with Softmax")
-    return head.w * form.norm
+    return form.norm
