@@ -268,8 +268,12 @@ def misspecified(seed: int) -> Iterator[Found]:
 
 
 FAMILIES: dict[str, Callable[[int], Iterator[Found]]] = {
-    "nearby": nearby, "between": between, "compressed": compressed, "edited": edited, "misspecified": misspecified
-}  # fmt: skip
+    "nearby": nearby,
+    "between": between,
+    "compressed": compressed,
+    "edited": edited,
+    "misspecified": misspecified,
+}
 
 
 @dataclass

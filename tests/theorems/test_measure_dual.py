@@ -74,7 +74,7 @@ def test_never_below_what_laws_do(seed):
 @pytest.mark.parametrize("jumps", [False, True])
 @pytest.mark.parametrize(("slope", "radius"), [(1.5, 0.1), (1.5, 0.4), (-0.7, 0.2)])
 def test_one_atom_in_a_tube_is_attained(slope, radius, jumps):
-    """q = ρ/t of the mass goes by t ≤ r along the slope α: the row moves by q k t/(1 - q + q k), k = e^{αt}."""
+    """q = ρ/t of the mass goes by t ≤ r along the slope: the row moves by q k t/(1 - q + q k), k = e^{αt}."""
     tube = 0.8
     attention = Attention(Bilinear(torch.tensor([[2 * slope]], dtype=D)))
     given = torch.tensor([[0.5]], dtype=D)  # θ = α
