@@ -199,8 +199,8 @@ def _beside_keys() -> tuple[Any, Any]:
 
 @torch.no_grad()
 def kernel_ratio(queries: int, arriving: bool = False) -> float:
-    """Attention to atoms over attention to as many keys, interleaved, each the fastest fifth, since others
-    on the machine only add time; arriving: with the time in which the token is added to either.
+    """Attention to atoms over attention to as many keys, interleaved, each the fastest tenth of many, since
+    others on the machine only add time; arriving: with the time in which the token is added to either.
     """
     layers, new = _beside_keys(), torch.randn(1, 3, 1, 64)
     q = torch.randn(1, 9, queries, 64)
@@ -214,8 +214,8 @@ def kernel_ratio(queries: int, arriving: bool = False) -> float:
         keys, values = layers[1].update(new, new) if arriving else held[1]
         F.scaled_dot_product_attention(q, keys, values, scale=0.125, enable_gqa=True)
 
-    times = [[_seconds(lambda f=f: [f() for _ in range(5)]) for f in (atoms, plain)] for _ in range(60)]
-    fastest, beside = (statistics.quantiles(column, n=5)[0] for column in zip(*times, strict=True))
+    times = [[_seconds(lambda f=f: [f() for _ in range(5)]) for f in (atoms, plain)] for _ in range(300)]
+    fastest, beside = (statistics.quantiles(column, n=10)[0] for column in zip(*times, strict=True))
     return fastest / beside
 
 

@@ -88,10 +88,14 @@ def test_they_are_attained_in_the_plane():
     torch.testing.assert_close(
         slices.farthest_atoms().bound[0], torch.cdist(points, other), rtol=1e-7, atol=0
     )
+    reach, rows.rows.reach = rows.rows.reach, exact(1e13)  # differences of vectors so long are off by 2e-3
+    assert bool((_seen(rows, y).farthest_from_means().bound[:, 0] > torch.cdist(means, other) + 1e-3).all())
+    rows.rows.reach = reach
     rows.rows.__dict__["means"] = Vectors(rows.rows.means.center, exact(0.1))  # known roughly
     higher, below = means + torch.tensor([0.0, 0.1], dtype=D), torch.tensor([[0.0, -2.0]], dtype=D)
-    found = _seen(rows, below).farthest_from_means().bound[:, 0]
-    assert bool((found >= torch.cdist(higher, below)).all())
+    roughly = _seen(rows, below)
+    assert bool((roughly.farthest_from_means().bound[:, 0] >= torch.cdist(higher, below)).all())
+    assert float(roughly._log_means.error) >= 0.1  # |θ| = 1
 
 
 def test_numbers_that_are_known_roughly():

@@ -45,6 +45,20 @@ def test_by_its_formula():
 
 
 @pytest.mark.parametrize("jumps", [False, True])
+def test_two_atoms_by_the_formula(jumps):
+    """Atoms at ±1, scores 0.7xy, r = 0.1: rows are mirror images, and queries go from one to the other."""
+    attention = Attention(Bilinear(torch.tensor([[0.7]], dtype=D)))
+    domain = NearbyLaws(torch.tensor([[1.0], [-1.0]], dtype=D), 0.05, Tube(0.1, jumps))
+    heaviest, reach = math.exp(0.7) / math.cosh(0.7), 1.1
+    floors = [math.exp(-0.7 * 0.05 * heaviest), math.exp(-0.77) / math.cosh(0.7)]
+    floor = max(*floors, 0.0 if jumps else math.exp(-0.07))
+    rows = heaviest * math.exp(0.07) / floor * math.exp(2 * 0.7 * 0.1 * reach) * (1 + 2 * reach * 0.77)
+    found = certify(attention, domain, Wasserstein(1.0))
+    rungs = [found.value, *(rung.value for rung in found.others)]
+    assert any(rung == pytest.approx(rows + 0.7 * reach**2, rel=1e-9) for rung in rungs)
+
+
+@pytest.mark.parametrize("jumps", [False, True])
 def test_never_below_two_laws(jumps):
     map, g = _heads(1), generator(2)
     domain = NearbyLaws(law(g, 3, 2, 0.7, weighted=True), 0.1, Tube(0.1, jumps))

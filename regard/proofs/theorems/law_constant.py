@@ -9,7 +9,7 @@ from regard.proofs.law_rows import LawRows, ball_around
 from regard.proofs.subject import Head, MultiHead
 from regard.proofs.theorem import Bound, Refusal, Theorem
 from regard.proofs.theorems.measure_deviation import CHECKED, least_mass
-from regard.proofs.theorems.transported import mean_power, own, score_norm
+from regard.proofs.theorems.transported import mean_power, score_norm, slope_anywhere
 
 THEOREM = Theorem(
     name="law_constant",
@@ -26,7 +26,7 @@ atom to others the largest $L_i$ takes the place of the mean. Residual connectio
     source="(vuckovic2021)",
     proof=r"""
 $|T_{\nu'}(Y) - T_\nu(X)| \le |T_{\nu'}(X) - T_\nu(X)| + |T_{\nu'}(Y) - T_{\nu'}(X)|$, and the last term is at
-most $w\|A\|R^2|Y - X|$ (`transported`).
+most $w\|A\|R^2|Y - X|$ (`transported`; $X$ and $Y$ may be around different atoms: the query goes anywhere).
 
 **One query.** The laws $\nu_t = (1 - t)\nu + t\nu'$ are near $\mu$ too, since couplings can be mixed, and
 $\frac{d}{dt}T_{\nu_t}(x) = (\nu' - \nu)(h_t)$ with $h_t = e^{s(x, \cdot)}(V - T_{\nu_t}(x))/\nu_t(e^{s(x,
@@ -58,8 +58,15 @@ def law_constant(subject: MultiHead, domain: NearbyLaws, norm: Wasserstein) -> B
     )
     masses = LawRows(subject.separate[0], domain).masses
     slopes = rows.amax() if domain.within.jumps else mean_power(masses, rows, norm.p)
-    found = slopes + own(subject, domain)
+    found = slopes + _own(subject, domain)
     return Bound(1 + found if subject.residual else found, CHECKED)
+
+
+def _own(subject: MultiHead, domain: NearbyLaws) -> Upper:
+    """w |A| R² of all heads: from one law to the other a query may go from atom to atom."""
+    separate = [slope_anywhere(head, domain) for head in subject.separate]
+    folded = None if subject.folded is None else [slope_anywhere(head, domain) for head in subject.folded]
+    return subject.combined(separate, folded)
 
 
 def _slopes(head: Head, domain: NearbyLaws) -> Upper:

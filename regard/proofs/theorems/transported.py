@@ -106,7 +106,7 @@ def _rows(subject: MultiHead, domain: NearbyLaws) -> Upper:
 
 
 def own(subject: MultiHead, domain: NearbyLaws) -> Upper:
-    """How fast a row moves with its query, for every law."""
+    """How fast a row moves with its query, for every law, while the query goes where mass may go."""
     separate = [_own_slopes(head, domain) for head in subject.separate]
     folded = None if subject.folded is None else [_own_slopes(head, domain) for head in subject.folded]
     rows = [
@@ -118,15 +118,19 @@ def own(subject: MultiHead, domain: NearbyLaws) -> Upper:
 
 def _own_slopes(head: Head, domain: NearbyLaws) -> Upper:
     """w |A| R², (1,), or what is known around each query of a tube without jumps, (m,)."""
-    rows, norm = LawRows(head, domain), score_norm(head, domain)
-    reach = exact(ball_around(domain).radius)
-    whole = (head.w * norm * reach.square()).map(lambda t: t.reshape(1))
+    whole, rows = slope_anywhere(head, domain).map(lambda t: t.reshape(1)), LawRows(head, domain)
     radius = rows.own_radius
     if radius is None:
         return whole
+    norm, reach = score_norm(head, domain), exact(ball_around(domain).radius)
     turned = (radius * (norm * reach + rows.alpha)).exp()  # e^{Δ/2}
     near = head.w * norm * (turned * rows.spreads + radius).square()
     return near.minimum(whole.expand_as(near.value))
+
+
+def slope_anywhere(head: Head, domain: NearbyLaws) -> Upper:
+    """w |A| R²: how fast a row moves with a query that may be anywhere."""
+    return head.w * score_norm(head, domain) * exact(ball_around(domain).radius).square()
 
 
 def score_norm(head: Head, domain: NearbyLaws) -> Upper:
