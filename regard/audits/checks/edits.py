@@ -77,19 +77,26 @@ def edits(scene: Scene, site: Measurable) -> Result:
 
 
 def deletions(site: Site) -> Tensor:
-    """|Δ_i| (n, n) where token j is left out and the others stay where they are: each is run, since a row
-    that one token fills has no digits left beside it; nan of j itself, and where a token sees no other.
+    """|Δ_i| (n, n) where token j is left out and the others stay where they are; nan of j itself, and where a
+    token sees no other.
+
+    Δ_i = Σ_h P_ij / (1 - P_ij) (o_i - v_j). The heaviest token of a row may leave no digits beside it, so
+    the row is run without it.
     """
     mixed = _values(site, site.points) @ site.w_o
     scores = (site.scores / _temperature(site)).masked_fill(~site.allowed, -math.inf)
-    whole = (scores.softmax(-1) @ mixed).sum(0)
-    columns = []
-    for token in range(len(whole)):
-        others = scores.clone()
-        others[..., token] = -math.inf
-        columns.append(((others.softmax(-1) @ mixed).sum(0) - whole).norm(dim=-1))
-        columns[-1][token] = math.nan
-    return torch.stack(columns, -1)
+    laws = scores.softmax(-1)
+    means, top = laws @ mixed, laws.argmax(-1, keepdim=True)
+    without = scores.scatter(-1, top, -math.inf).softmax(-1) @ mixed - means
+    odds = (laws / (1 - laws)).scatter(-1, top, 0.0)
+    found = torch.empty_like(odds[0])
+    for rows in torch.arange(len(found)).split(max(1, ROOM // mixed[0].numel())):
+        moves = torch.einsum("hij,hid->ijd", odds[:, rows], means[:, rows])
+        moves -= torch.einsum("hij,hjd->ijd", odds[:, rows], mixed)
+        for head, heaviest in zip(without[:, rows], top[:, rows, 0], strict=True):
+            moves[torch.arange(len(rows)), heaviest] += head
+        found[rows] = moves.norm(dim=-1)
+    return found.fill_diagonal_(math.nan)
 
 
 def _part(moves: Tensor, size: float) -> float:
