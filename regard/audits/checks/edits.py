@@ -18,6 +18,7 @@ from regard.audits.checks.base import (
     PROVED,
     Check,
     Column,
+    Cost,
     Limit,
     Measurable,
     Result,
@@ -39,8 +40,10 @@ from regard.potentials import Potential
 from regard.proofs.certification import deviation
 from regard.supports import Full
 
-INPUTS, LONGEST = Limit(3, 1_000_000), Limit(128, 512)
-"""On how many inputs, and up to how many tokens."""
+INPUTS = Limit(3, 1_000_000)
+"""On how many inputs."""
+LONGEST = Limit(128, 512, Cost("for a layer of twelve heads", 512, 1.1, 0.5))
+"""Up to how many tokens: laws of all rows of all heads are held, and a number for each pair."""
 MISSPELLED = Limit(1, 1_000_000)
 """On how many inputs words are put in and misspelled."""
 TYPOS = 4
