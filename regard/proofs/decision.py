@@ -120,7 +120,7 @@ def check_domain(domain: Near, x: Tensor) -> None:
         raise ArgumentError("domain", f"is {domain!r}", remedy)
     points = domain.measure.points
     if points.shape != x.shape or not bool((points == x.detach().double()).all()):
-        raise ArgumentError("domain", "is around another sequence than x", "make it from x itself")
+        raise ArgumentError("domain", "is around a different sequence than x", "make it from x itself")
 
 
 def _labels(label: int | Sequence[int] | None, logits: Tensor) -> tuple[int, ...]:
@@ -176,7 +176,7 @@ def margin_certificate(
         none = Certificate(
             math.inf, domain, Frobenius(), NO_THEOREM, refused=(str(refusal),), quantity=QUANTITY
         )
-        return none, None, f"the bounds do not speak of it: {refusal}"
+        return none, None, f"the bounds say nothing about it: {refusal}"
     hypotheses = (checked("every class has its own functional of one state"), *arithmetic_of(found))
     made = Certificate(-best, domain, _norm(domain), THEOREM.cited, hypotheses, quantity=QUANTITY)
     return made, rival, "" if best > 0 else "the bounds do not reach so far; use a smaller radius"
