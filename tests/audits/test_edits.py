@@ -99,6 +99,18 @@ def test_typos_are_below_what_is_proved_of_them(scene, site):
         assert certified < 20 * edit.moved()
 
 
+def test_on_a_long_text_tokens_come_and_go(monkeypatch, scene, site):
+    """The proof of tokens that move in their places would fill memory; the other one holds as well."""
+    embed = Embedding(scene, site)
+    ids = embed.ids.tolist()
+    edit = Rewritten(embed, site, torch.tensor([*ids[:2], 7, *ids[3:]]))
+    least = edit.proved()[1]
+    monkeypatch.setattr("regard.audits.checks.edits.IN_PLACE", len(ids) - 1)
+    theorem, certified = edit.proved()
+    assert theorem == "tokens that come and go"
+    assert edit.moved() <= least <= certified
+
+
 def test_the_report_has_the_columns(run):
     run.measure()
     report = run.report()

@@ -42,8 +42,14 @@ from regard.supports import Full
 
 INPUTS = Limit(3, 1_000_000)
 """On how many inputs."""
-LONGEST = Limit(128, 512, Cost("for a layer of twelve heads", 512, 1.1, 0.5))
-"""Up to how many tokens: laws of all rows of all heads are held, and a number for each pair."""
+LONGEST = Limit(128, 512, Cost("for a first layer of twelve heads and 30,522 words", 512, 70.0, 0.5))
+"""Up to how many tokens: laws of all rows of all heads are held, and in the first layer every word is tried on
+every token; another layer takes a second.
+"""
+IN_PLACE = 128
+"""Up to how many tokens it is proved what typos do that move each token in its place: 40 s and 2.2 GB for a
+word there, and four times the memory for twice the tokens.
+"""
 MISSPELLED = Limit(1, 1_000_000)
 """On how many inputs words are put in and misspelled."""
 TYPOS = 4
@@ -254,7 +260,7 @@ class Rewritten:
         place = Vocabulary(self.come) if len(self.come) else None
         edited = Edited(points, self.gone, len(self.come), place, self.tokens[self.now])
         found = {"tokens that come and go": deviation(map, edited, norm).value / len(self.stays)}
-        if self.tokens.shape == points.shape:
+        if self.tokens.shape == points.shape and len(points) <= IN_PLACE:
             radii = lengths(self.tokens - points, 1).bound
             near = deviation(map, Radii(points, radii), norm).value
             found["tokens that move, each in its place"] = near / len(self.stays)
