@@ -43,8 +43,8 @@ from regard.supports import Full
 INPUTS = Limit(3, 1_000_000)
 """On how many inputs."""
 LONGEST = Limit(128, 512, Cost("for a first layer of twelve heads and 30,522 words", 512, 70.0, 0.5))
-"""Up to how many tokens: laws of all rows of all heads are held, and in the first layer every word is tried on
-every token; another layer takes a second.
+"""Up to how many tokens: laws of all rows of all heads are held, and in the first layer every word is tried
+on every token; another layer takes a second.
 """
 IN_PLACE = 128
 """Up to how many tokens it is proved what typos do that move each token in its place: 40 s and 2.2 GB for a
