@@ -78,7 +78,9 @@ def main() -> None:
         ),
     }
     if options:
-        console.print(f"dearer for the processor: {dearer:.2f} (not judged: loading is most of a short audit)")
+        console.print(
+            f"dearer for the processor: {dearer:.2f} (not judged: loading is most of a short audit)"
+        )
     else:
         verdicts[f"dearer for the processor: {dearer:.2f} (at most {DEARER})"] = dearer <= DEARER
     if idle and (os.cpu_count() or 1) > 1:
