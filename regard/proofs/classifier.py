@@ -92,7 +92,7 @@ def _run(part: Any, value: Tensor) -> Tensor:
     exactly = in_double(part)
     if value.ndim == 2:
         return exactly(value.double())
-    return torch.stack([_run(exactly, one) for one in value])
+    return torch.stack([exactly(one) for one in value.double()])
 
 
 def _flat(map: Any) -> tuple[Any, ...]:
