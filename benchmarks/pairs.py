@@ -1,4 +1,4 @@
-"""Every pair of typos in a sentence, decided: python -m benchmarks.pairs [--quick] [--text "…"] [--worth 3000]
+"""Every pair of typos in a sentence: python -m benchmarks.pairs [--quick] [--text "…"] [--worth 3000]
 
 The classifier of `regard decide` on one sentence: each of its words may become any word that is one letter
 away, and any two of them at once. `proofs.exchange_pairs` proves sets of pairs where a bound reaches, and
