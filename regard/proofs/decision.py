@@ -18,7 +18,7 @@ from regard.norms import Frobenius, TokenMax
 from regard.proofs.ball_model.beginning import by_orders
 from regard.proofs.ball_model.margin import least
 from regard.proofs.ball_model.state import State
-from regard.proofs.classifier import Classifier, check_sequence, classifier
+from regard.proofs.classifier import Classifier, check_sequence, check_steps, classifier
 from regard.proofs.decision_attack import LeastMargin
 from regard.proofs.falsification import Witness
 from regard.proofs.question import question
@@ -63,7 +63,7 @@ class Decision:
         names = ", ".join(str(label) for label in self.label)
         said = f"the answer {names}" if len(self.label) == 1 else f"the leading set {{{names}}}"
         lines = [f"{said} {WORDS[self.holds]} on {self.margin.domain}"]
-        if self.holds is not False:
+        if self.holds is not False and math.isfinite(self.least_margin):
             lines.append(
                 f"  proved: it leads by at least {round_down(self.least_margin)}; nearest is {self.runner_up}"
             )
@@ -107,6 +107,7 @@ def decide(
     check_sequence("x", x)
     check_domain(domain, x)
     check_pieces(pieces, domain)
+    check_steps(steps)
     with question():
         found = classifier(model, readout)
         logits = found.run(x)

@@ -132,6 +132,18 @@ def test_a_radius_beyond_the_bounds_is_open_with_a_reason():
     assert found.holds is None
     assert math.isinf(found.margin.value)
     assert "smaller radius" in str(found)
+    assert "inf" not in str(found)
+
+
+def test_an_attack_beyond_the_numbers_of_the_model_is_not_reported():
+    layer = nn.TransformerEncoderLayer(8, 2, 12, 0.0, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+    x, first = torch.randn(3, 8, generator=torch.Generator().manual_seed(0)), torch.eye(3)[:1]
+    readout = Compose((MixTokens(first), Affine(torch.eye(8)[:, :2])))
+    found = r.decide(encoder, x, r.one_token(x, 1, 1e30), readout=readout)
+    assert found.holds is not True
+    assert math.isfinite(found.attack.value)
+    assert "nan" not in str(found)
 
 
 def test_the_second_order_decides_where_the_first_does_not():
@@ -162,6 +174,8 @@ def test_the_second_order_decides_where_the_first_does_not():
         ({"domain": r.one_token(sequence(9), 0, 0.1)}, "around another"),
         ({"x": sequence(1)[0]}, "one sequence"),
         ({"readout": Affine(torch.ones(8, 1, dtype=D))}, "logits"),
+        ({"steps": 0}, "steps"),
+        ({"steps": True}, "steps"),
     ],
 )
 def test_bad_input_is_named(change, match):
