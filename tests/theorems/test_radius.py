@@ -179,11 +179,11 @@ def test_a_tie_has_radius_zero():
         ({"x": torch.full((1, 2), math.nan)}, "x: "),
         ({"x": torch.ones(1, 2, dtype=torch.int64)}, "x: "),
         ({"token": 3}, "token: is 3; there are 1 tokens"),
-        ({"token": "first"}, "token: is 'first'; give the position"),
-        ({"token": True}, "token: is True; give the position"),
         ({"norm": r.Wasserstein(2.0)}, "norm: is Wasserstein"),
         ({"steps": 0}, "steps: is 0"),
         ({"x": drawn(2, 2)}, "model: takes"),
+        ({"token": "first"}, "token: is 'first'; give the position"),
+        ({"token": True}, "token: is True; give the position"),
     ],
 )
 def test_what_cannot_be_decided_is_said(arguments, match):
