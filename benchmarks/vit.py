@@ -4,7 +4,7 @@ FOLDER holds model.onnx and data.pt of models/ibp_3_3_8 of github.com/shizhouxin
 layers, three heads, BatchNorm where others have LayerNorm). All 3,072 numbers of a picture move, each by
 `radius`/255: how many of the first pictures keep their class by the ball model, for that radius and for parts
 of it. The published answer at radius 1 is 65 of 100 within 100 s each, by α,β-CROWN with branch and bound, on
-a GPU. (For the other network of that benchmark, pgd_2_3_16, the pictures were not to be had.) It needs `onnx`.
+a GPU. (Of the other network of that benchmark, pgd_2_3_16, the pictures were not to be had.) It needs onnx.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from regard.proofs.decision import better_order
 from regard.proofs.theorem import Refusal
 
 HEADS, PATCH, EPSILON = 3, 8, 1e-5
-SPREAD = torch.tensor([0.2023, 0.1994, 0.2010], dtype=torch.float64)
-"""By which pictures were divided, color by color."""
+MEAN, SPREAD = torch.tensor([[0.4914, 0.4822, 0.4465], [0.2023, 0.1994, 0.2010]], dtype=torch.float64)
+"""What is taken from each color, and by which it is then divided."""
 PARTS = (1.0, 0.3, 0.1, 0.03)
 
 Weights = dict[str, Tensor]
@@ -77,8 +77,9 @@ def network_of(found: Weights, products: list[Tensor]) -> maps.Compose:
 
 def patches(picture: Tensor) -> Tensor:
     """A picture (3, 32, 32) as rows of numbers (16, 192), as the convolution takes them."""
-    cut = picture.unfold(1, PATCH, PATCH).unfold(2, PATCH, PATCH)  # colors, rows, columns, patch
-    return cut.permute(1, 2, 0, 3, 4).flatten(2).flatten(0, 1).double()
+    scaled = (picture.double() - MEAN[:, None, None]) / SPREAD[:, None, None]
+    cut = scaled.unfold(1, PATCH, PATCH).unfold(2, PATCH, PATCH)  # colors, rows, columns, patch
+    return cut.permute(1, 2, 0, 3, 4).flatten(2).flatten(0, 1)
 
 
 def begun(found: Weights, picture: Tensor, radius: float) -> State:
