@@ -12,18 +12,23 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run as a script, the root of the repository is not on the path
 
 from regard.cli.decide import TEXT, typos_said  # noqa: E402
-from regard.decisions import Answers, answers, shipped_on  # noqa: E402
+from regard.decisions import Answers, WordAnswer, answers, shipped_on  # noqa: E402
 from regard.decisions.word_answers import shown  # noqa: E402
 
 PAGE = ROOT / "docs" / "decisions.md"
 BEGIN, END = "<!-- written by docs/make_decide.py -->", "<!-- until here -->"
 
 
+def counted(one: WordAnswer) -> str:
+    """What becomes of typos, without examples."""
+    return typos_said(one).split(":")[0]
+
+
 def table(found: Answers) -> str:
     """As the terminal shows it."""
     head = ["| word | proved | attack | typos of one letter |", "|---|---|---|---|"]
     rows = [
-        f"| {one.word} | {shown(found, one.proved)} | {shown(found, one.attack)} | {typos_said(one)} |"
+        f"| {one.word} | {shown(found, one.proved)} | {shown(found, one.attack)} | {counted(one)} |"
         for one in found.words
     ]
     said = " ".join(found.sentences())

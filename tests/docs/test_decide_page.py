@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("safetensors")
 
 import regard as r
-from regard.cli.decide import TEXT, typos_said
+from regard.cli.decide import TEXT
 from regard.decisions import WordAnswer, shipped_on
 from regard.decisions.word_answers import _label, _typos, percent
 from regard.proofs.classifier import classifier
@@ -56,4 +56,4 @@ def test_attacks_and_typos_come_out_as_it_says():
         found, _ = ShortestChange(whole, torch.tensor(label), r.Frobenius(), place).find(asked.x, 30)
         assert percent(float(found) / float(asked.x[place].norm())) == attack
         answer = WordAnswer(place, word, 1.0, 0.0, 0.0, "", _typos(asked, place, label))
-        assert typos_said(answer) == typos
+        assert script().counted(answer) == typos
