@@ -1,4 +1,4 @@
-"""python -m benchmarks.divergence [--quick] [--float32]: is the head that is named the one that ends a run?
+"""python -m benchmarks.divergence [--quick] [--float32] [--heads N]: does the head that is named end the run?
 
 Small language models learn with a rate that is too large, and their attention multiplies queries and keys in
 float16, as mixed precision without a fused kernel does (Ding et al. 2021, Zeng et al. 2023): products grow
@@ -11,6 +11,7 @@ that checkpoint on the same texts with its queries and keys held, and once more 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 import time
@@ -19,14 +20,16 @@ from dataclasses import dataclass
 import torch
 from rich.console import Console
 
-from benchmarks.small_decoders import HEADS, LAYERS, Decoders, Snapshot, texts
+from benchmarks.small_decoders import LAYERS, Decoders, Snapshot, texts
 from regard.audits.series import LARGE, Track, runaway, series
 
 STEPS, EVERY, WARM = 600, 10, 20
 """Steps of a run, steps between checkpoints, and steps in which the rate grows to what it is."""
 HEALTHY, TOO_LARGE = 0.02, (0.07, 0.05)
-LIMITS = (2048.0, 3072.0, LARGE, 5500.0)
-"""Among these is the logit that the rule waits for."""
+LIMITS, DEFAULT = (2048.0, 3072.0, LARGE, 5500.0), 2
+"""Among these is the logit that the rule waits for in heads of width 64, and which of them regard has."""
+TUNE, TEST = tuple(range(4)), tuple(range(200, 210))
+"""Seeds. Those of the test were first run when the rule and both rates had been settled."""
 AHEAD, LONGER = 0.1, 0.1
 """How much of the run an alarm must be ahead, and how much longer a run must live to be saved by a hold."""
 NEEDED = 8
@@ -40,6 +43,7 @@ class Run:
     """
 
     seed: int
+    heads: int
     ended: int | None
     losses: list[float]
     over: list[int]
@@ -50,14 +54,16 @@ class Run:
     def tracks(self, numbers: list[list[float]], column: str) -> list[Track]:
         """A number of every head along the checkpoints, as a series has it."""
         return [
-            Track(column, f"layers.{head // HEADS}", head // HEADS, head % HEADS, tuple(values))
+            Track(
+                column, f"layers.{head // self.heads}", head // self.heads, head % self.heads, tuple(values)
+            )
             for head, values in enumerate(zip(*numbers, strict=True))
         ]
 
     def alarm(self, limit: float) -> tuple[int, int] | None:
         """The step at which the rule names a head, and which one."""
         found = runaway(self.tracks(self.logits, "largest_logit"), limit)
-        return None if found is None else (found[0] * EVERY, found[1].layer * HEADS + found[1].head)
+        return None if found is None else (found[0] * EVERY, found[1].layer * self.heads + found[1].head)
 
     def ahead(self, limit: float) -> float:
         """How much of the run the alarm comes before its end; minus one where none does."""
@@ -70,14 +76,14 @@ class Run:
         return self.ahead(limit) >= AHEAD and found is not None and found[1] in self.over
 
 
-def trained(seeds: list[int], rate: float, steps: int, half: bool) -> list[Run]:
+def trained(seeds: list[int], rate: float, half: bool, heads: int) -> list[Run]:
     """One run for each seed, all at once."""
-    models = Decoders.new(seeds, half)
+    models = Decoders.new(seeds, half, heads)
     fixed = texts([0], -1).expand(len(seeds), -1, -1)
     losses, logits, norms, kept = [], [], [], []
     over: list[list[int]] = [[] for _ in seeds]
     ended: list[int | None] = [None] * len(seeds)
-    for step in range(steps):
+    for step in range(STEPS):
         if step % EVERY == 0:
             logits.append(models.largest_logits(fixed).tolist())
             norms.append(models.qk_norms().tolist())
@@ -93,9 +99,10 @@ def trained(seeds: list[int], rate: float, steps: int, half: bool) -> list[Run]:
     return [
         Run(
             seed,
+            heads,
             ended[place],
             [row[place] for row in losses[: ended[place]]],
-            _first_layer(over[place]),
+            _first_layer(over[place], heads),
             [row[place] for row in logits[: _count(ended[place])]],
             [row[place] for row in norms[: _count(ended[place])]],
             [row.one(place) for row in kept[: _count(ended[place])]],
@@ -109,9 +116,9 @@ def _count(ended: int | None) -> int | None:
     return None if ended is None else (ended - 1) // EVERY + 1
 
 
-def _first_layer(heads: list[int]) -> list[int]:
+def _first_layer(over: list[int], heads: int) -> list[int]:
     """Those of the first layer that has any: what comes after it has no numbers left."""
-    return [head for head in heads if head // HEADS == min(heads) // HEADS]
+    return [head for head in over if head // heads == min(over) // heads]
 
 
 def lives(run: Run, start: int, holds: list[list[int]], rate: float) -> list[bool]:
@@ -144,36 +151,44 @@ def same_by_audit(run: Run, limit: float) -> bool:
         for place in range(last - 2, last + 1)
     ]
     again = runaway(series(reports, ["a", "b", "c"]).ranked("largest_logit"), limit)
-    return again is not None and again[1].layer * HEADS + again[1].head == found[1]
+    return again is not None and again[1].layer * run.heads + again[1].head == found[1]
 
 
 def main() -> int:
     """Tune on some seeds, test on others, print all rates."""
+    options = _options()
+    tune, test = (TUNE[:2], TEST[:2]) if options.quick else (TUNE, TEST)
+    torch.set_num_threads(1)
+    started, half = time.process_time(), not options.float32
+    wild = {rate: trained([*tune, *test], rate, half, options.heads) for rate in options.rate}
+    for rate, runs in wild.items():
+        _learned("too large", rate, runs[len(tune) :])
+    if options.float32:
+        return 0
+    calm = trained([*tune, *test], HEALTHY, half, options.heads)
+    _learned("healthy", HEALTHY, calm[len(tune) :])
+    first = wild[min(wild)][: len(tune)]  # the harder case
+    limits = [
+        limit * math.sqrt(options.heads) for limit in LIMITS
+    ]  # products are larger by the root of a width
+    limit = max(limits, key=lambda limit: (_score(first, calm[: len(tune)], limit), limit == limits[DEFAULT]))
+    console.print(
+        f"the rule waits for a logit of {limit:g}: tuned on {len(tune)} seeds, tested on {len(test)} others"
+    )
+    hits = [_tested(rate, runs[len(tune) :], limit) for rate, runs in wild.items()]
+    false = sum(run.alarm(limit) is not None for run in calm[len(tune) :])
+    console.print(f"false alarms in healthy runs: {false} of {len(test)}")
+    console.print(f"{time.process_time() - started:.0f} CPU seconds")
+    return 0 if hits[0] >= NEEDED * len(test) / 10 and false <= 1 else 1
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.divergence", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two seeds to tune on and two to test")
     parser.add_argument("--float32", action="store_true", help="the same runs with products in float32")
     parser.add_argument("--rate", type=float, nargs="+", default=TOO_LARGE, help="rates that are too large")
-    options = parser.parse_args()
-    tuned, tested = (2, 2) if options.quick else (4, 10)
-    torch.set_num_threads(1)
-    started, seeds = time.process_time(), list(range(tuned + tested))
-    wild = {rate: trained(seeds, rate, STEPS, not options.float32) for rate in options.rate}
-    for rate, runs in wild.items():
-        _learned("too large", rate, runs[tuned:])
-    if options.float32:
-        return 0
-    calm = trained(seeds, HEALTHY, STEPS, True)
-    _learned("healthy", HEALTHY, calm[tuned:])
-    first = wild[min(wild)][:tuned]  # the harder case
-    limit = max(LIMITS, key=lambda limit: (_score(first, calm[:tuned], limit), limit == LARGE))
-    console.print(
-        f"the rule waits for a logit of {limit:g}: tuned on {tuned} seeds, tested on {tested} others"
-    )
-    hits = [_tested(rate, runs[tuned:], limit) for rate, runs in wild.items()]
-    false = sum(run.alarm(limit) is not None for run in calm[tuned:])
-    console.print(f"false alarms in healthy runs: {false} of {tested}")
-    console.print(f"{time.process_time() - started:.0f} CPU seconds")
-    return 0 if max(hits) >= NEEDED * tested / 10 and false <= 1 else 1
+    parser.add_argument("--heads", type=int, default=1, choices=[1, 2, 4], help="heads of a layer")
+    return parser.parse_args()
 
 
 def _score(wild: list[Run], calm: list[Run], limit: float) -> int:
@@ -199,7 +214,9 @@ def _tested(rate: float, runs: list[Run], limit: float) -> int:
     for run in named:
         found = run.alarm(limit)
         assert found is not None
-        drawn = torch.randint(0, LAYERS * HEADS - 1, (), generator=torch.Generator().manual_seed(run.seed))
+        drawn = torch.randint(
+            0, LAYERS * run.heads - 1, (), generator=torch.Generator().manual_seed(run.seed)
+        )
         other = int(drawn) + (int(drawn) >= found[1])
         own, instead = lives(run, found[0], [[found[1]], [other]], rate)
         saved, others = saved + own, others + instead

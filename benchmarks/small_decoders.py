@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 WORDS, LENGTH, BATCH = 48, 32, 8
-LAYERS, HEADS, WIDTH, HIDDEN = 4, 1, 64, 64
-HEAD = WIDTH // HEADS
+LAYERS, WIDTH, HIDDEN = 4, 64, 64
 FIRST, SECOND, EPSILON = 0.9, 0.95, 1e-8
 """Of Adam."""
 LEAST = 1e-45
@@ -44,13 +43,14 @@ def texts(seeds: list[int], step: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that a training goes on from."""
+    """Everything that a training goes on from. heads: how many a layer has."""
 
     weights: dict[str, Tensor]
     first: dict[str, Tensor]
     second: dict[str, Tensor]
     steps: int
     half: bool
+    heads: int
 
     def one(self, place: int) -> Snapshot:
         """That of a single model."""
@@ -58,7 +58,7 @@ class Snapshot:
             {name: part[place : place + 1] for name, part in own.items()}
             for own in (self.weights, self.first, self.second)
         ]
-        return Snapshot(parts[0], parts[1], parts[2], self.steps, self.half)
+        return Snapshot(parts[0], parts[1], parts[2], self.steps, self.half, self.heads)
 
     def copies(self, holds: list[list[int]]) -> Decoders:
         """The same model several times, each with the queries and keys of some heads held."""
@@ -73,10 +73,11 @@ class Snapshot:
         }
         for place, heads in enumerate(holds):
             for head in heads:
-                layer, own = divmod(head, HEADS)
+                layer, own = divmod(head, self.heads)
+                width = WIDTH // self.heads
                 for name in "qk":
-                    free[f"{layer}.{name}"][place, :, own * HEAD : (own + 1) * HEAD] = 0.0
-        return Decoders(Snapshot(parts[0], parts[1], parts[2], self.steps, self.half), free)
+                    free[f"{layer}.{name}"][place, :, own * width : (own + 1) * width] = 0.0
+        return Decoders(Snapshot(parts[0], parts[1], parts[2], self.steps, self.half, self.heads), free)
 
     def llama(self) -> nn.Module:
         """The model as transformers has it."""
@@ -88,7 +89,11 @@ class Snapshot:
             "num_hidden_layers": LAYERS,
         }
         config = transformers.LlamaConfig(
-            vocab_size=WORDS, num_attention_heads=HEADS, tie_word_embeddings=True, rms_norm_eps=1e-6, **sizes
+            vocab_size=WORDS,
+            num_attention_heads=self.heads,
+            tie_word_embeddings=True,
+            rms_norm_eps=1e-6,
+            **sizes,
         )
         model = transformers.LlamaForCausalLM(config).eval()
         own = {name: part[0] for name, part in self.weights.items()}
@@ -121,12 +126,13 @@ class Decoders:
             {name: part.clone() for name, part in own.items()} for own in (start.first, start.second)
         )
         self.steps, self.half, self.free = start.steps, start.half, free or {}
-        rates = 1 / 10_000 ** (torch.arange(0, HEAD, 2) / HEAD)
+        self.heads, self.width = start.heads, WIDTH // start.heads
+        rates = 1 / 10_000 ** (torch.arange(0, self.width, 2) / self.width)
         angles = torch.arange(LENGTH).unsqueeze(-1) * torch.cat([rates, rates])
         self.cos, self.sin = angles.cos(), angles.sin()
 
     @classmethod
-    def new(cls, seeds: list[int], half: bool) -> Decoders:
+    def new(cls, seeds: list[int], half: bool, heads: int = 1) -> Decoders:
         """Models as training begins."""
         shapes = {"words": (WORDS, WIDTH)}
         for layer in range(LAYERS):
@@ -141,7 +147,7 @@ class Decoders:
         gains = ["final", *(f"{layer}.{name}" for layer in range(LAYERS) for name in ("before", "between"))]
         weights |= {name: torch.ones(len(seeds), WIDTH) for name in gains}
         zeros = {name: torch.zeros_like(part) for name, part in weights.items()}
-        return cls(Snapshot(weights, zeros, zeros, 0, half))
+        return cls(Snapshot(weights, zeros, zeros, 0, half, heads))
 
     def snapshot(self) -> Snapshot:
         """What is now."""
@@ -149,10 +155,12 @@ class Decoders:
         first, second = (
             {name: part.clone() for name, part in own.items()} for own in (self.first, self.second)
         )
-        return Snapshot(weights, first, second, self.steps, self.half)
+        return Snapshot(weights, first, second, self.steps, self.half, self.heads)
 
     def step(self, x: Tensor, rate: float) -> tuple[Tensor, Tensor]:
-        """One step of Adam; the losses before it, and the largest product of every head."""
+        """One step of Adam; the losses before it, and for every head how far from zero the largest product of
+        a row is at most: above 65,504 a row has an infinite weight, below -65,504 it has no weights at all.
+        """
         products: list[Tensor] = []
         scores = self.run(x, products)[:, :, :-1]
         total = scores.logsumexp(-1)
@@ -163,7 +171,9 @@ class Decoders:
         with torch.no_grad():
             for name, part in self.weights.items():
                 self._move(name, part, rate)
-        return losses.detach(), torch.stack([one.flatten(3).amax((1, 3)) for one in products], 1).flatten(1)
+        return losses.detach(), torch.stack([one.amax(-1).abs().amax((1, 3)) for one in products], 1).flatten(
+            1
+        )
 
     def _move(self, name: str, part: Tensor, rate: float) -> None:
         slope = part.grad
@@ -193,14 +203,14 @@ class Decoders:
 
     def _attend(self, layer: int, normed: Tensor, sizes: tuple[int, ...], products: list[Tensor]) -> Tensor:
         query, key, value = (
-            (normed @ self.weights[f"{layer}.{name}"]).view(*sizes, HEADS, HEAD).transpose(2, 3)
+            (normed @ self.weights[f"{layer}.{name}"]).view(*sizes, self.heads, self.width).transpose(2, 3)
             for name in "qkv"
         )
         raw = self._turned(query) @ self._turned(key).mT
         products.append(raw.detach().masked_fill(CLOSED, -math.inf))
         if self.half:
             raw = raw + (raw.half().float() - raw).detach()
-        weights = (raw / math.sqrt(HEAD)).masked_fill(CLOSED, -math.inf).softmax(-1)
+        weights = (raw / math.sqrt(self.width)).masked_fill(CLOSED, -math.inf).softmax(-1)
         return (weights @ value).transpose(2, 3).flatten(3).flatten(1, 2)
 
     def _turned(self, x: Tensor) -> Tensor:
@@ -212,7 +222,7 @@ class Decoders:
         """(models, heads): as the check `rows` has them, over visible pairs whose weight is not zero."""
         products: list[Tensor] = []
         self.run(x, products)
-        logits = torch.stack(products, 2) / math.sqrt(HEAD)
+        logits = torch.stack(products, 2) / math.sqrt(self.width)
         seen = logits.softmax(-1) > LEAST
         return (
             logits.abs()
@@ -231,10 +241,14 @@ class Decoders:
         for layer in range(LAYERS):
             gain = self.weights[f"{layer}.before"].unsqueeze(-1)
             query, key = (
-                (gain * self.weights[f"{layer}.{name}"]).unflatten(-1, (HEADS, HEAD)).transpose(1, 2)
+                (gain * self.weights[f"{layer}.{name}"])
+                .unflatten(-1, (self.heads, self.width))
+                .transpose(1, 2)
                 for name in "qk"
             )
-            found.append(torch.linalg.matrix_norm(torch.nan_to_num(query @ key.mT), 2) / math.sqrt(HEAD))
+            found.append(
+                torch.linalg.matrix_norm(torch.nan_to_num(query @ key.mT), 2) / math.sqrt(self.width)
+            )
         return torch.cat(found, -1)
 
 

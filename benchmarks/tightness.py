@@ -122,7 +122,7 @@ def time_table() -> int:
         "token-max ball": lambda radius: (r.deviation, r.Neighborhood(x, radius, r.TokenMax()), r.TokenMax()),
     }
     for name, domain in domains.items():
-        map = r.maps.Heads(map.attention, map.w_o)  # a new value: nothing is known of it
+        map = r.maps.Heads(map.attention, map.w_o)  # a new value: nothing is known about it
 
         def ask(radius: float, domain: Callable[..., object] = domain, map: r.maps.Heads = map) -> object:
             verb, near, norm = domain(radius)  # type: ignore[misc]

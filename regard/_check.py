@@ -51,7 +51,7 @@ def finite(name: str, value: Tensor) -> None:
         bad = int((~torch.isfinite(value)).sum())
         raise ArgumentError(
             name,
-            f"has {bad} non-finite entries among {value.numel()}",
+            f"has {bad} non-finite entries out of {value.numel()}",
             "remove NaN and infinity before declaring",
         )
 

@@ -39,9 +39,9 @@ class Object(ABC):  # noqa: B024 (the base of abstract classes has no method of 
                 and not isabstract(base)
             ):
                 raise TypeError(
-                    f"{cls.__name__} derives from {base.__name__}, which is final: what is known of "
+                    f"{cls.__name__} derives from {base.__name__}, which is final: what is known about "
                     f"{base.__name__} would be "
-                    f"believed of {cls.__name__}; derive it from {base.__mro__[1].__name__}"
+                    f"assumed of {cls.__name__}; derive it from {base.__mro__[1].__name__}"
                 )
         pytree.register_pytree_node(
             cls, _flatten, _unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}"

@@ -8,8 +8,8 @@ A number carries how many roundings it went through (the counter of Stewart; Hig
 
 for true numbers that are real and not negative. One rounded sum, product, quotient or root adds one: fl(z) =
 z (1 + δ), |δ| ≤ u. So arithmetic costs what it costs without proofs, and `bound` pays for all roundings at
-once. ∞ or NaN in an Upper means that nothing is known of a true number, which is real all the same. A product
-below `TINY` is lifted to it in an Upper, and is zero in a Lower: there rounding is no longer
+once. ∞ or NaN in an Upper means that nothing is known about a true number, which is real all the same. A
+product below `TINY` is lifted to it in an Upper, and is zero in a Lower: there rounding is no longer
 relative. A product of single numbers is zero where one of them is and the other is finite; in tensors it is
 `TINY`, which is as good as zero.
 
@@ -284,7 +284,7 @@ class Lower(Directed):
         return value.masked_fill_(~(value >= TINY), 0.0)
 
     def __sub__(self, other: Upper) -> Lower:
-        """At most the true difference; zero where nothing is known of it."""
+        """At most the true difference; zero where nothing is known about it."""
         if type(other) is not Upper:
             raise TypeError(f"Lower minus {type(other).__name__}: only an Upper may be taken from a Lower")
         return Lower(torch.nan_to_num((self.bound - other.bound), nan=0.0).clamp_min(0.0), 1)

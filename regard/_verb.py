@@ -86,7 +86,7 @@ class Verb:
         if len(best) != 1:
             options = " and ".join(f"({_names(s)})" for s in matching)
             raise AmbiguousRuleError(
-                f"{self.name} has the rules {options}, none the most specific; settle it with "
+                f"{self.name} has the rules {options}, none of which is the most specific; settle it with "
                 f"@{self.name}.rule({_names(types)})"
             )
         functions = [function for signature, function in self._rules if signature == best[0]]

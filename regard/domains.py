@@ -428,7 +428,7 @@ class NearbyLaws(Domain):
 def inserted(
     points: Tensor, within: Vocabulary | Ball, *, count: int = 1, after: Tensor | None = None
 ) -> Edited:
-    """`count` tokens of a set come; `after`: the others, where their embeddings know of the shift.
+    """`count` tokens of a set come; `after`: the others, where their embeddings change with the shift.
 
     Examples:
         >>> x, words = torch.zeros(5, 2), regard.domains.Vocabulary(torch.randn(9, 2))
@@ -439,7 +439,7 @@ def inserted(
 
 
 def deleted(points: Tensor, *indices: int, after: Tensor | None = None) -> Edited:
-    """Tokens go; `after`: the others, where their embeddings know of the shift.
+    """Tokens go; `after`: the others, where their embeddings change with the shift.
 
     Examples:
         >>> x = torch.randn(4, 2, dtype=torch.float64)

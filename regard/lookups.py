@@ -136,7 +136,7 @@ class Factored(Lookup):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NormedLinear(Lookup):
-    """v(k) = N(wᵀk + b): values of projected keys that pass a norm layer, as latent ones do
+    """v(k) = N(wᵀk + b): values of projected keys that pass through a norm layer, as latent ones do
     (deepseek2024).
 
     Examples:

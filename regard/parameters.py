@@ -207,7 +207,7 @@ def walk(noun: Object) -> Iterator[Object]:
 
 
 def rebuilt(noun: Noun, change: Change) -> Noun:
-    """The same noun, with all that is no noun changed; the checks of construction do not run.
+    """The same noun, with all that is not a noun changed; the checks of construction do not run.
 
     Examples:
         >>> def doubled(noun, name, meaning, item):

@@ -97,7 +97,7 @@ def head_laws(report: Report, site: str, head: int, *, input: int = 0, axes: Any
 
 
 def words(report: Report, *, input: int = 0, axes: Any = None) -> Any:
-    """How much the output hangs on each token of one input.
+    """How much the output depends on each token of one input.
 
     Examples:
         >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
@@ -119,7 +119,7 @@ def words(report: Report, *, input: int = 0, axes: Any = None) -> Any:
 
 
 def ladder(certificate: Certificate, *, axes: Any = None) -> Any:
-    """What each theorem proves of one quantity, the smallest on top; infinities are left out.
+    """What each theorem proves about one quantity, the smallest on top; infinities are left out.
 
     Examples:
         >>> layer, unit = regard.Attention(regard.Dot()), regard.Ball(1.0, tokens=4, width=2)

@@ -49,7 +49,7 @@ def _refuse_learned_weights(**measures: Measure | Tensor) -> None:
     for name, measure in measures.items():
         weights = measure.log_weights if isinstance(measure, Measure) else None
         if weights is not None and weights.requires_grad and torch.is_grad_enabled():
-            found = "has weights that want a gradient, and only points have one here"
+            found = "has weights that require a gradient, but only points get one here"
             raise ArgumentError(name, found, "detach them, log_weights.detach(), or move points, not masses")
 
 

@@ -14,7 +14,7 @@ CASES = {
         lambda: r.Measure(torch.arange(6).reshape(3, 2)),
         "points: has dtype torch.int64; convert it",
     ),
-    "points nan": (lambda: r.Measure(nan), "points: has 1 non-finite entries among 2"),
+    "points nan": (lambda: r.Measure(nan), "points: has 1 non-finite entries out of 2"),
     "points list": (lambda: r.Measure([[0.0]]), "points: is a list; give a torch.Tensor"),
     "weights length": (
         lambda: r.Measure(t(3, 2), t(4)),

@@ -8,8 +8,8 @@
 # %% [markdown]
 # # An audit in a notebook
 #
-# A small real model, two sentences, and the question which of its heads would amplify a change. The
-# model comes with the extra `demo`; nothing is asked of a hub.
+# A small real model, two sentences, and one question: which of its heads would amplify a change? The
+# model comes with the extra `demo`; nothing is downloaded.
 
 # %%
 import torch
@@ -38,7 +38,7 @@ assert not report.missing
 plot.head_map(report, "entropy")
 
 # %% [markdown]
-# On which words does the output hang? Measured by derivatives, in the first sentence.
+# Which words does the output depend on? Measured by derivatives, in the first sentence.
 
 # %%
 plot.words(report)

@@ -42,7 +42,7 @@ axes.set(xlabel="how far the token may move", ylabel="how far the output moves")
 axes.legend()
 
 # %% [markdown]
-# What each theorem says of the attention alone, on a ball: the smallest bound is the certificate, the
+# What each theorem says about the attention alone, on a ball: the smallest bound is the certificate, the
 # others are its ladder.
 
 # %%

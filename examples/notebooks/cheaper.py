@@ -9,7 +9,7 @@
 # # Which attention is good enough?
 #
 # A window, the largest scores, merged keys, fewer bits: which of them would do for *this* layer on
-# *this* text? Errors are those of queries that nobody fitted to.
+# *this* text? Errors are those of queries that nothing was fitted to.
 
 # %%
 from pathlib import Path

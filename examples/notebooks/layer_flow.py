@@ -45,4 +45,4 @@ met = [number for number, one in enumerate(found) if one.values["mean cosine"][-
 print("layers that bring all tokens together:", met)
 
 # %% [markdown]
-# That is an observation on one text, and no theorem.
+# That is an observation about one text, not a theorem.

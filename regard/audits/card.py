@@ -21,8 +21,8 @@ MAIN = {
     "head_branch_constant": "In the steepest head, with its norm, this many times",
     "block_constant": "In the steepest block, norms and residual connections included, this many times",
     "largest_logit": "The largest score that a softmax sees",
-    "word_deviation": "One word of the first input moves by 1 %: attention of a layer amplifies that by",
-    "ball_bound": "For every input whose tokens stay in the ball that these fill: a head amplifies by",
+    "word_deviation": "One word of the first input moves by 1 %: a layer's attention amplifies that by",
+    "ball_bound": "For every input whose tokens stay in the ball that these tokens fill: a head amplifies by",
     "qk_norm": "Largest QK norm: how fast the scores of a head can grow with its tokens",
     "ov_norm": "Largest OV norm: how strongly the content of a key enters the output",
 }
@@ -166,8 +166,8 @@ def _findings(found: Sequence[Finding]) -> str:
 
 def _again(report: Report) -> str:
     return (
-        f"Made with `regard audit {_code(report.name)}`; all numbers are in `report.json`, a page to look "
-        "at is `report.html`."
+        f"Made with `regard audit {_code(report.name)}`; all numbers are in `report.json`, and "
+        "`report.html` is a page to read."
     )
 
 

@@ -163,7 +163,7 @@ def _weight_files(directory: Path) -> tuple[Path, ...]:
     name = next((name for name in WEIGHTS if (directory / name).is_file()), None)
     if name is None:
         found = (
-            f"{directory} has a config.json and no weights ({WEIGHTS[0]} or "
+            f"{directory} has a config.json but no weights ({WEIGHTS[0]} or "
             f"{WEIGHTS[2]}, whole or with an index)"
         )
         raise ArgumentError("MODEL", found, "download it whole, or save the model with save_pretrained")

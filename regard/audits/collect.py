@@ -109,7 +109,7 @@ class _Gathering:
         ]
 
     def _nothing_seen(self, path: str) -> str:
-        """Why nothing is known of a module that calls itself attention."""
+        """Why nothing is known about a module that calls itself attention."""
         called = self.run.noticed.called
         if called and path not in called:
             return "it was not called on these inputs: give one that reaches it"

@@ -120,7 +120,7 @@ def _remarks(before: Report, after: Report) -> list[str]:
     if before.name != after.name:
         remarks.append(f"The names differ: {before.name}, then {after.name}.")
     if [entry.name for entry in before.inputs] != [entry.name for entry in after.inputs]:
-        remarks.append("The inputs differ, so numbers that depend on inputs are not of the same thing.")
+        remarks.append("The inputs differ, so numbers that depend on them cannot be compared.")
     names = [{column.name for column in report.columns} for report in (before, after)]
     for word, only in (("first", names[0] - names[1]), ("second", names[1] - names[0])):
         if only:

@@ -65,11 +65,11 @@ def guess_type(weights: Path, config: dict[str, Any]) -> str:
     fits = [kind for short, kind in plain.items() if any(name.startswith(short) for name in classes)]
     fits = fits or [plain[name] for name in _prefixes(weights) if name in plain]
     if not fits:
-        found = f"{weights.parent} has a config without model_type, and nothing else in it says the type"
+        found = f"{weights.parent} has a config without model_type, and nothing else in it tells the type"
         raise ArgumentError("MODEL", found, 'add "model_type" to config.json')
     best = max(fits, key=len)
     source = "its architectures" if classes else "the names of its weights"
-    warnings.warn(f"config.json has no model_type: taken to be {best}, by {source}", stacklevel=2)
+    warnings.warn(f"config.json has no model_type: assumed to be {best}, from {source}", stacklevel=2)
     return best
 
 

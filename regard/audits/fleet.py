@@ -235,7 +235,7 @@ def joined(environment: Mapping[str, str] = os.environ) -> Iterator[Team]:
             yield fleet
     except dist.DistError:
         found = f"the meeting at {host}:{port} is over, since the process that hosts it has ended"
-        remedy = "what was measured is kept: the same command with --resume goes on"
+        remedy = "what was measured is kept: the same command with --resume continues"
         raise ArgumentError(f"rank {rank}", found, remedy) from None
     except RegardError:
         if rank and GROUP in environment:  # the first rank says it for all
@@ -259,5 +259,5 @@ def _variable(environment: Mapping[str, str], name: str) -> str:
 def _number(environment: Mapping[str, str], name: str, default: str = "") -> int:
     text = environment.get(name) or default if default else _variable(environment, name)
     if not text.isascii() or not text.isdigit():
-        raise ArgumentError(name, f"is {text!r}, which is no number", STARTED)
+        raise ArgumentError(name, f"is {text!r}, which is not a number", STARTED)
     return int(text)

@@ -114,7 +114,7 @@ def outliers(report: Report) -> Iterator[Finding]:
             "qk_norm",
             NOTABLE,
             say(
-                "{place} compares with norm {norm}, {ratio} times the median head.",
+                "{place} has a QK norm of {norm}, {ratio} times that of the median head.",
                 place=row.label,
                 norm=row.values["qk_norm"],
                 ratio=row.values["qk_norm"] / typical,
@@ -145,7 +145,7 @@ def saturated(report: Report) -> Iterator[Finding]:
                 limit=SATURATED,
             )
             + _steepness(row, typical),
-            "Nothing, if it is a head that looks at a position or at a sink; otherwise see its logits.",
+            "Nothing, if the head looks at a position or at a sink; otherwise look at its logits.",
         )
 
 

@@ -123,7 +123,10 @@ class _Workers:
                 self._meeting.lose(rank)
                 if code < 0 and self._living():
                     kind = signal.Signals(-code).name
-                    say(f"worker {rank} (process {process.pid}) was ended by {kind}: the others do its work")
+                    say(
+                        f"worker {rank} (process {process.pid}) was ended by {kind}: "
+                        "the others take over its work"
+                    )
 
     def _status(self) -> int:
         codes = [process.wait() for process in self.processes]

@@ -28,9 +28,14 @@ def load(model: str | None) -> tuple[nn.Module, Any, str]:
     return load_weights(checkpoint), tokenizer_of(checkpoint), checkpoint.name
 
 
+def plain_config(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What config.json says; nothing where a GGUF file holds everything."""
+    return {} if checkpoint.quantized else read_json(checkpoint.directory / "config.json")
+
+
 def config_of(checkpoint: Checkpoint) -> Any:
     """The config as transformers understands it; that of a model of regard.nn as it is."""
-    plain = {} if checkpoint.quantized else read_json(checkpoint.directory / "config.json")
+    plain = plain_config(checkpoint)
     if own.is_own(plain):
         return plain
     transformers = _quiet_transformers()

@@ -55,7 +55,7 @@ class Meeting:
                 multi_tenant=True,
             )
         except (RuntimeError, ValueError) as error:
-            found = f"nobody meets at {host}:{port} ({(str(error).splitlines() or [''])[0]})"
+            found = f"no meeting was found at {host}:{port} ({(str(error).splitlines() or [''])[0]})"
             remedy = "start all ranks with torchrun, or with --processes on one machine"
             raise ArgumentError("MASTER_ADDR, MASTER_PORT", found, remedy) from None
         return cls(dist.PrefixStore(f"regard {attempt}", store), rank, world, hosts=hosts)

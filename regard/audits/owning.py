@@ -174,7 +174,7 @@ def _in_use(directory: Path, other: Owner | None) -> ArgumentError:
     """Two runs at once would take each other's results for their own."""
     who = "a process that has not said who it is" if other is None else str(other)
     found = f"{directory.parent} is in use by another run ({who})"
-    stale = f"if that is not running any more, delete {directory}"
+    stale = f"if it is no longer running, delete {directory}"
     return ArgumentError("--out", found, f"wait for it, or give another directory; {stale}")
 
 

@@ -113,7 +113,7 @@ def verdict(report: Report) -> Verdict:
 
 
 def omissions(report: Report) -> list[Omission]:
-    """Checks that could not be made, one entry for each reason."""
+    """Checks that could not be run, one entry for each reason."""
     found: dict[tuple[str, str], list[str]] = {}
     for entry in report.skipped:
         place = entry.site or "the model"

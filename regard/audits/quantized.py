@@ -34,7 +34,7 @@ def check_quantized(path: Path) -> None:
     refuse_pointer(path)
     with path.open("rb") as file:
         if file.read(len(START)) != START:
-            raise ArgumentError("MODEL", f"{path} is no GGUF file", "download it again")
+            raise ArgumentError("MODEL", f"{path} is not a GGUF file", "download it again")
     for package in ("gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(f"{package}, which reads {path.name},", "gguf")

@@ -134,7 +134,7 @@ class _Candidate:
             other = self._beside(end)
             if other is not None:
                 return self._named(self._branch(end, {own.source}), self._branch(other, {own.source}))
-        raise NotCovered("what leaves it is not its input and a branch with attention in it")
+        raise NotCovered("its output is not its input plus a branch with attention in it")
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -145,7 +145,7 @@ class _Candidate:
         """The block as a whole: as many tokens leave as enter, and as wide."""
         found = next((step for step in self.steps if step.path == self.path), None)
         if found is None or found.entering.shape != found.leaving.shape:
-            raise NotCovered("it does not give tokens of the shape that it takes")
+            raise NotCovered("it does not return tokens of the shape it takes")
         return found
 
     @cached_property

@@ -90,7 +90,7 @@ def audit(
     run.measure(progress)
     report = run.report()
     if not report.coverage:
-        found = f"{type(model).__name__} has no attention that regard finds: nothing was measured"
+        found = f"{type(model).__name__} has no attention that regard can find: nothing was measured"
         warnings.warn(found, stacklevel=2)
     return report
 

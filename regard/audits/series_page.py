@@ -131,7 +131,7 @@ def runaway_in_words(found: Series) -> Sentence | None:
     later = "; it is {last} at {end}" if place < len(found.names) - 1 else ""
     return say(
         "Look at {place}: its {column} went from {before} to {after} on the way to {checkpoint}, the largest "
-        "of all heads there" + later + ". It is in front, and another may overtake it. A product of query "
+        "of all heads there" + later + ". It leads for now, and another may overtake it. A product of query "
         "and key is larger still, by the root of the head's width where scores are scaled later, and float16 "
         "ends at {holds}: where it is used, lower the learning rate, normalize queries and keys, or multiply "
         "them in float32.",

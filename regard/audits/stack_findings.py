@@ -90,8 +90,8 @@ def _responsible(report: Report, row: Row) -> Sentence:
         "second": second,
     }
     alone = by_token[token] > ALONE * second
-    first = "One token is responsible" if alone else "No token is responsible alone"
-    where = "where it is most, " if len(row.inputs.get("mlp_branch_constant", [])) > 1 else ""
+    first = "One token is responsible" if alone else "No single token is responsible"
+    where = "where it is largest, " if len(row.inputs.get("mlp_branch_constant", [])) > 1 else ""
     return say(
         first + ": " + where + "number {position} of input {input}, “{token}”, is amplified by {amplified}, "
         "the next by {second}.",
@@ -137,8 +137,7 @@ def massive(report: Report) -> Iterator[Finding]:
             ),
             _longest(report, row)
             + say(
-                "{count} of {layers} layers are entered by one more than {limit} times as long as "
-                "the median.",
+                "{count} of {layers} layers receive a token more than {limit} times as long as the median.",
                 count=len(large),
                 layers=len(report.ranked("token_ratio")),
                 limit=MASSIVE_TOKEN,
@@ -179,7 +178,7 @@ def collapse(report: Report) -> Iterator[Finding]:
                 cosine=row.values["mean_cosine_without_sinks"],
             ),
             say(
-                "They nearly share one direction. That is so in {count} of {layers} layers.",
+                "They nearly share one direction, as in {count} of {layers} layers.",
                 count=len(near),
                 layers=len(report.ranked("mean_cosine_without_sinks")),
             ),

@@ -308,5 +308,5 @@ def _refuse_old_pickles(checkpoint: Checkpoint) -> None:
         path for path in checkpoint.weights if path.suffix != ".safetensors" and not zipfile.is_zipfile(path)
     ]
     if old:
-        found = f"{old[0]} is a pickle of an old form, which can only be read whole"
+        found = f"{old[0]} is a pickle in an old format, which can only be read whole"
         raise ArgumentError("MODEL", found, "save it as safetensors, or audit it whole (--no-low-memory)")

@@ -36,7 +36,7 @@ def _partial(report: Report) -> Sentence | None:
 
 def _coverage(report: Report) -> Sentence | None:
     if not report.coverage:
-        return say("This model has no attention that regard finds, so nothing was measured.")
+        return say("This model has no attention that regard can find, so nothing was measured.")
     covered, total = len(report.covered), len(report.coverage)
     heads = sum(entry.heads for entry in report.covered)
     found = say(
@@ -67,7 +67,7 @@ def _agreement(report: Report) -> Sentence | None:
     if not gaps:
         return None
     if report.observed:
-        what = "What is declared or observed gives the module's own output to {gap} or better."
+        what = "What is declared or observed reproduces the module's own output to {gap} or better."
         return say(what, gap=_ceiling(max(*gaps, 1e-16)))
     if max(gaps) == 0:
         return say("Each declaration equals the module's own output exactly.")
@@ -147,7 +147,8 @@ def _decision(report: Report) -> Sentence | None:
     grown = [after - before for before, after in zip([0.0, *shares], shares, strict=False)]
     worst = grown.index(max(grown))
     return found + say(
-        "Of the move that is allowed for, {first} % is not the derivative after the first block and {last} % "
+        "Of the move that the proof allows for, {first} % is beyond the derivative after the first block "
+        "and {last} % "
         "after the last; block {block} adds most of it ({added} %).",
         first=shares[0],
         last=shares[-1],
@@ -255,7 +256,7 @@ def _twin(report: Report) -> Sentence | None:
 def _promises(report: Report) -> Sentence | None:
     parts = [
         say(
-            "Promised of {place}: {promised}; its weights prove {proved}, and an attack finds {attacked}.",
+            "Promised for {place}: {promised}; its weights prove {proved}, and an attack finds {attacked}.",
             place=row.label,
             promised=row.values["promised"],
             proved=Proved(row.values["promise_proved"]),

@@ -54,12 +54,12 @@ WIDTH = 120
 """How wide lines are where there is no terminal."""
 BLOCKWISE = (
     "the model would fill the memory of this machine, so it is read block by block, and checks that need "
-    "all blocks at once are not made "
+    "all blocks at once are left out "
     "(--no-low-memory loads it whole)"
 )
 QUANTIZED = (
-    "the weights are quantized, so they are made matrices block by block, and checks that need all blocks at "
-    "once are not made (--no-low-memory lets transformers load them)"
+    "the weights are quantized, so they are turned into matrices block by block, and checks that need all "
+    "blocks at once are left out (--no-low-memory lets transformers load them)"
 )
 """Said where that is decided for the user."""
 STYLES = {ALARMING: "bold red", NOTABLE: "yellow", NOTE: "dim"}
@@ -269,10 +269,11 @@ def show_series(found: Series, paths: Sequence[Path], console: Console, shown: i
     for column in found.columns:
         ranked = found.ranked(column.name)
         if not ranked:
-            say(console, f"{column.title}: known of no head in all checkpoints.")
+            say(console, f"{column.title}: not known for any head in all checkpoints.")
             continue
         ahead = sum(track.fast for track in ranked)
-        say(console, f"{column.title}: {ahead} of {len(ranked)} heads run ahead of the median head.")
+        run = "runs" if ahead == 1 else "run"
+        say(console, f"{column.title}: {ahead} of {len(ranked)} heads {run} ahead of the median head.")
         title = f"{column.title}: the heads that grow fastest"
         rows = [_track_cells(track, found.names) for track in ranked[:shown]]
         bold = [number for number, track in enumerate(ranked[:shown]) if track.fast]

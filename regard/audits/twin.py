@@ -49,7 +49,7 @@ def _begun(model: nn.Module) -> nn.Module:
             where = path or type(module).__name__
             raise ArgumentError(
                 "model",
-                f"has weights of its own in {where}, which does not say how they begin",
+                f"has weights of its own in {where}, which does not say how they are initialized",
                 "give it a method reset_parameters, or leave the twin out",
             )
     return model

@@ -26,8 +26,9 @@ from regard.audits.checks.base import Weights
 from regard.audits.collect import collect
 from regard.audits.dequantizing import beside, matrix, packed_names, unpacked
 from regard.audits.inputs import Input
-from regard.audits.load import architecture, config_of
+from regard.audits.load import architecture, config_of, plain_config
 from regard.audits.noticing import Noticed
+from regard.audits.outlines import Outline, outline_of
 from regard.audits.places import Place, places
 from regard.audits.quantized import refuse_parts
 from regard.audits.report import Report
@@ -54,15 +55,21 @@ class WeightAudit:
         self.checks = tuple(check for check in asked if check.of_weights is not None)
         self.name, self.store = checkpoint.name, Store() if store is None else store
         self.inputs: list[Input] = []
-        self.original = architecture(config_of(checkpoint))
+        self._tensors, self._device, self.noticed = Tensors(checkpoint), device, Noticed()
+        if not self._take(outline_of(plain_config(checkpoint))):
+            self._take(architecture(config_of(checkpoint)))
         self.model = copy.deepcopy(self.original).to(torch.float64)
-        self.places, self.noticed = list(places(self.original)), Noticed()
-        self._tensors, self._device = Tensors(checkpoint), device
-        self._keys = self._tensors.match_names(
-            self.original, [name for place in self.places for name in self._names(place)]
-        )
         if self._keys:
             self.original.to(self._tensors.dtype(next(iter(self._keys.values()))))
+
+    def _take(self, original: nn.Module | None) -> bool:
+        """Read the checkpoint as that of this model; whether it has every tensor that is to be read."""
+        if original is None:
+            return False
+        self.original, self.places = original, list(places(original))
+        wanted = [name for place in self.places for name in self._names(place)]
+        self._keys = self._tensors.match_names(original, wanted)
+        return len(self._keys) == len(set(wanted))
 
     def measure(self, progress: Progress | None = None) -> None:
         """Measure every layer that is not in the store yet."""
@@ -213,7 +220,7 @@ def _rename_keys(model: nn.Module, keys: list[str]) -> dict[str, str]:
     """Keys of a checkpoint by today's names; those that must be converted, and not renamed alone,
     are left out.
     """
-    if type(model).__module__.startswith("regard.nn."):
+    if isinstance(model, Outline) or type(model).__module__.startswith("regard.nn."):
         return {key: key for key in keys}
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key

@@ -18,7 +18,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 SHADES = 10
 
 READING = (
-    "Each layer was asked with real queries of the text. A third of them fitted a candidate, a third "
+    "Each layer was tested with real queries from the text. A third of them fitted a candidate, a third "
     "calibrated it, and errors are of the third that neither saw: relative to the layer's output, after its "
     "output projection. The number in a cell is calibrated: 95 % of fresh queries like these stay below it. "
     "It is no proof, and another kind of text can behave otherwise.",
@@ -73,13 +73,13 @@ TABLES = (
     (
         "quantile",
         "Calibrated error",
-        "95 % of fresh queries stay below it; what is framed is recommended.",
+        "95 % of fresh queries stay below it; a frame marks the recommended choice.",
     ),
     ("divergence", "Divergence of the rows", "KL of the cheap row from the exact one, in nats."),
     (
         "proved",
         "Proved",
-        "The largest bound over the test queries, where it says something.",
+        "The largest bound over the test queries, where it is informative.",
     ),
 )
 """A number of choices, its title and what it says."""

@@ -26,7 +26,7 @@ STOPPED = 130
 UNITS = ".units"
 """Where results are kept below --out."""
 UNREAD = (
-    "the tokenizer does not know words: the included samples of the kind {} are taken instead of sentences"
+    "the tokenizer does not know words: the included samples of the kind {} are used instead of sentences"
 )
 
 HELP = """How regular is the attention of a trained model?
@@ -97,7 +97,7 @@ def audit(
         bool | None,
         typer.Option(
             "--low-memory/--no-low-memory",
-            help="Hold one block of the model at a time; checks that need all of them at once are not made.",
+            help="Hold one block of the model at a time; checks that need all of them at once are left out.",
             show_default="where the model would fill the memory",
         ),
     ] = None,
@@ -105,7 +105,7 @@ def audit(
         bool | None,
         typer.Option(
             "--twin/--no-twin",
-            help="Measure the same architecture with random weights too, to compare with.",
+            help="Measure the same architecture with random weights too, for comparison.",
             show_default="where the model is small",
         ),
     ] = None,

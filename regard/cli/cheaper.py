@@ -64,7 +64,9 @@ def cheaper(
     if not 0 < keep < 1:
         raise ArgumentError("--keep", f"is {keep}", "give a part of the keys, between 0 and 1")
     if tokens < 48:
-        raise ArgumentError("--tokens", f"is {tokens}", "give at least 48: half of them ask in a decoder")
+        raise ArgumentError(
+            "--tokens", f"is {tokens}", "give at least 48: in a decoder, half of them are the queries"
+        )
     if json_ and resume:
         raise ArgumentError("--resume", "is given with --json, which keeps nothing", "leave one of them out")
     if not json_:

@@ -145,7 +145,7 @@ def groups_of(heads: list[Head], queries: Measure, keys: Measure | None) -> list
     if plain and not any(_positional(head, whole) for head in heads):
         return [Group(head, whole, queries.points.unsqueeze(0)) for head in heads]
     if whole.log_weights is not None:
-        raise Refusal("weights of keys and positions together are not known; leave the weights out")
+        raise Refusal("weights of keys together with positions are not supported; leave the weights out")
     return of_heads(heads, queries, keys)
 
 

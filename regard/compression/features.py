@@ -88,7 +88,8 @@ def _certificate(bounds: Upper, needed: int, x: Tensor, doubt: float) -> Certifi
     held = (checked("softmax rows of dot products"), assumed("features are independent Gaussian ones"))
     domain, what = Neighborhood(x.detach().double(), 0.0), "output error"
     if not math.isfinite(bounds.amax()):
-        why = f"{positive_features.THEOREM.title}: more than {needed} features are needed for so little doubt"
+        many = f"more than {needed} features are needed for so small a probability of failure"
+        why = f"{positive_features.THEOREM.title}: {many}"
         return Certificate(math.inf, domain, TokenMax(), NO_THEOREM, refused=(why,), quantity=what)
     bound = Bound(bounds.amax(), held, probability=1 - doubt)
     return positive_features.THEOREM.certificate(bound, domain, TokenMax(), what)

@@ -12,6 +12,7 @@ from torch import Tensor
 from regard._object import tensors_in
 from regard._refused import Refused
 from regard._transforms import is_only_run
+from regard.compute.kept import slopes, turns
 from regard.compute.kernel.call import LEAST_WIDTH
 from regard.compute.precision import loses_digits
 from regard.normalizers import Normalizer, Softmax
@@ -56,7 +57,42 @@ def direct(
             return _run_kernel(calm, v, causal, normalizer.temperature)
     if not _is_product(potential):
         return None
+    if any(t.dtype != q.dtype or not t.is_cpu or not is_only_run(t) for t in tensors_in(potential)):
+        return None
+    found = None if query_marks is not None else _run_kept(q, k, v, potential, causal, normalizer.temperature)
+    if found is not None:
+        return found
     return _run_reduced(q, k, v, potential, causal, normalizer.temperature, query_marks)
+
+
+def _run_kept(
+    q: Tensor, k: Tensor, v: Tensor, potential: Potential, causal: bool, temperature: float
+) -> Tensor | None:
+    """The kernel on products of points with a bias that falls with distance, or turned to their positions,
+    from tables that are kept.
+    """
+    product, bias = potential, None
+    if isinstance(potential, Sum):
+        product, *others = potential.terms
+        if len(others) != 1 or type(others[0]) is not Alibi or not _is_bare(product):
+            return None
+        bias = slopes(others[0], q, k)
+        if bias is None or not _broadcasts(bias.shape[:-2], v.shape[:2]):
+            return None
+        bias = bias if temperature == 1.0 else bias / temperature
+        bias = bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
+    elif type(potential) is Rotary:
+        product, kept = potential.potential, turns(potential, q, k)
+        if kept is None or not _is_bare(product):
+            return None
+        q, k = potential.turn(q, *kept), potential.turn(k, *kept)
+    else:
+        return None
+    assert isinstance(product, Dot)
+    factor = product.factor(q.shape[-1])
+    if isinstance(factor, Tensor) or factor <= 0:
+        return None
+    return _kernel(q, k, v, 0.0, causal, attn_mask=bias, scale=float(factor / temperature))[0]
 
 
 def _run_reduced(
@@ -69,8 +105,6 @@ def _run_reduced(
     query_marks: Tensor | None,
 ) -> Tensor | None:
     """The kernel on the features of a potential, where its scores have few enough terms and enough digits."""
-    if any(t.dtype != q.dtype or not is_only_run(t) for t in tensors_in(potential)):
-        return None
     own, places = _marks(q, k, query_marks) if _reads_marks(potential) else (q, k)
     found = reduce.one(potential, *potential.features(q, k, own, places), causal)
     if isinstance(found, Refused) or not _fits(found, q, k, v) or loses_digits(found):
@@ -90,10 +124,10 @@ def _run_kernel(found: Reduction, v: Tensor, causal: bool, temperature: float) -
 
 def _marks(q: Tensor, k: Tensor, query_marks: Tensor | None) -> tuple[Tensor, Tensor]:
     """Where queries and keys stand."""
-    places = torch.arange(k.shape[-2])
+    places = torch.arange(k.shape[-2], device=k.device)
     if query_marks is not None:
         return query_marks, places
-    return places if q.shape[-2] == k.shape[-2] else torch.arange(q.shape[-2]), places
+    return places if q.shape[-2] == k.shape[-2] else torch.arange(q.shape[-2], device=k.device), places
 
 
 def _is_bare(potential: Potential) -> bool:

@@ -75,7 +75,7 @@ def _assess(map: Any, sizes: Sizes, inputs: Any) -> Cost:
     width = sizes.width or width_of(map, Tokens.QUERIES)
     if width is None:
         raise ArgumentError(
-            "sizes", f"say no width, and {type(map).__name__} takes any", "give Sizes(tokens, width=...)"
+            "sizes", f"give no width, and {type(map).__name__} takes any", "give Sizes(tokens, width=...)"
         )
     with without_memory():
         charge.one(map, torch.empty(sizes.tokens, width, dtype=_dtype(map)), ledger)

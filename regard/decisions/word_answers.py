@@ -59,7 +59,7 @@ class WordAnswer:
 
 @dataclass(frozen=True)
 class Answers:
-    """Everything that was found of one text; radius: of embeddings, relative to a token.
+    """Everything that was found about one text; radius: of embeddings, relative to a token.
 
     Examples:
         >>> from regard.decisions import Answers, WordAnswer
@@ -98,8 +98,9 @@ class Answers:
                 f"above {_down(proved.proved)} (proved; attack: {found.attack:.6f} at “{found.word}”)."
             ]
         lines = [
-            f"One word cannot change the answer “{self.label}” up to {percent(proved.proved)} of its length "
-            f"(proved; attack: {percent(found.attack)} at “{found.word}”)."
+            f"One word cannot change the answer “{self.label}” if it moves by at most "
+            f"{percent(proved.proved)} of its length (proved; attack: {percent(found.attack)} "
+            f"at “{found.word}”)."
         ]
         typed = [one.typos for one in self.words if one.typos is not None]
         if typed:

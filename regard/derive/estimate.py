@@ -51,7 +51,7 @@ class Estimate:
 @dataclass(frozen=True)
 class UpperEstimate:
     """A number that is at least the true one in exact arithmetic; rounding was not accounted for,
-    so it is no certificate.
+    so it is not a certificate.
 
     Examples:
         >>> x = torch.randn(4, 3, dtype=torch.float64)

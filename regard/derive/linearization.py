@@ -123,7 +123,7 @@ def _check_no_transform(points: Tensor) -> Tensor:
         raise ArgumentError(
             "x",
             "is under a transform of torch.func",
-            "linearize outside of it, or use torch.func.jvp and vjp inside",
+            "linearize outside it, or use torch.func.jvp and vjp inside",
         )
     return points
 

@@ -6,7 +6,7 @@ from regard.errors import RegardError
 
 
 class BlowUpError(RegardError, ArithmeticError):
-    """A flow that leaves the numbers between two times: it is known until the first of them.
+    """A flow left the range of floating-point numbers between two times: it is known until the first of them.
 
     Examples:
         >>> issubclass(regard.dynamics.BlowUpError, regard.errors.RegardError)
@@ -19,6 +19,7 @@ class BlowUpError(RegardError, ArithmeticError):
     def __init__(self, last: float, beyond: float) -> None:
         self.last, self.beyond = last, beyond
         super().__init__(
-            f"the flow leaves the numbers between t = {last:.6g} and {beyond:.6g}; it is known until "
+            f"the flow leaves the range of floating-point numbers between t = {last:.6g} and {beyond:.6g}; "
+            f"it is known until "
             f"t = {last:.6g}: shorten until=, take smaller steps, or another space (Rescaled(v), Sphere())"
         )

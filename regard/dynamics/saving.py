@@ -62,7 +62,7 @@ def write(path: Path, motion: Motion, nodes: list[Node], asked: Collection[int])
 def resume(
     path: str | os.PathLike[str], map: Mapping | Sequence[Mapping], *, engine: Engine | None = None
 ) -> Trajectory:
-    """The trajectory that `Trajectory.save` wrote, going on from there.
+    """The trajectory that `Trajectory.save` wrote, continued from there.
 
     The map is given again, because a file holds no programs; another map than the one that made the file is
     an error.
@@ -96,7 +96,9 @@ def resume(
         raise ArgumentError("path", found, "start the flow again")
     maps = read_maps(map)
     if _fingerprint(maps) != head["map"]:
-        raise ArgumentError("map", "is not the one that made this file", "give the same map, or flow anew")
+        raise ArgumentError(
+            "map", "is not the one that made this file", "give the same map, or start a new flow"
+        )
     source = Measure(tensors["points"], tensors.get("log_weights"), tensors.get("marks"))
     nodes = [
         Node(

@@ -48,7 +48,7 @@ def refusal(map: Mapping, space: Space) -> str | None:
     if not isinstance(inner.normalizer, Softmax):
         return f"rows of {type(inner.normalizer).__name__} are not quotients of sums."
     if not isinstance(inner.support, Full):
-        return "a mask tells particles apart that are in one place."
+        return "a mask distinguishes particles that are in the same place."
     if not isinstance(space, (Euclidean, Sphere)):
         return f"steps in {space!r} have no bound; take Euclidean() or Sphere()."
     return None

@@ -124,7 +124,7 @@ class Trajectory:
         """
         wanted = self._times(times)
         if any(later < sooner for sooner, later in itertools.pairwise(wanted)):
-            raise ArgumentError("times", "are not in order", "give times that never fall")
+            raise ArgumentError("times", "are not in order", "give times that never decrease")
         with self._progress(self.until, bar):
             for t in wanted:
                 with torch.no_grad():

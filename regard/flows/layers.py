@@ -175,7 +175,7 @@ def iterated(layer: Layer, steps: int) -> Iterated:
             for one in OBSERVED:
                 values[one.name].append(one.number(measure, measure))
     except BlowUpError as error:
-        note = f"after {error.last:g} steps the tokens leave the numbers"
+        note = f"after {error.last:g} steps the tokens leave the range of floating-point numbers"
     return Iterated(layer.number, layer.map.path, layer.gap, states, values, labels, note)
 
 

@@ -28,7 +28,7 @@ READING = {
         "it on this text. The model never does this: it shows where the layer alone would take the tokens. "
         "Pictures show the directions of tokens in the plane in which they vary most, for each layer its "
         "own.",
-        "It is an observation on one model and one text, and no theorem: other texts may end in other "
+        "It is an observation about one model and one text, not a theorem: other texts may end in other "
         "numbers of clusters. Two tokens are of one cluster if a chain of tokens leads from one to the other "
         "whose neighbors have a cosine of at least 0.99.",
     ),

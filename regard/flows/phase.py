@@ -78,7 +78,8 @@ class Phases:
         ]
         if found:
             words.append(
-                f"Seen: half of the way is gone at γ(1 − ρ) between {min(found):.2f} and {max(found):.2f}, "
+                f"Seen: tokens have come half of the way at γ(1 − ρ) between {min(found):.2f} "
+                f"and {max(found):.2f}, "
                 "which tends to 1 like 1/log n. The dashed line is predicted for this n and t, to first "
                 "order and for ρ that is not small."
             )

@@ -273,7 +273,7 @@ def _course(name: str, times: list[float], values: list[float]) -> str:
     """Whether a number rose from frame to frame, and where it did not."""
     falls = [k for k in range(1, len(values)) if values[k] < values[k - 1] * (1 - 1e-12)]
     if not falls:
-        return f"{name} rises from {values[0]:.6g} to {values[-1]:.6g}, and falls at no frame."
+        return f"{name} rises from {values[0]:.6g} to {values[-1]:.6g}, and never falls between frames."
     return (
         f"{name} goes from {values[0]:.6g} to {values[-1]:.6g}; it falls between {len(falls)} of "
         f"{len(values) - 1} frames, first before t = {times[falls[0]]:g}: with noise it may, without it the "

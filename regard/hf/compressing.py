@@ -141,7 +141,9 @@ def _at_least_float32(tensor: Tensor) -> Tensor:
 def _check_model(model: Any) -> None:
     name = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if not isinstance(interfaces()[0]._global_mapping.get(name), Plug):
-        remedy = "call model.set_attn_implementation(regard.hf.register()): others know no biases"
+        remedy = (
+            "call model.set_attn_implementation(regard.hf.register()): other implementations take no biases"
+        )
         raise ArgumentError("model", f"runs the attention {name!r}", remedy)
 
 
@@ -169,7 +171,9 @@ def _listen(model: nn.Module, reference: Heard | Tensor) -> Heard:
     if isinstance(reference, Heard):
         return reference
     if not isinstance(reference, Tensor) or reference.ndim != 2 or len(reference) != 1:
-        raise ArgumentError("reference", "is no Heard and no token ids (1, m)", "give what `listening` heard")
+        raise ArgumentError(
+            "reference", "is neither a Heard nor token ids (1, m)", "give what `listening` heard"
+        )
     with listening(model) as heard, torch.no_grad():
         model(reference, use_cache=False)
     return heard

@@ -144,7 +144,7 @@ class MultiHeadAttention(nn.Module):
             mixed, self.heads, -3
         )  # where scores know of positions alone, groups of heads see the same
         if mixed.ndim != queries.ndim:
-            found = f"has tensors that make {list(mixed.shape)} of queries {list(queries.shape)}"
+            found = f"has tensors that turn queries {list(queries.shape)} into {list(mixed.shape)}"
             raise ArgumentError(
                 "mechanism", found, f"give numbers, or one for each head: a tensor ({self.heads},)"
             )
@@ -163,7 +163,7 @@ class MultiHeadAttention(nn.Module):
         self, x: Tensor, allowed: Support, cache: LayerCache | ContextCache | None, looked_up: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, int]:
         if looked_up is not None:
-            found = "are given without a context, whose tokens they are the values of"
+            found = "are given without the context that they belong to"
             raise ArgumentError("values", found, "give the context too: module(x, context, values)")
         queries, keys, values = self._split(self.projection(x), self.heads, self.kv_heads, self.kv_heads)
         if cache is None:
@@ -332,7 +332,7 @@ def check_laws(normalizer: Normalizer, dropout: float = 0.0) -> None:
         found = (
             f"is {dropout} in shaped attention I + P - uniform, and rows with dropped weights are not laws"
         )
-        raise ArgumentError("dropout", found, "leave it out, or shape nothing")
+        raise ArgumentError("dropout", found, "leave it out, or leave out the shaping")
     if not normalizer.laws:
         found = (
             f"has the normalizer {type(normalizer).__name__}, whose rows are not laws, in shaped attention "

@@ -102,7 +102,7 @@ class ContextCache:
         if self.context is not None and self.context is not context:
             raise ArgumentError(
                 "context",
-                "is another one than the cache was filled with",
+                "is not the one that the cache was filled with",
                 "make a new cache for a new context",
             )
         return self._projected
@@ -119,7 +119,7 @@ class ContextCache:
 
 
 class Cache:
-    """What a stack of layers has seen: one entry a layer. `length` tokens are in it.
+    """What a stack of layers has seen: one entry for each layer. `length` tokens are in it.
 
     Examples:
         >>> from regard.nn import Design, LanguageModel

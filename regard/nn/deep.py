@@ -156,7 +156,9 @@ class Deep(nn.Module):
             return
         found = image(self.contraction.f, domain)
         if not isinstance(found, Ball):
-            raise ArgumentError("domain", "is left by f", "put IntoBall(radius) first and use Whole()")
+            raise ArgumentError(
+                "domain", "is not mapped into itself by f", "put IntoBall(radius) first and use Whole()"
+            )
         center = torch.zeros_like(added[..., :1, :]) if found.center is None else found.center.to(added)
         if domain.center is not None:
             center = center - domain.center.to(added)

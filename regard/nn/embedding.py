@@ -62,7 +62,7 @@ def check_ids(ids: Tensor, vocabulary: int) -> Tensor:
     ids = (
         ids if ids.dtype in (torch.int32, torch.int64) else ids.long()
     )  # before comparing: small numbers wrap around
-    if ids.numel() and _check.holds(((ids < 0) | (ids >= vocabulary)).any()):
+    if ids.numel() and _check.holds((ids.clamp(0, vocabulary - 1) != ids).any()):
         wrong = ids[(ids < 0) | (ids >= vocabulary)][0]
         raise ArgumentError(
             "ids",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,9 +46,10 @@ class Sampling(Object):
 
     def draw(self, logits: Tensor, generator: torch.Generator) -> Tensor:
         """A token (batch,) for logits (batch, vocabulary)."""
-        _check_logits(logits)
+        largest, tokens = logits.max(-1)
+        _check_largest(largest, logits)
         if self.temperature == 0:
-            return logits.argmax(-1)
+            return tokens
         law = self.law(logits)
         return torch.multinomial(law, 1, generator=generator).squeeze(-1)
 
@@ -137,8 +139,9 @@ def check_seed(seed: int | None) -> None:
         raise ArgumentError("seed", f"is {seed!r}", "give a whole number from 0 to 2**64 - 1, or None")
 
 
-def _check_logits(logits: Tensor) -> None:
-    if logits.numel() and not bool(logits.amax(-1).isfinite().all()):
+def _check_largest(largest: Tensor, logits: Tensor) -> None:
+    """The largest logits (batch,) are numbers; NaN is larger than all."""
+    if not all(map(math.isfinite, largest.tolist())):
         found = "gave NaN" if bool(logits.isnan().any()) else "gave logits whose largest is infinite"
         raise ArgumentError(
             "model",

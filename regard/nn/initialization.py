@@ -82,7 +82,7 @@ class UnitVariance(Initialization):
 
 
 def initialize(module: nn.Module, scheme: Initialization, depth: int) -> None:
-    """Fill all linear layers of a module. Tables of embeddings and positions keep how they began.
+    """Fill all linear layers of a module. Tables of embeddings and positions keep their own initialization.
 
     Examples:
         >>> layer = torch.nn.Linear(400, 400)

@@ -185,7 +185,7 @@ class Invertible(nn.Module):
             return
         outside = self.contraction.norm.of(x.detach() - into_domain(domain, x.detach()))
         if bool((outside > 8 * torch.finfo(x.dtype).eps * (1 + x.detach().abs().max())).any()):
-            found = f"has tokens {float(outside.max()):.3g} outside of {domain!r}"
+            found = f"has tokens {float(outside.max()):.3g} outside {domain!r}"
             raise ArgumentError("x", found, "give tokens inside, where the constant is proved")
 
 

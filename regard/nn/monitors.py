@@ -107,7 +107,7 @@ class Monitor:
         self.count = self.history[-1]["step"] if self.history else 0
         self._places = list(places(model))
         if not self._places:
-            raise ArgumentError("model", "has no attention that is known", _remedy())
+            raise ArgumentError("model", "has no attention that regard knows", _remedy())
         self._read: dict[str, dict[str, Any]] = {}
         self._seen: dict[str, Declared] = {}
         self._handles: list[Any] = []

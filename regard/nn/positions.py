@@ -152,7 +152,7 @@ class XPosPositions(Positions):
 
     def placed(self, mechanism: Attention, heads: int) -> Attention:
         if mechanism.support.span(0, 0)[1] > 0:
-            found = "fade with the distance to the past, and tokens see later ones, which would grow"
+            found = "fade with distance into the past, and would grow for the later tokens that are seen here"
             raise ArgumentError("positions", found, "use them in decoders, or RotaryPositions()")
         return mechanism.replace(potential=XPos(mechanism.potential, self.base, self.reach))
 

@@ -71,8 +71,8 @@ class Promised(nn.Module, ABC):
         for base in cls.__mro__[1:]:
             if issubclass(base, Promised) and not isabstract(base):
                 raise TypeError(
-                    f"{cls.__name__} derives from {base.__name__}, which is final: what is proved of "
-                    f"{base.__name__} would be believed of {cls.__name__}; derive it from Promised"
+                    f"{cls.__name__} derives from {base.__name__}, which is final: what is proved about "
+                    f"{base.__name__} would be assumed of {cls.__name__}; derive it from Promised"
                 )
 
     @abstractmethod

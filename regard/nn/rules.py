@@ -72,7 +72,7 @@ def _refuse_changed_module(module: nn.Module) -> None:
         )
         if type(part).forward is not published.forward or replaced_methods(part):
             raise Refusal(
-                f"{name} computes something else than {published.__name__}; say what with "
+                f"{name} computes something other than {published.__name__}; say what with "
                 f"@declare.rule({name})"
             )
         if hooked(part):

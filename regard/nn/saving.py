@@ -177,7 +177,7 @@ def _plain(value: Any) -> Any:
         return write_object(value)
     name = type(value).__name__
     if KINDS.get(name) is not type(value):
-        found = f"is made of a {name}, of which a file cannot say what it computes"
+        found = f"is made of a {name}, and a file cannot describe what that computes"
         raise ArgumentError("model", found, "save its state_dict, or declare it: Declared(map)")
     return {"model": name, "arguments": _written(value)}
 
@@ -299,8 +299,8 @@ def _read_configuration(directory: Path, notes: dict[str, str]) -> dict[str, Any
     if not isinstance(found, dict) or found != _parse_notes(directory, notes["regard"]):
         raise ArgumentError(
             str(path),
-            "describes another model than the weights beside it",
-            "put files together that were saved together",
+            "describes a different model than the weights beside it",
+            "keep files together that were saved together",
         )
     return found
 
@@ -336,7 +336,7 @@ def tensor_bytes(tensors: dict[str, Tensor], notes: dict[str, str]) -> bytes:
     if len(set(places)) < len(places):
         raise ArgumentError(
             "model",
-            "uses one tensor under two names, which a file cannot say",
+            "uses one tensor under two names, which a file cannot express",
             "save its state_dict with torch.save",
         )
     found: bytes = _safetensors().save(plain, metadata=notes)

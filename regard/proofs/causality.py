@@ -38,7 +38,7 @@ def follow_own_tokens(steps: Sequence[Any], domain: Domain) -> None:
     one alone looks at other tokens.
     """
     if not all(keeps_tokens(step) for step in steps):
-        raise Refusal("another number of tokens comes out, so no token is its own; use Frobenius()")
+        raise Refusal("a different number of tokens comes out, so no token is its own; use Frobenius()")
     if sum(not tokenwise(step) for step in steps) <= 1:
         return
     if not all(causal(step) for step in steps):

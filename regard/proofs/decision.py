@@ -125,7 +125,7 @@ def check_domain(domain: Near, x: Tensor) -> None:
         raise ArgumentError("domain", f"is {domain!r}", remedy)
     points = domain.measure.points
     if points.shape != x.shape or not bool((points == x.detach().double()).all()):
-        raise ArgumentError("domain", "is around another sequence than x", "make it from x itself")
+        raise ArgumentError("domain", "is around a different sequence than x", "make it from x itself")
 
 
 def _labels(label: int | Sequence[int] | None, logits: Tensor) -> tuple[int, ...]:
@@ -183,7 +183,7 @@ def margin_certificate(
         none = Certificate(
             math.inf, domain, Frobenius(), NO_THEOREM, refused=(str(refusal),), quantity=QUANTITY
         )
-        return none, None, f"the bounds do not speak of it: {refusal}"
+        return none, None, f"the bounds say nothing about it: {refusal}"
     hypotheses = (checked("every class has its own functional of one state"), *arithmetic_of(found))
     if count > 1:
         hypotheses = (checked(f"the domain was cut into parts, by {count} bounds"), *hypotheses)

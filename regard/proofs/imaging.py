@@ -104,7 +104,9 @@ def norm_factor(norm: Norm, tokens: int) -> Upper:
 @imaging.rule(object, Domain)
 def _no_rule(map: Any, domain: Domain) -> Domain:
     name = type(map).__name__
-    raise Refusal(f"nothing is known of the image of {name}; add a rule with @imaging.rule({name}, TokenSet)")
+    raise Refusal(
+        f"nothing is known about the image of {name}; add a rule with @imaging.rule({name}, TokenSet)"
+    )
 
 
 @imaging.rule(maps.Affine, TokenSet)

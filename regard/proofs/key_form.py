@@ -90,7 +90,7 @@ def key_form(head: Head, width: int, domain: Domain) -> KeyForm:
     """The scores of one head as functions of a key of this width, or a refusal."""
     if not head.softmax:
         name = type(head.normalizer).__name__
-        raise Refusal(f"rows of {name} are no Gibbs laws, so keys have no tangent atoms; use Softmax()")
+        raise Refusal(f"rows of {name} are not Gibbs laws, so keys have no tangent atoms; use Softmax()")
     equivariant(head, domain, "compress what all queries see alike")
     form = head.form(width)
     if form is not None:

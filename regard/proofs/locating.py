@@ -82,7 +82,9 @@ def summands(map: maps.Added) -> list[maps.Mapping]:
     """
     one_sequence(map)
     if not keeps_tokens(map):
-        raise Refusal("a part of the sum gives another number of tokens than it takes; add maps that keep it")
+        raise Refusal(
+            "a part of the sum gives a different number of tokens than it takes; add maps that keep it"
+        )
     return [
         part for inner in map.maps for part in (summands(inner) if isinstance(inner, maps.Added) else [inner])
     ]

@@ -161,7 +161,7 @@ def _refuse_changed_module(module: nn.Module, kind: type[nn.Module]) -> None:
     name = type(module).__name__
     if type(module).forward is not kind.forward or "forward" in vars(module):
         raise Refusal(
-            f"{name} computes something else than {kind.__name__}; say what with @declare.rule({name})"
+            f"{name} computes something other than {kind.__name__}; say what with @declare.rule({name})"
         )
     if module._forward_hooks or module._forward_pre_hooks:
         raise Refusal(f"{name} has hooks, which may change what it computes; remove them first")

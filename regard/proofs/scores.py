@@ -233,7 +233,7 @@ def _unknown(potential: Potential, ball: BallFacts) -> Slopes:
     if form is None:
         name = type(potential).__name__
         rules = f"@slopes.rule({name}), or with @bilinear.rule({name}) where scores are bilinear"
-        raise Refusal(f"nothing is known of the slopes of {name}; add a rule with {rules}")
+        raise Refusal(f"nothing is known about the slopes of {name}; add a rule with {rules}")
     return _form_slopes(form, ball)
 
 

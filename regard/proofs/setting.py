@@ -125,7 +125,9 @@ def pair_bias(head: Head, domain: Domain) -> Tensor | None:
     bias = bias if weights is None else bias + weights.unsqueeze(-2)
     bias = bias.masked_fill(~support.allows(marks, marks).expand(tokens, tokens), -math.inf)
     if not bool((bias < math.inf).all()):
-        raise Refusal("a bias of a pair is infinite or no number; give numbers, or -inf for what is hidden")
+        raise Refusal(
+            "a bias of a pair is infinite or not a number; give numbers, or -inf for what is hidden"
+        )
     if bool((bias.amax(-1) == -math.inf).any()):
         raise Refusal("some query sees no key, so its row is not a law; remove it from the sequence")
     return bias

@@ -94,7 +94,7 @@ def certified_cosine(
             none = Certificate(
                 math.inf, domain, TokenMax(), NO_THEOREM, refused=(str(refusal),), quantity=QUANTITY
             )
-            return Similarity(none, attack, f"the bounds do not speak of it: {refusal}")
+            return Similarity(none, attack, f"the bounds say nothing about it: {refusal}")
     hypotheses = (checked("the embedding is nowhere zero"), *arithmetic_of(found))
     norm = getattr(domain, "norm", TokenMax())
     return Similarity(

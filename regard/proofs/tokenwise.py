@@ -45,7 +45,7 @@ steepness = Verb("steepness")
 @steepness.rule(maps.Activation)
 def _unknown(activation: maps.Activation) -> Upper:
     name = type(activation).__name__
-    raise Refusal(f"nothing is known of the slope of {name}; add a rule with @steepness.rule({name})")
+    raise Refusal(f"nothing is known about the slope of {name}; add a rule with @steepness.rule({name})")
 
 
 @steepness.rule(maps.Relu)

@@ -95,7 +95,7 @@ class Unwritten(RegardError):
 
 
 class Training:
-    """A training under way in a directory. `start` begins one, `resume` goes on; `events` does the work.
+    """A training under way in a directory. `start` begins one, `resume` continues it; `events` does the work.
 
     Both set torch's random numbers: to the seed, or to what they were.
 

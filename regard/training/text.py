@@ -108,7 +108,7 @@ def _characters(content: bytes, path: Path) -> tuple[Alphabet, list[int]]:
     """The characters of UTF-8, ends of lines as \\n."""
     text = _decode(content, path).replace("\r\n", "\n").replace("\r", "\n")
     if not text.strip():
-        raise ArgumentError("--data", f"{path} is empty but for blanks", "give a file with text")
+        raise ArgumentError("--data", f"{path} contains only whitespace", "give a file with text")
     alphabet = Alphabet("".join(sorted(set(text))))
     return alphabet, alphabet.encode(text)
 

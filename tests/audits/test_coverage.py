@@ -34,9 +34,9 @@ umt5 beit roformer big_bird llava gemma3 siglip2 moonshine
 ALSO = tuple(OTHERS.split())
 """Others that people bring, declared too."""
 OBSERVED = {
-    "deberta": "computed by hand",
-    "deberta-v2": "computed by hand",
-    "xlnet": "computed by hand",
+    "deberta": "it computes its scores itself",
+    "deberta-v2": "it computes its scores itself",
+    "xlnet": "it computes its scores itself",
     "mobilebert": "its keys are not",
     "dinov3_vit": "its queries are not",
     "swin": "windows",
@@ -138,10 +138,10 @@ def test_what_is_not_understood_is_observed_and_said(kind):
 @pytest.mark.parametrize("kind", NOTHING)
 def test_models_without_attention_are_told_so_kindly(kind):
     model, call = one(kind)
-    with pytest.warns(UserWarning, match="no attention that regard finds"):
+    with pytest.warns(UserWarning, match="no attention that regard can find"):
         report = r.audit(model, [call], checks=named("rows"))
     assert not report.rows
-    assert "no attention that regard finds" in report.summary()[0]
+    assert "no attention that regard can find" in report.summary()[0]
 
 
 def test_what_is_read_are_the_weights():

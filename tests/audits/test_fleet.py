@@ -157,7 +157,7 @@ def test_workers_that_are_started_here(whole, tmp_path, monkeypatch):
     assert launch(command, 2, tmp_path / "out" / ".units", False, said.append) == 0
     assert contents(tmp_path / "out") == whole
     killed = (tmp_path / fleet.KILLED).read_text()
-    assert said == [f"worker 1 (process {killed}) was ended by SIGKILL: the others do its work"]
+    assert said == [f"worker 1 (process {killed}) was ended by SIGKILL: the others take over its work"]
     assert not (tmp_path / "out" / ".units").exists()
 
 
@@ -210,10 +210,10 @@ def test_a_world_of_one_is_a_plain_run(variables):
     [
         ({"RANK": None}, "RANK: is not set, and WORLD_SIZE says that there are several processes; start the"),
         ({"MASTER_ADDR": None}, "MASTER_ADDR: is not set"),
-        ({"MASTER_PORT": "http"}, "MASTER_PORT: is 'http', which is no number"),
-        ({"WORLD_SIZE": "-2"}, "WORLD_SIZE: is '-2', which is no number"),
+        ({"MASTER_PORT": "http"}, "MASTER_PORT: is 'http', which is not a number"),
+        ({"WORLD_SIZE": "-2"}, "WORLD_SIZE: is '-2', which is not a number"),
         ({"RANK": "2"}, "RANK: is 2 in a world of 2"),
-        ({"MASTER_PORT": "9"}, "MASTER_ADDR, MASTER_PORT: nobody meets at 127.0.0.1:9"),
+        ({"MASTER_PORT": "9"}, "MASTER_ADDR, MASTER_PORT: no meeting was found at 127.0.0.1:9"),
     ],
 )
 def test_a_group_that_is_not_there(changed, message, monkeypatch):

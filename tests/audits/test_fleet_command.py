@@ -104,7 +104,7 @@ def test_two_audits_in_one_directory(more, model, monkeypatch, capsys, tmp_path)
     assert words.out == ""
     assert words.err == (
         f"regard: --out: {tmp_path} is in use by another run (process 1 on another-machine, since noon); "
-        "wait for it, or give another directory; if that is not running any more, delete "
+        "wait for it, or give another directory; if it is no longer running, delete "
         f"{tmp_path / '.units'}\n"
     )
     assert (tmp_path / ".units" / "weights-0.json").read_text() == "{}"

@@ -66,7 +66,7 @@ def test_paths(tmp_path):
     with pytest.raises(r.errors.ArgumentError, match="is a file"):
         find(str(tmp_path / "file"))
     (tmp_path / "config.json").write_text("{}")
-    refused(tmp_path, "has a config.json and no weights")
+    refused(tmp_path, "has a config.json but no weights")
 
 
 def test_the_hub_without_a_network(monkeypatch):
@@ -209,7 +209,7 @@ def test_a_config_without_a_type_is_guessed_and_that_is_said(tmp_path):
     config = json.loads(path.read_text())
     del config["model_type"]
     path.write_text(json.dumps(config))
-    with pytest.warns(UserWarning, match="taken to be bert, by its architectures"):
+    with pytest.warns(UserWarning, match="assumed to be bert, from its architectures"):
         assert type(load_weights(find(str(directory)))).__name__ == "BertModel"
     path.write_text(json.dumps({**config, "architectures": None}))
     with pytest.raises(r.errors.ArgumentError, match="model_type"):

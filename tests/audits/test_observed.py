@@ -230,9 +230,9 @@ def test_an_interface_that_is_not_attention_is_refused():
         transformers.AttentionMaskInterface._global_mapping.pop("opaque")
 
 
-@pytest.mark.parametrize("name", ["llama", "t5"])
-def test_the_plug_is_seen(name):
-    """A model that runs regard's own attention is covered, with the same rows."""
+@pytest.mark.parametrize("name", ["llama", "t5", "bert"])
+def test_the_plug_is_declared(name):
+    """A model that runs regard's own attention is covered, with the same rows and the same declaration."""
     r.hf.register("observed-plug")
     family = FAMILIES[name]
     call = next(iter(family.calls.values()))
@@ -242,9 +242,20 @@ def test_the_plug_is_seen(name):
     model.set_attn_implementation("observed-plug")
     report = r.audit(model, [one], checks=named("rows"))
     assert not report.missing
-    assert {entry.level for entry in report.coverage} == {"observed"}
+    assert {entry.level for entry in report.coverage} == {"declared"}
     for path, seen in look(model, one).items():
         assert torch.allclose(seen.laws, wanted[path], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "nouns", [{"potential": r.Laplace()}, {"normalizer": r.Softmax(temperature=2.0)}], ids=["kernel", "law"]
+)
+def test_the_plug_with_other_nouns_is_observed(nouns):
+    r.hf.register("observed-other", **nouns)
+    model = FAMILIES["bert"].make("sdpa")
+    model.set_attn_implementation("observed-other")
+    report = r.audit(model, [{"input_ids": torch.tensor([[5, 6, 7, 8]])}], checks=named("rows"))
+    assert {entry.level for entry in report.coverage} == {"observed"}
 
 
 def test_the_plug_with_another_kernel_is_seen_as_that():
@@ -330,7 +341,7 @@ class Forgetful(ByHand):
 
 def test_a_module_that_is_not_a_function_has_no_constants():
     report = r.audit(Forgetful(), [{"x": torch.randn(1, 5, 12)}], checks=named("rows", "constants"))
-    assert "another output when it is called again" in " ".join(entry.reason for entry in report.skipped)
+    assert "a different output when it is called again" in " ".join(entry.reason for entry in report.skipped)
     assert all("head_constant" not in row.values for row in report.heads)
     assert all("entropy" in row.values for row in report.heads)
 

@@ -113,7 +113,7 @@ def test_several_files_are_named(file, tmp_path):
 def test_what_is_no_such_file_is_said(tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(b"nothing")
-    with pytest.raises(ArgumentError, match="is no GGUF file"):
+    with pytest.raises(ArgumentError, match="is not a GGUF file"):
         find(str(path))
     path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
     with pytest.raises(ArgumentError, match="pointer of Git LFS"):

@@ -87,7 +87,7 @@ def test_a_living_owner_is_not_disturbed_and_a_dead_one_succeeded(units, held):
         who = f"process {held.pid} on {socket.gethostname()}, since noon"
         assert caught.value.argument == "--out"
         assert caught.value.found == f"{units.parent} is in use by another run ({who})"
-        remedy = f"wait for it, or give another directory; if that is not running any more, delete {units}"
+        remedy = f"wait for it, or give another directory; if it is no longer running, delete {units}"
         assert caught.value.remedy == remedy
     assert contents(units) == before
     assert Store(units, SUBJECT, resume=True, group="group").get("key") == 1  # of the same group: let in

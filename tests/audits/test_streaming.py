@@ -132,7 +132,7 @@ def test_pickles(tmp_path):
     same = find(str(save(tmp_path / "same")))
     assert streamed(pickle, FEW).rows == streamed(same, FEW).rows
     torch.save(model_of("bert").state_dict(), pickle.weights[0], _use_new_zipfile_serialization=False)
-    with pytest.raises(r.errors.ArgumentError, match="pickle of an old form"):
+    with pytest.raises(r.errors.ArgumentError, match="pickle in an old format"):
         Streamed(find(str(pickle.directory)))
 
 

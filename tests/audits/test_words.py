@@ -289,7 +289,7 @@ def test_checks_by_name_and_one_input():
 
 
 def test_a_model_without_attention():
-    with pytest.warns(UserWarning, match="Linear has no attention that regard finds"):
+    with pytest.warns(UserWarning, match="Linear has no attention that regard can find"):
         report = regard.audit(torch.nn.Linear(2, 2), {"input": torch.ones(1, 3, 2)})
     assert "no attention found" in repr(report)
     assert "Nothing was measured" in " ".join(report.summary())

@@ -124,7 +124,7 @@ def test_a_twin_that_cannot_be_made():
     assert report.twin == {}
     (skipped,) = report.skipped
     assert skipped.check == "the untrained twin"
-    assert "does not say how they begin" in skipped.reason
+    assert "does not say how they are initialized" in skipped.reason
     layer = torch.nn.MultiheadAttention(8, 2)
     twin = random_twin(layer)
     assert not torch.equal(twin.in_proj_weight, layer.in_proj_weight)
@@ -164,7 +164,7 @@ def test_the_real_decoder():
     assert found.numbers["position"] == 1
     assert found.why.startswith("One token is responsible")
     other = next(f for f in report.findings() if f.site.startswith("layers.0."))
-    assert other.why.startswith("No token is responsible alone")
+    assert other.why.startswith("No single token is responsible")
     assert "massive" not in other.why
     attention = [row.values["attention_branch_constant"] for row in report.layers]
     assert 2.3 < min(attention) < max(attention) < 23

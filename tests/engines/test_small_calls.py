@@ -4,8 +4,10 @@ import math
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import regard as r
+from regard.compute import kept
 from regard.compute.direct import direct
 from regard.compute.kernel.slopes import ROWS, slope_of
 from regard.compute.tensors import attend_tokens
@@ -19,6 +21,7 @@ POTENTIALS = {
     "rotary": r.Rotary(r.Dot()),
     "rotary gaussian": r.Rotary(r.Gaussian(bandwidth=3.0)),
     "alibi": r.Dot() + r.Alibi(1e-7),
+    "steep alibi": r.Dot() + r.Alibi(torch.tensor([2.0, 0.5, 0.1, 1e-3])),
     "two products": r.Dot() + r.Cosine(),
 }
 
@@ -39,8 +42,7 @@ def test_the_short_way_gives_what_the_definition_gives(name, support):
         found = direct(q, k, v, potential, r.Softmax(temperature=0.7), support)
         asked = {"potential": potential, "normalizer": r.Softmax(temperature=0.7), "support": support}
         wanted = r.attend(*(t.double() for t in (q, k, v)), engine=Reference(), **asked)
-        short = name != "two products" and (name != "alibi" or m == 1 or isinstance(support, r.Causal))
-        assert (found is not None) == short
+        assert (found is not None) == (name != "two products")
         if found is not None:
             torch.testing.assert_close(found.double(), wanted, rtol=0, atol=3e-6)
         torch.testing.assert_close(r.attend(q, k, v, **asked).double(), wanted, rtol=0, atol=3e-6)
@@ -79,6 +81,57 @@ def test_what_the_short_way_leaves_to_the_plan():
         r.attend(q, k, v, potential=wide, support=r.Causal())
     assert direct(*(t.bfloat16() for t in (q, k, v)), r.Cosine(), r.Softmax(), r.Full()) is None
     assert direct(q.requires_grad_(), k, v, r.Cosine(), r.Softmax(), r.Full()) is None
+
+
+def sloped(slope, q, k, v):
+    return r.attend(q, k, v, potential=r.Dot() + slope, support=r.Causal())
+
+
+def test_a_table_that_is_kept_follows_the_numbers_of_its_declaration():
+    """Slopes and frequencies that are written in place, also behind the back of autograd, are read anew."""
+    q, k, v = tensors(6, 6)
+    alibi = r.Alibi(torch.tensor([1.0, 0.5, 0.25, 0.125]))
+    potential = r.Dot() + alibi
+    first = r.attend(q, k, v, potential=potential)
+    assert torch.equal(r.attend(q, k, v, potential=potential), first)
+    alibi.slope.data.mul_(3)
+    wanted = r.attend(q, k, v, potential=potential, engine=Reference())
+    torch.testing.assert_close(r.attend(q, k, v, potential=potential), wanted, rtol=0, atol=3e-6)
+    assert not torch.allclose(first, wanted, atol=1e-3)
+    turned = r.Rotary(r.Dot(), frequencies=torch.tensor([1.0, 0.5]))
+    first = r.attend(q, k, v, potential=turned)
+    turned.frequencies.data.mul_(0.3)
+    wanted = r.attend(q, k, v, potential=turned, engine=Reference())
+    torch.testing.assert_close(r.attend(q, k, v, potential=turned), wanted, rtol=0, atol=3e-6)
+    assert not torch.allclose(first, wanted, atol=1e-3)
+
+
+def test_tables_are_few_and_belong_to_one_declaration():
+    q, k, v = tensors(5, 5)
+    kept._kept.clear()
+    for number in range(3 * kept.MOST):  # each is gone before the next, so that places in memory come again
+        slope = r.Alibi(0.01 * number)
+        wanted = r.attend(q, k, v, potential=r.Dot() + slope, support=r.Causal(), engine=Reference())
+        torch.testing.assert_close(sloped(slope, q, k, v), wanted, rtol=0, atol=3e-6)
+        assert len(kept._kept) <= kept.MOST
+    many = kept.slopes(r.Alibi(1.0), *2 * [torch.zeros(1, 1, 400, 8)])
+    assert many is None
+
+
+def test_a_table_made_in_a_mode_serves_outside_of_it():
+    q, k, v = tensors(5, 5)
+    slope = r.Alibi(0.3)
+    with torch.inference_mode():
+        inside = sloped(slope, q, k, v)
+    assert torch.equal(sloped(slope, q, k, v), inside)
+    other = r.Alibi(0.4)
+    with torch.device("meta"):
+        found = sloped(other, q, k, v)
+    assert found.device.type == "cpu"
+    assert torch.equal(sloped(other, q, k, v), found)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        sloped(r.Alibi(0.5), q, k, v)
+    assert all(type(t) is torch.Tensor for _, _, table in kept._kept.values() for t in table)
 
 
 STEEP = torch.tensor([0.5, 0.03, 2.0])

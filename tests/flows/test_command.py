@@ -69,7 +69,7 @@ def test_a_simulation(run, tmp_path):
     status, out, err = run(*options)
     assert status == 0, err
     assert "30 particles, SA with β = 3: 20 evaluations of attention" in err
-    assert "falls at no frame" in out
+    assert "never falls between frames" in out
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "flow.html",
         "flow.json",

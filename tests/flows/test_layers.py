@@ -88,9 +88,9 @@ def test_tokens_that_leave_the_numbers_end_with_a_note():
     layer = layers_of(*loaded(), [0])[0]
     growing = type(layer)(0, type(layer.map)("grows", lambda x: 1e30 * x), layer.tokens, 0.0)
     found = iterated(growing, 5)
-    assert found.note == "after 1 steps the tokens leave the numbers"
+    assert found.note == "after 1 steps the tokens leave the range of floating-point numbers"
     assert len(found.states) == 2
-    assert "leave the numbers" in found.end()
+    assert "leave the range of floating-point numbers" in found.end()
 
 
 def test_a_layer_that_is_not_there():

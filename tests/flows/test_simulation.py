@@ -38,7 +38,7 @@ def test_a_simulation_is_the_flow_of_its_recipe():
     torch.testing.assert_close(
         drawn.reshape(40, 4)[:, :3].double() / 32767, trajectory.at(1.0), atol=2e-5, rtol=0
     )
-    assert any("rises" in words and "falls at no frame" in words for words in found["words"])
+    assert any("rises" in words and "never falls between frames" in words for words in found["words"])
 
 
 def test_steps_that_are_too_long_are_said():
@@ -55,7 +55,9 @@ def test_what_leaves_the_numbers_is_shown_until_then():
     simulation.run()
     found = simulation.report()
     assert found["times"] == [0.0]
-    assert found["words"][-1].startswith("It ended early: the flow leaves the numbers between t = 0 and 0.1")
+    assert found["words"][-1].startswith(
+        "It ended early: the flow leaves the range of floating-point numbers between t = 0 and 0.1"
+    )
 
 
 def test_particles_begin_on_the_sphere_and_their_seed_decides():
@@ -79,7 +81,7 @@ def test_what_is_not_given_fits():
         short = Recipe(**{**vars(recipe), "until": min(recipe.until, 40 * recipe.step), "frames": 20})
         simulation = Simulation(short)
         simulation.run()
-        assert any("falls at no frame" in words for words in simulation.report()["words"])
+        assert any("never falls between frames" in words for words in simulation.report()["words"])
     assert recipe_of({"unnormalized": True, "until": 1e-3}).step <= 1e-3
 
 

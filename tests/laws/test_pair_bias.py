@@ -88,7 +88,7 @@ def test_certificates_know_the_bias():
     bound = r.certify(learned, domain, norm).value
     assert r.falsify(learned, domain, norm, steps=6, restarts=2).value <= bound < math.inf
     wrong = biased.replace(potential=masked.potential + r.PairBias(torch.full((4, 4), math.inf)))
-    assert "infinite or no number" in str(r.certify(wrong, domain, norm).ladder())
+    assert "infinite or not a number" in str(r.certify(wrong, domain, norm).ladder())
 
 
 # Dropout

@@ -209,7 +209,7 @@ def test_a_whole_audit_leaves_nothing_out():
 
 
 REFUSED = {
-    "shaped": (lambda: (Encoder(shaped(PLAIN), 1), {"x": points()}), "its rows are not laws"),
+    "shaped": (lambda: (Encoder(shaped(PLAIN), 1), {"x": points()}), "its rows are not probability laws"),
     "more dimensions": (
         lambda: (Encoder(PLAIN, 1), {"x": points().unsqueeze(0)}),
         r"tokens are of shape \[1, 1, 5, 8\]",

@@ -189,7 +189,7 @@ def test_a_cache_is_of_one_context():
     x, context = torch.randn(1, 2, WIDTH), torch.randn(1, 4, WIDTH)
     decoder(x, context, cache=cache)
     refused(
-        "context: is another one than the cache was filled with",
+        "context: is not the one that the cache was filled with",
         lambda: decoder(x, context.clone(), cache=cache),
     )
     assert [entry.length for entry in cache.tokens] == [2, 2]  # nothing was written

@@ -496,7 +496,7 @@ def test_a_history_of_fewer_heads_is_no_obstacle():
 
 
 def test_a_model_without_attention_is_refused():
-    with pytest.raises(r.errors.ArgumentError, match="has no attention that is known"):
+    with pytest.raises(r.errors.ArgumentError, match="has no attention that regard knows"):
         monitor(nn.Linear(3, 3))
 
 

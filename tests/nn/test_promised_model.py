@@ -155,7 +155,7 @@ def _method(model):
     model.output.run = lambda x: 5 * x
 
 
-@pytest.mark.parametrize(("change", "why"), [(_hook, "has hooks"), (_method, "computes something else")])
+@pytest.mark.parametrize(("change", "why"), [(_hook, "has hooks"), (_method, "computes something other")])
 def test_a_changed_model_has_no_certificate(change, why):
     """A proof is about what a model computes: what was put in may compute anything."""
     model = made()

@@ -472,7 +472,7 @@ def test_replaced_methods_are_refused():
     """Anywhere inside: what is proved is what the class computes."""
     layer = Guaranteed([Orthogonal(WIDTH, WIDTH), Reflective(WIDTH, 2)])
     layer.stack[1].before.run = lambda x: 5 * x
-    with pytest.raises(r.errors.ArgumentError, match="computes something else"):
+    with pytest.raises(r.errors.ArgumentError, match="computes something other"):
         layer.keep()
 
 

@@ -220,11 +220,11 @@ DAMAGES = {
     "no text": (lambda d: (d / "config.json").write_bytes(b"\xff\xfe\x00"), "config.json: cannot be read"),
     "another width": (
         lambda d: changed(d / "config.json", '"width": 8', '"width": 16'),
-        "describes another model than the weights",
+        "describes a different model than the weights",
     ),
     "not a table": (
         lambda d: (d / "config.json").write_text("3"),
-        "describes another model than the weights",
+        "describes a different model than the weights",
     ),
     "missing tensor": (
         lambda d: rewritten(d / "model.safetensors", lambda t: t.pop("decoder.norm.bias")),
@@ -313,7 +313,7 @@ def test_damage_is_named(name, saved):
 def test_files_of_two_models_are_not_mixed(saved, tmp_path):
     other = save(MODELS["untied"](), tmp_path / "other")
     (saved / "config.json").write_bytes((other / "config.json").read_bytes())
-    with pytest.raises(r.errors.ArgumentError, match="put files together that were saved together"):
+    with pytest.raises(r.errors.ArgumentError, match="keep files together that were saved together"):
         load(saved)
 
 

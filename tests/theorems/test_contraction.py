@@ -129,7 +129,7 @@ def test_the_second_kernel_acts_where_the_first_leads():
             "there are 2 heads",
         ),
         (r.Table(torch.ones(2, 2)), Whole(), "no known Lipschitz constant"),
-        (r.Mode(), Whole(), "nothing is known of Mode"),
+        (r.Mode(), Whole(), "nothing is known about Mode"),
     ],
 )
 def test_refusals(kernel, domain, sentence):

@@ -171,7 +171,7 @@ def test_the_second_order_decides_where_the_first_does_not():
         ({"label": ()}, "label"),
         ({"label": True}, "label"),
         ({"domain": r.Ball(1.0)}, "neighborhood of x"),
-        ({"domain": r.one_token(sequence(9), 0, 0.1)}, "around another"),
+        ({"domain": r.one_token(sequence(9), 0, 0.1)}, "around a different"),
         ({"x": sequence(1)[0]}, "one sequence"),
         ({"readout": Affine(torch.ones(8, 1, dtype=D))}, "logits"),
         ({"steps": 0}, "steps"),

@@ -95,7 +95,7 @@ def test_tightness():
         (r.Dot(), Whole(), 1.0, "use Ball(radius)"),
         (r.Dot() + r.Alibi(0.5), Ball(1.0), 1.0, "masks and positions are not functions of the law"),
         (r.Dot(torch.ones(2, 2, 2), torch.ones(2, 2, 2)), Ball(1.0), 1.0, "has 2 heads"),
-        (r.Potential.of(lambda x, y: (x - y).sum(-1)), Ball(1.0), 1.0, "nothing is known of the slopes"),
+        (r.Potential.of(lambda x, y: (x - y).sum(-1)), Ball(1.0), 1.0, "nothing is known about the slopes"),
         (r.Dot(), Ball(1.0, torch.zeros(3)), 1.0, "the query has width 2 and tokens 3"),
     ],
 )

@@ -130,7 +130,7 @@ def test_compositions_count_tokens():
     found = deviation(map, Neighborhood(x, 0.1), Frobenius()).value
     assert found == pytest.approx(0.1, rel=1e-9)
     refused = certify(Residual(Pool()), Whole(tokens=3), Frobenius())
-    assert any("another number of tokens" in sentence for sentence in refused.refused)
+    assert any("a different number of tokens" in sentence for sentence in refused.refused)
     square = certify(Residual(MixTokens(torch.eye(3, dtype=D))), Whole(tokens=3), Frobenius())
     assert square.value == pytest.approx(2.0, rel=1e-9)
 

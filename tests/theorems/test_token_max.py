@@ -133,7 +133,7 @@ def test_radii_that_leave_the_range_give_infinity(radius):
         (
             r.Attention(r.Potential.of(lambda x, y: (x - y).abs().sum(-1))),
             Ball(1.0, torch.zeros(2, dtype=D)),
-            "nothing is known of the slopes",
+            "nothing is known about the slopes",
         ),
     ],
     ids=["whole", "sparsemax", "width", "table", "function"],

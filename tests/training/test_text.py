@@ -41,7 +41,7 @@ def test_bytes_take_any_file(file):
     ("content", "message"),
     [
         (b"", "is empty; give a file with text"),
-        (b" \n\t \n", "is empty but for blanks"),
+        (b" \n\t \n", "contains only whitespace"),
         ("naïve".encode("latin-1") * 100, r"is not UTF-8 \(byte 2 is 0xef\); .*--bytes"),
         ("text".encode("utf-16"), "is in UTF-16; .*iconv"),
         (b"\x7fELF\x00\x01" * 30, "has zero bytes, as binary files do; .*--bytes"),

@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.audits.adapters.base import Call, NotCovered, refuse_unknown
+from regard.hf.plug import Plug
+from regard.normalizers import Softmax
 
 HARMLESS = {
     *("output_attentions", "output_hidden_states", "return_dict", "use_cache", "cache_position"),
@@ -36,17 +38,27 @@ def options_of(module: nn.Module, call: Call, known: set[str]) -> dict[str, Any]
 
 
 def implementation_of(module: nn.Module) -> str:
-    """eager or sdpa: how a module of transformers computes;
-    other implementations treat masks in their own way and are refused.
+    """eager or sdpa: how a module of transformers computes; regard's own softmax of dot products reads masks
+    as sdpa does. Other implementations treat masks in their own way and are refused.
     """
     config: Any = module.config
-    name = config._attn_implementation
+    name: str = config._attn_implementation
+    if name not in IMPLEMENTATIONS and _is_plain_plug(name):
+        return "sdpa"
     if name not in IMPLEMENTATIONS:
         raise NotCovered(
             f"the attention implementation {name} is not known; load the model with "
             "attn_implementation='sdpa' or 'eager'"
         )
     return name
+
+
+def _is_plain_plug(name: str) -> bool:
+    """Whether this is regard's attention with the scores and the normalizer of transformers."""
+    from transformers import AttentionInterface
+
+    found = AttentionInterface._global_mapping.get(name)
+    return isinstance(found, Plug) and found.potential is None and found.normalizer == Softmax()
 
 
 def refuse_cache(module: nn.Module, cache: Any, keys: int, cross: bool = False) -> None:

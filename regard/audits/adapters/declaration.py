@@ -53,7 +53,7 @@ def _at(found: Declared, pairs: Pairs, marks: Tensor) -> Declared:
     """The same at other positions: the support becomes a relation between these."""
     if pairs.bias is not None:
         raise NotCovered(
-            "an additive mask with a bias at positions that are not 0, 1, 2, ... is not expressed"
+            "an additive mask with a bias cannot be expressed at positions other than 0, 1, 2, ..."
         )
     attention = found.attention.replace(support=support_of(pairs.allowed, marks))
     return replace(found, attention=attention, marks=marks)

@@ -37,7 +37,7 @@ class General(Adapter):
     is all that the module read there; after: the linear layer that was given all that it returned.
     """
 
-    learned: Matrices | str = "nothing was read of it yet"
+    learned: Matrices | str = "nothing of it has been read yet"
     before: str | None = None
     after: str | None = None
 
@@ -97,7 +97,7 @@ def form_of(potential: Potential, width: int) -> Form:
     cap = rest[0].cap if len(rest) == 1 and isinstance(rest[0], SoftCap) else None
     core = rest[0].potential if len(rest) == 1 and isinstance(rest[0], SoftCap) else rest[0] if rest else None
     if len(rest) != 1 or not isinstance(core, Dot):
-        raise NotCovered("its scores are computed by hand, and were seen without their queries and keys")
+        raise NotCovered("it computes its scores itself, and they were seen without their queries and keys")
     return Form(float(core.factor(width)), None if cap is None else float(cap), sum(added) if added else None)
 
 
@@ -160,7 +160,9 @@ class _Reading:
         """All that weights say."""
         pieces, value = self._pieces(), self._value()
         if value.norm is not None or len(pieces) > 1:
-            raise NotCovered("its keys and values pass a norm on their way: no matrix of weights says them")
+            raise NotCovered(
+                "its keys and values pass through a norm on the way, so no weight matrix describes them"
+            )
         w_o, b_o = self._output()
         query, key = pieces[0].query.side, pieces[0].key.side
         return Matrices(

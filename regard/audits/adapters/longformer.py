@@ -23,7 +23,9 @@ class Longformer(Bert):
     def declare(self, model: nn.Module, path: str, module: nn.Module, call: Call) -> Declared:
         options = options_of(module, call, KNOWN)
         if bool(options.get("is_global_attn")):
-            raise NotCovered("tokens with global attention have projections of their own, not declared here")
+            raise NotCovered(
+                "tokens with global attention have projections of their own, which are not declared here"
+            )
         points, own = hidden_states(options), first_output(call.output)
         tokens = _seen_tokens(options.get("is_index_masked"), points)
         place = torch.arange(tokens, device=points.device)

@@ -40,7 +40,7 @@ class MultiHeadAttention(Adapter):
 
         options = options_of(module, call, {"x", "context", "support"})
         if module.shaped:
-            raise NotCovered("it is shaped, I + P - uniform, and its rows are not laws")
+            raise NotCovered("it is shaped (I + P - uniform), so its rows are not probability laws")
         context = options.get("context")
         points, own = _as_batch(options["x"]), _as_batch(first_output(call.output))
         context = None if context is None else _as_batch(context)

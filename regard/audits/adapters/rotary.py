@@ -41,7 +41,7 @@ def fold_scale(turning: Turning, scale: float, width: int) -> float:
         return scale
     if 2 * turning.frequencies.shape[-1] != width:
         raise NotCovered(
-            "its rotary positions scale some coordinates and not others, which no single scale says"
+            "its rotary positions scale some coordinates and not others, which no single scale expresses"
         )
     return scale * turning.scaling**2
 

@@ -92,8 +92,8 @@ def refuse_extras(module: nn.Module) -> None:
     """What nn.MultiheadAttention can do beyond attention among the given points."""
     if not module._qkv_same_embed_dim:
         raise NotCovered(
-            "its keys or values have another width than its queries (kdim, vdim), and one declaration "
-            "takes one width"
+            "its keys or values differ in width from its queries (kdim, vdim), and a declaration has "
+            "one width"
         )
     if module.bias_k is not None or module.bias_v is not None or module.add_zero_attn:
         raise NotCovered("it adds a key of its own to every sequence (add_bias_kv or add_zero_attn)")

@@ -147,11 +147,11 @@ register(
             Column(
                 "word_deviation",
                 "one word moves 1 %: proved",
-                "A certificate: when the token that the layer hears most moves by 1 % "
+                "A certificate: when the token that the layer listens to most moves by 1 % "
                 "of its norm, in any direction, "
                 "the output of the layer moves by no more than this many times as far (Frobenius norm). "
-                "Asked of the first input, "
-                f"where it has at most {LONGEST}.",
+                "Computed for the first "
+                f"input, if it has at most {LONGEST}.",
                 PROVED,
                 LAYER,
                 True,

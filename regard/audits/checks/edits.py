@@ -61,7 +61,9 @@ def edits(scene: Scene, site: Measurable) -> Result:
         return Result(reason=reason)
     if not isinstance(declared.attention.normalizer, Softmax):
         name = type(declared.attention.normalizer).__name__
-        raise ArgumentError("site", f"has rows of {name}", "a token less is known for softmax rows")
+        raise ArgumentError(
+            "site", f"has rows of {name}", "leaving a token out is understood for softmax rows only"
+        )
     size = float(mix_heads(declared.value(), declared.w_o).norm(dim=-1).mean())
     gone = deletions(declared)
     numbers: dict[str, Any] = {"deleted": _part(gone, size)}
@@ -70,7 +72,7 @@ def edits(scene: Scene, site: Measurable) -> Result:
         try:
             more = _first_layer(scene, declared, size)
         except ArgumentError as refusal:
-            why = f"no word more is tried: the {refusal.argument} {refusal.found}; {refusal.remedy}"
+            why = f"inserting a word was not tried: the {refusal.argument} {refusal.found}; {refusal.remedy}"
             return Result(numbers, table, why)
         numbers, table = {**numbers, **more[0]}, {**table, **more[1]}
     return Result(numbers, table)
@@ -124,14 +126,14 @@ class Embedding:
             found = "takes no input_ids with position_ids"
             raise ArgumentError("model", found, "words at positions are embedded by these")
         if not isinstance(site.attention.support, Full) or not isinstance(site.map, Heads):
-            raise ArgumentError("layer", "has a mask", "it is done where all tokens see all")
+            raise ArgumentError("layer", "has a mask", "this is done only where every token sees every other")
         if any(part.positional for part in walk(site.attention.potential) if isinstance(part, Potential)):
-            raise ArgumentError("layer", "has positions in its scores", "a word more would shift them")
+            raise ArgumentError("layer", "has positions in its scores", "an inserted word would shift them")
         self.scene, self.path, self.ids = scene, site.path, ids[0]
         self.vocabulary = int(table.weight.shape[0])
         here = self(self.ids, torch.arange(len(self.ids)))
         if not torch.allclose(here, site.points, rtol=1e-4, atol=1e-5):
-            raise ArgumentError("model", "counts positions in its own way", "a word more is not tried")
+            raise ArgumentError("model", "counts positions in its own way", "inserting a word is not tried")
 
     def __call__(self, ids: Tensor, positions: Tensor) -> Tensor:
         """(n, d) in float64."""
@@ -265,7 +267,7 @@ def _values(site: Site, tokens: Tensor) -> Tensor:
 register(
     Check(
         "edits",
-        "What does one word more, or one less, do to the others?",
+        "What does adding or removing one word do to the others?",
         (
             Column(
                 "deleted",
@@ -280,7 +282,8 @@ register(
             Column(
                 "inserted",
                 "any word is inserted: others move by",
-                "The same for one word more, before the last token, which shifts: the largest over all words "
+                "The same when one word is inserted before the last token, which shifts: the largest over "
+                "all words "
                 "of the embedding table, each tried, exact. The first layer, on the first input, where all "
                 "tokens see each other.",
                 EXACT,
@@ -300,7 +303,7 @@ register(
             Column(
                 "typo_moved",
                 "typos: what they did",
-                "The same as it happened.",
+                "The same, as it actually happened.",
                 EXACT,
                 LAYER,
                 None,

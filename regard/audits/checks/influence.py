@@ -127,16 +127,17 @@ def _directions(scene: Scene, pooled: Tensor, count: int) -> Tensor:
 register(
     Check(
         "influence",
-        "Which word does the output hang on?",
+        "Which word does the output depend on most?",
         (
             Column(
                 "influence_share",
                 "share of the most influential token",
                 "The influence of a token is the norm of the derivative of the mean output token by it. "
                 "This is the largest, "
-                "over the sum of all: near one, the output hangs on one token. For long or wide inputs the "
-                "norms are from below, by "
-                f"random directions of the output. Measured on the first {INPUTS.usual} inputs.",
+                "over the sum of all: near one, the output depends on a single token. For long or wide "
+                "inputs the "
+                "norms are estimated from "
+                f"below, with random directions of the output. Measured on the first {INPUTS.usual} inputs.",
                 ESTIMATED,
                 STACK,
                 True,

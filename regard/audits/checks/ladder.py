@@ -80,9 +80,9 @@ register(
             Column(
                 "ball_bound",
                 "proved on the observed ball",
-                "A certificate: no pair of inputs is amplified by more whose tokens, as far as the head "
-                "reads them, lie in the ball that "
-                "those of the first input fill. It holds for every such input, and is loose.",
+                "A certificate: no two inputs whose tokens, as the head reads them, lie in the ball "
+                "filled by those of the first input "
+                "are amplified by more. It holds for every such input, and is loose.",
                 PROVED,
                 HEAD,
                 None,

@@ -61,7 +61,7 @@ def _measure(part: Any) -> dict[str, float]:
 register(
     Check(
         "promises",
-        "Are the constants kept that layers were built for?",
+        "Do layers keep the constants they were built for?",
         (
             Column(
                 "promised",
@@ -73,8 +73,8 @@ register(
             Column(
                 "promise_proved",
                 "promise, proved",
-                "The constant that the weights prove as they are now, for all inputs. Above the promise, the "
-                "promise is broken.",
+                "The constant proved from the weights as they are now, for all inputs. If it is above the "
+                "promise, the promise is broken.",
                 PROVED,
                 STACK,
             ),

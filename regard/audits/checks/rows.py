@@ -61,7 +61,8 @@ register(
             Column(
                 "entropy",
                 "entropy (nats)",
-                "Mean entropy of the attention rows. Zero: each query looks at one key; log n: at all alike.",
+                "Mean entropy of the attention rows. Zero: each query looks at one key; log n: "
+                "at all of them equally.",
                 EXACT,
                 HEAD,
                 False,
@@ -100,7 +101,7 @@ register(
                 "row stiffness g₁",
                 "Largest p₁(1 - p₁ + p₂) of the rows, p₁ ≥ p₂ their largest entries: a bound of the norm "
                 "of the softmax's derivative "
-                "there. At most 1/2; zero for rows that look at one key only, or at very many alike.",
+                "there. At most 1/2; zero for rows that look at one key only, or at very many equally.",
                 EXACT,
                 HEAD,
                 True,

@@ -151,7 +151,7 @@ def _spread(grouped: Tensor, heads: int) -> Tensor:
 register(
     Check(
         "weights",
-        "How strongly can the weights of a head compare and carry?",
+        "How strongly can a head's weights compare tokens and pass them on?",
         (
             Column(
                 "qk_norm",
@@ -197,8 +197,9 @@ register(
                 "score_limit",
                 "largest possible score",
                 "A certificate: no query and key of the head have a larger score, whatever the input, "
-                "because both pass a norm layer inside of the module (biases by position are not counted). "
-                "Heads whose queries and keys pass none have QK norms instead.",
+                "because both pass through a norm layer inside the module (biases by position are "
+                "not counted). "
+                "Heads whose queries and keys pass through none have QK norms instead.",
                 PROVED,
                 HEAD,
                 None,

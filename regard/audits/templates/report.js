@@ -365,7 +365,7 @@
   function ramp(shade, column, marked) {
     if (shade.empty) return soft("No finite number in this column.");
     const falling = column.high_is_alarming === false;
-    const words = column.high_is_alarming === null ? "neither end is alarming, so no head is marked" : `the ${falling ? "lower" : "higher"}, the sooner to look`;
+    const words = column.high_is_alarming === null ? "neither end is alarming, so no head is marked" : `the ${falling ? "lower" : "higher"}, the sooner it deserves a look`;
     const ends = [figure(shade.least, column), element("i", { "aria-hidden": "true" }), figure(shade.most, column)];
     return element("div", { class: falling ? "ramp falling" : "ramp" }, ends, element("span", {}, `${shade.logarithmic ? "logarithmic; " : ""}${words}`), marked ? element("span", {}, element("span", { class: "key" }, "◆"), " look at these first") : null);
   }
@@ -474,7 +474,7 @@
     const proved = rungsOf(row);
     const exact = valueOf(row, "head_constant", report.inputs.length ? state.shown : null);
     if (!proved.length) return [known("head").some((column) => column.name === "point_bound") ? absent("bounds", "Bounds") : null];
-    const first = Number.isNaN(exact) ? [] : [{ theorem: "local constant, as it is", full: columns.get("head_constant").meaning, where: "at this input", value: exact, kind: "exact" }];
+    const first = Number.isNaN(exact) ? [] : [{ theorem: "local constant, exact", full: columns.get("head_constant").meaning, where: "at this input", value: exact, kind: "exact" }];
     const rungs = [...first, ...proved];
     const positive = rungs.map((rung) => rung.value).filter((value) => Number.isFinite(value) && value > 0);
     const axis = { log: true, ...(positive.length ? decades(Math.min(...positive), Math.max(...positive)) : { low: 1, high: 10, ticks: [1, 10] }) };
@@ -503,7 +503,7 @@
     const found = table("rows", row.site, state.shown);
     const own = found && found.laws && found.laws[row.head];
     if (!own || !own.length || !own[0].length) return [absent("rows", "Laws")];
-    const readout = element("p", { class: "readout", "aria-live": "polite" }, "Point at a cell, or use the arrow keys.");
+    const readout = element("p", { class: "readout", "aria-live": "polite" }, "Hover over a cell, or use the arrow keys.");
     return [element("h3", {}, "Where it looks"), soft("A row is the law of one query over the keys; the numbers of a row add up to one. The shade is the square root of the number. ", kind("exact"), " to three decimals."), scrolling("Law of the head", lawPicture(own, readout)), readout];
   }
 
@@ -580,7 +580,7 @@
       tip: "Frobenius norm of the derivative of this output token by that input token, through the whole network, from random directions of the output. Estimated.",
       label: (n, m) => `Influence of ${m} input tokens on ${n} output tokens; arrow keys read the numbers`,
     };
-    const readout = element("p", { class: "readout", "aria-live": "polite" }, "Point at a cell, or use the arrow keys.");
+    const readout = element("p", { class: "readout", "aria-live": "polite" }, "Hover over a cell, or use the arrow keys.");
     return [element("h3", {}, "Token by token"), soft("A row is an output token, a column an input token: how strongly the one depends on the other through the whole network. The shade is the square root of the number over the largest. ", kind("estimated"), " by random directions."), scrolling("Influence of tokens on tokens", lawPicture(found.map, readout, input, way)), readout];
   }
 
@@ -650,7 +650,7 @@
     const title = (text, column) => element("th", { scope: "col", class: "right" }, text, " ", kind(column.kind), " ", info(column));
     const made = element("table", { class: "plain" }, element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "the token moves"), title("proved", proved), title("found", attack), element("th", { scope: "col" }, "theorem"))), element("tbody", {}, lines));
     const norm = { title: "norm of the token", meaning: "Euclidean norm of the token that moves.", kind: "exact" };
-    return [element("h3", {}, "One word moves"), soft("The token that this layer hears most, “", element("bdi", {}, names[found.token] === undefined ? String(found.token) : names[found.token]), "”, of norm ", figure(number(found.norm), norm), ", moves by a share of its norm: how far can the output of the layer go?"),
+    return [element("h3", {}, "One word moves"), soft("The token that this layer listens to most, “", element("bdi", {}, names[found.token] === undefined ? String(found.token) : names[found.token]), "”, of norm ", figure(number(found.norm), norm), ", moves by a share of its norm: how far can the output of the layer go?"),
       chart({ x: { log: true, label: "share of the token's norm", every: found.moves.map((move) => move.share), name: percent }, y: { log: true, label: "the output moves by" }, series: [{ name: "found by an attack (estimated)", points: points("found") }, { name: "proved", points: points("proved") }], label: "How far the output moves, found and proved, against how far the token moves" }), scrolling("One word moves", made)];
   }
 
@@ -703,7 +703,7 @@
     const title = { title: "proved", meaning: "All tokens together move by at most this after the block.", kind: "proved" };
     const lines = spent.map((one) => element("tr", {}, element("th", { scope: "row" }, String(one.block)), element("td", { class: "right" }, figure(one.whole, title)), element("td", { class: "right" }, percent(Number(one.share.toPrecision(2))))));
     const head = element("tr", {}, ["block", "proved", "beyond the derivative"].map((words, i) => element("th", { scope: "col", class: i ? "right" : null }, words)));
-    box.append(element("h3", {}, "Where the room is used up"), soft("How far all tokens together can be from where they are after each block, while the word about which least is proved moves as far as that."));
+    box.append(element("h3", {}, "Where the room is used up"), soft("How far all tokens together can be displaced after each block while the word about which least is proved moves by as much as is proved for it."));
     box.append(chart({ x: { label: "block", every: spent.map((one) => one.block) }, y: { zero: true, label: "how far tokens move" }, series, label: "How far tokens move, block by block" }));
     box.append(fold("The numbers of this plot", scrolling("Moves by depth", element("table", { class: "plain" }, element("thead", {}, head), element("tbody", {}, lines)))));
   }

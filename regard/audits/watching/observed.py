@@ -126,7 +126,7 @@ class ObservedSite:
         if self._context is None:
             return {"layer_constant": self._layer_jacobian()}
         if self._bare:
-            raise NotCovered("its output projection is outside of the module, and was not found")
+            raise NotCovered("its output projection is outside the module, and was not found")
         first, context = first_tensor(self._call), self._context
         size = first.numel()
         pair = torch.cat([first.detach().flatten(), context.detach().flatten()]).unsqueeze(0)
@@ -179,7 +179,7 @@ class ObservedSite:
         if not self._bare:
             return (self.spot.call,)
         if not names or names[-1] == self.spot.call:
-            raise NotCovered("its output projection is outside of the module, and was not found")
+            raise NotCovered("its output projection is outside the module, and was not found")
         if self.block is not None and self.block.through:
             return self.spot.call, names[-1]
         return names[names.index(self.spot.call) :]
@@ -204,7 +204,7 @@ class ObservedSite:
         with quiet(self.model), watching(dict(module.named_modules())) as watch:
             call_again(module, self._call, tokens)
         if len(watch.noticed) <= self.spot.part:
-            raise NotCovered("the module computes its attention in another way when it is called again")
+            raise NotCovered("the module computes its attention differently when it is called again")
         return watch.noticed[self.spot.part].sight
 
     def _check_again(self, found: Tensor, wanted: Tensor) -> None:
@@ -212,7 +212,8 @@ class ObservedSite:
         if not gap <= AGAIN * scale:
             apart = gap / scale if scale > 0 else gap
             raise NotCovered(
-                f"the module gives another output when it is called again, by {apart:.1e} (relative): it "
+                f"the module returns a different output when it is called again, by {apart:.1e} "
+                f"(relative): it "
                 "keeps something between calls, or is random"
             )
 

@@ -143,7 +143,9 @@ def _unlike(output: Tensor | None, closest: float) -> str:
     if output is not None and not bool(output.isfinite().all()):
         return "what it returned has NaN or infinity in it"
     return (
-        f"what it returned is not that, by {closest:.1e}" if closest < float("inf") else "it cannot be read"
+        f"what it returned differs from that by {closest:.1e}"
+        if closest < float("inf")
+        else "it cannot be read"
     )
 
 

@@ -32,7 +32,7 @@ from regard.potentials.positions import NEAR, PositionPotential
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Ring(Engine):
-    """Softmax attention of tokens that lie over the processes of a group, equal to that of one process.
+    """Softmax attention of tokens that are spread over the processes of a group, as in one process.
 
     Every rank makes the same calls with its own tokens. Keys and values travel from rank to rank, and with
     them, backward, their gradients (liu2023ring). group: a process group of torch.distributed, None for all.

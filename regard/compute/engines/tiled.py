@@ -59,7 +59,7 @@ class Tiled(Engine):
             return Refused("blocks are cut while a program runs, and this one is only recorded.")
         if problem.hidden_parameters():
             return Refused(
-                "the potential uses a tensor that wants a gradient but is not one of its parameters; "
+                "the potential uses a tensor that requires a gradient but is not one of its parameters; "
                 "declare it: Potential.of(f, tensor)."
             )
         if not problem.normalizer.rowwise and not isinstance(problem.normalizer, Sinkhorn):

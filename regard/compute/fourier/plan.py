@@ -122,7 +122,8 @@ class FourierPlan(Plan):
     def slow(self) -> str:
         """Why it does not pay."""
         pairs = PAIR * self.pairs()
-        return f"{self.seconds():.2g} s are predicted, and {pairs:.2g} s for all pairs; it is to take half."
+        taken = f"{self.seconds():.2g} s are predicted, and {pairs:.2g} s for all pairs"
+        return f"{taken}; it has to take at most half."
 
     def certify(self, sample: int = 100) -> RowErrors:
         """The outputs, with a bound of the error of each row.

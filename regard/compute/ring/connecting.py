@@ -62,7 +62,7 @@ def _look_up(store: Any, key: str, peer: int, deadline: float) -> str:
         store.wait([key], timedelta(seconds=max(0.001, deadline - time.monotonic())))
         return str(store.get(key).decode())
     except RuntimeError as error:
-        raise RankLostError((peer,), "did not come to its first call of attention on the ring") from error
+        raise RankLostError((peer,), "did not reach its first call of attention on the ring") from error
 
 
 def _call(store: Any, peer: int, rank: int, word: str, deadline: float) -> socket.socket:
@@ -88,7 +88,7 @@ def _accept(
             connection, _ = listener.accept()
         except TimeoutError as error:
             raise RankLostError(
-                tuple(sorted(missing)), "did not come to its first call of attention on the ring"
+                tuple(sorted(missing)), "did not reach its first call of attention on the ring"
             ) from error
         peer = _greeting(connection, word, deadline)
         if peer in missing:

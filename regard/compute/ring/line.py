@@ -44,7 +44,7 @@ class Line:
         def missing() -> set[int]:
             return {peer for peer in self._connections if (peer, number) not in self._came}
 
-        self._wait(missing, timeout, "did not come to a call of attention on the ring")
+        self._wait(missing, timeout, "did not reach a call of attention on the ring")
         brought = [
             message if peer == self.rank else self._came.pop((peer, number)) for peer in range(self.world)
         ]
@@ -112,7 +112,7 @@ class Line:
         """Nothing came for too long: those are lost who do not answer, first those who are waited for."""
         silent = missing - self._here or set(self._connections) - self._here
         if silent:
-            self._lose(silent, f"{what}: nothing came from it for {timeout:g} s")
+            self._lose(silent, f"{what}: nothing was received from it for {timeout:g} s")
         why = "waits for something else; all ranks must make the same calls in the same order"
         self._lose(missing, f"{why}, each within {timeout:g} s")
 

@@ -13,7 +13,7 @@ from regard.errors import ArgumentError
 
 
 class Shards(Object):
-    """How the tokens of a sequence lie over the ranks. Abstract.
+    """How the tokens of a sequence are spread over the ranks. Abstract.
 
     Examples:
         >>> from regard.engines import Consecutive, Shards, ZigZag

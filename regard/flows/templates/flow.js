@@ -427,7 +427,7 @@
     const y = (v) => SIDE[1] - below - ((v - vertical[0]) / step[1] + 0.5) * ch;
     const name = flow.axis === "beta" ? "β" : "γ = β / log n";
     const kinds = { share: "share of the way to one point", own: "weight of a token on itself at the start" };
-    const readout = element("p", { class: "readout soft", "aria-live": "polite" }, "Point at a cell to read it.");
+    const readout = element("p", { class: "readout soft", "aria-live": "polite" }, "Hover over a cell to read it.");
     const svg = drawn("svg", { viewBox: `0 0 ${SIDE[0]} ${SIDE[1]}`, role: "img", "aria-label": `Phase diagram: ${name} against the initial cosine, with the predicted transition` });
     const cells = [];
     for (let i = 0; i < levels; i++) {

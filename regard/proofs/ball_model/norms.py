@@ -31,7 +31,7 @@ from regard.proofs.ball_model.updates import Update
 from regard.proofs.theorem import Refusal
 
 FARTHEST = 0.9
-"""How much of a token may be taken from it along itself, before nothing is known of its direction."""
+"""How much of a token may be taken from it along itself, before nothing is known about its direction."""
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ def _certificate(bound: Bound, domain: Domain) -> Certificate:
 @contract.rule(Kernel)
 def _unknown(kernel: Kernel, domain: Domain) -> tuple[Bound, Domain]:
     raise Refusal(
-        f"nothing is known of {type(kernel).__name__}; add a rule with "
+        f"nothing is known about {type(kernel).__name__}; add a rule with "
         f"@contract.rule({type(kernel).__name__})"
     )
 

@@ -47,7 +47,7 @@ iterates but the first have tokens of length at most $r + s$, and so has the sol
 def _inner(map: FixedPoint) -> None:
     one_sequence(map.map)
     if not keeps_tokens(map.map):
-        raise Refusal("the map gives another number of tokens than it takes, so it has no fixed point")
+        raise Refusal("the map gives a different number of tokens than it takes, so it has no fixed point")
 
 
 def _tokens(domain: Domain) -> int | None:

@@ -37,7 +37,7 @@ constant is the largest norm of this derivative. A key that counts several times
 of causal maps: the tokens before $i$ do not move, those after it are not seen by token $i$, so that they may
 be taken as equal. Bijection: token by token, $x_i \mapsto x_i + f_i(x_1, \dots, x_i)$ is the identity plus a
 contraction; the derivative is block triangular. Dot products have no such
-constant on all of space, and the map of (zha2021), which takes them there, is no bijection.
+constant on all of space, and the map of (zha2021), which takes them there, is not a bijection.
 """,
 )
 

@@ -46,7 +46,7 @@ Softmax ignores what does not depend on $j$, so with $r = x - c$ the row law is 
 + r_i^\top A r_j)$. Along the scores $\log\pi_j + t\,r_i^\top A r_j$, $t \in [0, 1]$,
 the mean of $r$ moves with speed $|\mathrm{Cov}_t(r)A^\top r_i| \le \rho^2\|A\||r_i|$, from $\sum_j\pi_jr_j$
 to the row's mean. A bias that depends on the row gives every row
-its own $\pi$, and then nothing is said of consensus. The phenomenon is the authors'; this bound has no
+its own $\pi$, and then nothing is said about consensus. The phenomenon is the authors'; this bound has no
 assumption of small scores and is proved here.
 """,
 )

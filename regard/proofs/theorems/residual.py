@@ -24,7 +24,7 @@ THEOREM = Theorem(
     statement=r"""
 $x \mapsto x + f(x)$ has the constant $1 + L$ in every norm of sequences. As a map of measures it is $\mu
 \mapsto (\mathrm{id} + T_\mu)_\#\mu$, and $1 + L$ needs an $L$ that holds for
-every coupling, atom by atom: a constant of $\mu \mapsto T_{\mu\#}\mu$ alone says nothing of it.
+every coupling, atom by atom: a constant of $\mu \mapsto T_{\mu\#}\mu$ alone says nothing about it.
 """,
     hypotheses=(
         "a constant of what it goes around",
@@ -71,7 +71,7 @@ def residual(map: Residual, domain: Domain, norm: Norm) -> Bound:
     """1 + L."""
     one_sequence(map.map)
     if not keeps_tokens(map.map):
-        raise Refusal("what it goes around gives another number of tokens than it takes")
+        raise Refusal("what it goes around gives a different number of tokens than it takes")
     part = finite(certify(map.map, domain, norm), INNER)
     hypotheses: tuple[Hypothesis, ...] = ()
     if isinstance(norm, Wasserstein):

@@ -91,7 +91,7 @@ def _sum(first: float, second: float, error: Upper) -> Numbers:
 
 def _sigmoid_bounds(head: Head, ball: BallFacts, fixed: Numbers) -> tuple[Upper, Upper]:
     """At least σ(s + b) and at least σ'(s + b) for all scores of the ball; one and a quarter where nothing
-    is known of them.
+    is known about them.
     """
     form = head.form(len(ball.center))
     if form is None:

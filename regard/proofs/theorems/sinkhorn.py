@@ -73,9 +73,7 @@ def _require_balance(
     assert isinstance(head.normalizer, Sinkhorn)
     tolerance, allowed = head.normalizer.tolerance, head.normalizer.max_iterations
     if tolerance == 0:
-        why = (
-            f"tolerance 0 runs exactly {allowed} iterations, which is another map than the balanced coupling"
-        )
+        why = f"tolerance 0 runs exactly {allowed} iterations, not the balanced coupling"
         raise Refusal(f"{why}; give a tolerance, e.g. Sinkhorn(tolerance=1e-6)")
     bias = pair_bias(head, domain)
     fixed = exact(0.0) if bias is None else Upper(bias.max() - bias.min(), 1) + 2 * bias_error(bias)

@@ -84,7 +84,7 @@ def mix_tokens(map: MixTokens, domain: Domain, norm: Norm) -> Bound:
     _expect(domain, w.shape[1], f"the matrix mixes {w.shape[1]} tokens")
     if isinstance(norm, OwnToken):
         if w.shape[0] != w.shape[1]:
-            raise Refusal("another number of tokens comes out, so no token is its own; use Frobenius()")
+            raise Refusal("a different number of tokens comes out, so no token is its own; use Frobenius()")
         return Bound(sizes(w.diagonal()).amax())
     if isinstance(norm, Frobenius):
         return Bound(product_norm(w))
@@ -111,7 +111,7 @@ def _ordered(norm: Norm) -> None:
 
 def _sequences(norm: Norm, what: str) -> None:
     if isinstance(norm, OwnToken):
-        raise Refusal(f"{what} gives another number of tokens, so no token is its own; use Frobenius()")
+        raise Refusal(f"{what} gives a different number of tokens, so no token is its own; use Frobenius()")
 
 
 def _least_root(number: int) -> Lower:

@@ -60,7 +60,7 @@ ENDINGS: tuple[tuple[str, int], ...] = (
 )
 """How names of sizes end that are not in the table, and what a size is at most."""
 LEAST = 33
-"""Sizes that nothing is known of stay if they are below: kernels, strides, patches."""
+"""Sizes that nothing is known about stay if they are below: kernels, strides, patches."""
 SECTIONED = ("glm4v", "glm46v", "glm_image", "glm_ocr", "glmga", "paddleocr", "qwen2_vl", "qwen2_5")
 """Types whose rotary positions are in time, height and width."""
 
