@@ -27,7 +27,7 @@ from regard.proofs.ball_model.ellipsoids import (
 from regard.proofs.ball_model.quadratic import Grams, Own, Quadratic, split, symmetric
 from regard.proofs.ball_model.squares import with_forms, with_quadratic
 from regard.proofs.ball_model.state import State
-from regard.proofs.ball_model.updates import Update
+from regard.proofs.ball_model.updates import Update, symmetric_products
 from regard.proofs.theorem import Refusal
 
 FARTHEST = 0.9
@@ -138,7 +138,7 @@ class _Moves:
         rest = state.rest(direction).map(lambda value: value.squeeze(-1))
         self.along_rest = rest * (1 + unit) + self.slip_along
         self.reach_along = self.along_first + self.along_rest
-        self.square = self.across @ self.across.mT
+        self.square = symmetric_products(self.across, self.across)
         columns = self.across.shape[-1]
         still = exact(torch.zeros(state.tokens, dtype=torch.float64))
         self.first = near_largest_roots(self.square, columns) if columns else still
@@ -178,7 +178,7 @@ class _Moves:
         """ΓQΓ of a Q whose entries are sums of so many products."""
         trace = Upper(shape.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0.0), shape.shape[-1])
         error = relative_error(terms + 8) * sizes(gamma).amax().square() * trace
-        return lifted(gamma.unsqueeze(-1) * shape * gamma, error)
+        return lifted((gamma.unsqueeze(-1) * shape).mul_(gamma), error)
 
     def with_second(self, after: State, gamma: Tensor, rest: Sum) -> State:
         """-w^{-1/2}[(λ·u) T u + |T u|² g/(2dw)], in H or as a move of its own."""
@@ -215,11 +215,10 @@ class _Moves:
         turned = (self.square @ tilted.unsqueeze(-1)).squeeze(-1)
         m = self.square.square().sum((-2, -1)).unsqueeze(-1)
         scaled = over * g
-        cross = scaled.unsqueeze(-1) * turned.unsqueeze(-2)
-        gram = (m * scaled).unsqueeze(-1) * scaled.unsqueeze(-2) + cross + cross.mT
-        thick = along.square().sum(-1)[:, None, None] * self.square
-        gram = gram + 0.5 * (thick + tilted.unsqueeze(-1) * tilted.unsqueeze(-2))
+        left = torch.stack([m * scaled + turned, scaled, 0.5 * tilted], -1)
+        gram = 0.5 * along.square().sum(-1)[:, None, None] * self.square
+        gram.baddbmm_(left, torch.stack([scaled, turned, tilted], -2))
         f = (self.token.scale.unsqueeze(-1) * gamma).unsqueeze(-1)
         inner = -f.squeeze(-1) * (m * scaled + turned)
         whole = computed_lengths(self.square.flatten(1))
-        return Grams(f * gram * f.mT, 16 * unit * size.square(), inner, 16 * unit * size * whole)
+        return Grams(gram.mul_(f).mul_(f.mT), 16 * unit * size.square(), inner, 16 * unit * size * whole)
