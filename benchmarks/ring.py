@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import resource
+import re
 import sys
 import tempfile
 import time
@@ -29,6 +29,7 @@ from rich.table import Table
 from torch import Tensor
 
 from regard import Attention, Causal, Dot, Gaussian, apply, attend
+from regard.audits.memory import give_back
 from regard.engines import Fourier, Ring, ZigZag
 
 HEADS, WIDTH = 8, 64
@@ -101,16 +102,25 @@ def _run(rank: int, world: int, folder: str, question: str, count: int) -> None:
     ask = QUESTIONS[question]
     ask(64, ring)()
     run = ask(count, ring)
-    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    give_back()  # of tensors that were cut into shards
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+    before, started = _kilobytes("VmRSS"), time.process_time()
     with _counting_bytes() as sent:
         found = run()
     seconds = time.process_time() - started
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    held = _kilobytes("VmHWM") - before
     told = {"seconds": seconds, "megabytes": held / 1024, "sent": sent[0] / 2**20}
     torch.save(found, Path(folder, f"{world}-{rank}.pt"))
     Path(folder, f"{world}-{rank}.json").write_text(json.dumps(told))
     if world > 1:
         dist.barrier()
+
+
+def _kilobytes(name: str) -> int:
+    """What the system says of this process."""
+    found = re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1])
 
 
 def _measured(folder: str, world: int, question: str, count: int) -> dict[str, float]:

@@ -24,3 +24,8 @@ Features: TypeAlias = Any
 def over_scores(value: Scalar) -> Scalar:
     """A scalar parameter, shaped to act on scores (..., m, n)."""
     return value[..., None, None] if isinstance(value, Tensor) else value
+
+
+def over_rows(value: Scalar) -> Scalar:
+    """A scalar parameter, shaped to act on one number a token (..., n)."""
+    return value.unsqueeze(-1) if isinstance(value, Tensor) else value

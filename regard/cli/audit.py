@@ -125,8 +125,7 @@ def audit(
         if read and checks is None:
             checks = "weights,rows"
         texts, asked = _texts(text or [], weights_only), _find_checks(checks, alone and not read)
-        if quick:
-            texts, asked = texts[:1], _quickly(asked, alone)
+        asked = _quickly(asked, alone) if quick else asked
         _refuse_together({"--twin": bool(twin), "--thorough": thorough}, alone, quick)
         if several and resume:
             raise ArgumentError("--resume", "is given for a series, which takes seconds", "leave it out")
@@ -135,9 +134,8 @@ def audit(
             raise ArgumentError("--low-memory", found, "leave it out")
         if importlib.util.find_spec("jinja2") is None:
             raise MissingExtraError("jinja2", "report")
-        way = _Way(
-            out, device_of(device), resume, weights_only, low_memory, False if quick else twin, thorough
-        )
+        twin = False if quick else twin
+        way = _Way(out, device_of(device), resume, weights_only, low_memory, twin, thorough, quick)
         code = _do(models or [], texts, asked, way, processes, team)
     if code:
         raise typer.Exit(code)
@@ -192,6 +190,7 @@ class _Way:
     low_memory: bool | None
     twin: bool | None = False
     thorough: bool = False
+    quick: bool = False
 
 
 def _texts(values: list[str], alone: bool) -> list[str]:
@@ -305,6 +304,7 @@ def _on_texts(
     run: Audit | StreamedAudit
     tokenizer = tokenizer_of(checkpoint)
     domain, known = ("", texts) if texts else known_samples(tokenizer)
+    known = known[:1] if way.quick else known
     if way.low_memory:
         run = StreamedAudit(
             checkpoint,

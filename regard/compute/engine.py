@@ -19,7 +19,9 @@ from torch import Tensor
 
 from regard._object import Object
 from regard._refused import Refused
+from regard._types import over_rows
 from regard.compute.problem import Problem
+from regard.normalizers import Softmax
 
 Marks = tuple[Tensor | None, Tensor | None]
 """Marks of queries and keys; None means 0, 1, 2, ... in order."""
@@ -69,6 +71,25 @@ class Plan(Object):
     def run_with_free_energy(self) -> tuple[Tensor, Tensor]:
         """Both of these, in one pass where a plan has both at once."""
         return self.run(), self.free_energy()
+
+    def run_with_level(self, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Outputs, and log-sum-exps (..., m) of scores over temperature of a softmax, with these digits."""
+        assert isinstance(self.problem.normalizer, Softmax)
+        temperature = self.problem.normalizer.temperature
+        out, energy = self.run_with_free_energy()
+        seen = energy > -math.inf
+        level = torch.where(seen, energy, torch.zeros_like(energy)) / over_rows(temperature)
+        return out, level.to(kind).masked_fill(~seen, -math.inf)
+
+    def pull_part(
+        self, whole: tuple[Tensor, Tensor], cotangents: tuple[Tensor, Tensor]
+    ) -> list[tuple[Tensor, Tensor]] | None:
+        """Tensors of the plan with their gradients, where its keys are some of those that its rows see; None
+        where that is not at hand.
+
+        whole: outputs and log-sum-exps (of scores over temperature) of all keys; cotangents: of these.
+        """
+        return None
 
     def all_keys(self) -> Problem:
         """The problem with all of its keys, for moments that need rows of weights."""

@@ -22,7 +22,7 @@ from regard import _check
 from regard._object import Object
 from regard._refused import Refused
 from regard._transforms import is_only_run
-from regard._types import Features, Scalar, over_scores
+from regard._types import Features, Scalar, over_rows, over_scores
 from regard._verb import Verb
 from regard.potentials.base import Potential, Scaled, Sum
 from regard.potentials.distance import Gaussian
@@ -119,7 +119,7 @@ def _gaussian(potential: Gaussian, queries: Tensor, keys: Tensor, causal: bool) 
         found = calm_gaussian(queries, keys, 1 / potential.bandwidth**2)
         if found is not None:
             return found
-    precision = 1 / (_column(potential.bandwidth) ** 2)
+    precision = 1 / (over_rows(potential.bandwidth) ** 2)
     squares = _squares(keys)
     reach = _amplitude(queries, squares, precision)
     if keys.shape[-2] and not _check.holds(reach * torch.finfo(torch.float32).eps <= CALM):
@@ -189,17 +189,39 @@ def _position(potential: PositionPotential, queries: Tensor, keys: Tensor, causa
 
 @reduce.rule(Alibi)
 def _alibi(potential: Alibi, queries: Tensor, keys: Tensor, causal: bool) -> Reduction:
-    """With a causal support -m(s - t) = m t - m s is a key bias;
-    only while m·n leaves the digits that near keys need.
+    """With a causal support -m(s - t) = m (t - c) - m (s - c) is a key bias; only while m·n leaves the digits
+    that near keys need. A place c among the keys and near the queries keeps those of log-sum-exps and of m's
+    gradient.
     """
-    slope, nothing = _column(potential.slope), (queries[..., :0], keys[..., :0])
+    slope, nothing = over_rows(potential.slope), (queries[..., :0], keys[..., :0])
     if queries.shape[-2] == 1:  # one row of biases is a bias on keys, whatever it is
         return Reduction(*nothing, 1.0, key_bias=-slope * (queries - keys.mT).abs().squeeze(-2))
     if not causal or _is_steep(potential.slope, keys):
         return _only_residue(potential, queries, keys)
+    center = _near(queries.detach(), keys.detach())
     return Reduction(
-        *nothing, 1.0, key_bias=slope * keys.squeeze(-1), row_bias=lambda: -slope * queries.squeeze(-1)
+        *nothing,
+        1.0,
+        key_bias=_product(slope, keys.squeeze(-1) - center),
+        row_bias=lambda: _product(slope, center - queries.squeeze(-1)),
     )
+
+
+def _near(queries: Tensor, keys: Tensor) -> Tensor:
+    """The place (..., 1) nearest to the mean query among those from the first key to the last."""
+    if not queries.shape[-2] or not keys.shape[-2]:
+        return keys.new_zeros(1)
+    return queries.mean(-2).round().clamp(keys.amin(-2), keys.amax(-2))
+
+
+def _product(slope: Scalar, distance: Tensor) -> Tensor:
+    """slope · distance; where the slope is learned its gradient, a sum over all tokens, is added in
+    float64.
+    """
+    if not isinstance(slope, Tensor) or not slope.requires_grad or slope.device.type == "mps":
+        return slope * distance
+    kind = torch.promote_types(slope.dtype, distance.dtype)
+    return (slope.double() * distance.double()).to(kind)
 
 
 def _is_steep(slope: Scalar, keys: Tensor) -> bool:
@@ -221,7 +243,7 @@ def _scaled(potential: Scaled, queries: Features, keys: Features, causal: bool) 
     if isinstance(inner, Refused):
         return inner
     factor = potential.factor
-    bias_factor = _column(factor)
+    bias_factor = over_rows(factor)
     return Reduction(
         inner.queries,
         inner.keys,
@@ -262,11 +284,6 @@ def _sum(potential: Sum, queries: Features, keys: Features, causal: bool) -> Red
 
 def _only_residue(potential: PositionPotential, queries: Tensor, keys: Tensor) -> Reduction:
     return Reduction(queries[..., :0], keys[..., :0], residues=(Residue(potential, queries, keys),))
-
-
-def _column(value: Scalar) -> Scalar:
-    """A scalar parameter, shaped to act on one number a token (..., n)."""
-    return value.unsqueeze(-1) if isinstance(value, Tensor) else value
 
 
 def _beside(features: list[Tensor]) -> Tensor:

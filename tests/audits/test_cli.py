@@ -154,6 +154,17 @@ def test_an_audit_in_a_pipe(model, tmp_path):
     assert data["partial"] == ""
 
 
+def test_a_first_look_is_at_one_text(model, tmp_path, monkeypatch):
+    """Also where none was given, and there are ten that come with the package."""
+    monkeypatch.setattr(
+        sys, "argv", ["regard", "audit", str(model), "--quick", *QUICK, "--out", str(tmp_path)]
+    )
+    with pytest.raises(SystemExit) as done:
+        main()
+    assert done.value.code == 0
+    assert len(json.loads((tmp_path / "report.json").read_text())["inputs"]) == 1
+
+
 def test_one_token_through_every_check(tmp_path):
     """A model whose tokenizer adds nothing: a sequence of one token."""
     done = regard(

@@ -7,8 +7,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from regard.audits import terminal
+from regard.audits.adapters.base import NotCovered
 from regard.audits.checkpoint import find
 from regard.audits.checks import checks
+from regard.audits.dequantizing import matrix, unpacked
 from regard.audits.streaming import StreamedAudit
 from regard.audits.weights import Tensors, WeightAudit
 from tests.audits.checkpoints import save, tokenizer
@@ -39,6 +41,23 @@ def int8_with_zeros(name, weight):
     stored = (weight / scales + zeros).round().to(torch.int8)
     tensors = {name: stored, f"{name}_scale": scales, f"{name}_zero_point": zeros}
     return tensors, (stored.float() - zeros) * scales
+
+
+def int8_in_groups(name, weight):
+    """Groups of columns, in the order of another matrix's columns."""
+    count = 4
+    groups = torch.randperm(weight.shape[1]) % count
+    scales = torch.rand(len(weight), count) + 0.1
+    stored = torch.randint(-127, 128, weight.shape, dtype=torch.int8)
+    wide = torch.empty_like(weight)
+    for column, group in enumerate(groups.tolist()):
+        wide[:, column] = stored[:, column] * scales[:, group]
+    return {name: stored, f"{name}_scale": scales, f"{name}_g_idx": groups.to(torch.int32)}, wide
+
+
+def fp8_in_named_blocks(name, weight):
+    tensors, wide = fp8_in_blocks(name, weight)
+    return {name: tensors[name], f"{name}_scale": tensors[f"{name}_scale_inv"]}, wide
 
 
 def bitsandbytes(name, weight):
@@ -75,6 +94,11 @@ FORMS = {
     fp8_in_blocks: {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]},
     fp8_by_rows: {"quant_method": "compressed-tensors"},
     int8_with_zeros: {"quant_method": "compressed-tensors"},
+    int8_in_groups: {"quant_method": "compressed-tensors"},
+    fp8_in_named_blocks: {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"weights": {"block_structure": [BLOCK, BLOCK]}}},
+    },
     bitsandbytes: {"quant_method": "bitsandbytes", "load_in_8bit": True},
     gptq: {"quant_method": "gptq", "bits": 4},
 }
@@ -125,6 +149,34 @@ def test_matrices_are_those_that_are_meant(form, tmp_path):
         ],
     ):
         assert rows(other) == rows(one)
+
+
+@pytest.mark.parametrize(
+    ("settings", "stored", "zero"),
+    [
+        ({}, 7, 8),
+        ({"sym": True}, 7, 8),
+        ({"sym": True}, 8, 8),  # written by newer programs that do not name the second format
+        ({"sym": False}, 8, 9),
+        ({"checkpoint_format": "gptq_v2"}, 8, 8),
+    ],
+)
+def test_zeros_of_gptq(settings, stored, zero):
+    word = sum(stored << (4 * place) for place in range(8))
+    tensors = {
+        "x.qweight": torch.zeros(1, 8, dtype=torch.int32),
+        "x.qzeros": torch.tensor([[word]], dtype=torch.int64).to(torch.int32),
+        "x.scales": torch.ones(1, 8),
+        "x.g_idx": torch.zeros(8, dtype=torch.int32),
+    }
+    found = unpacked("x.weight", tensors.__getitem__, {"quant_method": "gptq", "bits": 4, **settings})
+    assert torch.equal(found, torch.full((8, 8), -float(zero)))
+
+
+def test_blocks_that_nobody_names(tmp_path):
+    scales = {"x.weight_scale": torch.ones(2, 2)}
+    with pytest.raises(NotCovered, match="does not say in which"):
+        matrix("x.weight", torch.zeros(5, 5, dtype=torch.int8), scales, {})
 
 
 def test_what_is_not_known_is_said(tmp_path):

@@ -62,15 +62,17 @@ def here(monkeypatch, *arguments):
     return done.value.code
 
 
-def test_one_report(model, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("more", [(), ("--low-memory",)])
+def test_one_report(more, model, tmp_path, monkeypatch, capsys):
+    """Also where every rank holds one block at a time."""
     monkeypatch.setenv("COLUMNS", "120")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    assert here(monkeypatch, model, *USUAL, "--out", tmp_path / "one") == 0
+    assert here(monkeypatch, model, *USUAL, *more, "--out", tmp_path / "one") == 0
     torch.set_num_threads(threads)
-    summary = capsys.readouterr().out
-    codes, outputs, errors = on_ranks(tmp_path, *[(model, *USUAL, "--out", tmp_path / "two")] * 2)
-    assert (codes, errors) == ([0, 0], ["", ""])
+    summary, said = capsys.readouterr()
+    codes, outputs, errors = on_ranks(tmp_path, *[(model, *USUAL, *more, "--out", tmp_path / "two")] * 2)
+    assert (codes, errors) == ([0, 0], [said, ""])
     assert outputs == [summary.replace(str(tmp_path / "one"), str(tmp_path / "two")), ""]
     for name in FILES:
         assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()

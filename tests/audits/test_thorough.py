@@ -3,7 +3,7 @@
 import torch
 
 import regard as r
-from regard.audits.checks import edits, influence, ladder
+from regard.audits.checks import depth, deviation, edits, influence, ladder
 from regard.audits.checks.base import Cost, Limit, Scene, too_long
 
 
@@ -56,3 +56,11 @@ def test_every_input_has_its_influence():
     assert influence.influence(_scene(False, index=3)).numbers == {}
     assert influence.INPUTS.of(_scene(True)) > 1000
     assert edits.INPUTS.of(_scene(True)) == edits.MISSPELLED.of(_scene(True)) == influence.INPUTS.thorough
+
+
+def test_every_proof_that_stops_says_what_it_would_cost():
+    for check in (depth, deviation, edits, ladder):
+        for thorough in (False, True):
+            said = too_long(_scene(thorough), 1 + check.LONGEST.thorough, check.LONGEST, "nothing")
+            assert f"at most {check.LONGEST.thorough:,} tokens: here it would take about" in said
+            assert "extrapolated" in said

@@ -16,13 +16,14 @@ from regard.attention import Attention
 from regard.audits.adapters.base import Adapter, Block, Call, Declared, Matrices, NotCovered
 from regard.audits.adapters.columns import Side, Source, Turned, find_side, find_turned, linear_layers
 from regard.audits.adapters.inner_norms import inner_norms
-from regard.audits.adapters.masks import Pairs, bias_of, support_of
+from regard.audits.adapters.masks import Pairs, Related, bias_of, support_of
 from regard.audits.adapters.norms import any_normalize
 from regard.audits.adapters.turnings import Way, turnings
 from regard.audits.calling import moving_tensors
 from regard.lookups import Linear, NormedLinear
 from regard.potentials import Dot, NormedDot, Potential, Rotary, SoftCap
 from regard.potentials.base import Sum
+from regard.supports import Causal, Full
 
 if TYPE_CHECKING:
     from regard.audits.watching import Seen
@@ -201,12 +202,12 @@ class _Reading:
 
     def _pairs(self) -> Pairs:
         _, _, n, m = self.seen.sizes
-        allowed = self.seen.double.support.allows(torch.arange(n), torch.arange(m))
-        bias = self.form.bias
-        return Pairs(
-            allowed.expand(1, allowed.shape[-3] if allowed.ndim > 2 else 1, n, m),
-            None if bias is None else bias.expand(1, -1, n, m),
-        )
+        support, bias = self.seen.double.support, self.form.bias
+        bias = None if bias is None else bias.expand(1, -1, n, m)
+        if isinstance(support, (Full, Causal)) and min(n, m) > 1:
+            return Pairs(Related(support, (1, n, m), torch.device("cpu")), bias)
+        allowed = support.allows(torch.arange(n), torch.arange(m))
+        return Pairs(allowed.expand(1, allowed.shape[-3] if allowed.ndim > 2 else 1, n, m), bias)
 
     @property
     def context(self) -> Tensor:

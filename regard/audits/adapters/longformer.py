@@ -11,8 +11,9 @@ from regard.audits.adapters.base import Block, Call, Declared, Matrices, NotCove
 from regard.audits.adapters.bert import Bert, separate_matrices, separate_names
 from regard.audits.adapters.calls import first_output, hidden_states, options_of
 from regard.audits.adapters.declaration import declare_self_attention, potential_of
-from regard.audits.adapters.masks import Pairs
+from regard.audits.adapters.masks import Pairs, Related
 from regard.audits.adapters.surroundings import ancestor, block_at
+from regard.supports import Full, Window
 
 KNOWN = {"hidden_states", "attention_mask", "is_index_masked", "is_index_global_attn", "is_global_attn"}
 
@@ -28,10 +29,9 @@ class Longformer(Bert):
             )
         points, own = hidden_states(options), first_output(call.output)
         tokens = _seen_tokens(options.get("is_index_masked"), points)
-        place = torch.arange(tokens, device=points.device)
         reach: Any = module.one_sided_attn_window_size
-        allowed = (place - place.unsqueeze(-1)).abs() <= reach
-        pairs = Pairs(allowed.expand(len(points), 1, tokens, tokens))
+        relation = Window(reach, reach) if reach < tokens - 1 else Full()
+        pairs = Pairs(Related(relation, (len(points), tokens, tokens), points.device))
         matrices, heads = self.matrices(model, path, module), self._heads(module)
         heads_of = own[:, :tokens].unflatten(-1, (heads, -1)).transpose(1, 2)
         return declare_self_attention(matrices, potential_of(matrices), pairs, points[:, :tokens], heads_of)

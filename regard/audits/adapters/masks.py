@@ -4,6 +4,7 @@ absent — and the supports and position biases they are.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +22,56 @@ no score makes up for that.
 """
 
 
+ROOM = 1 << 20
+"""Pairs that are looked at together: a table of all pairs of a long input would fill memory."""
+
+
+@dataclass(frozen=True)
+class Related:
+    """Pairs (batch, 1, n, m) that are a relation of places 0, 1, 2, ...; no table of them is made."""
+
+    relation: Support
+    sizes: tuple[int, int, int]
+    device: torch.device
+
+    @property
+    def shape(self) -> torch.Size:
+        """That of the table."""
+        batch, n, m = self.sizes
+        return torch.Size((batch, 1, n, m))
+
+    def rows(self, some: slice) -> Tensor:
+        """The table of some queries, (batch, 1, r, m)."""
+        batch, n, m = self.sizes
+        queries = torch.arange(n, device=self.device)[some]
+        found = self.relation.allows(queries, torch.arange(m, device=self.device))
+        return found.expand(batch, 1, len(queries), m)
+
+
+Allowed = Tensor | Related
+"""Which query sees which key, as a table (batch, 1 or h, n, m) or by name."""
+
+
 @dataclass(frozen=True)
 class Pairs:
     """allowed (batch, 1 or h, n, m): which query sees which key; bias (batch, 1 or h, n, m):
     what is added to their scores.
     """
 
-    allowed: Tensor
+    allowed: Allowed
     bias: Tensor | None = None
+
+
+def row_parts(shape: torch.Size) -> Iterator[slice]:
+    """All queries of a table (..., n, m), some at a time."""
+    rows = max(1, ROOM // max(1, shape[:-2].numel() * shape[-1]))
+    for low in range(0, shape[-2], rows):
+        yield slice(low, low + rows)
+
+
+def rows_of(allowed: Allowed, some: slice) -> Tensor:
+    """Which keys some queries see."""
+    return allowed.rows(some) if isinstance(allowed, Related) else allowed[..., some, :]
 
 
 def masked_pairs(
@@ -41,30 +84,39 @@ def masked_pairs(
         return unmasked_pairs(sizes, causal, next(module.parameters()).device)
     mask = _four_dimensional(mask, sizes)
     if mask.dtype != torch.bool:
-        return additive_pairs(mask)
+        return additive_pairs(mask, sizes)
     if implementation == "eager":
         raise NotCovered(
             "eager attention adds a boolean mask to the scores as zeros and ones; give an additive mask, "
             "or load with sdpa"
         )
-    return Pairs(mask)
+    return Pairs(_expanded(mask, sizes))
 
 
 def unmasked_pairs(sizes: tuple[int, int, int], causal: bool, device: torch.device) -> Pairs:
     """All pairs, or those of the past."""
-    batch, n, m = sizes
-    every = torch.ones(n, m, dtype=torch.bool, device=device)
-    return Pairs((every.tril() if causal else every).expand(batch, 1, n, m))
+    past = causal and min(sizes[1:]) > 1
+    if causal and not past:  # one query or one key: what is seen has a simpler name
+        return Pairs(Related(Causal(), sizes, device).rows(slice(None)))
+    return Pairs(Related(Causal() if past else Full(), sizes, device))
 
 
-def additive_pairs(mask: Tensor) -> Pairs:
-    """An additive mask (batch, 1 or h, n, m): very negative entries close a pair,
-    other entries are a bias.
+def additive_pairs(mask: Tensor, sizes: tuple[int, int, int] | None = None) -> Pairs:
+    """An additive mask (batch, 1 or h, n, m), or one that is that for these sizes: very negative entries
+    close a pair, other entries are a bias.
     """
+    sizes = (mask.shape[0], *mask.shape[-2:]) if sizes is None else sizes
     closed = closing(mask)
-    refuse_blind(~closed)
-    bias = None if bool((closed | (mask == 0)).all()) else mask.masked_fill(closed, 0.0)
-    return Pairs(~closed, bias)
+    allowed = _expanded(~closed, sizes)
+    refuse_blind(allowed)
+    plain = bool((closed | (mask == 0)).all())
+    return Pairs(allowed, None if plain else _expanded(mask.masked_fill(closed, 0.0), sizes))
+
+
+def _expanded(mask: Tensor, sizes: tuple[int, int, int]) -> Tensor:
+    """The same for all pairs; nothing is copied."""
+    batch, n, m = sizes
+    return mask.expand(batch, -1, n, m)
 
 
 def closing(mask: Tensor) -> Tensor:
@@ -72,10 +124,12 @@ def closing(mask: Tensor) -> Tensor:
     return mask <= max(torch.finfo(mask.dtype).min / 2, CLOSED)
 
 
-def refuse_blind(allowed: Tensor) -> None:
+def refuse_blind(allowed: Allowed) -> None:
     """A query that sees nothing has no law; what comes out of an additive mask there is an accident of
     rounding.
     """
+    if isinstance(allowed, Related):  # the first key is seen by all
+        return
     blind = int((~allowed.any(-1)).sum())
     if blind:
         raise NotCovered(
@@ -86,36 +140,46 @@ def refuse_blind(allowed: Tensor) -> None:
         )
 
 
-def support_of(allowed: Tensor, marks: Tensor | None = None) -> Support:
+def support_of(allowed: Allowed, marks: Tensor | None = None) -> Support:
     """The support with these pairs (batch, 1 or h, n, m): full, causal or a window, and hidden keys,
     where that is what they are.
     """
-    if len(allowed) == 1:  # one input: nothing differs between inputs
-        allowed, marks = allowed[0], None if marks is None else marks[0]
-    allowed = allowed[0] if allowed.ndim == 3 and len(allowed) == 1 else allowed
-    positions = _positions(allowed, marks)
-    visible = allowed.any(-2)
-    for relation in _relations(allowed, positions):
-        if bool(((relation.allows(*positions) & visible.unsqueeze(-2)) == allowed).all()):
+    if isinstance(allowed, Related) and marks is None:
+        return allowed.relation
+    marks = marks[0] if marks is not None and allowed.shape[0] == 1 else marks
+    visible = torch.stack([some.any(-2) for *_, some in _blocks(allowed, marks)]).any(0)
+    for relation in _relations(allowed, marks):
+        same = (
+            bool(((relation.allows(*positions) & visible.unsqueeze(-2)) == some).all())
+            for *positions, some in _blocks(allowed, marks)
+        )
+        if all(same):
             return relation if bool(visible.all()) else _both(relation, _hide_keys(visible, marks))
-    return _pair_table(allowed, marks)
+    return _pair_table(_narrow(rows_of(allowed, slice(None))), marks)
 
 
 def bias_of(pairs: Pairs, heads: int) -> Potential | None:
     """An additive mask that depends on the offset of key and query alone, as a potential."""
-    if pairs.bias is None:
+    every = pairs.bias
+    if every is None:
         return None
-    n, m = pairs.bias.shape[-2:]
+    n, m = every.shape[-2:]
     reach = max(n, m) - 1
-    offset = (
-        torch.arange(m, device=pairs.bias.device)
-        - torch.arange(n, device=pairs.bias.device).unsqueeze(-1)
-        + reach
-    )
-    bias = pairs.bias.expand(-1, heads, -1, -1)
-    allowed = pairs.allowed.expand_as(bias)
-    table = _bias_table(bias, allowed, offset.expand_as(bias), 2 * reach + 1)
-    if not bool(((table[:, offset] == bias) | ~allowed).all()):
+    places = torch.arange(reach + 1, device=every.device)
+
+    def block(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        bias = every[..., rows, :].expand(-1, heads, -1, -1)
+        offset = places[:m] - places[:n][rows].unsqueeze(-1) + reach
+        return bias, rows_of(pairs.allowed, rows).expand_as(bias), offset
+
+    blocks = list(row_parts(every.shape))
+    table = every.new_full((heads, 2 * reach + 1), -torch.inf)
+    for bias, allowed, offset in map(block, blocks):
+        table = _raised(table, bias.masked_fill(~allowed, -torch.inf), offset.expand_as(bias))
+    table = table.masked_fill(table == -torch.inf, 0.0)  # where no pair is open
+    if not all(
+        bool(((table[:, offset] == bias) | ~allowed).all()) for bias, allowed, offset in map(block, blocks)
+    ):
         raise NotCovered(
             "the attention mask adds numbers to the scores that are not a function of "
             "the offset between key and query"
@@ -123,12 +187,10 @@ def bias_of(pairs: Pairs, heads: int) -> Potential | None:
     return RelativeBias(table, Clipped(reach))
 
 
-def _bias_table(bias: Tensor, allowed: Tensor, offset: Tensor, count: int) -> Tensor:
-    """The largest bias of each head at each offset, (h, count); zero where no pair is open."""
-    flat = bias.masked_fill(~allowed, -torch.inf).transpose(0, 1).flatten(1)
-    table = bias.new_full((bias.shape[1], count), -torch.inf)
-    table = table.scatter_reduce(1, offset.transpose(0, 1).flatten(1), flat, "amax")
-    return table.masked_fill(table == -torch.inf, 0.0)
+def _raised(table: Tensor, bias: Tensor, offset: Tensor) -> Tensor:
+    """The largest bias of each head at each offset, (h, count), with those of more pairs."""
+    places, values = (part.transpose(0, 1).flatten(1) for part in (offset, bias))
+    return table.scatter_reduce(1, places, values, "amax")
 
 
 def _is_causal(module: nn.Module, options: dict[str, Any]) -> bool:
@@ -152,27 +214,37 @@ def _four_dimensional(mask: Any, sizes: tuple[int, int, int]) -> Tensor:
         )
     if not (mask.dtype == torch.bool or mask.dtype.is_floating_point):
         raise NotCovered(f"the attention mask has dtype {mask.dtype}, which adds integers to the scores")
-    return mask.detach().expand(batch, -1, n, m)
+    return mask.detach()
 
 
-def _positions(allowed: Tensor, marks: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The marks of queries and keys, shaped to meet the pairs (n, m), (1 or h, n, m) or (batch, 1 or h, n,
-    m).
+def _narrow(allowed: Tensor) -> Tensor:
+    """Pairs without the batch of one input, and without heads where these do not differ either."""
+    if len(allowed) == 1:
+        allowed = allowed[0]
+    return allowed[0] if allowed.ndim == 3 and len(allowed) == 1 else allowed
+
+
+def _blocks(allowed: Allowed, marks: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """The marks of some queries, those of all keys, and their pairs (r, m), (1 or h, r, m) or (batch, 1 or h,
+    r, m), which they are shaped to meet.
     """
-    if marks is None:
-        return torch.arange(allowed.shape[-2], device=allowed.device), torch.arange(
-            allowed.shape[-1], device=allowed.device
-        )
-    marks = marks.unsqueeze(-2) if marks.ndim == 2 else marks
-    return marks, marks
+    n, m = allowed.shape[-2:]
+    queries, keys = (torch.arange(count, device=allowed.device) for count in (n, m))
+    if marks is not None:
+        queries = keys = marks.unsqueeze(-2) if marks.ndim == 2 else marks
+    for rows in row_parts(allowed.shape):
+        yield queries[..., rows], keys, _narrow(rows_of(allowed, rows))
 
 
-def _relations(allowed: Tensor, positions: tuple[Tensor, Tensor]) -> list[Support]:
+def _relations(allowed: Allowed, marks: Tensor | None) -> list[Support]:
     """What the pairs may be but for hidden keys, the simplest first."""
-    offset = (positions[1].unsqueeze(-2) - positions[0].unsqueeze(-1)).expand_as(allowed)[allowed]
-    if not offset.numel():
+    left = right = -1
+    for queries, keys, some in _blocks(allowed, marks):
+        offset = (keys.unsqueeze(-2) - queries.unsqueeze(-1)).expand_as(some)[some]
+        if offset.numel():
+            left, right = max(left, 0, -int(offset.min())), max(right, 0, int(offset.max()))
+    if left < 0:
         return [Full()]
-    left, right = max(0, -int(offset.min())), max(0, int(offset.max()))
     return [Full(), Causal(), Window(left, None), Window(None, right), Window(left, right)]
 
 

@@ -122,9 +122,10 @@ def _flat(support: Support, points: Tensor, context: Tensor | None) -> Support:
     adapters give; any other as it is.
     """
     batch, n, m = sizes_of(points, context)
-    allowed = support.allows(torch.arange(n, device=points.device), torch.arange(m, device=points.device))
-    if allowed.ndim == 2:
+    queries, keys = torch.arange(n, device=points.device), torch.arange(m, device=points.device)
+    if support.allows(queries[:1], keys).ndim == 2:
         return support
+    allowed = support.allows(queries, keys)
     allowed = allowed.expand(*allowed.shape[:-2], n, m)
     return support_of((allowed if allowed.ndim == 4 else allowed.unsqueeze(0)).expand(batch, -1, -1, -1))
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.audits.adapters.base import NotCovered
+from regard.audits.adapters.masks import Allowed, row_parts, rows_of
 from regard.audits.adapters.surroundings import ancestors
 
 
@@ -70,14 +71,19 @@ def rounding(dtype: torch.dtype, angle: Tensor) -> float:
     return 2 * max(torch.finfo(dtype).eps, single) + 2 * single * float(angle.abs().max())
 
 
-def marks_of(positions: Tensor, allowed: Tensor) -> Tensor | None:
+def marks_of(positions: Tensor, allowed: Allowed) -> Tensor | None:
     """Positions (batch, n) as marks; None where every pair that is allowed is as far apart as 0, 1, 2,
     ... say.
     """
     index = torch.arange(positions.shape[-1], device=positions.device)
     shift = positions - index  # equal for two tokens whose distance is that of their places
-    distorted = (shift.unsqueeze(-1) != shift.unsqueeze(-2)).unsqueeze(1)
-    return positions if bool((distorted & allowed).any()) else None
+    if bool((shift == shift[..., :1]).all()):
+        return None
+    for rows in row_parts(allowed.shape):
+        distorted = (shift[..., rows].unsqueeze(-1) != shift.unsqueeze(-2)).unsqueeze(1)
+        if bool((distorted & rows_of(allowed, rows)).any()):
+            return positions
+    return None
 
 
 def positions_of(options: dict[str, Any], points: Tensor) -> Tensor:

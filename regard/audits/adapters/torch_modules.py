@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.audits.adapters.base import Adapter, Block, Call, Declared, Matrices, NotCovered, register
 from regard.audits.adapters.calls import first_output, options_of
 from regard.audits.adapters.declaration import declare_self_attention, potential_of, sizes_of
-from regard.audits.adapters.masks import Pairs, additive_pairs, closing
+from regard.audits.adapters.masks import Pairs, additive_pairs, closing, unmasked_pairs
 from regard.audits.adapters.projections import (
     affine,
     name_inside,
@@ -115,9 +115,11 @@ def torch_pairs(options: dict[str, Any], sizes: tuple[int, int, int]) -> Pairs:
     """Both masks of a call as one: attn_mask (n, m) or (batch · h, n, m), key_padding_mask (batch,
     m) or (m,).
     """
-    batch, n, m = sizes
+    batch, _, m = sizes
     mask, padding = options.get("attn_mask"), options.get("key_padding_mask")
-    total = torch.zeros(batch, 1, n, m, device=options["query"].device)
+    if mask is None and padding is None:
+        return unmasked_pairs(sizes, False, options["query"].device)
+    total = torch.zeros(batch, 1, 1, m, device=options["query"].device)
     if mask is not None:
         refuse_contradiction(options, additive_mask(mask) == 0)
         total = total + (
@@ -125,7 +127,7 @@ def torch_pairs(options: dict[str, Any], sizes: tuple[int, int, int]) -> Pairs:
         )
     if padding is not None:
         total = total + additive_mask(padding).reshape(batch, 1, 1, m)
-    return additive_pairs(total)
+    return additive_pairs(total, sizes)
 
 
 def refuse_contradiction(options: dict[str, Any], opened: Tensor) -> None:

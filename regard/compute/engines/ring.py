@@ -15,6 +15,7 @@ from regard import _check
 from regard._object import Object
 from regard._refused import Refused
 from regard._transforms import is_recorded
+from regard._types import over_rows
 from regard.compute.engine import Engine, Marks, Plan, Prediction
 from regard.compute.engines.reference import feature_width
 from regard.compute.problem import Problem
@@ -153,8 +154,9 @@ class RingPlan(Plan):
         temperature = self.problem.normalizer.temperature
         out, level = go_round(self.round)
         seen = level > -math.inf
-        factor = temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
-        energy = (factor * torch.where(seen, level, torch.zeros_like(level))).masked_fill(~seen, -math.inf)
+        energy = (over_rows(temperature) * torch.where(seen, level, torch.zeros_like(level))).masked_fill(
+            ~seen, -math.inf
+        )
         return out.to(self.problem.dtype), energy
 
     def all_keys(self) -> Problem:

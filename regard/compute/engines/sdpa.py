@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from regard._object import tensors_in
 from regard._refused import Refused
 from regard._transforms import is_recorded, moves
-from regard._types import over_scores
+from regard._types import over_rows, over_scores
 from regard.compute.engine import (
     Engine,
     Plan,
@@ -24,6 +24,7 @@ from regard.compute.engine import (
     register,
     working_dtype,
 )
+from regard.compute.kernel.aten import pull_with_biases
 from regard.compute.kernel.call import Arguments, Call, lay_out
 from regard.compute.kernel.door import attend_by_door, log_sum_exp_by_blocks
 from regard.compute.kernel.flash import run_call, run_outputs
@@ -131,8 +132,7 @@ class DoorPlan(Plan):
         seen = level > -math.inf
         assert isinstance(self.problem.normalizer, Softmax)
         temperature = self.problem.normalizer.temperature
-        factor = temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
-        energy = factor * torch.where(seen, level, torch.zeros_like(level))
+        energy = over_rows(temperature) * torch.where(seen, level, torch.zeros_like(level))
         energy = energy if self.form.row_bias is None else energy + self.form.row_bias()
         return energy.masked_fill(~seen, -math.inf)
 
@@ -203,20 +203,65 @@ class FusedPlan(Plan):
         out, lse = run_call(self.call, self.arguments)
         return self.call.restore(out).to(self.problem.dtype), self._energy(lse)
 
+    def run_with_level(self, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+        """What `pull_part` gets back is what the kernel gave, to the last digit, where these are all keys."""
+        if self._is_elsewhere():
+            return super().run_with_level(kind)
+        out, lse = run_call(self.call, self.arguments)
+        level, row = self.call.restore_rows(lse).to(kind), self._row_bias()
+        level = level if row is None else level + row.to(kind)
+        return self.call.restore(out).to(self.problem.dtype), self._without_empty_rows(level)
+
+    def pull_part(
+        self, whole: tuple[Tensor, Tensor], cotangents: tuple[Tensor, Tensor]
+    ) -> list[tuple[Tensor, Tensor]] | None:
+        """The kernel needs no more of other keys than what came out of all."""
+        if self._is_elsewhere():
+            return None
+        q, k, v, bias = self.arguments
+        (out, level), (by_out, by_level) = whole, cotangents
+        row, key_bias = self._row_bias(), None if bias is None else bias.detach()
+        level = level.masked_fill(level == -math.inf, 0.0)  # rows that see nothing at all
+        level = level if row is None else level - row.detach()
+        wide = torch.promote_types(q.dtype, torch.float32)
+        outs = (self.call.lay_out_like(t.to(q.dtype), q) for t in (out, by_out))
+        rows = (self.call.lay_out_rows(t.to(wide)) for t in (level, by_level))
+        (out, by_out), (lse, by_lse) = outs, rows
+        *gradients, by_keys, by_rows = pull_with_biases(
+            self.call, (q.detach(), k.detach(), v.detach(), key_bias), out, lse, by_out, by_lse
+        )
+        found = list(zip((q, k, v), gradients, strict=True))
+        if bias is not None:
+            found.append((bias, by_keys.unsqueeze(-2).sum_to_size(bias.shape)))
+        if row is not None:
+            found.append((row, self.call.restore_rows(by_rows).sum_to_size(row.shape).to(row.dtype)))
+        return [(t, gradient) for t, gradient in found if t.requires_grad]
+
+    def _row_bias(self) -> Tensor | None:
+        """The bias on rows over temperature."""
+        if self.reduction.row_bias is None:
+            return None
+        assert isinstance(self.problem.normalizer, Softmax)
+        found: Tensor = self.reduction.row_bias() / over_rows(self.problem.normalizer.temperature)
+        return found
+
     def _energy(self, lse: Tensor) -> Tensor:
         """Free energies (..., m) from the log-sum-exps of the kernel."""
         problem = self.problem
         assert isinstance(problem.normalizer, Softmax)
         temperature = problem.normalizer.temperature
-        energy = (
-            temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
-        ) * self.call.restore_rows(lse)
+        energy = over_rows(temperature) * self.call.restore_rows(lse)
         energy = energy if self.reduction.row_bias is None else energy + self.reduction.row_bias()
+        return self._without_empty_rows(energy)
+
+    def _without_empty_rows(self, level: Tensor) -> Tensor:
+        """-inf where a row sees nothing."""
+        problem = self.problem
         if isinstance(problem.support, Full) and problem.log_counts is None:
-            return energy
+            return level
         blocks = range(0, max(problem.query_count, 1), 256)
         empty = torch.cat([find_empty_rows(problem, slice(low, low + 256)) for low in blocks], -1)
-        return energy.masked_fill(empty, -math.inf)
+        return level.masked_fill(empty, -math.inf)
 
     def predict(self) -> Prediction:
         problem, width, tiling = self.problem, self.arguments[0].shape[-1], self.call.tiling

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from regard._refused import Refused
 from regard._transforms import is_recorded, is_shape_only
+from regard._types import over_rows
 from regard.compute.engine import Engine, Plan, Prediction, count_pairs, register
 from regard.compute.engines.reference import Reference as ReferenceEngine
 from regard.compute.engines.reference import feature_width
 from regard.compute.forms import Reduced, fast_form
-from regard.compute.kernel.blocks import Parts, attend_online, can_split_batch, map_rows
+from regard.compute.kernel.blocks import Parts, attend_online, can_split_batch, map_rows, pull_online
 from regard.compute.kernel.tiles import PAIRS, Tiling, rows_per_tile
 from regard.compute.precision import needed_dtype
 from regard.compute.problem import Problem
@@ -151,13 +152,21 @@ class OnlinePlan(TiledPlan):
         out, lse = attend_online(self.parts, self.tiling)
         return out.to(self.problem.dtype), self._energy(lse)
 
+    def run_with_level(self, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+        out, lse = attend_online(self.parts, self.tiling)
+        return out.to(self.problem.dtype), lse.to(kind)
+
+    def pull_part(
+        self, whole: tuple[Tensor, Tensor], cotangents: tuple[Tensor, Tensor]
+    ) -> list[tuple[Tensor, Tensor]]:
+        return pull_online(self.parts, self.tiling, whole, cotangents)
+
     def _energy(self, lse: Tensor) -> Tensor:
         """Free energies from log-sum-exps (..., m)."""
         assert isinstance(self.exact.normalizer, Softmax)
         temperature = self.exact.normalizer.temperature
         seen = lse > -math.inf  # the energy of nothing is -inf whatever the temperature
-        factor = temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
-        energy = factor * torch.where(seen, lse, torch.zeros_like(lse))
+        energy = over_rows(temperature) * torch.where(seen, lse, torch.zeros_like(lse))
         return energy.masked_fill(~seen, -math.inf)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from regard.compute.kernel.call import Call
+from regard.compute.kernel.call import Arguments, Call
 from regard.compute.kernel.slopes import Part, cut, slope_of
 from regard.compute.kernel.tiles import Tile
 
@@ -61,21 +61,32 @@ def pull_kernel(
     by_out = by_out if by_out.stride(-1) == 1 else by_out.contiguous()
     if not by_bias and by_lse is None:
         return _run_backward(call, by_out, q, k, v, out, lse, bias)
-    columns = torch.empty(*q.shape[:2], k.shape[-2], dtype=q.dtype, device=q.device)
-    gradients = tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
+    *gradients, columns, _ = pull_with_biases(call, (q, k, v, bias), out, lse, by_out, by_lse)
+    if not by_bias or bias is None:
+        return tuple(gradients)
+    return *gradients, columns.unsqueeze(-2).sum_to_size(bias.shape)
+
+
+def pull_with_biases(
+    call: Call, arguments: Arguments, out: Tensor, lse: Tensor, by_out: Tensor, by_lse: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Gradients of q, k, v, and of biases on all keys (B, H, n) and all rows (B, H, m), by the kernel."""
+    q, k, v, bias = arguments
+    gradients = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v)]
+    biases = [torch.empty(t.shape[:-1], dtype=t.dtype, device=t.device) for t in (k, q)]
+    width = q.shape[-1]
     for heads in _groups_of_heads(q, k, call.tiling is not None):
         some = (t[:, heads] for t in (q, k, v, out, by_out))
-        wq, wk, wv, wide_out, by_wide = _add_spare_column(
+        wq, wk, wv, wide_out, by_wide = _add_spare_columns(
             list(some), None if by_lse is None else by_lse[:, heads]
         )
         part = None if bias is None else bias if bias.shape[1] == 1 else bias[:, heads]
         found = _run_backward(call, by_wide, wq, wk, wv, wide_out, lse[:, heads], part)
         for gradient, one in zip(gradients, found, strict=True):
-            gradient[:, heads] = one[..., : q.shape[-1]]
-        columns[:, heads] = found[1][..., q.shape[-1]]
-    if not by_bias or bias is None:
-        return gradients
-    return *gradients, (columns / call.scale).unsqueeze(-2).sum_to_size(bias.shape)
+            gradient[:, heads] = one[..., :width]
+        biases[0][:, heads] = found[1][..., width] / call.scale
+        biases[1][:, heads] = found[0][..., width + 1] / call.scale
+    return *gradients, *biases
 
 
 def _run_backward(
@@ -137,16 +148,17 @@ def _parts(call: Call, bias: Tensor | None, dtype: torch.dtype) -> Iterator[Part
             yield Part(tile.rows, tile.columns, _mask(call, tile, bias, dtype))
 
 
-def _add_spare_column(tensors: list[Tensor], by_lse: Tensor | None) -> list[Tensor]:
-    """One more column that makes the kernel compute what it leaves out.
+def _add_spare_columns(tensors: list[Tensor], by_lse: Tensor | None) -> list[Tensor]:
+    """More columns that make the kernel compute what it leaves out.
 
-    A column of ones in q makes the same column of dk the column sums of dS, the gradient of a key bias; a one
-    in the output's gradient against -∂lse in the output adds the log-sum-exp's own gradient to every row of
-    dS.
+    A column of ones in q makes the same column of dk the column sums of dS, the gradient of a key bias, and
+    one in k makes a column of dq its row sums; a one in the output's gradient against -∂lse in the output
+    adds the log-sum-exp's own gradient to every row of dS.
     """
     width = tensors[0].shape[-1]
-    q, k, v, out, by_out = (_widen(t, VECTOR * (width // VECTOR + 1)) for t in tensors)
+    q, k, v, out, by_out = (_widen(t, VECTOR * ((width + 1) // VECTOR + 1)) for t in tensors)
     q[..., width] = 1
+    k[..., width + 1] = 1
     if by_lse is not None:
         out[..., width] = -torch.where(torch.isfinite(by_lse), by_lse, torch.zeros_like(by_lse)).to(out.dtype)
         by_out[..., width] = 1

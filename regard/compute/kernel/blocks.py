@@ -146,6 +146,22 @@ def attend_online(parts: Parts, tiling: Tiling) -> tuple[Tensor, Tensor]:
     return out, lse.squeeze(-1)
 
 
+def pull_online(
+    parts: Parts, tiling: Tiling, whole: tuple[Tensor, Tensor], cotangents: tuple[Tensor, Tensor]
+) -> list[tuple[Tensor, Tensor]]:
+    """The tensors of some keys with their gradients, from outputs (..., m, e) and log-sum-exps (..., m) of
+    all keys and the cotangents of these.
+    """
+    layout, leaves = Layout.of(parts)
+    wanted = places_of([leaf.requires_grad for leaf in leaves])
+    (out, lse), (by_out, by_lse) = whole, cotangents
+    level = (by_out * out).sum(-1, dtype=lse.dtype) - by_lse
+    rows = [t.to(parts.values.dtype) for t in (by_out, level.unsqueeze(-1), _finite(lse).unsqueeze(-1))]
+    with torch.no_grad():
+        found = sum_blocks(Online(layout).pull(leaves, wanted), tiling, [*leaves, *rows])
+    return [(leaves[place], gradient) for place, gradient in zip(wanted, found, strict=True)]
+
+
 @dataclass(frozen=True)
 class Online:
     """The sweeps of softmax attention over a layout: its value, its reverse and its forward derivative.

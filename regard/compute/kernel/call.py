@@ -62,6 +62,10 @@ class Call(Object):
         """Numbers of rows (B, H, m) in the caller's shape (..., m)."""
         return lse.reshape(*self.batch, lse.shape[-1])
 
+    def lay_out_rows(self, rows: Tensor) -> Tensor:
+        """Numbers of rows (..., m) as the kernel takes them, (B, H, m)."""
+        return as_four_dimensions(rows.unsqueeze(-1), torch.Size(self.batch), True).squeeze(-1).contiguous()
+
     def lay_out_like(self, out: Tensor, q: Tensor) -> Tensor:
         """Cotangents of outputs (..., m, e) as the kernel takes them, beside its queries q."""
         return as_four_dimensions(_pad(out, q.shape[-1]), torch.Size(self.batch), True)

@@ -16,9 +16,8 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from regard._types import Features
+from regard.compute.engine import Plan
 from regard.compute.problem import Problem, SupportParts
-from regard.compute.selection import select
-from regard.normalizers import Softmax
 from regard.supports import Causal, Full
 
 Attended = tuple[Tensor, Tensor]
@@ -54,30 +53,28 @@ MOST_RUNS = 8
 """Shards of more pieces than this are taken as a whole, with their marks."""
 
 
-def attend_shard(problem: Problem) -> Attended:
-    """Own queries against the keys of one rank, of which a problem with marks speaks."""
-    rows = []
-    for run in runs_of(problem.rows()):
-        seen = [attend_piece(piece) for piece in _pieces(problem, run)]
-        rows.append(join(seen) if seen else _nothing(problem, run))
-    outs, levels = zip(*rows, strict=True)
-    return torch.cat(outs, -2), torch.cat(levels, -1)
+@dataclass(frozen=True)
+class Piece:
+    """Queries `rows` and keys `columns` of a shard, as a problem of their own."""
+
+    problem: Problem
+    rows: slice
+    columns: slice
 
 
-def attend_piece(problem: Problem) -> Attended:
-    """Outputs and log-sum-exps in the dtype that they are added in, by the engine that is best."""
-    assert isinstance(problem.normalizer, Softmax)
-    temperature = problem.normalizer.temperature
-    out, energy = select(problem).run_with_free_energy()
-    seen = energy > -math.inf
-    factor = temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
-    level = torch.where(seen, energy, torch.zeros_like(energy)) / factor
-    kind = joining_dtype(problem)
-    return out.to(kind), level.to(kind).masked_fill(~seen, -math.inf)
+def pieces_of(problem: Problem) -> Iterator[Piece]:
+    """All pairs that see each other, of own queries and the keys of one rank; a problem with marks."""
+    for own in runs_of(problem.rows()):
+        yield from _pieces(problem, own)
+
+
+def attend_piece(plan: Plan) -> Attended:
+    """Outputs and, with the digits in which they are joined, log-sum-exps."""
+    return plan.run_with_level(joining_dtype(plan.problem))
 
 
 def joining_dtype(problem: Problem) -> torch.dtype:
-    """The dtype in which parts are joined: one with more digits than they have, where the device has one.
+    """The dtype of log-sum-exps: one with more digits than outputs have, where the device has one.
 
     A share e^{l_b - l} is as wrong as l is, so that in float32 rounding l alone would cost what one process
     loses in all.
@@ -87,23 +84,29 @@ def joining_dtype(problem: Problem) -> torch.dtype:
     return torch.float64
 
 
-def join(parts: list[Attended]) -> Attended:
-    """The union of key sets."""
-    if len(parts) == 1:
-        return parts[0]
-    level = _total([own for _, own in parts])
-    first, *rest = (share_of(own, level).unsqueeze(-1) * out for out, own in parts)
-    return sum(rest, first), level
+@dataclass(frozen=True)
+class Union:
+    """Outputs (..., m, e) and log-sum-exps (..., m) of the keys that came so far: they are added in place."""
 
+    out: Tensor
+    level: Tensor
 
-def _total(levels: list[Tensor]) -> Tensor:
-    """log Σ_b e^{l_b}, also where all are -inf, with derivatives."""
-    stacked = torch.stack(torch.broadcast_tensors(*levels))
-    top = stacked.detach().amax(0)
-    seen = top > -math.inf
-    top = torch.where(seen, top, torch.zeros_like(top))
-    mass = (stacked - top).exp().sum(0)
-    return (torch.where(seen, mass, torch.ones_like(mass)).log() + top).masked_fill(~seen, -math.inf)
+    @classmethod
+    def empty(cls, problem: Problem) -> Union:
+        """Rows that have seen no key."""
+        shape, kind = (*problem.batch_shape, problem.query_count), joining_dtype(problem)
+        width = problem.values.shape[-1]
+        wide = torch.promote_types(problem.dtype, torch.float32)
+        out = torch.zeros(*shape, width, dtype=wide, device=problem.device)
+        return cls(out, torch.full(shape, -math.inf, dtype=kind, device=problem.device))
+
+    def add(self, rows: slice, part: Attended) -> None:
+        """More keys for some queries."""
+        before, (out, own) = self.level[..., rows], part
+        level = torch.logaddexp(before, own)
+        mine, others = (share_of(one, level).unsqueeze(-1).to(self.out.dtype) for one in (before, own))
+        self.out[..., rows, :].mul_(mine).addcmul_(out.to(self.out.dtype), others)
+        before.copy_(level)
 
 
 def share_of(own: Tensor, level: Tensor) -> Tensor:
@@ -113,7 +116,7 @@ def share_of(own: Tensor, level: Tensor) -> Tensor:
 
 def count_pairs_seen(problem: Problem) -> int:
     """How many pairs of a shard are computed."""
-    return sum(_count(piece) for run in runs_of(problem.rows()) for piece in _pieces(problem, run))
+    return sum(_count(piece.problem) for piece in pieces_of(problem))
 
 
 def _count(piece: Problem) -> int:
@@ -121,7 +124,7 @@ def _count(piece: Problem) -> int:
     return piece.query_count * (piece.query_count + 1) // 2 if past else piece.query_count * piece.key_count
 
 
-def _pieces(problem: Problem, own: Run) -> Iterator[Problem]:
+def _pieces(problem: Problem, own: Run) -> Iterator[Piece]:
     """Queries of a run against every run of keys that they may see."""
     first, last = problem.support.span(math.floor(own.low), math.ceil(own.high))
     parts = SupportParts.of(problem.support)
@@ -139,7 +142,7 @@ def _pieces(problem: Problem, own: Run) -> Iterator[Problem]:
             own.in_a_row,
         ):
             piece = piece.replace(support=Causal(), query_marks=None, key_marks=None)  # as from zero on
-        yield piece
+        yield Piece(piece, own.tokens, run.tokens)
 
 
 def _piece(problem: Problem, own: Run, run: Run) -> Problem:
@@ -160,12 +163,3 @@ def _piece(problem: Problem, own: Run, run: Run) -> Problem:
 
 def _some(features: Features, tokens: slice) -> Features:
     return pytree.tree_map(lambda t: t[..., tokens, :] if isinstance(t, Tensor) else t, features)
-
-
-def _nothing(problem: Problem, run: Run) -> Attended:
-    """Rows that see none of these keys."""
-    kind = joining_dtype(problem)
-    count = run.tokens.stop - run.tokens.start
-    shape = (*problem.batch_shape, count)
-    out = torch.zeros(*shape, problem.values.shape[-1], dtype=kind, device=problem.device)
-    return out, torch.full(shape, -math.inf, dtype=kind, device=problem.device)

@@ -1,14 +1,16 @@
 """One round of the keys forward, and one backward: attention of own queries to the keys of every rank.
 
-Forward, outputs o_b and log-sum-exps l_b of the shards are joined as the shards come by. Backward, each shard
-is computed again with the cotangents that joining gives it, w_b ∂o and w_b (⟨∂o, o_b - o⟩ + ∂l) for
-w_b = e^{l_b - l}, and the gradients of keys and values travel home with them.
+Forward, outputs o_b and log-sum-exps l_b of the pieces are joined as the shards come by. Backward, the fused
+kernel takes o and l of all keys with each piece, as if these were all that it had seen; where another engine
+runs, a piece is computed again with the cotangents that joining gives it, w_b ∂o and w_b (⟨∂o, o_b - o⟩ + ∂l)
+for w_b = e^{l_b - l}. The gradients of keys and values travel home with them. One piece is held at a time.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +18,18 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from regard.compute.engine import Plan
 from regard.compute.problem import Problem
 from regard.compute.ring.line import Line
-from regard.compute.ring.pieces import Attended, attend_shard, join, share_of
+from regard.compute.ring.pieces import Attended, Piece, Union, attend_piece, pieces_of, share_of
 from regard.compute.ring.travel import Trip
+from regard.compute.selection import select
 
+STAYING = ("potential", "normalizer", "support", "queries", "query_marks")
 TRAVELING = ("keys", "values", "log_counts", "key_marks")
 """What of a problem belongs to its keys."""
+MOVING = ("potential", "normalizer", "queries", "keys", "values", "log_counts")
+"""What has a gradient."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +50,11 @@ class Round:
         staying, traveling = _split(self.problem)
         return staying.tensors, traveling.tensors
 
-    def attend(self, staying: Sequence[Tensor], traveling: Sequence[Tensor]) -> Attended:
-        """Own queries and the keys of one rank, from the tensors of `leaves`."""
+    def pieces(self, staying: Sequence[Tensor], traveling: Sequence[Tensor]) -> Iterator[Piece]:
+        """Own queries and the keys of one rank, from the tensors of `leaves`, piece by piece."""
         own, keys = _split(self.problem)
         fields = {**own.fields(staying), **keys.fields(traveling)}
-        return attend_shard(self.problem.replace(**fields))
+        return pieces_of(self.problem.replace(**fields))
 
     def shapes(self, source: int) -> list[torch.Size]:
         """The shapes of the traveling tensors of another rank."""
@@ -82,19 +89,18 @@ class _Round(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, one: Round, count: int, *leaves: Tensor) -> Attended:
         staying, here = leaves[:count], list(leaves[count:])
-        trip, found = one.trip(), None
+        trip, union = one.trip(), Union.empty(one.problem)
         for step in range(one.line.world):
             last = step == one.line.world - 1
             coming = None if last else trip.pass_on(here, one.shapes(one.source(step + 1)))
-            part = one.attend(staying, here)
-            found = part if found is None else join([found, part])
+            for piece in one.pieces(staying, here):
+                union.add(piece.rows, attend_piece(select(piece.problem)))
             here = here if coming is None else coming.take()
         one.line.end_trip()
-        assert found is not None
         ctx.one, ctx.count = one, count
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*leaves, *found)
-        return found
+        ctx.save_for_backward(*leaves, union.out, union.level)
+        return union.out, union.level
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -103,74 +109,81 @@ class _Round(torch.autograd.Function):
         one, count = ctx.one, ctx.count
         by_out = torch.zeros_like(out) if by_out is None else by_out
         by_level = torch.zeros_like(level) if by_level is None else by_level
-        pull = _Pull(one, tuple(leaves[:count]), out, level, by_out, by_level)
-        own = [_zeros(t, out.dtype) if t.is_floating_point() else None for t in leaves[:count]]
-        here = list(leaves[count:])
-        sums = [torch.zeros_like(t) for t in here if t.is_floating_point()]
+        pull = _Pull(one, out, level, by_out, by_level)
+        staying, here = leaves[:count], list(leaves[count:])
+        names, others = (part.names for part in _split(one.problem))
+        own = [_zeros(name, t, level.dtype) for name, t in zip(names, staying, strict=True)]
+        moves = [name in MOVING and t.is_floating_point() for name, t in zip(others, here, strict=True)]
+        sums = [torch.zeros_like(t) for t in itertools.compress(here, moves)]
         trip = one.trip()
         for step in range(one.line.world):
             last, after = step == one.line.world - 1, one.shapes(one.source(step + 1))
             coming = None if last else trip.pass_on(here, after)
-            by_own, by_here = pull(here)
-            own = [t if g is None or t is None else t.add_(g) for t, g in zip(own, by_own, strict=True)]
-            for total, gradient in zip(sums, by_here, strict=True):
-                total.add_(gradient)
+            for piece in one.pieces(staying, here):
+                pull.add(piece, [t for t in own if t is not None] + sums)
             here = here if coming is None else coming.take()
-            floating = [shape for t, shape in zip(here, after, strict=True) if t.is_floating_point()]
-            sums = trip.pass_on(sums, floating).take() if one.line.world > 1 else sums
+            if one.line.world > 1:
+                sums = trip.pass_on(sums, [*itertools.compress(after, moves)]).take()
         one.line.end_trip()
-        gradients = iter(sums)
-        home = [next(gradients) if t.is_floating_point() else None for t in here]
-        found = [None if g is None else g.to(t.dtype) for g, t in zip(own, leaves, strict=False)]
-        return None, None, *found, *home
+        home = iter(sums)
+        found = [None if g is None else g.to(t.dtype) for g, t in zip(own, staying, strict=True)]
+        return None, None, *found, *(next(home) if moved else None for moved in moves)
 
 
-def _zeros(like: Tensor, least: torch.dtype) -> Tensor:
-    """Where gradients that stay are added, with the digits of what is joined."""
-    return torch.zeros_like(like, dtype=torch.promote_types(like.dtype, least))
+def _zeros(name: str, like: Tensor, least: torch.dtype) -> Tensor | None:
+    """Where gradients that stay are added: those of parameters, sums over all pairs, with more digits."""
+    if name not in MOVING or not like.is_floating_point():
+        return None
+    return torch.zeros_like(like, dtype=None if name == "queries" else torch.promote_types(like.dtype, least))
 
 
 @dataclass(frozen=True)
 class _Pull:
-    """The gradients that one shard of keys adds."""
+    """The gradients that one piece adds."""
 
     one: Round
-    staying: tuple[Tensor, ...]
     out: Tensor
     level: Tensor
     by_out: Tensor
     by_level: Tensor
 
-    def __call__(self, here: list[Tensor]) -> tuple[list[Tensor | None], list[Tensor]]:
-        """Those of the tensors that stay, and those of the floating ones that travel."""
-        leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in (*self.staying, *here)]
-        count = len(self.staying)
+    def add(self, piece: Piece, totals: list[Tensor]) -> None:
+        """Add those of a piece to the totals of all tensors that have one."""
+        every = _take(piece.problem, MOVING)
+        leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in every.tensors]
         with torch.enable_grad():
-            out, level = self.one.attend(leaves[:count], leaves[count:])
-        every = self._pull(leaves, out, level)
-        by_here = [
-            torch.zeros_like(t) if g is None else g
-            for t, g in zip(leaves[count:], every[count:], strict=True)
-            if t.requires_grad
-        ]
-        return every[:count], by_here
-
-    def _pull(self, leaves: list[Tensor], out: Tensor, level: Tensor) -> list[Tensor | None]:
-        """The gradients of the leaves; None of those that neither outputs nor log-sum-exps depend on."""
-        cotangents = self._cotangents(out.detach(), level.detach())
-        both = [(f, c) for f, c in zip((out, level), cotangents, strict=True) if f.requires_grad]
-        if not both:  # none of these keys is seen
-            return [None] * len(leaves)
-        values, pulls = zip(*both, strict=True)
+            pulled = self._pulled(piece.rows, select(piece.problem.replace(**every.fields(leaves))))
+        names = [name for name, t in zip(every.names, leaves, strict=True) if t.requires_grad]
         moving = [t for t in leaves if t.requires_grad]
-        found = iter(torch.autograd.grad(values, moving, pulls, allow_unused=True))
-        return [next(found) if t.requires_grad else None for t in leaves]
+        values, pulls = zip(*pulled, strict=True)
+        gradients = torch.autograd.grad(values, moving, pulls, allow_unused=True)
+        for name, total, gradient in zip(names, totals, gradients, strict=True):
+            if gradient is not None:
+                _part_of(name, total, piece).add_(gradient)
 
-    def _cotangents(self, out: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
-        share = share_of(level, self.level)
-        moved = (self.by_out * (out - self.out)).sum(-1)
-        by_level = torch.where(self.level == -math.inf, torch.zeros_like(moved), self.by_level)
-        return share.unsqueeze(-1) * self.by_out, share * (moved + by_level)
+    def _pulled(self, rows: slice, plan: Plan) -> list[tuple[Tensor, Tensor]]:
+        """Tensors of which the piece is made, with their gradients: of its plan, or what comes out of it."""
+        whole, level = self.out[..., rows, :], self.level[..., rows]
+        by_out, by_level = self.by_out[..., rows, :], self.by_level[..., rows]
+        by_level = by_level.masked_fill(level == -math.inf, 0.0)
+        found = plan.pull_part((whole, level), (by_out, by_level))
+        if found is not None:
+            return found
+        out, own = attend_piece(plan)
+        share = share_of(own.detach(), level)
+        moved = (by_out * (out.detach() - whole)).sum(-1, dtype=level.dtype)
+        by_own = share * (moved + by_level)
+        pairs = [(out, share.unsqueeze(-1) * by_out), (own, by_own)]
+        return [(t, pull.to(t.dtype)) for t, pull in pairs if t.requires_grad]
+
+
+def _part_of(name: str, total: Tensor, piece: Piece) -> Tensor:
+    """What a piece adds to: some queries, some keys, or all of a parameter."""
+    if name == "queries":
+        return total[..., piece.rows, :]
+    if name in ("keys", "values"):
+        return total[..., piece.columns, :]
+    return total[..., piece.columns] if name == "log_counts" else total
 
 
 @dataclass(frozen=True)
@@ -184,8 +197,7 @@ class _Leaves:
 
 def _split(problem: Problem) -> tuple[_Leaves, _Leaves]:
     """The tensors that stay with the queries, and those that travel with the keys."""
-    staying = ("potential", "normalizer", "support", "queries", "query_marks")
-    return _take(problem, staying), _take(problem, TRAVELING)
+    return _take(problem, STAYING), _take(problem, TRAVELING)
 
 
 def _take(problem: Problem, names: tuple[str, ...]) -> _Leaves:
