@@ -215,7 +215,7 @@ def test_descent_moves_one_measure_into_the_other():
 def test_weights_have_no_gradient_and_say_so():
     mu = cloud(1, 4, 2, True)
     learned = r.Measure(mu.points, mu.log_weights.clone().requires_grad_())
-    with pytest.raises(r.errors.ArgumentError, match="mu: has weights that want a gradient"):
+    with pytest.raises(r.errors.ArgumentError, match="mu: has weights that require a gradient"):
         wasserstein(learned, mu)
     with torch.no_grad():
         assert float(wasserstein(learned, mu)) < 1e-7

@@ -27,7 +27,7 @@ def test_a_model_with_a_promise(report):
     assert values["promised"] == 3.0
     assert 2.99 <= values["promise_proved"] <= 3 * (1 + 1e-6)
     assert 0.3 <= values["promise_attacked"] <= values["promise_proved"]
-    assert any("Promised of the model: 3; its weights prove" in sentence for sentence in report.summary())
+    assert any("Promised for the model: 3; its weights prove" in sentence for sentence in report.summary())
     assert not findings(report)
 
 

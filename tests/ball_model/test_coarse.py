@@ -147,7 +147,7 @@ TIGHT = {
     "sum": 0.02,
     "relu": 0.02,
     "hidden": 0.02,
-    "gelu": 0.003,
+    "gelu": 0.0025,
     "norm": 0.005,
 }
 """Which share of all that is accounted for is needed at least once where only the center has a size."""

@@ -12,6 +12,7 @@ from regard.proofs.ball_model import squares
 from regard.proofs.ball_model.ellipsoids import Sum, no_diagonal
 from regard.proofs.ball_model.groups import Groups, joined, no_groups
 from regard.proofs.ball_model.squares import pairs_of
+from regard.proofs.ball_model.updates import symmetric_products
 from regard.proofs.theorems.ball_model import ball_model
 from tests.ball_model.networks import D, drawn, farthest, network, sequence
 from tests.coarse import large_unit
@@ -68,6 +69,31 @@ def test_one_group_alone_is_what_it_was():
         assert before <= after <= before * (1 + 1e-6)
 
 
+def test_an_ellipsoid_that_is_known_stands_for_products():
+    """Of one group, the products of a token with itself are its ellipsoid: the same set."""
+    g = generator(12)
+    shape = shapes(g, 0.3)
+    groups = groups_of(g, [0] * 12)
+    plain = joined(groups, shape)
+    assert groups.known_ellipsoid is None
+    turned = groups.with_ellipsoid(groups.ellipsoid)
+    assert turned.known_ellipsoid is not None
+    assert joined(turned, shape).columns == pytest.approx(plain.columns, rel=1e-6, abs=1e-9)
+    more = groups.with_ellipsoid(groups.ellipsoid + torch.eye(WIDE, dtype=D))
+    assert float(joined(more, shape).columns.square().sum()) > 1.05 * float(plain.columns.square().sum())
+    apart = groups_of(g, [0] * 6 + [1] * 6)
+    assert apart.with_ellipsoid(apart.ellipsoid).known_ellipsoid is None
+
+
+def test_products_by_blocks_are_the_products():
+    """Symmetric products of many columns, from half of the blocks."""
+    x = drawn(generator(13), 2, 300, 1100)
+    weights = 1 + torch.rand(1100, generator=generator(14), dtype=D)
+    found = symmetric_products(x * weights, x)
+    assert found == pytest.approx((x * weights) @ x.mT, rel=1e-12, abs=1e-12)
+    assert torch.equal(found[:, :128, 128:], found[:, 128:, :128].mT)
+
+
 def test_ellipsoids_alone_become_a_group_and_what_is_no_number_does_not():
     g = generator(3)
     shape = shapes(g)
@@ -122,7 +148,7 @@ def test_pairs_of_neurons_by_blocks(monkeypatch):
     g = generator(7)
     along, weights = drawn(g, 13, 5), drawn(g, 4, 13)
     whole, pairs = (along @ along.mT).square(), pairs_of(along)
-    assert len(pairs.rows) == squares.BLOCKS
+    assert len(pairs.panels) == squares.BLOCKS
     assert torch.allclose(pairs.mixed(weights), weights @ whole @ weights.mT, rtol=1e-12)
     assert torch.allclose(pairs.times(along[:, 0]), whole @ along[:, 0], rtol=1e-12)
     top = float(torch.linalg.eigvalsh(whole)[-1])

@@ -145,9 +145,9 @@ def test_collatz_and_wielandt():
     """λ_max from above, and equal for a matrix of ones."""
     pairs = drawn(generator(), 6, 6).abs()
     pairs = pairs + pairs.mT
-    found = Pairs((0, len(pairs)), ((pairs,),)).largest()
+    found = Pairs((0, len(pairs)), (pairs,)).largest()
     assert float(found) >= float(torch.linalg.eigvalsh(pairs)[-1])
-    ones = Pairs((0, 4), ((torch.ones(4, 4, dtype=D),),))
+    ones = Pairs((0, 4), (torch.ones(4, 4, dtype=D),))
     assert float(ones.largest()) == pytest.approx(4.0, rel=1e-8)
 
 

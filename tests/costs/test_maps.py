@@ -282,7 +282,7 @@ def test_wrong_arguments():
         cost(attention(), "many")
     with pytest.raises(
         r.errors.ArgumentError,
-        match=r"^sizes: say no width, and Attention takes any; give Sizes\(tokens, width=",
+        match=r"^sizes: give no width, and Attention takes any; give Sizes\(tokens, width=",
     ):
         cost(r.Attention(r.Dot()), 5)
     with pytest.raises(r.errors.ArgumentError, match=r"^inputs: are given for a map"):

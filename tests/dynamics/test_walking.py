@@ -123,12 +123,14 @@ def test_a_field_that_is_huge_stays_on_the_sphere(size):
 
 def test_a_field_without_numbers_ends_with_the_time():
     hole = r.Potential.of(lambda x, y: (x * y).sum(-1) * float("nan"))
-    with pytest.raises(BlowUpError, match=r"leaves the numbers between t = 0 and 0\.25") as caught:
+    with pytest.raises(
+        BlowUpError, match=r"leaves the range of floating-point numbers between t = 0 and 0\.25"
+    ) as caught:
         r.flow(r.Attention(hole), X, Heun(0.25), 1.0, space=Sphere()).at(1.0)
     assert (caught.value.last, caught.value.beyond) == (0.0, 0.25)
     table = r.flow(r.Attention(hole), X, Heun(0.25), 1.0).observe(Radius(), times=[0.0, 1.0])
     assert len(table.rows) == 1
-    assert "leaves the numbers" in table.note
+    assert "leaves the range of floating-point numbers" in table.note
 
 
 def test_layers_of_regard_declare_themselves():

@@ -78,7 +78,7 @@ def test_a_model_with_fading_positions(tmp_path):
     torch.testing.assert_close(model.declare()(x), model.decoder(x))
     save(model, tmp_path)
     torch.testing.assert_close(load(tmp_path)(ids), whole)
-    with pytest.raises(r.errors.ArgumentError, match="positions: fade with the distance to the past"):
+    with pytest.raises(r.errors.ArgumentError, match="positions: fade with distance into the past"):
         Encoder(design, 1)
     with pytest.raises(r.errors.ArgumentError, match="odd width"):
         Design(6, 2, positions=XPosPositions())

@@ -201,7 +201,7 @@ def test_inverses_are_to_a_millionth_unless_another_tolerance_is_asked():
 def test_tokens_outside_of_the_ball_are_refused_beyond_rounding():
     flow = Invertible(identity(0.5), domain=r.Ball(1.0))
     flow(tokens([1 + 10 * EPS, 0.0]))
-    with pytest.raises(ArgumentError, match="outside of"):
+    with pytest.raises(ArgumentError, match="outside "):
         flow(tokens([1 + 40 * EPS, 0.0]))
 
 

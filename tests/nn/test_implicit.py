@@ -129,7 +129,7 @@ def test_a_point_outside_of_the_image_is_reported():
     near = inside * 0 + 1.6 * torch.eye(4, 6, dtype=D)  # x + f(x) is shorter than 1.5
     with pytest.raises(OutsideImageError):
         flow.inverse(near)
-    with pytest.raises(ArgumentError, match="outside of Ball"):
+    with pytest.raises(ArgumentError, match="outside Ball"):
         flow(2 * _inside(4, 6) / _inside(4, 6).norm(dim=-1, keepdim=True))
 
 

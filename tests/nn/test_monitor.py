@@ -173,6 +173,24 @@ PADDED = {
 }
 
 
+def test_a_model_that_runs_regards_attention_is_read_like_any_other():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1)
+    model, ids = transformers.LlamaModel(config), torch.tensor([[1, 7, 9, 12, 30]])
+    found = []
+    for name in ("sdpa", r.hf.register("watched-plug")):
+        model.set_attn_implementation(name)
+        with monitor(model, every=1) as watch:
+            model(input_ids=ids).last_hidden_state.sum().backward()
+            watch.step()
+        assert not watch.not_covered
+        found.append(watch.history[0]["layers"]["layers.0.self_attn"])
+    for name, numbers in found[0].items():
+        assert found[1][name] == pytest.approx(numbers, rel=1e-6), name
+    assert {"entropy", "max_logit", "qk_norm"} <= set(found[1])
+
+
 def by_rows(module, x, counted, mask):
     """Mean entropy and largest logit of each head over the rows that count, from the definition."""
     queries, keys = (

@@ -62,7 +62,7 @@ def test_keys_and_values_of_two_sequences():
     close(ours(x, y, z), theirs(x, y, z)[0], "output")
     close(ours(x, y, y), ours(x, y), "one sequence")
     assert float((ours(x, y, z) - ours(x, y)).detach().abs().max()) > 1e-2
-    with pytest.raises(r.errors.ArgumentError, match="values: are given without a context"):
+    with pytest.raises(r.errors.ArgumentError, match="values: are given without the context"):
         ours(x, values=y)
     with pytest.raises(r.errors.ArgumentError, match="values: has 5 tokens and the context 4"):
         ours(x, y, x)

@@ -14,6 +14,7 @@ from regard.proofs.ball_model.heads import HeadMoves, head_moves, is_written_out
 from regard.proofs.ball_model.quadratic import Grams, Quadratic, split
 from regard.proofs.ball_model.squares import with_forms, with_quadratic
 from regard.proofs.ball_model.state import State
+from regard.proofs.ball_model.updates import each
 from regard.proofs.subject import MultiHead
 
 
@@ -35,7 +36,7 @@ def attend(state: State, subject: MultiHead) -> State:
         head.forget()
     value = torch.cat(center, -1) @ mixer
     value = value if subject.b_o is None else value + subject.b_o
-    moves = mixer.mT @ torch.cat(derivatives, 1)
+    moves = each(mixer.mT, torch.cat(derivatives, 1))
     first = state.linear.shape[-1]
     after = replace(
         state,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from regard._enclosed import computed_lengths, near_largest_roots
 from regard._upper import UNIT, Lower, Upper, exact, relative_error, root, sizes
-from regard.proofs.ball_model.updates import Map, Update, push_error
+from regard.proofs.ball_model.updates import Map, Update, push_error, symmetric_products
 
 SMALLEST = 1e-140
 """No weight of a sum is less, so that what is nothing may be divided by it."""
@@ -19,7 +20,7 @@ def lifted(shape: Tensor, error: Upper) -> Tensor:
     """Q̃ + error I, no less than any Q within `error` (...,) of Q̃ in spectral norm, and than its symmetric
     part.
     """
-    shape = 0.5 * (shape + shape.mT)
+    shape = (shape + shape.mT).mul_(0.5)
     added = (error + Upper(4 * UNIT) * computed_lengths(shape.flatten(-2))).bound
     shape.diagonal(dim1=-2, dim2=-1).add_(added.unsqueeze(-1))
     return shape
@@ -33,7 +34,9 @@ def pushed(matrix: Map, shape: Tensor) -> Tensor:
 
 def turned(matrix: Map, shape: Tensor) -> Tensor:
     """M Q Mᵀ as computed."""
-    return matrix.push(shape) if isinstance(matrix, Update) else matrix @ shape @ matrix.mT
+    if isinstance(matrix, Update):
+        return matrix.push(shape)
+    return symmetric_products(matrix @ shape, matrix.expand(len(shape), -1, -1))
 
 
 def ball_shape(lengths: Upper, width: int) -> Tensor:
@@ -48,7 +51,8 @@ def no_shape(n: int, width: int) -> Tensor:
 
 def widths(shape: Tensor, directions: Tensor) -> Upper:
     """At least (aᵀQa)^{1/2} for directions (n or 1, d, m), (n, m)."""
-    squares = (directions * (shape @ directions)).sum(-2).clamp_min(0.0)
+    turned = shape @ (directions[0] if len(directions) == 1 else directions)  # a copy for each token is slow
+    squares = (directions * turned).sum(-2).clamp_min(0.0)
     lengths = computed_lengths(directions.mT)
     rounding = relative_error(2 * shape.shape[-1] + 4) * computed_lengths(shape.flatten(-2)).unsqueeze(-1)
     return (Upper(squares) + rounding * lengths.square()).sqrt()
@@ -133,7 +137,8 @@ class Sum:
     """
 
     def __init__(self, n: int, width: int, metric: Tensor | None = None) -> None:
-        self._metric = torch.eye(width, dtype=torch.float64) if metric is None else metric
+        self._metric = metric
+        self._metric_root = math.sqrt(width) if metric is None else float(metric.trace().sqrt())
         self._weight = torch.full((n,), SMALLEST, dtype=torch.float64)
         self._matrix = no_shape(n, width)
         self._error = Upper(torch.zeros(n, dtype=torch.float64))
@@ -153,7 +158,8 @@ class Sum:
         times, whole = factor.bound, computed_lengths(columns.flatten(-2))
         weight = (times * whole.value).clamp_min(SMALLEST)
         scale = times.square() / weight
-        self._matrix = self._matrix + (scale[..., None, None] * columns) @ columns.mT
+        for i in scale.nonzero().flatten().tolist():
+            self._matrix[i] = self._matrix[i] + (scale[i] * columns[i]) @ columns[i].mT
         self._counted(weight, Upper(scale, 3) * whole.square(), columns.shape[-1])
         return self.ball(relative_error(2) * whole * factor)
 
@@ -161,13 +167,14 @@ class Sum:
         """Any move that is at most so long, (n,)."""
         width = self._matrix.shape[-1]
         size = radius.bound.clamp_min(SMALLEST)
-        weight = size * float(self._metric.trace().sqrt())
+        weight = size * self._metric_root
         self._matrix.diagonal(dim1=-2, dim2=-1).add_((size.square() / weight).unsqueeze(-1))
         return self._counted(weight, Upper(size.square() / weight, 3) * root(width))
 
     def segments(self, columns: Tensor) -> Sum:
         """Σ_k c_k v_k with |c_k| ≤ 1 for the columns v_k of (n, d, p), whose entries may be rounded twice."""
-        weights = (columns * (self._metric @ columns)).sum(-2).clamp_min(0.0).sqrt().clamp_min(SMALLEST)
+        turned = columns if self._metric is None else self._metric @ columns
+        weights = (columns * turned).sum(-2).clamp_min(0.0).sqrt().clamp_min(SMALLEST)
         self._matrix = self._matrix + (columns / weights.unsqueeze(-2)) @ columns.mT
         size = (Upper(columns.square().sum(-2)) / Lower(weights)).sum(-1)
         size = Upper(size.value, size.roundings + columns.shape[-2] + 2)
@@ -176,7 +183,9 @@ class Sum:
 
     def diagonal(self, mixing: Tensor, parts: Diagonal) -> Sum:
         """Moves Σ_k c_k m_k along the columns m_k of mixing (d, m), as `parts` say."""
-        self._matrix = self._matrix + (parts.entries.unsqueeze(-2) * mixing) @ mixing.mT
+        for i, entries in enumerate(parts.entries):
+            more = symmetric_products((entries * mixing).unsqueeze(0), mixing.unsqueeze(0))[0]
+            self._matrix[i] = self._matrix[i] + more
         return self._counted(parts.weight, parts.size, 2 * mixing.shape[-1] + 16)
 
     def mixture(self, factors: Upper, shapes: Tensor, lengths: Upper, terms: int) -> Sum:
@@ -191,6 +200,8 @@ class Sum:
 
     def _roots(self, shapes: Tensor) -> Tensor:
         """About tr(MQMᵀ)^{1/2}; any weights are sound."""
+        if self._metric is None:
+            return shapes.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0.0).sqrt()
         return (shapes * self._metric).sum((-2, -1)).clamp_min(0.0).sqrt()
 
     def add(self, weight: Tensor, matrix: Tensor, error: Upper) -> Sum:

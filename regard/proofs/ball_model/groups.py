@@ -14,7 +14,13 @@ from torch import Tensor
 from regard._enclosed import computed_lengths
 from regard._upper import Upper, relative_error, root
 from regard.proofs.ball_model.ellipsoids import SMALLEST, Sum, lifted, pushed, trace_roots, turned
-from regard.proofs.ball_model.updates import Map, product_size, whole_of
+from regard.proofs.ball_model.updates import (
+    Map,
+    lower_products,
+    product_size,
+    symmetric_products,
+    whole_of,
+)
 
 _NUMBERS = itertools.count()
 
@@ -71,8 +77,11 @@ class Groups:
         return self._lengths_of(self.base)
 
     def _lengths_of(self, columns: Tensor) -> Upper:
-        squares = torch.linalg.vector_norm(columns, dim=1).square()
-        return Upper(self._gathered(squares), sum(columns.shape[1:]) + 8).sqrt()
+        if self._index[0] == 1:
+            gathered = torch.linalg.vector_norm(columns, dim=2).square().sum(1, keepdim=True)
+        else:
+            gathered = self._gathered(torch.linalg.vector_norm(columns, dim=1).square())
+        return Upper(gathered, sum(columns.shape[1:]) + 8).sqrt()
 
     @property
     def _is_many(self) -> bool:
@@ -86,6 +95,11 @@ class Groups:
         """
         whole = self.sizes.sum(-1)
         return root(self.shape[1]) * whole if self._is_many and not self.is_put_off else whole
+
+    @property
+    def whole_energy(self) -> float:
+        """About how much all columns move all tokens, squared."""
+        return float(torch.linalg.vector_norm(self.columns)) ** 2
 
     @property
     def energy(self) -> Tensor:
@@ -110,6 +124,11 @@ class Groups:
     def ellipsoid(self) -> Tensor:
         """One that holds what all groups do to a token, (n, d, d)."""
         return self.merged_into(Sum(*self.shape[:2])).done()
+
+    @property
+    def known_ellipsoid(self) -> Tensor | None:
+        """At least B_iB_iᵀ, where that was made, of a single group."""
+        return self.__dict__.get("ellipsoid") if self._index[0] == 1 else None
 
     def with_ellipsoid(self, shape: Tensor) -> Groups:
         """The same, with an ellipsoid that is known."""
@@ -171,10 +190,13 @@ class Groups:
         if not self.shape[-1]:
             return found
         weight = self._sizes.value.clamp_min(SMALLEST)
-        scaled = self.columns / weight[:, self._index[1]].unsqueeze(1)
         size = Upper(self._sizes.value.square() / weight, 2 * self._sizes.roundings + 3).sum(-1)
         error = relative_error(self.columns.shape[-1] + 8) * size
-        return found.add(Upper(weight).sum(-1).bound, scaled @ self.columns.mT, error)
+        if self._index[0] == 1:
+            matrix = symmetric_products(self.columns, self.columns) / weight.unsqueeze(-1)
+        else:
+            matrix = (self.columns / weight[:, self._index[1]].unsqueeze(1)) @ self.columns.mT
+        return found.add(Upper(weight).sum(-1).bound, matrix, error)
 
 
 def no_groups(n: int, width: int) -> Groups:
@@ -234,8 +256,14 @@ def joined(groups: Groups, shape: Tensor) -> Groups | None:
     traces = trace_roots(shape).bound.clamp_min(SMALLEST)
     weight = Upper(torch.cat([lengths, traces])).sum(-1)
     whole = weight.square()  # at least the trace of G
-    gram = _lower_products(flat / lengths[groups._index[1]] * weight.bound, flat, width)
-    for i, part in enumerate(shape * (weight.bound / traces)[:, None, None]):
+    scale = weight.bound / lengths
+    known = groups.known_ellipsoid
+    factor = float(scale) if len(scale) == 1 else 1.0
+    left = flat if len(scale) == 1 else flat * scale[groups._index[1]]
+    gram = lower_products(left, flat, width, known is None, factor)
+    own = shape * (weight.bound / traces)[:, None, None]
+    own = own if known is None else own + factor * known
+    for i, part in enumerate(own):
         gram[i * width : (i + 1) * width, i * width : (i + 1) * width] += part
     shift = (relative_error(8 * size + 2 * flat.shape[-1] + 128) * whole).bound
     gram.diagonal().add_(shift)
@@ -247,15 +275,6 @@ def joined(groups: Groups, shape: Tensor) -> Groups | None:
     blocks = torch.stack([gram[i : i + width, i : i + width] for i in range(0, size, width)])
     around = lifted(blocks, Upper(shift) + relative_error(8) * whole)
     return _one_group(root.unflatten(0, (n, width))).with_ellipsoid(around)  # a triangle of blocks
-
-
-def _lower_products(first: Tensor, second: Tensor, width: int) -> Tensor:
-    """The rows of one with those of another, on and below the diagonal of blocks."""
-    size = len(first)
-    found = first.new_zeros(size, size)
-    for i in range(0, size, width) if first.shape[-1] else ():
-        found[i : i + width, : i + width] = first[i : i + width] @ second[: i + width].mT
-    return found
 
 
 def _one_group(columns: Tensor) -> Groups:

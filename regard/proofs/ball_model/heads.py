@@ -184,7 +184,7 @@ class HeadMoves:
     def local(self) -> Upper:
         """At least how ellipsoids of single tokens move centered scores, (n, n)."""
         shape = self.state.shape
-        if not bool((shape != 0).any()):
+        if not self.state.has_shape:
             return exact(torch.zeros(self.state.tokens, self.state.tokens, dtype=torch.float64))
         k = self.key.value
         mean = self.law @ k
@@ -305,7 +305,7 @@ class HeadMoves:
         times = law * (row.factor + row.first)
         around = self.values.around
         inner.mixture(times, around, trace_roots(around), 1)
-        if bool((self.state.shape != 0).any()):
+        if self.state.has_shape:
             own = pushed(self.values.w.mT, self.state.shape)
             inner.mixture(law, own, trace_roots(own), 1)
         if quadratic:

@@ -46,7 +46,7 @@ def shared(state: State, together: bool = False) -> State:
     nothing moves but by rounding, that is not followed so far.
     """
     trace = float(state.shape.diagonal(dim1=-2, dim2=-1).sum())
-    if not state.inputs.width or trace <= NEGLIGIBLE * float(state.groups.energy.sum()):
+    if not state.inputs.width or trace <= NEGLIGIBLE * state.groups.whole_energy:
         return state
     if together and (one := _joined(state)) is not None:
         return one

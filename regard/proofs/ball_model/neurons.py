@@ -19,6 +19,7 @@ from regard.proofs.ball_model.activations import Bend, bend
 from regard.proofs.ball_model.ellipsoids import Sum, no_diagonal
 from regard.proofs.ball_model.squares import Squares
 from regard.proofs.ball_model.state import State
+from regard.proofs.ball_model.updates import each, matrix_sizes
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def arguments(state: State, w: Tensor, b: Tensor | None) -> Arguments:
     bias = exact(0.0) if b is None else sizes(b)
     error = unit * (computed_lengths(state.center).unsqueeze(-1) * columns + bias)
     slip = unit * state.linear_size.unsqueeze(-1) * columns
-    along = w.mT @ state.linear
+    along = each(w.mT, state.linear)
     return Arguments(
         value, error, along, state.inputs.reach(along), state.rest(w.unsqueeze(0)) + error + slip
     )
@@ -63,7 +64,7 @@ def feed_forward(
     w_1, w_2 = first.w, second.w
     at = arguments(state, w_1, first.b)
     found: Bend = bend.one(activation, at.value, at.reach)
-    value, matrix = (found.value + found.middle) @ w_2, w_2.mT @ (found.slope.unsqueeze(-1) * w_1.mT)
+    value, matrix = (found.value + found.middle) @ w_2, ((found.slope.unsqueeze(-2) * w_1) @ w_2).mT
     thick, mixing = computed_lengths(w_1.flatten()), computed_lengths(w_2.flatten())
     steep = sizes(found.slope).amax(-1)
     off = thick * mixing * (relative_error(len(w_2) + 4) * steep + found.error.amax(-1))
@@ -91,7 +92,7 @@ def mixed(
         sizes_of = sizes_of + computed_lengths(state.center)
     after = state.through(matrix, value)
     sums = relative_error(8) * (computed_lengths(value) + sizes_of)
-    off = off + relative_error(2) * computed_lengths(matrix.flatten(1))
+    off = off + relative_error(2) * matrix_sizes(matrix)
     return after, state.lost(matrix, off) + sums
 
 

@@ -27,7 +27,7 @@ from regard.proofs.ball_model.ellipsoids import (
 from regard.proofs.ball_model.quadratic import Grams, Own, Quadratic, split, symmetric
 from regard.proofs.ball_model.squares import with_forms, with_quadratic
 from regard.proofs.ball_model.state import State
-from regard.proofs.ball_model.updates import Update
+from regard.proofs.ball_model.updates import Update, symmetric_products
 from regard.proofs.theorem import Refusal
 
 FARTHEST = 0.9
@@ -138,7 +138,7 @@ class _Moves:
         rest = state.rest(direction).map(lambda value: value.squeeze(-1))
         self.along_rest = rest * (1 + unit) + self.slip_along
         self.reach_along = self.along_first + self.along_rest
-        self.square = self.across @ self.across.mT
+        self.square = symmetric_products(self.across, self.across)
         columns = self.across.shape[-1]
         still = exact(torch.zeros(state.tokens, dtype=torch.float64))
         self.first = near_largest_roots(self.square, columns) if columns else still
@@ -215,10 +215,9 @@ class _Moves:
         turned = (self.square @ tilted.unsqueeze(-1)).squeeze(-1)
         m = self.square.square().sum((-2, -1)).unsqueeze(-1)
         scaled = over * g
-        cross = scaled.unsqueeze(-1) * turned.unsqueeze(-2)
-        gram = (m * scaled).unsqueeze(-1) * scaled.unsqueeze(-2) + cross + cross.mT
-        thick = along.square().sum(-1)[:, None, None] * self.square
-        gram = gram + 0.5 * (thick + tilted.unsqueeze(-1) * tilted.unsqueeze(-2))
+        left = torch.stack([m * scaled + turned, scaled, 0.5 * tilted], -1)
+        gram = 0.5 * along.square().sum(-1)[:, None, None] * self.square
+        gram = gram + left @ torch.stack([scaled, turned, tilted], -2)
         f = (self.token.scale.unsqueeze(-1) * gamma).unsqueeze(-1)
         inner = -f.squeeze(-1) * (m * scaled + turned)
         whole = computed_lengths(self.square.flatten(1))

@@ -15,7 +15,7 @@ from torch import Tensor
 from regard._enclosed import WIDE, computed_lengths, near_largest_roots, spectral_norms
 from regard._upper import Upper, relative_error
 from regard.proofs.ball_model.ellipsoids import lifted
-from regard.proofs.ball_model.updates import Map
+from regard.proofs.ball_model.updates import Map, symmetric_products
 
 
 def form_norms(matrices: Tensor) -> Upper:
@@ -25,7 +25,9 @@ def form_norms(matrices: Tensor) -> Upper:
         return Upper(matrices.new_zeros(matrices.shape[:-2]))
     if min(a, b) < WIDE:
         return spectral_norms(matrices)
-    return near_largest_roots(matrices @ matrices.mT if a <= b else matrices.mT @ matrices, max(a, b))
+    rows = (matrices if a <= b else matrices.mT).reshape(-1, min(a, b), max(a, b))
+    found = near_largest_roots(symmetric_products(rows, rows), max(a, b))
+    return found.map(lambda value: value.reshape(matrices.shape[:-2]))
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Own:
 def own_square(linear: Tensor) -> Own:
     """That of A (n, d, k)."""
     error = relative_error(linear.shape[-2] + 4) * computed_lengths(linear.flatten(1)).square()
-    square = linear.mT @ linear
+    square = symmetric_products(linear.mT, linear.mT)
     return Own(square, near_largest_roots(square, linear.shape[-2]).square(), error)
 
 
@@ -81,7 +83,7 @@ def split(grams: Grams, own: Own) -> tuple[Tensor, Tensor]:
     m, whole = own.weight, computed_lengths(own.square.flatten(-2))
     kappa = grams.inner / m.unsqueeze(-1)
     size = computed_lengths(kappa)
-    rest = grams.gram - kappa.unsqueeze(-1) * kappa.unsqueeze(-2) * m[..., None, None]
+    rest = grams.gram - (kappa * m.unsqueeze(-1)).unsqueeze(-1) * kappa.unsqueeze(-2)
     trace = grams.gram.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0.0)
     forms = (Upper(trace, grams.gram.shape[-1]) + grams.gram_error * grams.gram.shape[-1]).sqrt()
     missed = relative_error(8) * size * Upper(m) + grams.inner_error + forms * own.error

@@ -55,13 +55,14 @@ def sides(state: State, projections: list[Projection]) -> list[Side]:
 
 def _moved(state: State, joined: Tensor) -> Tensor:
     """wᵀ times A and B, without columns that are zero for a token."""
-    filled, moves = state.groups.filled, state.moves
-    if filled is None:
-        return joined.mT @ moves
-    found = torch.zeros(len(moves), joined.shape[-1], moves.shape[-1], dtype=torch.float64)
+    linear, columns, first = state.linear, state.groups.columns, state.linear.shape[-1]
+    filled = state.groups.filled or [columns.shape[-1]] * len(columns)
+    found = linear.new_empty(len(linear), joined.shape[-1], first + columns.shape[-1])
     for i, count in enumerate(filled):
-        end = state.linear.shape[-1] + count
-        found[i, :, :end] = joined[i % len(joined)].mT @ moves[i, :, :end]
+        w = joined[i % len(joined)].mT
+        found[i, :, :first] = w @ linear[i]
+        found[i, :, first : first + count] = w @ columns[i, :, :count]
+        found[i, :, first + count :] = 0.0
     return found
 
 

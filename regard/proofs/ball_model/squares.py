@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from regard._enclosed import computed_lengths
 from regard._upper import Lower, Upper, relative_error
-from regard.proofs.ball_model.ellipsoids import Sum
+from regard.proofs.ball_model.ellipsoids import Sum, no_shape
 from regard.proofs.ball_model.quadratic import Grams, Own, Quadratic, form_norms, split
 from regard.proofs.ball_model.state import State
 
@@ -87,15 +88,20 @@ class Squares:
 
     def grams(self, weights: Tensor) -> Grams:
         """Of H_c = Σ_k E_ck b_k b_kᵀ for the chosen tokens."""
-        mixed, along, square = weights, self.along, self.own.square
-        if self.fine < len(along):
-            mixed, along, square = (part[self.chosen] for part in (mixed, along, square))
-        gram = torch.stack([self.pairs[int(i)].mixed(one) for i, one in zip(self.chosen, mixed, strict=True)])
-        inner = (mixed @ ((along @ square) * along).sum(-1, keepdim=True)).squeeze(-1)
-        size, fourth = computed_lengths(mixed.flatten(1)), self.fourth[self.chosen]
-        unit = relative_error(4 * mixed.shape[-1] + 4 * along.shape[-1] + 64)
-        whole = computed_lengths(square.flatten(1))
-        return Grams(gram, unit * size.square() * fourth, inner, unit * size * fourth.sqrt() * whole)
+        gram, inner = [], []
+        for i in self.chosen.tolist():
+            b = self.along[i]
+            gram.append(self.pairs[i].mixed(weights[i]))
+            inner.append(weights[i] @ ((b @ self.own.square[i]) * b).sum(-1))
+        size, fourth = computed_lengths(weights.flatten(1))[self.chosen], self.fourth[self.chosen]
+        unit = relative_error(4 * weights.shape[-1] + 4 * self.along.shape[-1] + 64)
+        whole = computed_lengths(self.own.square.flatten(1))[self.chosen]
+        return Grams(
+            torch.stack(gram),
+            unit * size.square() * fourth,
+            torch.stack(inner),
+            unit * size * fourth.sqrt() * whole,
+        )
 
     def _curved(self, after: State, weights: Tensor, rest: Sum) -> State:
         """H gains Σ_k E_ck b_k b_kᵀ."""
@@ -121,7 +127,7 @@ def with_quadratic(after: State, chosen: Tensor, offset: Tensor, around: Tensor,
     """A quadratic move of some tokens: half of its one-sided part is a move of the center."""
     n, width = after.center.shape
     moved = torch.zeros(n, width, dtype=torch.float64).index_copy(0, chosen, 0.5 * offset)
-    shape = torch.zeros(n, width, width, dtype=torch.float64).index_copy(0, chosen, around)
+    shape = around if len(chosen) == n else no_shape(n, width).index_copy_(0, chosen, around)
     center = after.center + moved
     rest.segments(moved.unsqueeze(-1)).shape(shape)
     rest.ball(relative_error(2) * (computed_lengths(center) + computed_lengths(moved)))
@@ -130,32 +136,30 @@ def with_quadratic(after: State, chosen: Tensor, offset: Tensor, around: Tensor,
 
 @dataclass(frozen=True)
 class Pairs:
-    """The symmetric matrix K = [(b_k·b_l)²] by its blocks on and below the diagonal, row by row."""
+    """The symmetric matrix K = [(b_k·b_l)²] by panels: blocks of columns from the diagonal on downwards."""
 
     bounds: tuple[int, ...]
-    rows: tuple[tuple[Tensor, ...], ...]
+    panels: tuple[Tensor, ...]
 
-    def _cut(self, tensor: Tensor, dim: int) -> tuple[Tensor, ...]:
-        return tensor.split([b - a for a, b in itertools.pairwise(self.bounds)], dim)
+    def __iter__(self) -> Iterator[tuple[int, int, Tensor]]:
+        return (
+            (a, b, panel) for (a, b), panel in zip(itertools.pairwise(self.bounds), self.panels, strict=True)
+        )
 
     def times(self, z: Tensor) -> Tensor:
         """Kz."""
-        parts, found = self._cut(z, 0), self._cut(torch.zeros_like(z), 0)
-        for i, row in enumerate(self.rows):
-            for j, block in enumerate(row):
-                found[i].add_(block @ parts[j])
-                if j < i:
-                    found[j].add_(block.mT @ parts[i])
-        return torch.cat(found)
+        found = torch.zeros_like(z)
+        for a, b, panel in self:
+            found[a:] = found[a:] + panel @ z[a:b]
+            found[a:b] = found[a:b] + panel[b - a :].mT @ z[b:]
+        return found
 
     def mixed(self, weights: Tensor) -> Tensor:
         """E K Eᵀ for E (e, m): half of it, and its transpose."""
-        parts, half = self._cut(weights, 1), weights.new_zeros(len(weights), len(weights))
-        for j, part in enumerate(parts):
-            below = 0.5 * part @ self.rows[j][j]
-            for i in range(j + 1, len(parts)):
-                below = below + parts[i] @ self.rows[i][j]
-            half = half + below @ part.mT
+        half = weights.new_zeros(len(weights), len(weights))
+        for a, b, panel in self:
+            below = weights[:, b:] @ panel[b - a :] + (0.5 * weights[:, a:b]) @ panel[: b - a]
+            half = half + below @ weights[:, a:b].mT
         return half + half.mT
 
     def largest(self) -> Upper:
@@ -173,8 +177,5 @@ def pairs_of(along: Tensor) -> Pairs:
     """For slopes b (m, d0), in a few blocks: half of the products."""
     m = len(along)
     bounds = tuple(sorted({round(k * m / BLOCKS) for k in range(BLOCKS + 1)})) if m > SMALL else (0, m)
-    parts = [along[a:b] for a, b in itertools.pairwise(bounds)]
-    return Pairs(
-        bounds,
-        tuple(tuple((one @ other.mT).square_() for other in parts[: i + 1]) for i, one in enumerate(parts)),
-    )
+    panels = tuple((along[a:] @ along[a:b].mT).square_() for a, b in itertools.pairwise(bounds))
+    return Pairs(bounds, panels)

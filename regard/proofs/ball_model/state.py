@@ -49,9 +49,9 @@ class State:
         return self.center.shape[-1]
 
     @cached_property
-    def moves(self) -> Tensor:
-        """A and B side by side, (n, d, k)."""
-        return torch.cat([self.linear, self.groups.columns], -1)
+    def has_shape(self) -> bool:
+        """Whether an ellipsoid is more than a point."""
+        return bool((self.shape != 0).any())
 
     @cached_property
     def size(self) -> Upper:
@@ -116,9 +116,14 @@ class State:
             found.segments(offset.unsqueeze(-1)).shape(around)
         return found.done()
 
+    @cached_property
+    def longest_rest(self) -> Upper:
+        """At least the length of x_i - c_i - A_i u."""
+        return longest(self.rest_shape)
+
     def joint_rest(self) -> Upper:
         """At least the Frobenius norm of all x_i - c_i - A_i u together."""
-        apart = longest(self.rest_shape).norm()
+        apart = self.longest_rest.norm()
         together = [longest(self.shape).norm()] + [form_norms(piece) for piece in self.groups.pieces()]
         if self.curved is not None:
             together.append(self.curved.size.norm())

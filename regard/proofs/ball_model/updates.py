@@ -50,6 +50,47 @@ class Update:
         return self @ torch.eye(width, dtype=torch.float64).expand(n, -1, -1)
 
 
+def each(matrix: Tensor, x: Tensor) -> Tensor:
+    """The products of one matrix (e, d) with those of all tokens (n, d, k), without a copy of it for each."""
+    found = x.new_empty(len(x), len(matrix), x.shape[-1])
+    for i, one in enumerate(x):
+        found[i] = matrix @ one
+    return found
+
+
+def lower_products(
+    first: Tensor, second: Tensor, width: int, diagonal: bool = True, factor: float = 1.0
+) -> Tensor:
+    """The rows of one with those of another, times a factor, on and below the diagonal of blocks, or below
+    it.
+    """
+    size = len(first)
+    found = first.new_zeros(size, size)
+    for i in range(0, size, width) if first.shape[-1] else ():
+        end = i + width if diagonal else i
+        products = first[i : i + width] @ second[:end].mT
+        found[i : i + width, :end] = products if factor == 1.0 else factor * products
+    return found
+
+
+NARROW, CUTS, SHORT = 128, 6, 1024
+"""How wide blocks of symmetric products are at least, how many there are at most, and how many columns it
+takes that they are less work than everything at once.
+"""
+
+
+def symmetric_products(first: Tensor, second: Tensor) -> Tensor:
+    """XYᵀ of (n, a, k) each where it is symmetric, by its blocks on and below the diagonal."""
+    size = first.shape[-2]
+    if first.shape[-1] < SHORT:
+        return first @ second.mT
+    width = max(NARROW, -(-size // CUTS))
+    found = torch.stack([lower_products(x, y, width) for x, y in zip(first, second, strict=True)])
+    for i in range(width, size, width):
+        found[:, :i, i : i + width] = found[:, i : i + width, :i].mT
+    return found
+
+
 Map = Tensor | Update
 """A matrix for each token (n or 1, e, d)."""
 
@@ -61,7 +102,12 @@ def whole_of(matrix: Map) -> Tensor:
 
 def product_size(matrix: Map) -> Upper:
     """At least what products with matrices are made of: they are off by at most γ times that."""
-    return matrix.size if isinstance(matrix, Update) else computed_lengths(matrix.flatten(-2))
+    return matrix.size if isinstance(matrix, Update) else matrix_sizes(matrix)
+
+
+def matrix_sizes(matrices: Tensor) -> Upper:
+    """At least |M|_F of matrices (..., a, b), without a copy of those that are stored by columns."""
+    return computed_lengths((matrices.mT if matrices.mT.is_contiguous() else matrices).flatten(-2))
 
 
 def product_roundings(matrix: Map) -> int:

@@ -12,7 +12,6 @@ from regard.errors import ArgumentError
 from regard.maps import Compose, Map
 from regard.norms import EntryMax, Frobenius, SequenceNorm, TokenMax, TokenSum
 from regard.proofs.ball_model.beginning import at_rest, begin, by_orders
-from regard.proofs.ball_model.ellipsoids import longest
 from regard.proofs.ball_model.network import through
 from regard.proofs.ball_model.state import State
 from regard.proofs.locating import in_double, one_sequence
@@ -85,8 +84,8 @@ def _deviation(state: State, still: State, norm: SequenceNorm, begins: bool = Fa
     """At least how far values are from that of the given sequence, which is near the center of `still`; and,
     where that sequence is u = 0 of the state, as near the center of the state as its remainders say.
     """
-    shift = computed_lengths(state.center - still.center) * (1 + Upper(2.0**-50)) + longest(still.rest_shape)
-    rest = longest(state.rest_shape)
+    shift = computed_lengths(state.center - still.center) * (1 + Upper(2.0**-50)) + still.longest_rest
+    rest = state.longest_rest
     each = spectral_norms(state.linear) + rest + (shift.minimum(rest) if begins else shift)
     if not math.isfinite(float(each.amax())):
         raise Refusal("its remainders leave the range of numbers on this domain; use a smaller radius")
