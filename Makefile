@@ -90,6 +90,7 @@ bench: $(VENV)/.bench
 SECONDS_ ?= 300
 falsify: $(VENV)/.dev
 	$(RUN) -m benchmarks.falsify --seconds $(SECONDS_)
+	$(RUN) -m benchmarks.transfer --seconds $(SECONDS_)
 	$(RUN) -m benchmarks.networks --seconds $(SECONDS_)
 
 COUNT ?= $(if $(NIGHTLY),60,10)

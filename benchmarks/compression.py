@@ -19,7 +19,7 @@ from regard import Attention, Ball, Dot, compress
 
 RADIUS, TOLERANCE = 5.0, 5e-3
 FEWER, LOOSE, ROWS = 700, 6.0, 20.0
-"""Targets: times fewer atoms, proved over true, time in exact rows, ten of them at a time."""
+"""Targets: times fewer atoms, proved over true, time in exact rows, a hundred of them at a time."""
 
 
 def particles(count: int, width: int = 2) -> Tensor:
@@ -76,7 +76,7 @@ def main() -> int:
         table.add_row(*cells, f"{spent / ten:.0f}", f"{spent / row:.0f}")
         broken = proved < true
         if tolerance == TOLERANCE and count == 1_000_000:
-            broken |= count < FEWER * found.size or proved > LOOSE * true or spent > ROWS * ten
+            broken |= count < FEWER * found.size or proved > LOOSE * true or spent > ROWS * row
         missed |= broken
     console = Console(width=140)
     console.print(table)

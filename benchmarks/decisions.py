@@ -10,39 +10,35 @@ benchmarks/results): the certified radius over the length of a token, beside tha
 of intervals, and how much more than the attack's a margin drops. They are trained on the sentences of
 `regard.decisions.reviews`, with vectors of letters as the shipped one; and, with the path of a folder that
 holds SST-2 (`benchmarks.classifiers`), with vectors of words, as the networks that the targets were set on.
-The exit status says whether a target was missed.
+
+Every word's numbers are written down in benchmarks/results as they are found: the same command goes on where
+a run was stopped, unless the code of proofs is another now. The exit status says whether a target was missed.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
-import statistics
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import regard as r
-from benchmarks.classifiers import Words, read_corpus
+from benchmarks.classifiers import read_corpus
 from benchmarks.classifiers import trained as words_trained
-from benchmarks.reviews import train
-from benchmarks.zonotope import interval_margin, zonotope_margin
+from benchmarks.kept import RESULTS, Row, Rows
+from benchmarks.margins import TRAINED, classifier_part, spread, trained
 from regard import maps
 from regard.audits.checkpoint import demo_directory
-from regard.decisions.networks import affine, entering, one_of, stack_of
-from regard.decisions.shipped import Reviews, load, words_of
-from regard.proofs.ball_model.beginning import second_order
-from regard.proofs.ball_model.margin import least
-from regard.proofs.classifier import classifier
-from regard.proofs.decision_attack import LeastMargin
+from regard.decisions.networks import entering, stack_of
+from regard.decisions.shipped import words_of
 from regard.proofs.places import farthest
 from regard.proofs.question import question
 from regard.proofs.theorem import Refusal
-from regard.proofs.theorems.ball_model import ball_model, run, start
+from regard.proofs.theorems.ball_model import ball_model
 
 SENTENCES = (
     "the movie was great",
@@ -63,11 +59,6 @@ OPINIONS = (
     "we hated the long ending",
     "nothing about the soup was stale",
 )
-TRAINED = {3: (0.08, 3.0), 6: (0.055, 4.0)}
-"""Targets for so many layers: the certified radius over a token's length, and over that of zonotopes."""
-EXCESS = 0.012
-"""The relative radius at which margins are compared."""
-RESULTS = Path(__file__).parent / "results"
 
 
 def attack(map: maps.Map, domain: r.Radii, steps: int = 12) -> float:
@@ -83,7 +74,7 @@ def attack(map: maps.Map, domain: r.Radii, steps: int = 12) -> float:
     return best
 
 
-def measure(map: maps.Compose, x: Tensor, token: int, relative: float) -> tuple[float, float]:
+def measure(map: maps.Compose, x: Tensor, token: int, relative: float) -> Row:
     """Bound over attack, and CPU seconds of the bound; infinite where it is refused."""
     domain = r.one_token(x, token, relative * float(x[token].norm()))
     began = time.process_time()
@@ -93,127 +84,48 @@ def measure(map: maps.Compose, x: Tensor, token: int, relative: float) -> tuple[
     except Refusal:
         bound = float("inf")
     seconds = time.process_time() - began
-    return bound / attack(map, domain), seconds
+    return [bound / attack(map, domain), seconds]
 
 
 def model_part(words: int, radii: list[float], sentences: tuple[str, ...] = SENTENCES) -> bool:
-    """Six layers of a pretrained model; whether a target was missed."""
+    """Six layers of a pretrained model, word by word; whether a target was missed."""
+    map, tokens = _demo(sentences)
+    kept, found = Rows("model"), dict[float, list[Row]]()
+    for k, token in spread([len(x) - 2 for x in tokens], words):
+        for relative in radii:
+            x, name = tokens[k], f"{sentences[k]} {token} {relative:g}"
+            row = kept.get(name, lambda x=x, token=token, far=relative: measure(map, x, token, far))
+            found.setdefault(relative, []).append(row)
+            shown = "ratio {:.4f}, {:.1f} CPU s".format(*row)
+            print(f"  word {len(found[relative])}, relative {relative:g}: {shown}", file=sys.stderr)
+    most = max(len(x) for x in tokens)
+    missed = [_printed(relative, rows, most) for relative, rows in found.items()]
+    return any(missed)
+
+
+def _demo(sentences: tuple[str, ...]) -> tuple[maps.Compose, list[Tensor]]:
+    """The six layers as one map, and the tokens of sentences as they enter it."""
     from transformers import AutoModel, AutoTokenizer
 
     folder = demo_directory()
-    model, tokenizer = (
-        AutoModel.from_pretrained(folder).double().eval(),
-        AutoTokenizer.from_pretrained(folder),
-    )
-    stack, missed = stack_of(model), False
-    map = maps.Compose(stack.blocks)
-    for relative in radii:
-        found: list[tuple[float, float]] = []
-        for sentence in sentences:
-            x = entering(
-                model, {"input_ids": tokenizer(sentence, return_tensors="pt").input_ids}, stack.first
-            )
-            for token in range(1, len(x) - 1):
-                if len(found) < words:
-                    found.append(measure(map, x, token, relative))
-                    shown = "ratio {:.4f}, {:.1f} CPU s".format(*found[-1])
-                    print(f"  relative {relative:g}, word {len(found)}: {shown}", file=sys.stderr, flush=True)
-        ratios, seconds = (torch.tensor(column, dtype=torch.float64) for column in zip(*found, strict=True))
-        target, time_target = TARGETS.get(relative, FINITE), SECONDS if len(x) <= SHORT else LONG_SECONDS
-        missed |= not bool(ratios.mean() <= target) or bool(seconds.mean() > time_target)
-        print(
-            f"relative {relative:g}: bound/attack mean {float(ratios.mean()):.4f}, largest "
-            f"{float(ratios.max()):.4f} (target {target:.3g}), {float(seconds.mean()):.1f} CPU s "
-            f"(target {time_target:g}), {len(found)} words of {len(x)} tokens at last",
-            flush=True,
-        )
-    return missed
+    model: Any = AutoModel.from_pretrained(folder).double().eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    stack = stack_of(model)
+    numbers = [{"input_ids": tokenizer(one, return_tensors="pt").input_ids} for one in sentences]
+    return maps.Compose(stack.blocks), [entering(model, one, stack.first) for one in numbers]
 
 
-def trained(layers: int) -> Reviews:
-    """A classifier of width 64, trained once."""
-    path = RESULTS / f"reviews-{layers}.safetensors"
-    if not path.is_file():
-        RESULTS.mkdir(exist_ok=True)
-        train(path, 64, layers)
-    return load(path, 64, layers).double()
-
-
-def largest(margin: Callable[[float], float], high: float) -> float:
-    """The largest radius with a margin above zero, to a factor of 1.1, by bisection; zero where there is none
-    above a millionth.
-    """
-    low = high * 1e-6
-    if not margin(low) > 0:
-        return 0.0
-    while high / low > 1.1:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if margin(middle) > 0 else (low, middle)
-    return low
-
-
-def classifier_part(name: str, model: Reviews | Words, sentences: list[list[str]], words: int) -> bool:
-    """One classifier; whether a target was missed."""
-    layers = len(model.encoder.layers)
-    network, rows = r.declare.one(model.encoder), list[tuple[float, ...]]()
-    each = -(-words // len(sentences))
-    for sentence in sentences:
-        with torch.no_grad():
-            x = model.embed([sentence])[0].double()
-        for token in range(1, min(len(x), each + 1)):
-            if len(rows) < words:
-                rows.append(_compared(model, network, x, token))
-                shown = " ".join(f"{value:.4g}" for value in rows[-1])
-                print(f"  {name}, {layers} layers, word {len(rows)}: {shown}", file=sys.stderr, flush=True)
-    ours, zonotope, box, seen, first, second, theirs = (
-        statistics.fmean(column) for column in zip(*rows, strict=True)
-    )
-    least_radius, factor = TRAINED[layers]
+def _printed(relative: float, rows: list[Row], most: int) -> bool:
+    """The means at one radius; whether a target was missed."""
+    ratios, seconds = (torch.tensor(column, dtype=torch.float64) for column in zip(*rows, strict=True))
+    target, time_target = TARGETS.get(relative, FINITE), SECONDS if most <= SHORT else LONG_SECONDS
     print(
-        f"{name}, {layers} layers: radius/length ours {ours:.4f} (target {least_radius:g}), zonotope "
-        f"{zonotope:.4f} (ours is {ours / max(zonotope, 1e-12):.2f} times that, target {factor:g}), "
-        f"interval {box:.2g}, attack {seen:.3f}, {len(rows)} words"
-    )
-    print(
-        f"{name}, {layers} layers: beyond the attack a margin drops at {EXCESS:.1%} by {first:.1%} (order 1, "
-        f"target 14 %), {second:.1%} (order 2, target 2.5 %), {theirs:.0%} (zonotope)",
+        f"relative {relative:g}: bound/attack mean {float(ratios.mean()):.4f}, median "
+        f"{float(ratios.median()):.4f}, largest {float(ratios.max()):.4f} (target {target:.3g}), "
+        f"{float(seconds.mean()):.1f} CPU s (target {time_target:g}), {len(rows)} words, up to {most} tokens",
         flush=True,
     )
-    return (
-        ours < least_radius or ours < factor * zonotope or (layers == 3 and (first > 0.14 or second > 0.025))
-    )
-
-
-def _compared(model: Reviews | Words, network: maps.Map, x: Tensor, token: int) -> tuple[float, ...]:
-    """Relative radii of the ball model, of zonotopes, of intervals and of the attack; and how much more than
-    the attack's the margin drops, by both orders and by zonotopes.
-    """
-    readout = maps.Compose((one_of(len(x), 0), maps.Affine(*affine(model.readout))))
-    found = r.certified_radius(model.encoder, x, token, readout=readout, resolution=1.1)
-    length, label = float(x[token].norm()), int(found.label)
-    w, b = affine(model.readout)
-    direction, offset = w[:, label] - w[:, 1 - label], float(b[label] - b[1 - label])
-    high = min(float(found.attack), 100.0)
-    by = [
-        largest(lambda radius, one=one: one(network, x, token, radius, direction) + offset, high)
-        for one in (zonotope_margin, interval_margin)
-    ]
-    domain = r.one_token(x, token, EXCESS * length)
-    whole = classifier(model.encoder, readout)
-    margin = float(found.margin)
-    drop = margin - LeastMargin(whole, domain, (label,)).find(20).witness.value
-    state = start(domain)
-    below = [_margin(network, readout, one, direction, offset) for one in (state, second_order(state))]
-    below.append(zonotope_margin(network, x, token, EXCESS * length, direction) + offset)
-    excess = [(margin - one) / drop - 1 for one in below]
-    return (float(found.value) / length, *(one / length for one in by), float(found.attack) / length, *excess)
-
-
-def _margin(
-    network: maps.Map, readout: maps.Compose, state: object, direction: Tensor, offset: float
-) -> float:
-    after = run(maps.Compose((network, readout.maps[0])), state)  # type: ignore[arg-type]
-    return float(least(after, direction.unsqueeze(-1), torch.tensor([offset], dtype=torch.float64)))
+    return not bool(ratios.mean() <= target) or bool(seconds.mean() > time_target)
 
 
 def main() -> int:

@@ -53,14 +53,27 @@ def squares(columns: Tensor) -> Tensor:
     return found
 
 
-def covariances(masses: Tensor, columns: Tensor, labels: Tensor, count: int) -> Tensor:
-    """Σ p_j v_j v_jᵀ over each group, (k, d, d), for few coordinates."""
-    width = len(columns)
-    found = masses.new_zeros(count, width, width)
-    scaled, product = torch.empty_like(masses), torch.empty_like(masses)
+def away_from(centers: Tensor, columns: Tensor, labels: Tensor) -> Tensor:
+    """What is left of columns (d, n) without the center (d, k) of their group."""
+    found = spread_out(centers, labels)
+    return torch.sub(columns, found, out=found)
+
+
+def means_in(masses: Tensor | None, columns: Tensor, labels: Tensor, sizes: Tensor) -> Tensor:
+    """Σ p_j v_j over each group, (d, k), of `sizes` (k,); masses: None where all of a group are the same."""
+    if masses is not None:
+        return sums_in(masses * columns, labels, len(sizes))
+    return sums_in(columns, labels, len(sizes)) / sizes
+
+
+def covariances(masses: Tensor | None, columns: Tensor, labels: Tensor, sizes: Tensor) -> Tensor:
+    """Σ p_j v_j v_jᵀ over each group, (k, d, d), for few coordinates; masses: as above."""
+    width, count = len(columns), len(sizes)
+    found = columns.new_zeros(count, width, width)
+    scaled, product = torch.empty_like(columns[0]), torch.empty_like(columns[0])
     for i, row in enumerate(columns):
-        torch.mul(masses, row, out=scaled)
+        scaled = row if masses is None else torch.mul(masses, row, out=scaled)
         for j in range(i, width):
             torch.mul(scaled, columns[j], out=product)
             found[:, i, j] = found[:, j, i] = sums_in(product, labels, count)
-    return found
+    return found if masses is not None else found / sizes[:, None, None]

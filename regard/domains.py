@@ -7,7 +7,7 @@ and others come (Edited).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 import torch
@@ -161,24 +161,41 @@ class Near(Domain):
 class Neighborhood(Near):
     """Sequences within `radius` of `points` (n, d), in Frobenius or TokenMax norm.
 
+    In a Wasserstein norm it is laws that are near, not sequences: Neighborhood(points, radius,
+    norm=Wasserstein(p), within=...) is a `NearbyLaws`. In W_∞ `within` may be left out.
+
     Examples:
         >>> layer, near = regard.Attention(regard.Dot()), regard.Neighborhood(torch.zeros(3, 2), 0.1)
         >>> regard.deviation(layer, near, regard.Frobenius()).value < 0.2
         True
+        >>> norm = regard.Wasserstein(1)
+        >>> laws = regard.Neighborhood(torch.zeros(3, 2), 0.1, norm=norm, within=regard.Ball(1.0))
+        >>> type(laws).__name__, regard.deviation(layer, laws, norm).value < 0.2
+        ('NearbyLaws', True)
     """
 
     points: Tensor | Measure
     radius: float
     norm: Norm = Frobenius()
+    within: InitVar[Ball | Vocabulary | Tube | None] = None
 
-    def __post_init__(self) -> None:
+    def __new__(  # type: ignore[misc]  # what is made without arguments is a copy, which is filled later
+        cls, points: Any = None, radius: float = 0.0, norm: Norm = Frobenius(), within: Any = None
+    ) -> Neighborhood | NearbyLaws:
+        """A NearbyLaws where the norm compares laws."""
+        return (
+            _nearby(points, radius, norm, within) if isinstance(norm, Wasserstein) else super().__new__(cls)
+        )
+
+    def __post_init__(self, within: Ball | Vocabulary | Tube | None) -> None:
         _sequence(self.points)
         _radius("radius", self.radius)
         if not isinstance(self.norm, (Frobenius, TokenMax)):
-            remedy = "a neighborhood is a ball in Frobenius() or TokenMax(); use Radii for others"
-            if isinstance(self.norm, Wasserstein):
-                remedy = "laws near a law are NearbyLaws(points, radius, within=Ball(...) or Vocabulary(...))"
+            remedy = "give Frobenius() or TokenMax(), or Wasserstein(p) for laws; use Radii for others"
             raise ArgumentError("norm", f"is {self.norm!r}", remedy)
+        if within is not None:
+            remedy = "leave it out: the radius holds every token; it is for norm=Wasserstein(p)"
+            raise ArgumentError("within", f"is given in {self.norm!r}", remedy)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -383,11 +400,45 @@ class Edited(Domain):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class Tube(Object):
+    """What is within `radius` of one of the tokens at hand.
+
+    jumps: whether mass may go from a token to where others are. Where it may not, no mass moves farther than
+    the radius: with W₁ ≤ ρ along one coupling, |Y - X| ≤ radius along the same.
+
+    Examples:
+        >>> x = torch.randn(4, 2, dtype=torch.float64)
+        >>> noisy = regard.domains.NearbyLaws(x, 0.01, regard.domains.Tube(0.1, jumps=False))
+        >>> anywhere = noisy.replace(within=regard.domains.Tube(0.1))
+        >>> bounds = [
+        ...     regard.deviation(regard.Attention(regard.Dot()), laws, regard.Wasserstein(1)).value
+        ...     for laws in (noisy, anywhere)
+        ... ]
+        >>> bounds[0] <= bounds[1] * 1.0001
+        True
+    """
+
+    radius: float
+    jumps: bool = True
+
+    def __post_init__(self) -> None:
+        _radius("radius", self.radius)
+        if not isinstance(self.jumps, bool):
+            remedy = (
+                "give True (mass may go to where other tokens are) or False (all of it stays around its own)"
+            )
+            raise ArgumentError("jumps", f"is {self.jumps!r}", remedy)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class NearbyLaws(Domain):
-    """All laws of tokens that are at most `radius` in W₁ from a given one, and carry its mass to `within` at
-    most: a Ball that holds its atoms, or a Vocabulary, beside which mass may stay where it is.
+    """All laws of tokens that are at most `radius` in W_p from a given one, and carry its mass to `within` at
+    most: a Ball that holds its atoms, a Vocabulary, beside which mass may stay where it is, or a Tube around
+    its atoms.
 
     Laws have any number of atoms, so tokens may split, vanish and appear, as long as little mass moves far.
+    `Neighborhood(points, radius, norm=Wasserstein(p), within=...)` makes one. What is proved of W₁ holds for
+    every p, since W₁ ≤ W_p; in W_∞ the tube of the radius without jumps is all there is.
 
     Examples:
         >>> x = torch.randn(4, 2, dtype=torch.float64)
@@ -398,14 +449,18 @@ class NearbyLaws(Domain):
 
     points: Tensor | Measure
     radius: float
-    within: Ball | Vocabulary
+    within: Ball | Vocabulary | Tube
+    p: float = 1.0
 
     def __post_init__(self) -> None:
         tokens = _sequence(self.points)
         _radius("radius", self.radius)
-        if not isinstance(self.within, (Ball, Vocabulary)):
-            raise ArgumentError("within", f"is {self.within!r}", "give a Ball or a Vocabulary")
-        place = self.within.points if isinstance(self.within, Vocabulary) else self.within.center
+        Wasserstein(self.p)  # p is checked there
+        if not isinstance(self.within, (Ball, Vocabulary, Tube)):
+            remedy = "say where mass may go: a Ball, a Vocabulary of tokens, or a Tube around those at hand"
+            raise ArgumentError("within", f"is {self.within!r}", remedy)
+        place = self.within.points if isinstance(self.within, Vocabulary) else None
+        place = self.within.center if isinstance(self.within, Ball) else place
         if place is not None and place.shape[-1] != tokens.shape[-1]:
             raise ArgumentError(
                 "within",
@@ -423,6 +478,20 @@ class NearbyLaws(Domain):
         found = self.points if isinstance(self.points, Measure) else Measure(self.points)
         weights = None if found.log_weights is None else found.log_weights.double()
         return Measure(found.points.detach().double(), weights)
+
+
+def _nearby(
+    points: Tensor | Measure, radius: float, norm: Wasserstein, within: Ball | Vocabulary | Tube | None
+) -> NearbyLaws:
+    """In W_∞ no mass moves farther than the radius; other distances need a set that mass stays in."""
+    if within is None and norm.p == math.inf:
+        within = Tube(radius, jumps=False)
+    if within is None:
+        remedy = (
+            "say where mass may go: within=Ball(...), Vocabulary(...) or Tube(...); a little mass anywhere"
+        )
+        raise ArgumentError("within", "is not given", f"{remedy} moves outputs without bound")
+    return NearbyLaws(points, radius, within, norm.p)
 
 
 def inserted(

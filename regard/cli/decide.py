@@ -119,7 +119,7 @@ def _show(found: Answers) -> None:
             Text(one.word, style),
             Text(shown(found, one.proved), style),
             shown(found, one.attack),
-            _typos(one),
+            typos_said(one),
         )
     console.print(table)
 
@@ -130,7 +130,8 @@ def _style(found: Answers, one: WordAnswer) -> str:
     return ("bold red", "yellow", "green")[min(2, 3 * rank // len(found.words))]
 
 
-def _typos(one: WordAnswer) -> str:
+def typos_said(one: WordAnswer) -> str:
+    """What became of the typos of a word."""
     if one.typos is None:
         return one.reason or "–"
     if not one.typos.changed:

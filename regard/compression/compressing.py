@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -107,6 +108,11 @@ class _Task:
         queries = None if queries is None else _check_queries(queries)
         ball = _around(keys.points) if domain is None and queries is None else domain
         return _Task(keys, massive, context.points.dtype, size, tolerance, queries, ball)
+
+    @cached_property
+    def columns(self) -> Tensor:
+        """The keys (d, n)."""
+        return columns_of(self.keys.points)
 
     @property
     def where(self) -> Ball | Neighborhood:
@@ -227,8 +233,7 @@ def _compressed(head: Head, form: KeyForm, task: _Task, heads: int) -> Found:
 
 
 def _partition(head: Head, form: KeyForm, task: _Task, center: Tensor, radius: float) -> Partition:
-    keys = task.keys
-    columns = columns_of(keys.points)
+    keys, columns = task.keys, task.columns
     tilt, bias = form.tilts(center.unsqueeze(0))[0], form.bias(keys.points)
     logs = tilt @ columns if bool(tilt.any()) else None
     for more in (bias, keys.log_weights):
@@ -292,7 +297,7 @@ def _for_queries(head: Head, form: KeyForm, task: _Task, heads: int) -> Found:
 
 
 def _atoms(head: Head, form: KeyForm, task: _Task, labels: Tensor, anchors: Tensor) -> Found:
-    cells = Cells(head, form, task.keys, labels, anchors, task.dtype)
+    cells = Cells(head, form, task.keys, labels, anchors, task.dtype, task.columns)
     total = math.log(task.keys.size) if task.keys.log_weights is None else 0.0
     return cells.atoms(), cells.log_mass - total, labels
 

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from regard._groups import FEW, covariances, largest_in, spread_out, squares, sums_in
+from regard._groups import FEW, away_from, covariances, largest_in, means_in, spread_out, squares, sums_in
 
 Criterion = Callable[["Widths"], Tensor]
 """How much each cell is in the way of a bound, (k,)."""
@@ -53,7 +53,7 @@ class Partition:
         self.count = 1
         self._blame = logits.new_zeros(0)
         self._middle, self._direction = logits[:, :0], logits[:, :0]
-        self._largest = float(logits.abs().amax())
+        self._largest = max(float(logits.amax()), -float(logits.amin()))
 
     def proportions(self) -> tuple[float, float]:
         """The radius of the values, and their spread over that of the logits."""
@@ -101,20 +101,20 @@ class Partition:
     def _look(self, active: Tensor, criterion: Criterion) -> None:
         """Blame, middle and direction of some cells."""
         where, local = self._members(active)
-        count = len(active)
-        masses = self._masses(where, local, count)
-        reach, spread, middle, direction = _width(masses, _at(self.logits, where), local, count)
+        sizes = torch.bincount(local, minlength=len(active))
+        masses = self._masses(where, local, len(active))
+        reach, spread, middle, direction = _width(masses, _at(self.logits, where), local, sizes)
         value_reach, value_spread = self.ratio * reach, self.ratio * spread
         if self.values is not None:
-            value_reach, value_spread, *_ = _width(masses, _at(self.values, where), local, count)
+            value_reach, value_spread, *_ = _width(masses, _at(self.values, where), local, sizes)
         flat = reach <= SMALLEST * (1 + self._largest)
         blame = torch.where(flat, 0.0, criterion(Widths(reach, spread, value_reach, value_spread)))
         self._keep(active, blame, middle, direction)
 
-    def _masses(self, where: Tensor | slice, local: Tensor, count: int) -> Tensor:
-        """The law of each cell."""
+    def _masses(self, where: Tensor | slice, local: Tensor, count: int) -> Tensor | None:
+        """The law of each cell, None where it is the uniform one."""
         if self.logs is None:
-            return spread_out(1 / torch.bincount(local, minlength=count).double(), local)
+            return None
         logs = _at(self.logs, where)
         masses = (logs - spread_out(largest_in(logs, local, count), local)).exp_()
         return masses / spread_out(sums_in(masses, local, count), local)
@@ -176,17 +176,17 @@ def _at(values: Tensor, where: Tensor | slice) -> Tensor:
     return values if isinstance(where, slice) else spread_out(values, where)
 
 
-def _width(masses: Tensor, columns: Tensor, labels: Tensor, count: int) -> tuple[Tensor, ...]:
+def _width(masses: Tensor | None, columns: Tensor, labels: Tensor, sizes: Tensor) -> tuple[Tensor, ...]:
     """Of each cell the largest distance from the middle, the root of the largest variance, the middle, and
     the direction of that variance: an eigenvector, or a coordinate where there are many.
     """
-    middle = sums_in(masses * columns, labels, count)
-    away = columns - spread_out(middle, labels)
-    reach = largest_in(squares(away), labels, count, 0.0).sqrt()
+    middle = means_in(masses, columns, labels, sizes)
+    away = away_from(middle, columns, labels)
+    reach = largest_in(squares(away), labels, len(sizes), 0.0).sqrt()
     if len(columns) <= FEW:
-        values, vectors = torch.linalg.eigh(covariances(masses, away, labels, count))
+        values, vectors = torch.linalg.eigh(covariances(masses, away, labels, sizes))
         return reach, values[:, -1].clamp_min(0).sqrt(), middle, vectors[:, :, -1].mT
-    variances = sums_in(masses * away.square(), labels, count)
+    variances = means_in(masses, away.square(), labels, sizes)
     direction = torch.nn.functional.one_hot(variances.argmax(0), len(columns)).to(away).mT
     return reach, variances.sum(0).sqrt(), middle, direction
 

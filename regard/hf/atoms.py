@@ -8,9 +8,8 @@ not whenever they are asked.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,8 +25,7 @@ MORE = 256
 """New tokens that a layer has room for, before it is made anew with twice the room."""
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(NamedTuple):
     """What the kernel takes of wide keys: keys (batch, groups, n, c), and biases (batch, heads, 1, n) whose
     numbers lie side by side.
     """
@@ -96,6 +94,7 @@ class Room:
             torch.cat([part, part.new_zeros(*part.shape[:-2], more, part.shape[-1])], -2)
             for part in (keys, values)
         )
+        self._narrow = self._keys[..., :-1]
         self._bias = laid_out(self._keys, heads)
         self._most = whole
         self.keys, self.values = keys, values
@@ -106,11 +105,13 @@ class Room:
 
     def append(self, keys: Tensor, values: Tensor) -> None:
         """Keys and values (batch, groups, m, ·) of new tokens."""
-        begin, self.count = self.count, self.count + keys.shape[-2]
-        self._keys[:, :, begin : self.count, :-1] = keys
-        self._values[:, :, begin : self.count] = values
-        self.keys, self.values = self._keys[:, :, : self.count], self._values[:, :, : self.count]
-        self.keys.ready = Ready(self.keys[..., :-1], self._bias[..., : self.count])  # type: ignore[attr-defined]
+        more = keys.shape[-2]
+        self._narrow.narrow(2, self.count, more).copy_(keys)
+        self._values.narrow(2, self.count, more).copy_(values)
+        count = self.count = self.count + more
+        self.keys, self.values = self._keys.narrow(2, 0, count), self._values.narrow(2, 0, count)
+        ready = Ready(self._narrow.narrow(2, 0, count), self._bias.narrow(3, 0, count))
+        self.keys.ready = ready  # type: ignore[attr-defined]
 
 
 def atom_cache(layers: list[HeadAtoms], count: int, dtype: torch.dtype, heads: int) -> Any:

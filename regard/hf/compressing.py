@@ -74,7 +74,7 @@ def compress(
 
     reference: what `with listening(model) as heard:` heard while the cache was filled, or token ids (1, m)
     like those to come, which are run once. Queries are turned to positions after the cache. Half of them fit,
-    others calibrate. The model must run an attention that `register` made.
+    the newest of the others calibrate. The model must run an attention that `register` made.
 
     Examples:
         >>> import transformers
@@ -180,9 +180,9 @@ def _listen(model: nn.Module, reference: Heard | Tensor) -> Heard:
 
 
 def _dealt(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Tokens that fit, and others that calibrate."""
+    """Tokens that fit, and others that calibrate: the newest of these, which are most like those to come."""
     if count < 32:
         raise ArgumentError("reference", f"has {count} tokens", "give at least 32")
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     half = min(FITTED, count // 2)
-    return order[:half], order[half : half + CALIBRATING]
+    return order[:half], order[half:].sort().values[-CALIBRATING:]

@@ -14,7 +14,17 @@ import torch
 from torch import Tensor
 
 from regard._enclosed import Matrix, computed_lengths, largest_roots, spectral_norms
-from regard._groups import FEW, columns_of, covariances, largest_in, spread_out, squares, sums_in
+from regard._groups import (
+    FEW,
+    away_from,
+    columns_of,
+    covariances,
+    largest_in,
+    means_in,
+    spread_out,
+    squares,
+    sums_in,
+)
 from regard._upper import ELEMENTARY, Upper, relative_error, sizes
 from regard.measure import Measure
 from regard.proofs.atoms import Atoms, Errors, Given, Groups
@@ -29,7 +39,7 @@ MANY = 20_000
 
 class Cells:
     """Keys `context` (n, d), float64 and each with mass, in groups `labels` (n,), with anchors (k, d) or one
-    for all (1, d); the atoms are stored in `dtype`.
+    for all (1, d); the atoms are stored in `dtype`. columns (d, n): the keys, where they are at hand.
     """
 
     def __init__(
@@ -40,16 +50,18 @@ class Cells:
         labels: Tensor,
         anchors: Tensor,
         dtype: torch.dtype = torch.float64,
+        columns: Tensor | None = None,
     ) -> None:
         self.head, self.form, self.labels, self.anchors, self.dtype = head, form, labels, anchors, dtype
         self.points, self.log_weights = context.points, context.log_weights
         self.sizes = torch.bincount(labels)
         self.count, self.crowd = len(self.sizes), int(self.sizes.max())
         self.width = self.points.shape[-1]
+        self._given_columns = columns
 
     @cached_property
     def _columns(self) -> Tensor:
-        return columns_of(self.points)
+        return columns_of(self.points) if self._given_columns is None else self._given_columns
 
     # The laws
 
@@ -119,6 +131,11 @@ class Cells:
             return spread_out(1 / self._sums, self.labels)
         return self._exponentials / spread_out(self._sums, self.labels)
 
+    @property
+    def _given_masses(self) -> Tensor | None:
+        """p_j, None where all of a group are the same: sums are over their number then."""
+        return None if self._alike else self.masses
+
     @cached_property
     def mass_error(self) -> Upper:
         """At least |log p_j - log of the computed one|; what vanished is nothing beside the rest."""
@@ -133,7 +150,7 @@ class Cells:
 
     @cached_property
     def _means(self) -> Tensor:
-        return sums_in(self.masses * self._columns, self.labels, self.count).mT.contiguous()
+        return means_in(self._given_masses, self._columns, self.labels, self.sizes).mT.contiguous()
 
     @cached_property
     def log_atoms(self) -> Tensor:
@@ -176,7 +193,7 @@ class Cells:
 
     @cached_property
     def _away(self) -> Tensor:
-        return self._columns - spread_out(self.means.mT.contiguous(), self.labels)
+        return away_from(self.means.mT.contiguous(), self._columns, self.labels)
 
     @cached_property
     def spans(self) -> Upper:
@@ -248,7 +265,7 @@ class Cells:
         """The root of the largest eigenvalue of Σ p_j v_j v_jᵀ: p is at most e^error times the computed."""
         inflated = self.mass_error.halved().exp()
         if len(columns) <= FEW:
-            gram = covariances(self.masses, columns, self.labels, self.count)
+            gram = covariances(self._given_masses, columns, self.labels, self.sizes)
             return largest_roots(gram, self.crowd + 2) * inflated
         if self.count > MANY:
             traces = sums_in(self.masses * squares(columns), self.labels, self.count)

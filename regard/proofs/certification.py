@@ -11,8 +11,9 @@ from regard.attention import Attention
 from regard.certificate import Certificate
 from regard.domains import Ball, Domain, Edited, Near, NearbyLaws
 from regard.errors import ArgumentError
-from regard.maps import Heads, Map
+from regard.maps import Heads, Map, Residual
 from regard.norms import EntryMax, Frobenius, Norm, OwnToken, TokenMax, TokenSum, Wasserstein
+from regard.proofs.law_rows import ball_around
 from regard.proofs.question import answering, once, question
 from regard.proofs.shapes import fit
 from regard.proofs.subject import Head, MultiHead, subject_of
@@ -37,7 +38,7 @@ def certify(map: Any, domain: Domain, norm: Norm) -> Certificate:
 
     map: an Attention, a map of `regard.maps`, or a module of torch that has a rule. Every theorem that
     matches runs; the result is the smallest bound, with the others on its ladder. Infinity is an answer: it
-    comes with the reasons, and with what would help.
+    comes with the reasons, and with what would help. Of NearbyLaws any two are compared, in Wasserstein(p).
 
     Examples:
         >>> layer = regard.Attention(regard.Dot(torch.eye(4), torch.eye(4)))
@@ -47,7 +48,9 @@ def certify(map: Any, domain: Domain, norm: Norm) -> Certificate:
         True
     """
     _check_arguments(domain, norm)
-    if isinstance(domain, (Edited, NearbyLaws)):
+    if isinstance(domain, NearbyLaws):
+        return _between_laws(map, domain, norm)
+    if isinstance(domain, Edited):
         remedy = "it is about what lies around one input: use deviation(map, domain, norm)"
         raise ArgumentError("domain", f"is {domain!r}", remedy)
     return _smallest(constants, map, domain, norm)
@@ -107,6 +110,24 @@ def _smallest(quantity: Verb, map: Any, domain: Domain, norm: Norm) -> Certifica
     with question():
         key = (quantity.name, id(map), domain, norm)
         return once(key, map, lambda: _answer(quantity, map, domain, norm))
+
+
+def _between_laws(map: Any, domain: NearbyLaws, norm: Norm) -> Certificate:
+    """The constant on a ball that holds all laws, or what theorems say of two laws near the given one."""
+    if not isinstance(norm, Wasserstein):
+        raise ArgumentError("norm", f"is {norm!r}", "laws are compared in Wasserstein(p)")
+    held = _smallest(constants, map, ball_around(domain), norm)
+    declared = map if isinstance(map, (Attention, Map)) else declare.one(map)
+    inner = declared.map if isinstance(declared, Residual) else declared
+    if not isinstance(inner, (Attention, Heads)):
+        return replace(held, domain=domain)
+    try:
+        subject = subject_of(inner, residual=isinstance(declared, Residual))
+    except Refusal as refusal:
+        return replace(held, domain=domain, refused=(*held.refused, str(refusal)))
+    found, refused = rungs(constants, subject, domain, norm)
+    ladder = sorted([*found, replace(held, domain=domain, others=())], key=lambda rung: rung.value)
+    return replace(ladder[0], others=(*ladder[1:], *held.others), refused=(*held.refused, *refused))
 
 
 def _answer(quantity: Verb, map: Any, domain: Domain, norm: Norm) -> Certificate:

@@ -22,14 +22,21 @@ READOUT = (
     "a decision is between logits of one token (1, classes): give a readout that makes them, e.g. "
     "readout=Compose((Pool(), Affine(weight))) of regard.maps and regard.nonexpansive for the mean token"
 )
+EMBEDDED = (
+    "a cosine is of one token (1, width): give a readout that makes it, e.g. readout=Pool() of "
+    "regard.nonexpansive for the mean token"
+)
 
 
 @dataclass(frozen=True)
 class Classifier:
-    """whole: from tokens (n, d) to logits (1, classes), as one map. parts: what was given, run as it is."""
+    """whole: from tokens (n, d) to logits (1, classes), as one map. parts: what was given, run as it is.
+    remedy: what to do where it gives something else.
+    """
 
     whole: Any
     parts: tuple[Any, ...]
+    remedy: str = READOUT
 
     @cached_property
     def exact(self) -> Any:
@@ -58,7 +65,7 @@ class Classifier:
     def _logits(self, points: Tensor, value: Tensor) -> Tensor:
         if value.shape[:-2] != points.shape[:-2] or value.shape[-2] != 1 or value.shape[-1] < 2:
             found = f"takes {list(points.shape)} to {list(value.shape)}"
-            raise ArgumentError("model", found, READOUT)
+            raise ArgumentError("model", found, self.remedy)
         return value.squeeze(-2)
 
     @cached_property
@@ -78,7 +85,8 @@ def classifier(model: Any, readout: Any = None, verb: str = "decide") -> Classif
         declared = [part if isinstance(part, (Attention, Map)) else declare.one(part) for part in parts]
     except Refusal as refusal:
         raise RefusalError(verb, [str(refusal)]) from None
-    return Classifier(declared[0] if len(declared) == 1 else Compose(tuple(declared)), parts)
+    whole = declared[0] if len(declared) == 1 else Compose(tuple(declared))
+    return Classifier(whole, parts, EMBEDDED if verb == "certified_cosine" else READOUT)
 
 
 def _run(part: Any, value: Tensor) -> Tensor:
@@ -92,13 +100,19 @@ def _run(part: Any, value: Tensor) -> Tensor:
     exactly = in_double(part)
     if value.ndim == 2:
         return exactly(value.double())
-    return torch.stack([_run(exactly, one) for one in value])
+    return torch.stack([exactly(one) for one in value.double()])
 
 
 def _flat(map: Any) -> tuple[Any, ...]:
     if not isinstance(map, Compose):
         return (map,)
     return tuple(inner for part in map.maps for inner in _flat(part))
+
+
+def check_steps(steps: int) -> None:
+    """A number of steps of an attack."""
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        raise ArgumentError("steps", f"is {steps!r}", "give a positive integer")
 
 
 def check_sequence(name: str, x: Tensor) -> None:

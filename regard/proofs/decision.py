@@ -11,19 +11,20 @@ import torch
 from torch import Tensor
 
 from regard.certificate import Certificate, Hypothesis, round_down
-from regard.domains import Near
+from regard.domains import Hull, Near
 from regard.errors import ArgumentError
 from regard.maps import Compose
 from regard.norms import Frobenius, TokenMax
 from regard.proofs.ball_model.beginning import by_orders
 from regard.proofs.ball_model.margin import least
 from regard.proofs.ball_model.state import State
-from regard.proofs.classifier import Classifier, check_sequence, classifier
+from regard.proofs.classifier import Classifier, check_sequence, check_steps, classifier
 from regard.proofs.decision_attack import LeastMargin
 from regard.proofs.falsification import Witness
 from regard.proofs.question import question
+from regard.proofs.subdivision import check_pieces, least_lead
 from regard.proofs.theorem import NO_THEOREM, Refusal, assumed, checked
-from regard.proofs.theorems.ball_model import THEOREM, arithmetic, run, start
+from regard.proofs.theorems.ball_model import THEOREM, arithmetic, run
 
 QUANTITY = "lead of any other class"
 
@@ -62,7 +63,7 @@ class Decision:
         names = ", ".join(str(label) for label in self.label)
         said = f"the answer {names}" if len(self.label) == 1 else f"the leading set {{{names}}}"
         lines = [f"{said} {WORDS[self.holds]} on {self.margin.domain}"]
-        if self.holds is not False:
+        if self.holds is not False and math.isfinite(self.least_margin):
             lines.append(
                 f"  proved: it leads by at least {round_down(self.least_margin)}; nearest is {self.runner_up}"
             )
@@ -84,13 +85,15 @@ def decide(
     readout: Any = None,
     label: int | Sequence[int] | None = None,
     steps: int = 20,
+    pieces: int = 1,
 ) -> Decision:
     """Whether the label leads all other classes for every input of the domain, which is around x (n, d).
 
     model: what `certify` takes, from tokens to logits (1, classes); readout: a map that makes them of its
     value. label: None means the class that leads at x; several mean that each of them leads all others (the k
     most probable next tokens). steps: of the attack, which runs first; what it finds is run by the model
-    itself, in its own dtype.
+    itself, in its own dtype. pieces: how many bounds may be asked for, of parts of a Hull that is cut where
+    one bound does not suffice.
 
     Examples:
         >>> from regard.maps import Affine, Compose
@@ -103,6 +106,8 @@ def decide(
     """
     check_sequence("x", x)
     check_domain(domain, x)
+    check_pieces(pieces, domain)
+    check_steps(steps)
     with question():
         found = classifier(model, readout)
         logits = found.run(x)
@@ -110,7 +115,7 @@ def decide(
         attack = LeastMargin(found, domain, labels).find(steps)
         if attack.changed:
             return _refuted(found, domain, labels, attack.witness)
-        return _proved(found, domain, labels, attack.witness)
+        return _proved(found, domain, labels, attack.witness, pieces)
 
 
 def check_domain(domain: Near, x: Tensor) -> None:
@@ -157,32 +162,37 @@ def _rival(logits: Tensor, labels: tuple[int, ...]) -> int:
     return int(logits.index_fill(-1, torch.tensor(labels), -math.inf).argmax(-1))
 
 
-def _proved(found: Classifier, domain: Near, labels: tuple[int, ...], witness: Witness) -> Decision:
-    certificate, rival, reason = margin_certificate(found, domain, labels)
+def _proved(
+    found: Classifier, domain: Near, labels: tuple[int, ...], witness: Witness, pieces: int
+) -> Decision:
+    certificate, rival, reason = margin_certificate(found, domain, labels, pieces)
     holds = True if certificate.value < 0 else None
     rival = _rival(found.run(_moved(witness)), labels) if rival is None else rival
     return Decision(holds, labels, rival, certificate, witness, reason)
 
 
 def margin_certificate(
-    found: Classifier, domain: Near, labels: tuple[int, ...]
+    found: Classifier, domain: Near, labels: tuple[int, ...], pieces: int = 1
 ) -> tuple[Certificate, int | None, str]:
     """At most by how much another class leads, with that class, and why there is no more; the second order is
-    tried where the first does not suffice.
+    tried where the first does not suffice, and then parts of the domain, by at most so many bounds.
     """
     try:
-        best, rival = _better_order(found, start(domain), labels)
+        (best, rival), count = least_lead(domain, lambda state: better_order(found, state, labels), pieces)
     except Refusal as refusal:
         none = Certificate(
             math.inf, domain, Frobenius(), NO_THEOREM, refused=(str(refusal),), quantity=QUANTITY
         )
         return none, None, f"the bounds say nothing about it: {refusal}"
     hypotheses = (checked("every class has its own functional of one state"), *arithmetic_of(found))
+    if count > 1:
+        hypotheses = (checked(f"the domain was cut into parts, by {count} bounds"), *hypotheses)
     made = Certificate(-best, domain, _norm(domain), THEOREM.cited, hypotheses, quantity=QUANTITY)
-    return made, rival, "" if best > 0 else "the bounds do not reach so far; use a smaller radius"
+    remedy = "more pieces, or nearer embeddings" if isinstance(domain, Hull) else "a smaller radius"
+    return made, rival, "" if best > 0 else f"the bounds do not reach so far; use {remedy}"
 
 
-def _better_order(found: Classifier, state: State, labels: tuple[int, ...]) -> tuple[float, int]:
+def better_order(found: Classifier, state: State, labels: tuple[int, ...]) -> tuple[float, int]:
     """At most the least lead of a label, by the first order, and by the second where that does not suffice or
     says nothing at all.
     """

@@ -206,6 +206,8 @@ class LeastMargin:
         own = self._own(x)
         changed = self._changed(x)
         value = float(lead(self.classifier.run(own).double(), self.labels))
+        if math.isnan(value) and own is not self.points:  # beyond the numbers of its dtype
+            return self._found(self.points)
         return Found(Witness(value, self.points, own.double(), Frobenius()), changed)
 
 

@@ -68,13 +68,13 @@ def substitutions(
     """
     _check(tokens, choices, words, batch)
     with torch.no_grad():
-        label = int(logits(tokens.unsqueeze(0))[0].argmax())
+        label = int(_checked(logits(tokens.unsqueeze(0)), 1)[0].argmax())
         count = 0
         changed: list[dict[int, int]] = []
         worst: tuple[float, dict[int, int]] = (math.inf, {})
         for group in _batches(_exchanges(choices, words), batch):
             count += len(group)
-            leads, others = outcomes(logits(_exchanged(tokens, group)), label)
+            leads, others = outcomes(_checked(logits(_exchanged(tokens, group)), len(group)), label)
             pairs = sorted(zip(leads, others, group, strict=True), key=lambda one: one[0])
             changed += [exchange for _, other, exchange in pairs if other]
             worst = min(worst, (pairs[0][0], pairs[0][2]), key=lambda pair: pair[0])
@@ -89,6 +89,16 @@ def outcomes(logits: Tensor, label: int) -> tuple[list[float], list[bool]]:
     broken = leads.isnan()
     others = (logits.argmax(-1) != label) | broken
     return torch.where(broken, -math.inf, leads).tolist(), others.tolist()
+
+
+def _checked(found: Tensor, batch: int) -> Tensor:
+    """Logits of as many sentences as were asked about, between two classes or more."""
+    if found.ndim != 2 or len(found) != batch or found.shape[-1] < 2:
+        shape = f"gives shape {list(found.shape)} for {batch} sentences"
+        raise ArgumentError(
+            "logits", shape, "give a function to logits (batch, classes), two classes or more"
+        )
+    return found
 
 
 def _check(tokens: Tensor, choices: Mapping[int, list[int]], words: int, batch: int) -> None:

@@ -11,6 +11,7 @@ atoms, (m, N) for candidates.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -18,10 +19,20 @@ from torch import Tensor
 
 from regard._enclosed import Numbers, Vectors, computed_lengths
 from regard._upper import ELEMENTARY, UNIT, Lower, Upper, exact, relative_error
-from regard.domains import Ball, NearbyLaws, Vocabulary
+from regard.domains import Ball, NearbyLaws, Tube, Vocabulary
 from regard.proofs.candidates import Rows, about
-from regard.proofs.setting import equivariant
+from regard.proofs.setting import equivariant, finite_ball, middle
 from regard.proofs.subject import Head
+
+
+@dataclass(frozen=True)
+class Balls:
+    """Where mass may go: that of atom j to the ball about the center j of (n, d), or about the only one."""
+
+    centers: Tensor
+    radius: Upper
+    shift: int = 0
+    """In a tube: the center j is the atom so many before j."""
 
 
 class LawRows:
@@ -41,7 +52,8 @@ class LawRows:
         place = self.domain.within
         if isinstance(place, Vocabulary):
             return about(self.candidates, self.middle).lengths().amax()
-        return about(self.center.unsqueeze(0), self.middle).lengths().amax() + exact(place.radius)
+        centers = self.points if isinstance(place, Tube) else self.center.unsqueeze(0)
+        return about(centers, self.middle).lengths().amax() + exact(place.radius)
 
     @cached_property
     def masses(self) -> Upper:
@@ -65,10 +77,21 @@ class LawRows:
         return torch.zeros_like(self.points[0]) if center is None else center.detach().double()
 
     @cached_property
-    def radius(self) -> Upper:
-        """The radius of a ball that holds atoms and candidates."""
+    def balls(self) -> list[Balls]:
+        """The ball, or those of a tube: each atom's own, and every other where mass may jump."""
         place = self.domain.within
-        return exact(place.radius) if isinstance(place, Ball) else self.reach
+        assert isinstance(place, (Ball, Tube))
+        radius = exact(place.radius)
+        if isinstance(place, Ball):
+            return [Balls(self.center.unsqueeze(0), radius)]
+        shifts = range(self.count) if place.jumps else (0,)
+        return [Balls(self.points.roll(shift, 0), radius, shift) for shift in shifts]
+
+    @cached_property
+    def own_radius(self) -> Upper | None:
+        """How far mass may go at the most, where all of it stays around its atom."""
+        place = self.domain.within
+        return exact(place.radius) if isinstance(place, Tube) and not place.jumps else None
 
     # Weights
 
@@ -87,21 +110,39 @@ class LawRows:
         """log k(y) of a vocabulary, (m, N)."""
         return self.rows.log_odds(self.rows.seen(self.candidates))
 
+    def log_centers(self, balls: Balls) -> Numbers:
+        """log k of the centers, (m, n) or (m, 1)."""
+        return self.rows.log_odds(self.rows.seen(balls.centers))
+
     @cached_property
     def largest(self) -> Tensor:
         """No log k(y) is above this, (m,)."""
-        if isinstance(self.domain.within, Ball):
-            return self.rows.log_odds_in(self.center, self.radius).largest()
+        place = self.domain.within
+        if isinstance(place, Ball):
+            return self.rows.log_odds_in(self.center, exact(place.radius)).largest()
+        if isinstance(place, Tube):
+            return self._around(exact(place.radius)).amax(-1)
         words = self.log_words.largest().amax(-1)
         return torch.maximum(words, self.log_atoms.largest().amax(-1))
 
     @cached_property
+    def largest_from(self) -> Tensor:
+        """No log k(y) is above this where the mass of an atom may go, (m, n) or (m, 1)."""
+        own = self.own_radius
+        return self.largest.unsqueeze(-1) if own is None else self._around(own)
+
+    def _around(self, radius: Upper) -> Tensor:
+        """log κ_j + αr, (m, n)."""
+        return self.log_atoms.largest(self.alpha.unsqueeze(-1) * radius)
+
+    @cached_property
     def smallest(self) -> Tensor:
         """No log k(y) is below this, (m,)."""
-        if isinstance(self.domain.within, Ball):
-            at = self.rows.log_odds(self.rows.seen(self.center.unsqueeze(0)))
-            return at.smallest(self.alpha.unsqueeze(-1) * self.radius)[:, 0]
-        return torch.minimum(self.log_words.smallest().amin(-1), self.log_atoms.smallest().amin(-1))
+        place = self.domain.within
+        if isinstance(place, Vocabulary):
+            return torch.minimum(self.log_words.smallest().amin(-1), self.log_atoms.smallest().amin(-1))
+        at = self.log_centers(self.balls[0])
+        return at.smallest(self.alpha.unsqueeze(-1) * exact(place.radius)).amin(-1)
 
     # Values
 
@@ -120,24 +161,50 @@ class LawRows:
     @cached_property
     def farthest(self) -> Upper:
         """At least |z(y)|, (m,): no law moves a row farther."""
-        if isinstance(self.domain.within, Ball):
-            return self.rows.farthest_in(self.center, self.radius)
+        place = self.domain.within
+        if isinstance(place, Ball):
+            return self.rows.farthest_in(self.center, exact(place.radius))
+        if isinstance(place, Tube):
+            return self.atoms.lengths().amax(-1) + self.head.w * exact(place.radius)
         words = self.away(self.rows.seen(self.candidates)).lengths().amax(-1)
         return words.maximum(self.atoms.lengths().amax(-1))
 
+    @cached_property
+    def farthest_from(self) -> Upper:
+        """At least |z(y)| where the mass of an atom may go, (m, n) or (m, 1)."""
+        own = self.own_radius
+        return self.farthest.unsqueeze(-1) if own is None else self.atoms.lengths() + self.head.w * own
+
+    @cached_property
+    def spreads(self) -> Upper:
+        """At least the root of the largest variance of the keys in each row, in any direction, (m,)."""
+        keys, means = self.rows.keys, self.rows.means
+        rounding = Upper(2 * UNIT) * self.rows.reach
+        away = keys.center.unsqueeze(0) - means.center.unsqueeze(1)
+        law = (self.masses.unsqueeze(0) * self.log_atoms.exp()).minimum(exact(torch.ones_like(away[..., 0])))
+        return Vectors(away, keys.error + means.error + rounding).spreads(law)
+
     def moments(self) -> Upper:
         """At least |h(y) - h(x_j)| for words y, (m, n, N), one row at a time."""
-        rows = [self._moments_of(row) for row in range(len(self.points))]
+        words = self.away(self.rows.seen(self.candidates))
+        return self._moments(words, self.log_words)
+
+    @cached_property
+    def atom_moments(self) -> Upper:
+        """At least |h(x_i) - h(x_j)|, (m, n, n)."""
+        return self._moments(self.atoms, self.log_atoms)
+
+    def _moments(self, words: Vectors, logs: Numbers) -> Upper:
+        rows = [self._moments_of(row, words, logs) for row in range(len(self.points))]
         return Upper(torch.stack([row.bound for row in rows]))
 
-    def _moments_of(self, row: int) -> Upper:
-        words = self.away(self.rows.seen(self.candidates))
+    def _moments_of(self, row: int, words: Vectors, logs: Numbers) -> Upper:
         here, there = self.atoms.center[row], words.center[row]
-        kappa, k = self.log_atoms.center[row].exp(), self.log_words.center[row].exp()
+        kappa, k = self.log_atoms.center[row].exp(), logs.center[row].exp()
         h_here, h_there = kappa.unsqueeze(-1) * here, k.unsqueeze(-1) * there
         apart = torch.cdist(h_here, h_there, compute_mode="donot_use_mm_for_euclid_dist")
         lost_here = _lost(kappa, here, self.atoms.error, self.log_atoms.error)
-        lost_there = _lost(k, there, words.error, self.log_words.error)
+        lost_there = _lost(k, there, words.error, logs.error)
         found = Upper(apart.clamp_min(1e-150), here.shape[-1] + 4)
         return found + lost_here.unsqueeze(-1) + lost_there.unsqueeze(0)
 
@@ -147,19 +214,17 @@ class LawRows:
         found = torch.cdist(self.points, self.candidates, compute_mode="donot_use_mm_for_euclid_dist")
         return Lower(torch.where(found > 1e-140, found, 0.0), self.points.shape[-1] + 4)
 
-    @cached_property
-    def values_apart(self) -> Upper:
-        """At least |V(y) - V_j| on a ball, (n,): |W|(R + |x_j - c|)."""
-        return self.head.w * (self.radius + about(self.points, self.center).lengths())
 
-
-def ball_around(domain: NearbyLaws) -> Upper:
-    """At least the radius of a ball that holds every law of the domain."""
-    place = domain.within
+def ball_around(domain: NearbyLaws) -> Ball:
+    """A ball that holds every law of the domain."""
+    place, points = domain.within, domain.measure.points
     if isinstance(place, Ball):
-        return exact(place.radius)
-    points = torch.cat([domain.measure.points, place.points.detach().double()])
-    return about(points, points.mean(0)).lengths().amax()
+        center = torch.zeros_like(points[0]) if place.center is None else place.center.detach().double()
+        return Ball(place.radius, center)
+    more = exact(place.radius if isinstance(place, Tube) else 0.0)
+    points = torch.cat([points, place.points.detach().double()]) if isinstance(place, Vocabulary) else points
+    center = middle(points)
+    return finite_ball(about(points, center).lengths().amax() + more, center, None)
 
 
 def _lost(weight: Tensor, away: Tensor, error: Upper, log_error: Upper) -> Upper:

@@ -16,6 +16,7 @@ from regard.domains import Ball, Edited, NearbyLaws, Radii, Vocabulary
 from regard.measure import Measure
 from regard.norms import Frobenius, Norm, TokenMax, TokenSum, Wasserstein
 from regard.proofs.certification import deviation
+from regard.proofs.setting import middle
 
 
 @dataclass(frozen=True)
@@ -124,15 +125,6 @@ def balls_around(points: Tensor, tokens: int | None) -> tuple[Ball, ...]:
         torch.zeros_like(points[0]),
         points.mean(0),
         0.5 * (points.amax(0) + points.amin(0)),
-        _middle(points),
+        middle(points),
     )
     return tuple(Ball(float(lengths(points - center, 1).amax()), center, tokens) for center in centers)
-
-
-def _middle(points: Tensor, steps: int = 200) -> Tensor:
-    """Nearly the center of the smallest ball: steps of 1/k towards the farthest point (badoiu2003)."""
-    center = points.mean(0)
-    for step in range(1, steps + 1):
-        farthest = points[(points - center).norm(dim=-1).argmax()]
-        center = center + (farthest - center) / (step + 1)
-    return center

@@ -20,7 +20,7 @@ from regard.domains import Box, Near, Neighborhood, Radii, Whole
 from regard.errors import ArgumentError
 from regard.norms import EntryMax, Frobenius, SequenceNorm, TokenMax, TokenSum
 from regard.proofs.certification import certify
-from regard.proofs.classifier import Classifier, classifier
+from regard.proofs.classifier import Classifier, check_steps, classifier
 from regard.proofs.decision import margin_certificate
 from regard.proofs.decision_attack import ShortestChange
 from regard.proofs.theorem import assumed, checked
@@ -155,23 +155,23 @@ class _Near:
         best: tuple[float, Certificate] | None = None
         low, high = known, attack
         radius = (attack if math.isfinite(attack) else float(self.points.norm())) / 16
-        radius = radius if radius > known else _next(low, high, known)
+        radius = radius if radius > known else _up(low, high)
         for _ in range(TRIES):
             if not low < radius < high or (low > 0 and high / low < resolution):
                 break
             certificate = self.proved(radius)
             if certificate is None:
                 high = radius
+                down = best is None and radius / 4 > low
+                radius = radius / 4 if down else math.sqrt(low * high)
             else:
                 low, best = radius, (radius, certificate)
-            radius = _next(low, high, radius)
+                radius = _up(low, high)
         return best
 
 
-def _next(low: float, high: float, radius: float) -> float:
-    if not low:
-        return radius / 4
-    return min(2 * radius, math.sqrt(low * high)) if math.isfinite(high) else 2 * radius
+def _up(low: float, high: float) -> float:
+    return min(2 * low, math.sqrt(low * high)) if math.isfinite(high) else 2 * low
 
 
 def _check_arguments(x: Tensor, token: int | None, norm: SequenceNorm, steps: int) -> None:
@@ -181,10 +181,11 @@ def _check_arguments(x: Tensor, token: int | None, norm: SequenceNorm, steps: in
     _check.finite("x", x)
     if not isinstance(norm, SequenceNorm):
         raise ArgumentError("norm", f"is {norm!r}", "give Frobenius(), TokenMax(), TokenSum() or EntryMax()")
+    if token is not None and (isinstance(token, bool) or not isinstance(token, int)):
+        raise ArgumentError("token", f"is {token!r}", "give the position of a token, or None for all")
     if token is not None and not -x.shape[-2] <= token < x.shape[-2]:
         raise ArgumentError("token", f"is {token}", f"there are {x.shape[-2]} tokens")
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise ArgumentError("steps", f"is {steps!r}", "give a positive integer")
+    check_steps(steps)
 
 
 def _certificate(whole: Any, domain: Whole, norm: SequenceNorm, token: int | None) -> Certificate:

@@ -84,6 +84,17 @@ def balls_of(domain: Domain, width: int) -> list[BallFacts]:
     return [BallFacts(center, (lengths(points - center, 1) + moves).amax(), reach) for center in centers]
 
 
+def middle(points: Tensor, steps: int = 200) -> Tensor:
+    """Nearly the center of the smallest ball that holds points: steps of 1/k towards the farthest
+    (badoiu2003).
+    """
+    center = points.mean(0)
+    for step in range(1, steps + 1):
+        farthest = points[(points - center).norm(dim=-1).argmax()]
+        center = center + (farthest - center) / (step + 1)
+    return center
+
+
 def radius_of(domain: Ball | Neighborhood) -> Upper:
     """The radius, which is given and exact."""
     return exact(float(domain.radius))

@@ -17,7 +17,7 @@ from regard.norms import TokenMax
 from regard.proofs.ball_model.beginning import at_rest, by_orders
 from regard.proofs.ball_model.ellipsoids import longest, pushed
 from regard.proofs.ball_model.state import State
-from regard.proofs.classifier import Classifier, check_sequence, classifier
+from regard.proofs.classifier import Classifier, check_sequence, check_steps, classifier
 from regard.proofs.decision import arithmetic_of, check_domain
 from regard.proofs.decision_attack import as_it_runs
 from regard.proofs.falsification import Witness
@@ -84,6 +84,7 @@ def certified_cosine(
     """
     check_sequence("x", x)
     check_domain(domain, x)
+    check_steps(steps)
     with question():
         found = classifier(model, readout, "certified_cosine")
         attack = _SmallestCosine(found, domain).find(steps)

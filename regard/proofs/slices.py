@@ -17,37 +17,50 @@ from torch import Tensor
 from regard._enclosed import Numbers, Vectors
 from regard._upper import UNIT, Lower, Upper, exact_lower
 from regard.proofs.candidates import about
-from regard.proofs.law_rows import LawRows
+from regard.proofs.law_rows import Balls, LawRows
 
 
 class Slices:
-    """Of the ball of `rows`, for cells [low, high] of log k, (m, n, cells)."""
+    """Of the balls that atoms may go to, for cells [low, high] of log k, (m, n, cells)."""
 
-    def __init__(self, rows: LawRows, low: Tensor, high: Tensor) -> None:
-        self.rows, self.low, self.high = rows, low, high
+    def __init__(self, rows: LawRows, balls: Balls, low: Tensor, high: Tensor) -> None:
+        self.rows, self.balls, self.low, self.high = rows, balls, low, high
         self.alpha = rows.alpha[:, None, None]
         self.alpha_low = rows.rows.slopes.lengths_low()[:, None, None]
-        at = rows.rows.log_odds(rows.rows.seen(rows.center.unsqueeze(0)))
+        at = rows.log_centers(balls)
         self.center = Numbers(at.center.unsqueeze(-1), at.error)
 
     def nearest_atoms(self) -> Lower:
         """At most |y - x_j|, (m, n, cells)."""
-        atoms = self.rows.log_atoms
-        atoms = Numbers(atoms.center.unsqueeze(-1), atoms.error)
-        away = about(self.rows.points, self.rows.center).lengths_low()[None, :, None]
-        along = self._gap(atoms) / self.alpha
-        across = (away.square() - (self._at_most(atoms) / self.alpha_low).square()).sqrt() - self._wide
+        away = about(self.rows.points, self.balls.centers).lengths_low()[None, :, None]
+        along = self._gap(self._atoms) / self.alpha
+        across = (away.square() - (self._at_most(self._atoms) / self.alpha_low).square()).sqrt() - self._wide
         return (along.square() + across.square()).sqrt().maximum(along)
+
+    def farthest_atoms(self) -> Upper:
+        """At least |y - x_j|, (m, n, cells)."""
+        away = about(self.rows.points, self.balls.centers).lengths()[None, :, None]
+        found = self._farthest(away, self._atoms)
+        return found.minimum((away + self.balls.radius).expand_as(found.value))
 
     def farthest_from_means(self) -> Upper:
         """At least |y - m_i|, m_i the mean of the row's law of keys, (m, n, cells)."""
-        seen, means = self.rows.rows.seen(self.rows.center.unsqueeze(0)), self.rows.rows.means
+        seen, means = self.rows.rows.seen(self.balls.centers), self.rows.rows.means
         rounding = Upper(2 * UNIT) * self.rows.rows.reach
-        apart = Vectors(means.center - seen.center, means.error + seen.error + rounding)
-        middles = self._log_means
-        across = apart.lengths()[:, None, None].square() - (self._at_least(middles) / self.alpha).square()
-        along = self._span(middles) / self.alpha_low
-        return (along.square() + (across.sqrt() + self._wide).square()).sqrt()
+        apart = Vectors(means.center.unsqueeze(1) - seen.center, means.error + seen.error + rounding)
+        return self._farthest(apart.lengths().unsqueeze(-1), self._log_means)
+
+    def _farthest(self, away: Upper, point: Numbers) -> Upper:
+        """At least |y - p| for points p at most `away` from the center, with log k(p) as given."""
+        across = (away.square() - (self._at_least(point) / self.alpha).square()).sqrt()
+        along = self._span(point) / self.alpha_low
+        return (along.square() + (across + self._wide).square()).sqrt()
+
+    @cached_property
+    def _atoms(self) -> Numbers:
+        """log κ_j, (m, n, 1)."""
+        atoms = self.rows.log_atoms
+        return Numbers(atoms.center.unsqueeze(-1), atoms.error)
 
     @cached_property
     def _log_means(self) -> Numbers:
@@ -60,7 +73,7 @@ class Slices:
     @cached_property
     def _wide(self) -> Upper:
         """At least q, in every cell."""
-        return (self.rows.radius.square() - (self._gap(self.center) / self.alpha).square()).sqrt()
+        return (self.balls.radius.square() - (self._gap(self.center) / self.alpha).square()).sqrt()
 
     # Distances of logarithms
 

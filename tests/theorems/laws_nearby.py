@@ -2,7 +2,7 @@
 
 import torch
 
-from regard.domains import Ball, NearbyLaws, Vocabulary
+from regard.domains import Ball, NearbyLaws, Tube, Vocabulary
 from regard.measure import Measure
 from tests.theorems.exact import D, normal
 
@@ -21,6 +21,10 @@ def another(generator: torch.Generator, domain: NearbyLaws) -> Measure:
     if isinstance(domain.within, Vocabulary):
         words = domain.within.points
         places = words[torch.randint(len(words), (count,), generator=generator)]
+    elif isinstance(domain.within, Tube):
+        to = torch.randperm(count, generator=generator) if domain.within.jumps else torch.arange(count)
+        away = normal(generator, count, width)
+        places = given.points[to] + domain.within.radius * (1 - 1e-9) * away / away.norm(dim=-1, keepdim=True)
     else:
         away = normal(generator, count, width)
         places = domain.within.radius * (1 - 1e-9) * away / away.norm(dim=-1, keepdim=True)

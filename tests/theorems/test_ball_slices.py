@@ -6,7 +6,7 @@ import torch
 from regard._enclosed import Numbers, Vectors
 from regard._upper import exact
 from regard.attention import Attention
-from regard.domains import Ball, NearbyLaws
+from regard.domains import Ball, NearbyLaws, Tube
 from regard.measure import Measure
 from regard.potentials import Bilinear
 from regard.proofs.law_rows import LawRows
@@ -24,7 +24,7 @@ def _seen(rows: LawRows, y: torch.Tensor) -> Slices:
     """One cell for each key: its log k."""
     logs = rows.rows.log_odds(rows.rows.seen(y)).center
     cells = logs.unsqueeze(1).expand(-1, rows.count, -1)
-    return Slices(rows, cells - 1e-9, cells + 1e-9)
+    return Slices(rows, rows.balls[0], cells - 1e-9, cells + 1e-9)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -42,7 +42,32 @@ def test_no_key_of_that_weight_is_nearer_or_farther(seed):
     nearest, farthest = slices.nearest_atoms().bound, slices.farthest_from_means().bound
     assert bool((nearest <= apart.unsqueeze(0)).all())
     assert bool((farthest >= torch.cdist(means, y).unsqueeze(1)).all())
+    beyond = slices.farthest_atoms().bound
+    assert bool((beyond >= apart.unsqueeze(0)).all())
+    assert float((apart / beyond).amax()) > 0.9
     assert float((nearest / apart).amax()) > 0.9  # and hardly less
+
+
+@pytest.mark.parametrize("jump", [0, 1, 3])
+def test_balls_of_a_tube(jump):
+    """Keys around atom j, or around the atom that is `jump` before it."""
+    g = generator(jump)
+    attention, given = Attention(Bilinear(normal(g, 3, 3))), law(g, 4, 3, 1.0, weighted=True)
+    rows = _rows(attention, NearbyLaws(given, 0.1, Tube(0.4)))
+    balls = rows.balls[jump]
+    torch.testing.assert_close(balls.centers, given.points[(torch.arange(4) - jump) % 4])
+    away = normal(g, 300, 1, 3)
+    y = balls.centers + 0.4 * away / away.norm(dim=-1, keepdim=True) * torch.rand(
+        300, 4, 1, generator=g, dtype=D
+    )
+    logs = rows.rows.log_odds(rows.rows.seen(y.flatten(0, 1))).center.unflatten(1, (300, 4)).mT
+    slices = Slices(rows, balls, logs - 1e-9, logs + 1e-9)
+    apart = (y - given.points).norm(dim=-1).mT
+    assert bool((slices.nearest_atoms().bound <= apart).all())
+    assert bool((slices.farthest_atoms().bound >= apart).all())
+    means = rows.rows.means.center + rows.middle
+    apart = (y.unsqueeze(-2) - means).norm(dim=-1).permute(2, 1, 0)
+    assert bool((slices.farthest_from_means().bound >= apart).all())
 
 
 def test_they_are_attained_in_the_plane():
@@ -60,10 +85,17 @@ def test_they_are_attained_in_the_plane():
     other = torch.stack([t, -q], -1)  # the far side
     found = slices.farthest_from_means().bound[:, 0]
     torch.testing.assert_close(found, torch.cdist(means, other), rtol=1e-7, atol=0)
+    torch.testing.assert_close(
+        slices.farthest_atoms().bound[0], torch.cdist(points, other), rtol=1e-7, atol=0
+    )
+    reach, rows.rows.reach = rows.rows.reach, exact(1e13)  # differences of vectors so long are off by 2e-3
+    assert bool((_seen(rows, y).farthest_from_means().bound[:, 0] > torch.cdist(means, other) + 1e-3).all())
+    rows.rows.reach = reach
     rows.rows.__dict__["means"] = Vectors(rows.rows.means.center, exact(0.1))  # known roughly
     higher, below = means + torch.tensor([0.0, 0.1], dtype=D), torch.tensor([[0.0, -2.0]], dtype=D)
-    found = _seen(rows, below).farthest_from_means().bound[:, 0]
-    assert bool((found >= torch.cdist(higher, below)).all())
+    roughly = _seen(rows, below)
+    assert bool((roughly.farthest_from_means().bound[:, 0] >= torch.cdist(higher, below)).all())
+    assert float(roughly._log_means.error) >= 0.1  # |θ| = 1
 
 
 def test_numbers_that_are_known_roughly():
@@ -72,7 +104,7 @@ def test_numbers_that_are_known_roughly():
         Attention(Bilinear(torch.eye(2, dtype=D))), ball_of(law(generator(0), 1, 2, 1.0, False), 0.1, 2.0)
     )
     cells = torch.tensor([[[0.0]]], dtype=D)
-    slices = Slices(rows, cells, cells + 0.5)
+    slices = Slices(rows, rows.balls[0], cells, cells + 0.5)
     slices.center = Numbers(torch.tensor([[[1.0]]], dtype=D), exact(0.125))
     number = Numbers(torch.tensor([[[3.0]]], dtype=D), exact(0.25))
     found = [slices._gap(number), slices._span(number), slices._at_most(number), slices._at_least(number)]

@@ -77,12 +77,12 @@ def test_a_counterexample_is_run_by_the_model_in_its_own_dtype_and_is_inside():
     small = r.decide(encoder, x, r.one_token(x, 1, 1e-3), readout=readout)
     assert small.holds is True
     assert any("float32" in str(hypothesis) for hypothesis in small.margin.hypotheses)
-    if found.holds is False:
-        moved = found.attack.other.float()
-        assert bool((moved.double() == found.attack.other).all())
-        assert inside.one(domain, moved)
-        logits = readout(encoder(moved.unsqueeze(0)).squeeze(0))[0]
-        assert int(logits.argmax()) != found.label[0]
+    assert found.holds is False
+    moved = found.attack.other.float()
+    assert bool((moved.double() == found.attack.other).all())
+    assert inside.one(domain, moved)
+    logits = readout(encoder(moved.unsqueeze(0)).squeeze(0))[0]
+    assert int(logits.argmax()) != found.label[0]
 
 
 def test_the_leading_set_of_several_classes():
@@ -132,6 +132,18 @@ def test_a_radius_beyond_the_bounds_is_open_with_a_reason():
     assert found.holds is None
     assert math.isinf(found.margin.value)
     assert "smaller radius" in str(found)
+    assert "inf" not in str(found)
+
+
+def test_an_attack_beyond_the_numbers_of_the_model_is_not_reported():
+    layer = nn.TransformerEncoderLayer(8, 2, 12, 0.0, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+    x, first = torch.randn(3, 8, generator=torch.Generator().manual_seed(0)), torch.eye(3)[:1]
+    readout = Compose((MixTokens(first), Affine(torch.eye(8)[:, :2])))
+    found = r.decide(encoder, x, r.one_token(x, 1, 1e30), readout=readout)
+    assert found.holds is not True
+    assert math.isfinite(found.attack.value)
+    assert "nan" not in str(found)
 
 
 def test_the_second_order_decides_where_the_first_does_not():
@@ -162,6 +174,8 @@ def test_the_second_order_decides_where_the_first_does_not():
         ({"domain": r.one_token(sequence(9), 0, 0.1)}, "around a different"),
         ({"x": sequence(1)[0]}, "one sequence"),
         ({"readout": Affine(torch.ones(8, 1, dtype=D))}, "logits"),
+        ({"steps": 0}, "steps"),
+        ({"steps": True}, "steps"),
     ],
 )
 def test_bad_input_is_named(change, match):

@@ -1,5 +1,6 @@
 """Rows near a law: the dual is attained where one atom may go to one word, and never below what laws do."""
 
+import copy
 import itertools
 import math
 
@@ -7,12 +8,12 @@ import pytest
 import torch
 
 from regard.attention import Attention
-from regard.domains import Ball, NearbyLaws, Neighborhood, Vocabulary
+from regard.domains import Ball, NearbyLaws, Neighborhood, Tube, Vocabulary
 from regard.errors import ArgumentError
 from regard.lookups import Linear
 from regard.measure import Measure
 from regard.normalizers import Sparsemax
-from regard.norms import TokenMax, Wasserstein
+from regard.norms import OwnToken, TokenMax, Wasserstein
 from regard.potentials import Bilinear, Dot, Gaussian
 from regard.proofs import certify, deviation
 from regard.proofs.law_rows import LawRows
@@ -57,10 +58,10 @@ def test_one_atom_and_one_word_is_attained(radius, slope):
 def test_never_below_what_laws_do(seed):
     g = generator(seed)
     width, size = 2 + seed % 2, 1.5
-    attention, given = _head(seed, width), law(g, 4, width, size, weighted=seed % 2 == 1)
+    attention, given = _head(seed, width), law(g, 3, width, size, weighted=seed % 2 == 1)
     for radius in (0.02, 0.3):
-        domains = (ball_of(given, radius, size), NearbyLaws(given, radius, Vocabulary(normal(g, 12, width))))
-        for domain in domains:
+        places = (Ball(size), Vocabulary(normal(g, 12, width)), Tube(0.2 + seed / 4, jumps=seed == 1))
+        for domain in (NearbyLaws(given, radius, place) for place in places):
             rows = _rows(attention, domain)
             closed, best = closed_form(rows).bound, dual(rows).bound
             found = torch.stack([_moved(attention, domain, another(g, domain)) for _ in range(80)]).amax(0)
@@ -68,6 +69,35 @@ def test_never_below_what_laws_do(seed):
             assert bool((best <= closed).all())
             assert bool((best <= rows.farthest.bound * (1 + 1e-12)).all())
             assert bool((found >= 0.08 * best).all())
+
+
+@pytest.mark.parametrize("jumps", [False, True])
+@pytest.mark.parametrize(("slope", "radius"), [(1.5, 0.1), (1.5, 0.4), (-0.7, 0.2)])
+def test_one_atom_in_a_tube_is_attained(slope, radius, jumps):
+    """q = ρ/t of the mass goes by t ≤ r along the slope: the row moves by q k t/(1 - q + q k), k = e^{αt}."""
+    tube = 0.8
+    attention = Attention(Bilinear(torch.tensor([[2 * slope]], dtype=D)))
+    given = torch.tensor([[0.5]], dtype=D)  # θ = α
+    (bound,) = dual(_rows(attention, NearbyLaws(given, radius, Tube(tube, jumps)))).bound.tolist()
+    t = torch.linspace(radius, tube, 4001, dtype=D)
+    t = torch.cat([t, -t])
+    odds = radius / t.abs() * torch.exp(slope * t)
+    truth = float((odds * t.abs() / (1 - radius / t.abs() + odds)).amax())
+    assert truth <= bound <= 1.015 * truth
+
+
+def test_tubes_are_between_words_and_balls():
+    """As the radius falls, a tube becomes its atoms; a tube without jumps is less than one with them, and
+    both are less than a ball that holds them.
+    """
+    attention, given = _head(3, 2), law(generator(3), 2, 2, 1.0, weighted=True)
+    places = (Vocabulary(given.points), Tube(1e-7), Tube(0.2, jumps=False), Tube(0.2), Ball(1.2))
+    bounds = [dual(_rows(attention, NearbyLaws(given, 0.1, place))).bound for place in places]
+    torch.testing.assert_close(bounds[1], bounds[0], rtol=1e-3, atol=0)
+    for less, more in itertools.pairwise(bounds[2:]):
+        assert bool((less <= 1.001 * more).all())
+    small = dual(_rows(attention, NearbyLaws(given, 0.1, Tube(1e-3, jumps=False)))).bound
+    assert bool((small < 0.1 * bounds[0]).all())
 
 
 def test_monotone_and_saturating():
@@ -81,10 +111,10 @@ def test_monotone_and_saturating():
 
 
 def test_splitting_an_atom_changes_nothing():
-    attention, given = _head(1, 2), law(generator(1), 3, 2, 1.0, weighted=False)
-    split = Measure(given.points[[0, 0, 1, 2]], torch.tensor([0.5, 0.5, 1.0, 1.0], dtype=D).log())
+    attention, given = _head(1, 2), law(generator(1), 2, 2, 1.0, weighted=False)
+    split = Measure(given.points[[0, 0, 1]], torch.tensor([0.5, 0.5, 1.0], dtype=D).log())
     words = Vocabulary(normal(generator(2), 8, 2))
-    for within in (Ball(1.0), words):
+    for within in (Ball(1.0), words, Tube(0.3, jumps=False), Tube(0.3)):
         whole = dual(_rows(attention, NearbyLaws(given, 0.1, within))).bound
         torch.testing.assert_close(
             dual(_rows(attention, NearbyLaws(split, 0.1, within))).bound[1:], whole, rtol=1e-5, atol=0
@@ -102,7 +132,7 @@ def test_refusals_say_why():
         refused = deviation(attention, domain, TokenMax())
         assert math.isinf(refused.value)
         assert any(what in why for why in refused.refused)
-    with pytest.raises(ArgumentError, match="deviation"):
+    with pytest.raises(ArgumentError, match="Wasserstein"):
         certify(Attention(Dot()), domain, TokenMax())
 
 
@@ -116,5 +146,26 @@ def test_bad_arguments():
         NearbyLaws(x, -0.1, Ball(2.0))
     with pytest.raises(ArgumentError, match="Vocabulary"):
         NearbyLaws(x, 0.1, x)
-    with pytest.raises(ArgumentError, match="NearbyLaws"):
+    with pytest.raises(ArgumentError, match="say where mass may go"):
         Neighborhood(Measure(x), 0.1, norm=Wasserstein(1.0))
+    with pytest.raises(ArgumentError, match="leave it out"):
+        Neighborhood(x, 0.1, norm=TokenMax(), within=Ball(9.0))
+    with pytest.raises(ArgumentError, match="norm: is OwnToken"):
+        Neighborhood(x, 0.1, norm=OwnToken())
+    for bad in ((-1.0, True), (1.0, 2), (math.inf, True)):
+        with pytest.raises(ArgumentError, match=r"radius|jumps"):
+            Tube(*bad)
+    with pytest.raises(ArgumentError, match="p: is"):
+        NearbyLaws(x, 0.1, Ball(9.0), p=0.5)
+
+
+def test_a_neighborhood_of_laws():
+    """In a Wasserstein norm it is NearbyLaws; copies of plain neighborhoods are what they were."""
+    x = normal(generator(0), 3, 2)
+    for p, within in ((1.0, Ball(9.0)), (2.0, Tube(0.5)), (1.0, Vocabulary(x))):
+        assert Neighborhood(x, 0.1, norm=Wasserstein(p), within=within) == NearbyLaws(x, 0.1, within, p)
+    tube = Tube(0.1, jumps=False)
+    assert Neighborhood(Measure(x), 0.1, Wasserstein(math.inf)) == NearbyLaws(Measure(x), 0.1, tube, math.inf)
+    plain = Neighborhood(x, 0.1, TokenMax())
+    assert copy.deepcopy(plain) == plain == plain.replace(radius=0.1)
+    assert isinstance(plain, Neighborhood)

@@ -140,6 +140,20 @@ def test_the_radius_of_one_token_was_itself_proved():
         assert r.decide(net, x, kind(x, radii), readout=readout).holds
 
 
+@pytest.mark.parametrize("known", [0.0, 1e-20, 1e-3])
+@pytest.mark.parametrize("attack", [math.inf, 0.9, 30.0])
+@pytest.mark.parametrize("true", [0.002, 0.3, 0.8])
+def test_the_search_comes_close_whatever_is_known_before(monkeypatch, known, attack, true):
+    """Radii below `true` are proved; an attack may find nothing, and a constant may say next to nothing."""
+    from regard.proofs.radius import _Near
+
+    near = _Near(None, 4 * torch.eye(2, dtype=D), 0, r.Frobenius(), 0)
+    monkeypatch.setattr(near, "proved", lambda radius: "proof" if radius <= true else None)
+    radius, certificate = near.search(known, attack, 1.1)
+    assert true / 1.1 <= radius <= true
+    assert certificate == "proof"
+
+
 def test_a_readout_is_one_more_map():
     inner, readout, x = Affine(orthogonal(3, 3)), Compose((Pool(), Affine(orthogonal(3, 2)))), drawn(4, 3)
     found = r.certified_radius(inner, x, readout=readout)
@@ -168,6 +182,8 @@ def test_a_tie_has_radius_zero():
         ({"norm": r.Wasserstein(2.0)}, "norm: is Wasserstein"),
         ({"steps": 0}, "steps: is 0"),
         ({"x": drawn(2, 2)}, "model: takes"),
+        ({"token": "first"}, "token: is 'first'; give the position"),
+        ({"token": True}, "token: is True; give the position"),
     ],
 )
 def test_what_cannot_be_decided_is_said(arguments, match):

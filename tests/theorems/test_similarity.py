@@ -64,7 +64,9 @@ def test_a_hull_and_its_printout():
 
 def test_what_is_no_embedding_is_said():
     x = sequence(0)
-    with pytest.raises(ArgumentError, match="readout"):
+    with pytest.raises(ArgumentError, match=r"a cosine is of one token.*readout"):
         r.certified_cosine(network(0, layers=1), x, r.one_token(x, 0, 0.1))
     with pytest.raises(ArgumentError, match="a different sequence"):
         r.certified_cosine(embedder(0), x, r.one_token(x + 1, 0, 0.1))
+    with pytest.raises(ArgumentError, match="steps"):
+        r.certified_cosine(embedder(0), x, r.one_token(x, 0, 0.1), steps=0)

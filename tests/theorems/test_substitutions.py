@@ -60,6 +60,12 @@ def test_bad_lists_are_named(change, match):
         r.substitutions(logits, arguments.pop("tokens"), arguments.pop("choices"), **arguments)
 
 
+@pytest.mark.parametrize("shape", [(1,), (), (0,), (2, 2)])
+def test_logits_of_another_shape_are_named(shape):
+    with pytest.raises(ArgumentError, match="two classes or more"):
+        r.substitutions(lambda tokens: torch.zeros(len(tokens), *shape), TOKENS, {0: [3]})
+
+
 def test_a_tie_that_another_class_wins_is_a_change():
     table = torch.tensor([[0.0, 1.0], [1.0, 1.0], [0.5, 1.0]], dtype=D)  # token 1 ties
     found = r.substitutions(lambda tokens: table[tokens[:, 0]], torch.tensor([0]), {0: [1, 2]})

@@ -60,7 +60,7 @@ def test_the_gap_of_free_energies_is_a_divergence(attention):
     assert bool((nearly <= exactly + 1e-13).all())
     lifted = attention.weights(queries, cells.measure)[:, labels] * cells.masses
     gap = attention.law_gap(lifted, queries, context)
-    torch.testing.assert_close(gap, exactly - nearly, rtol=0, atol=2e-14 * (1 + float(exactly.abs().max())))
+    torch.testing.assert_close(gap, exactly - nearly, rtol=0, atol=1e-14 * (1 + float(exactly.abs().max())))
     values = attention.lookup.values(context.points, None)
     torch.testing.assert_close(lifted @ values, attention(queries, cells.measure), rtol=0, atol=1e-12)
 

@@ -5,7 +5,9 @@ import math
 import pytest
 import torch
 
+from regard._upper import exact
 from regard.attention import Attention
+from regard.domains import NearbyLaws, Tube
 from regard.dynamics.drifts import drift
 from regard.lookups import Linear
 from regard.maps import Heads, Residual
@@ -13,6 +15,7 @@ from regard.measure import Measure
 from regard.norms import TokenMax, Wasserstein
 from regard.potentials import Bilinear, Dot
 from regard.proofs import deviation
+from regard.proofs.theorems.transported import mean_power
 from regard.transport import wasserstein
 from tests.theorems.exact import D, generator, normal
 from tests.theorems.laws_nearby import another, ball_of, law
@@ -67,3 +70,26 @@ def test_one_token_carried_exactly():
     )
     assert own == pytest.approx(3 * 0.5 * 1e-6, rel=1e-6)  # w |A| R² ρ
     assert math.isinf(deviation(attention, domain, Wasserstein(2.0)).value)
+
+
+@pytest.mark.parametrize("p", [2.0, math.inf])
+def test_every_distance_in_a_tube(p):
+    """Of laws within ρ in W_p no W_q, q ≤ p, of the outputs is above; two atoms give a mean of powers."""
+    g, attention = generator(8), _head(3, 2)
+    domain = NearbyLaws(law(g, 2, 2, 1.0, weighted=True), 0.05, Tube(0.05, jumps=False), p)
+    orders = [q for q in (1.0, 2.0, 3.0, math.inf) if q <= p]
+    bounds = {q: deviation(attention, domain, Wasserstein(q)).value for q in orders}
+    assert list(bounds.values()) == sorted(bounds.values())
+    for _ in range(20):
+        away = normal(g, 2, 2)
+        other = Measure(domain.measure.points + 0.05 * away / away.norm(dim=-1, keepdim=True))
+        other = Measure(other.points, domain.measure.log_weights)
+        images = [Measure(drift(attention, one, None), one.log_weights) for one in (domain.measure, other)]
+        for q, bound in bounds.items():
+            assert float(wasserstein(*images, q)) <= bound
+
+
+def test_means_of_powers():
+    masses, numbers = exact(torch.tensor([0.25, 0.75], dtype=D)), exact(torch.tensor([4.0, 2.0], dtype=D))
+    for order, value in ((1.0, 2.5), (2.0, 7**0.5), (3.0, 22 ** (1 / 3)), (math.inf, 4.0)):
+        assert float(mean_power(masses, numbers, order)) == pytest.approx(value, rel=1e-12)

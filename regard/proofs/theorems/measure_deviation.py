@@ -22,6 +22,8 @@ $w = \|W\|$; $k_{\min} \le k \le k_{\max}$ and $|V - u| \le z_{\max}$ where mass
 there with $W_1(\mu, \nu) \le \rho$ $$ |T_\nu(x) - T_\mu(x)| \le \min\left(z_{\max}, \frac{\rho L}{D}\right),
 \qquad L = \max_j\min(\alpha z_jc_j + wk_{\max},\ \alpha z_{\max}c_j + w\kappa_j), $$ $$ D = \max(k_{\min},
 e^{-\alpha\rho\max_j\kappa_j}), \qquad c_j = \frac{k_{\max} - \kappa_j}{\log k_{\max} - \log\kappa_j}. $$
+Where no mass goes farther than $r$ from its atom (a tube without jumps), $k_{\max}$ in $L$ and $c_j$ is
+$\kappa_je^{\alpha r}$, $z_{\max}$ in $L$ is $z_j + wr$, and $D$ is at least $e^{-\alpha r}$.
 """,
     hypotheses=("softmax rows", "bilinear scores", "values affine in the tokens", "no masks, no positions"),
     source="(vuckovic2021)",
@@ -37,7 +39,8 @@ k_{\max}$.
 
 **Denominator.** $\nu(k) \ge k_{\min}$. And for a coupling $(X, Y)$, with the law $k(X)\,\mu$ and Jensen's
 inequality, $\nu(k) = \mathbb{E}\,k(X)e^{s(Y) - s(X)} \ge \exp\mathbb{E}\,k(X)(s(Y) - s(X)) \ge
-\exp(-\alpha\max_j\kappa_j\,\rho)$.
+\exp(-\alpha\max_j\kappa_j\,\rho)$; where $|Y - X| \le r$, it is at least $\mathbb{E}\,k(X)e^{-\alpha r} =
+e^{-\alpha r}$, and chords from $x_j$ end where $k \le \kappa_je^{\alpha r}$ and $|V - u| \le z_j + wr$.
 
 $T_\nu(x)$ is a mean of values, none of which is farther than $z_{\max}$ from $u$. The theorem on measures is
 the source's; this bound is proved here.
@@ -59,16 +62,23 @@ def measure_deviation(head: Head, domain: NearbyLaws, norm: TokenMax) -> Bound:
 
 def closed_form(rows: LawRows) -> Upper:
     """min(z_max, ρ L/D), (m,)."""
-    radius, alpha, w = exact(rows.domain.radius), rows.alpha, rows.head.w
-    most, heaviest = Upper(rows.largest.exp(), 16), rows.log_atoms.exp()
-    above = (rows.largest.unsqueeze(-1) - rows.log_atoms.smallest()).clamp_min(0.0)
+    w, most, heaviest = rows.head.w, Upper(rows.largest_from.exp(), 16), rows.log_atoms.exp()
+    above = (rows.largest_from - rows.log_atoms.smallest()).clamp_min(0.0)
     chord = heaviest * Upper(above, 1).grow(_chord)
-    steep = alpha.unsqueeze(-1) * chord
-    one = steep * rows.atoms.lengths() + (w * most).unsqueeze(-1)
-    two = steep * rows.farthest.unsqueeze(-1) + w * heaviest
+    steep = rows.alpha.unsqueeze(-1) * chord
+    one = steep * rows.atoms.lengths() + w * most
+    two = steep * rows.farthest_from + w * heaviest
     slope = one.minimum(two).amax(-1)
-    floor = (alpha * radius * heaviest.amax(-1)).exp_minus().maximum(_weight_below(rows.smallest))
-    return rows.farthest.minimum(radius * slope / floor)
+    return rows.farthest.minimum(exact(rows.domain.radius) * slope / least_mass(rows))
+
+
+def least_mass(rows: LawRows) -> Lower:
+    """D: at most ν(k), (m,)."""
+    heaviest = rows.log_atoms.exp().amax(-1)
+    found = (rows.alpha * exact(rows.domain.radius) * heaviest).exp_minus()
+    if rows.own_radius is not None:
+        found = found.maximum((rows.alpha * rows.own_radius).exp_minus())
+    return found.maximum(_weight_below(rows.smallest))
 
 
 def _chord(logarithm: Tensor) -> Tensor:

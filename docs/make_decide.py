@@ -1,0 +1,47 @@
+"""The table of docs/decisions.md: what `regard decide` says of the shipped classifier, word by word.
+
+python docs/make_decide.py     a minute or two of one thread
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # run as a script, the root of the repository is not on the path
+
+from regard.cli.decide import TEXT, typos_said  # noqa: E402
+from regard.decisions import Answers, WordAnswer, answers, shipped_on  # noqa: E402
+from regard.decisions.word_answers import shown  # noqa: E402
+
+PAGE = ROOT / "docs" / "decisions.md"
+BEGIN, END = "<!-- written by docs/make_decide.py -->", "<!-- until here -->"
+
+
+def counted(one: WordAnswer) -> str:
+    """What becomes of typos, without examples."""
+    return typos_said(one).split(":")[0]
+
+
+def table(found: Answers) -> str:
+    """As the terminal shows it."""
+    head = ["| word | proved | attack | typos of one letter |", "|---|---|---|---|"]
+    rows = [
+        f"| {one.word} | {shown(found, one.proved)} | {shown(found, one.attack)} | {counted(one)} |"
+        for one in found.words
+    ]
+    said = " ".join(found.sentences())
+    return "\n".join([BEGIN, f"> {found.text}", "", said, "", *head, *rows, END])
+
+
+def written(page: str, new: str) -> str:
+    """The page with another table."""
+    before, rest = page.split(BEGIN)
+    return before + new + rest.split(END)[1]
+
+
+if __name__ == "__main__":
+    made = table(answers(shipped_on(TEXT)))
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), made), encoding="utf-8")
+    print(made)

@@ -1,0 +1,59 @@
+"""The table of docs/decisions.md: every proof that it prints holds, and what was run comes out as it says."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("safetensors")
+
+import regard as r
+from regard.cli.decide import TEXT
+from regard.decisions import WordAnswer, shipped_on
+from regard.decisions.word_answers import _label, _typos, percent
+from regard.proofs.classifier import classifier
+from regard.proofs.decision import margin_certificate
+from regard.proofs.decision_attack import ShortestChange
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def script():
+    spec = importlib.util.spec_from_file_location("make_decide", ROOT / "docs" / "make_decide.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def rows():
+    made = script()
+    part = made.PAGE.read_text(encoding="utf-8").split(made.BEGIN)[1].split(made.END)[0]
+    assert TEXT in part
+    return re.findall(r"^\| (\w+) \| ([\d.e-]+) % \| ([\d.e-]+ %) \| (.*) \|$", part, flags=re.M)
+
+
+def test_every_word_is_there_and_its_proof_holds():
+    asked, found = shipped_on(TEXT), rows()
+    label = _label(asked)[0]
+    model = classifier(asked.model, asked.readout)
+    assert [row[0] for row in found] == [asked.words[place] for place in asked.moving]
+    for place, (_, proved, _, _) in zip(asked.moving, found, strict=True):
+        radius = float(proved) / 100 * float(asked.x[place].norm())
+        assert margin_certificate(model, r.one_token(asked.x, place, radius), (label,))[0].value < 0
+    weakest = min(zip(asked.moving, found, strict=True), key=lambda pair: float(pair[1][1]))
+    far = 1.2 * float(weakest[1][1]) / 100 * float(asked.x[weakest[0]].norm())
+    open_ = margin_certificate(model, r.one_token(asked.x, weakest[0], far), (label,))[0].value
+    assert not open_ < 0, "more can be proved now: run python docs/make_decide.py"
+
+
+def test_attacks_and_typos_come_out_as_it_says():
+    asked = shipped_on(TEXT)
+    label = _label(asked)[0]
+    whole = classifier(asked.model, asked.readout).exact
+    for place, (word, _, attack, typos) in zip(asked.moving, rows(), strict=True):
+        found, _ = ShortestChange(whole, torch.tensor(label), r.Frobenius(), place).find(asked.x, 30)
+        assert percent(float(found) / float(asked.x[place].norm())) == attack
+        answer = WordAnswer(place, word, 1.0, 0.0, 0.0, "", _typos(asked, place, label))
+        assert script().counted(answer) == typos
