@@ -15,7 +15,8 @@ from regard.measure import Measure
 from regard.norms import TokenMax, Wasserstein
 from regard.potentials import Bilinear, Dot
 from regard.proofs import deviation
-from regard.proofs.theorems.transported import mean_power
+from regard.proofs.subject import subject_of
+from regard.proofs.theorems.transported import mean_power, own
 from regard.transport import wasserstein
 from tests.theorems.exact import D, generator, normal
 from tests.theorems.laws_nearby import another, ball_of, law
@@ -93,3 +94,13 @@ def test_means_of_powers():
     masses, numbers = exact(torch.tensor([0.25, 0.75], dtype=D)), exact(torch.tensor([4.0, 2.0], dtype=D))
     for order, value in ((1.0, 2.5), (2.0, 7**0.5), (3.0, 22 ** (1 / 3)), (math.inf, 4.0)):
         assert float(mean_power(masses, numbers, order)) == pytest.approx(value, rel=1e-12)
+
+
+def test_how_fast_a_row_moves_with_its_query_in_a_tube():
+    """Atoms at ±1, scores 0.7xy, values 2y, r = 0.1: w|A|(e^{r(|A|R + α)}σ + r)², or w|A|R² with jumps."""
+    attention = Attention(Bilinear(torch.tensor([[0.7]], dtype=D)), Linear(torch.tensor([[2.0]], dtype=D)))
+    share = 1 / (1 + math.exp(-1.4))
+    near = math.exp(0.1 * (0.7 * 1.1 + 0.7)) * 2 * math.sqrt(share * (1 - share)) + 0.1
+    for jumps, square in ((False, near**2), (True, 1.1**2)):
+        domain = NearbyLaws(torch.tensor([[1.0], [-1.0]], dtype=D), 0.05, Tube(0.1, jumps))
+        assert float(own(subject_of(attention), domain)) == pytest.approx(2 * 0.7 * square, rel=1e-9)
