@@ -54,7 +54,7 @@ def _asked(scene: Scene) -> Asked:
     network, x = network_of(scene.model, scene.options)
     if x.numel() > LARGEST:
         taken = spoken_time(SECONDS * (x.numel() / NUMBERS) ** 3)
-        found = f"1 has {len(x)} tokens of width {x.shape[-1]}, where a bound through six layers would take {taken}"
+        found = f"1 has {len(x)} tokens of width {x.shape[-1]}: a bound through six layers would take {taken}"
         remedy = f"give a first text with at most {LARGEST // x.shape[-1]} tokens, or call regard decide"
         raise ArgumentError("inputs", f"{found}, extrapolated from {NUMBERS:,} numbers", remedy)
     moving = sorted({token for word in scene.words for token in word.tokens})
