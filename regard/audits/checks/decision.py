@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from regard._durations import spoken_time
 from regard.audits.checks.base import ESTIMATED, PROVED, STACK, Check, Column, Result, Scene, register
 from regard.errors import ArgumentError
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 LARGEST = 4_096
 """Up to how many numbers all tokens of the first text may have: beyond, a word takes many minutes."""
+SECONDS, NUMBERS = 20.0, 2_304
+"""What one bound through six layers takes of a core at so many numbers (python -m benchmarks.decisions); it
+grows like their cube.
+"""
 RADIUS, RESOLUTION = 1e-3, 1.2
 """For embeddings, how far a word moves, relative to its length; for classes, how close proved radii are."""
 
@@ -48,8 +53,10 @@ def _asked(scene: Scene) -> Asked:
         raise ArgumentError("inputs", "are not texts", "give a text and a tokenizer to see what a word does")
     network, x = network_of(scene.model, scene.options)
     if x.numel() > LARGEST:
+        taken = spoken_time(SECONDS * (x.numel() / NUMBERS) ** 3)
+        found = f"1 has {len(x)} tokens of width {x.shape[-1]}: a bound through six layers would take {taken}"
         remedy = f"give a first text with at most {LARGEST // x.shape[-1]} tokens, or call regard decide"
-        raise ArgumentError("inputs", f"1 has {len(x)} tokens of width {x.shape[-1]}", remedy)
+        raise ArgumentError("inputs", f"{found}, extrapolated from {NUMBERS:,} numbers", remedy)
     moving = sorted({token for word in scene.words for token in word.tokens})
     labels = getattr(getattr(scene.model, "config", None), "id2label", None) or {}
     kind = kind_of(scene.model)
