@@ -66,7 +66,7 @@ class Answers:
         >>> dull = WordAnswer(place=1, word="dull", length=2.0, proved=0.12, attack=0.15)
         >>> found = Answers("classes", "a model", "dull", "negative", 3.0, 0.001, [dull], ["dull"])
         >>> found.sentences()[0][:60]
-        'One word cannot change the answer “negative” up to 12 % of i'
+        'One word cannot change the answer “negative” if it moves by '
     """
 
     kind: str
