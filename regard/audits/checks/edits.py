@@ -290,7 +290,8 @@ register(
                 "a token is left out: others move by",
                 "How far the attention output of another token moves when one token is left out of the "
                 "layer's input and all others stay where they are, in lengths of a mean output; the largest "
-                f"over all pairs, exact. Measured on the first {INPUTS.usual} inputs.",
+                f"over all pairs, exact. "
+                f"Measured on the first {INPUTS.usual} inputs (all of them in a thorough audit).",
                 EXACT,
                 LAYER,
                 True,

@@ -137,7 +137,8 @@ register(
                 "over the sum of all: near one, the output depends on a single token. For long or wide "
                 "inputs the "
                 "norms are estimated from "
-                f"below, with random directions of the output. Measured on the first {INPUTS.usual} inputs.",
+                f"below, with random directions of the output. "
+                f"Measured on the first {INPUTS.usual} inputs (all of them in a thorough audit).",
                 ESTIMATED,
                 STACK,
                 True,

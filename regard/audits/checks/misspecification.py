@@ -173,7 +173,7 @@ def _correlation_column(kind: str) -> Column:
         f"influence predicts a {kind}",
         "Spearman's rank correlation, over the words of a text, of a word's influence and how far its "
         f"{kind} moved the mean output. "
-        f"Measured on the first {INPUTS.usual} inputs.",
+        f"Measured on the first {INPUTS.usual} inputs (all of them in a thorough audit).",
         EXACT,
         STACK,
         None,
@@ -191,7 +191,7 @@ register(
                 "largest expansion of a changed word",
                 "W1 distance of the output tokens over that of the input tokens, for the worst of all "
                 "typos, replacements and deletions "
-                f"of the words of the first {INPUTS.usual} inputs.",
+                f"of the words of the first {INPUTS.usual} inputs (all of them in a thorough audit).",
                 EXACT,
                 STACK,
                 True,
