@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from regard._upper import exact
 from regard.attention import Attention
 from regard.domains import Ball, NearbyLaws, Tube
 from regard.dynamics.drifts import drift
@@ -14,6 +15,7 @@ from regard.measure import Measure
 from regard.norms import Wasserstein
 from regard.potentials import Bilinear, Dot
 from regard.proofs import deviation
+from regard.proofs.theorems.nearby_blocks import _Carried, _moved
 from regard.supports import Causal
 from regard.transport import wasserstein
 from tests.theorems.exact import D, generator, normal
@@ -75,6 +77,17 @@ def test_attained_where_all_is_linear(p):
     }
     for map, value in expected.items():
         assert deviation(map, domain, Wasserstein(p)).value == pytest.approx(value, rel=1e-6)
+
+
+def test_what_is_not_known_of_the_tokens_is_counted_twice():
+    """Values 3y of one atom that is known up to m: laws are ρ + m from what is known, and its own value is 3m
+    off, so that 3(ρ + m) + 3m is the least that this proof can say.
+    """
+    attention = Attention(Bilinear(torch.zeros(2, 2, dtype=D)), Linear(3 * torch.eye(2, dtype=D)))
+    known, margin, near = Measure(torch.tensor([[0.2, 0.1]], dtype=D)), exact(0.01), exact(0.1)
+    for tube in (None, near):
+        state = _Carried(known, margin, Ball(1.0), 1.0, near, tube)
+        assert float(_moved(attention, state, 1.0)) == pytest.approx(0.36, rel=1e-6)
 
 
 def test_refusals_say_why():
