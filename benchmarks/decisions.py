@@ -92,12 +92,13 @@ def model_part(words: int, radii: list[float], sentences: tuple[str, ...] = SENT
     map, tokens = _demo(sentences)
     kept, found = Rows("model"), dict[float, list[Row]]()
     for k, token in spread([len(x) - 2 for x in tokens], words):
-        for relative in radii:
-            x, name = tokens[k], f"{sentences[k]} {token} {relative:g}"
-            row = kept.get(name, lambda x=x, token=token, far=relative: measure(map, x, token, far))
-            found.setdefault(relative, []).append(row)
-            shown = "ratio {:.4f}, {:.1f} CPU s".format(*row)
-            print(f"  word {len(found[relative])}, relative {relative:g}: {shown}", file=sys.stderr)
+        with question():  # the value at the input is enclosed once for all radii
+            for relative in radii:
+                x, name = tokens[k], f"{sentences[k]} {token} {relative:g}"
+                row = kept.get(name, lambda x=x, token=token, far=relative: measure(map, x, token, far))
+                found.setdefault(relative, []).append(row)
+                shown = "ratio {:.4f}, {:.1f} CPU s".format(*row)
+                print(f"  word {len(found[relative])}, relative {relative:g}: {shown}", file=sys.stderr)
     most = max(len(x) for x in tokens)
     missed = [_printed(relative, rows, most) for relative, rows in found.items()]
     return any(missed)

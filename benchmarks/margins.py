@@ -31,7 +31,7 @@ TRAINED = {3: (0.08, 3.0), 6: (0.055, 4.0)}
 """Targets for so many layers: the certified radius over a token's length, and over that of zonotopes."""
 EXCESS = 0.012
 """The relative radius at which margins are compared."""
-CLOSE, STEP = 1.1, 1.21
+CLOSE, STEP = 1.04, 1.21
 """How close the largest radius is found, and how far one goes from a guess at that of zonotopes."""
 
 
@@ -52,7 +52,7 @@ def trained(layers: int) -> Reviews:
 
 
 def largest(margin: Callable[[float], float], guess: float, most: float) -> float:
-    """The largest radius with a margin above zero, to a factor of 1.1, in steps from a guess, then by
+    """The largest radius with a margin above zero, to a factor of 1.04, in steps from a guess, then by
     bisection; zero where there is none above a millionth of it.
     """
     low, high, radius = 0.0, most, guess

@@ -296,7 +296,7 @@ def _guessed(gram: Tensor) -> Tensor:
     before, beside = torch.zeros_like(z), z.new_zeros(())
     inner, outer = [], []
     for _ in range(STEPS):
-        turned = gram @ z - beside * before
+        turned = _turned(gram, z) - beside * before
         along = (z * turned).sum(-2, keepdim=True)
         turned = turned - along * z
         beside = torch.linalg.vector_norm(turned, dim=-2, keepdim=True)
@@ -306,6 +306,12 @@ def _guessed(gram: Tensor) -> Tensor:
     upper = torch.diag_embed(torch.cat(outer[:-1], -1), 1)
     small = torch.diag_embed(torch.cat(inner, -1)) + upper + upper.mT
     return torch.linalg.eigvalsh(torch.nan_to_num(small))[..., -1]
+
+
+def _turned(gram: Tensor, z: Tensor) -> Tensor:
+    """Gz of each, one after the other: torch's product of batches reads a matrix many times."""
+    pairs = zip(gram.reshape(-1, *gram.shape[-2:]), z.reshape(-1, z.shape[-2]), strict=True)
+    return torch.stack([torch.mv(*pair) for pair in pairs]).reshape(z.shape)
 
 
 def half_diameters(points: Vectors, seen: Tensor) -> Upper:

@@ -77,6 +77,7 @@ def slopes_of(head, law):
     query, key = head.query, head.key
     along = torch.einsum("jc,ick->ijk", key.value, query.moves)
     along = along + torch.einsum("ic,jck->ijk", query.value, key.moves)
+    along = torch.cat([along, head.by_groups], -1)
     return along - torch.einsum("ij,ijk->ik", law, along).unsqueeze(1)
 
 
@@ -96,7 +97,7 @@ def test_facts_of_a_head_in_few_digits(kind):
             law, scores = few.law, few.scores[0]
             error, apart_error = few.score_error.bound, few.apart_error.bound
             apart, apart_sizes, slopes = few.apart, few.apart_sizes.bound, few.slopes
-            unit = relative_error(WIDE + 2 * N + slopes.shape[-1] + 64)
+            unit = relative_error(WIDE + 1 + 2 * N + slopes.shape[-1] + 64)
             lost = (unit * few.slope_sizes).bound
             firsts = [side.first.bound for side in few.sides]
             rests = [side.rest.bound for side in few.sides]
@@ -110,7 +111,8 @@ def test_facts_of_a_head_in_few_digits(kind):
         for side, first, rest, whole in zip(many.sides, firsts, rests, wholes, strict=True):
             assert bool((spans(side) <= first).all())
             beside = (side.w.mT @ state.shape @ side.w).squeeze(-1).squeeze(-1).clamp_min(0.0).sqrt()
-            beside = beside + side.moves[..., MOVING:].abs().sum((-2, -1))
+            columns = side.w.mT @ state.groups.columns
+            beside = beside + columns.abs().sum((-2, -1))
             assert bool((beside * (1 - 1e-9) <= rest).all())
             assert bool((side.value.norm(dim=-1) + spans(side) + beside * (1 - 1e-9) <= whole).all())
         assert bool((many.values.value.norm(dim=-1) <= values).all())

@@ -147,7 +147,7 @@ def test_pairs_of_neurons_by_blocks(monkeypatch):
     monkeypatch.setattr(squares, "SMALL", 3)
     g = generator(7)
     along, weights = drawn(g, 13, 5), drawn(g, 4, 13)
-    whole, pairs = (along @ along.mT).square(), pairs_of(along)
+    whole, pairs = (along @ along.mT).square(), pairs_of(along, along.mT).map(torch.square)
     assert len(pairs.panels) == squares.BLOCKS
     assert torch.allclose(pairs.mixed(weights), weights @ whole @ weights.mT, rtol=1e-12)
     assert torch.allclose(pairs.times(along[:, 0]), whole @ along[:, 0], rtol=1e-12)

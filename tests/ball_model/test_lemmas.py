@@ -536,7 +536,7 @@ def test_one_order_may_speak_where_the_other_refuses():
 def test_projections_of_what_is_still_move_by_lengths():
     state, moves = still_state(7, 0.1)
     w = drawn(generator(8), 1, 6, 3)
-    (side,) = sides(state, [Projection(w, torch.zeros(1, 3, dtype=D), 0)])
+    (side,) = sides(state, [Projection(w, torch.zeros(1, 3, dtype=D), 0)], by_groups=True)
     seen = moves @ w[0]
     assert bool((seen.norm(dim=-1).amax(0) <= side.rest.bound).all())
     lengths = torch.linalg.matrix_norm(w[0], 2) * longest_of(state)

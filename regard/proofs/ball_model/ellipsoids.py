@@ -112,7 +112,10 @@ class Diagonal:
 
     def better(self, other: Diagonal) -> Diagonal:
         """For each token the smaller of two: the trace of a sum is the square of its weight."""
-        mine = self.weight <= other.weight
+        return self.where(self.weight <= other.weight, other)
+
+    def where(self, mine: Tensor, other: Diagonal) -> Diagonal:
+        """Another for tokens (n,) where `mine` is false."""
         return Diagonal(
             self.lengths,
             torch.where(mine, self.weight, other.weight),

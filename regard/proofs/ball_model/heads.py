@@ -16,7 +16,7 @@ from regard.proofs.ball_model.ellipsoids import Sum, pushed, trace_roots, widths
 from regard.proofs.ball_model.quadratic import Grams, form_norms, reach_of_forms, split, symmetric
 from regard.proofs.ball_model.rows import Row
 from regard.proofs.ball_model.scores import Projection, no_scores, products
-from regard.proofs.ball_model.sides import Side, all_at_once, product_norms, sides
+from regard.proofs.ball_model.sides import Side, all_at_once, group_slopes, product_norms, sides
 from regard.proofs.ball_model.state import State
 from regard.proofs.near.head import value_matrix
 from regard.proofs.setting import pair_bias
@@ -40,8 +40,12 @@ def head_moves(state: State, subject: MultiHead) -> list[HeadMoves]:
     for head, stretch in zip(heads, all_at_once(spectral_norms, [head.mixer for head in heads]), strict=True):
         head.stretch = stretch
     for side in range(3):
-        for head, made in zip(heads, sides(state, [head.projections[side] for head in heads]), strict=True):
-            head.sides.append(made)
+        made = sides(state, [head.projections[side] for head in heads], by_groups=side == 2)
+        for head, one in zip(heads, made, strict=True):
+            head.sides.append(one)
+    found = group_slopes(state, [head.query for head in heads], [head.key for head in heads])
+    for head, slopes in zip(heads, found, strict=True):
+        head.by_groups = slopes
     return heads
 
 
@@ -67,6 +71,7 @@ class HeadMoves:
         values = Projection(matrix.center.unsqueeze(0), bias.unsqueeze(0), 0)
         self.projections = (*(pair if pair is not None else no_scores(state.width)), values)
         self.sides: list[Side] = []
+        self.by_groups = torch.empty(0)  # how scores move with the groups
         self.stretch = self.mixing  # at least the norm of the mixer
         self.astray = torch.zeros(state.tokens, dtype=torch.bool)  # rows of which nothing is known
 
@@ -75,6 +80,7 @@ class HeadMoves:
         kept = {"value_sizes", "form_sizes"}
         _ = self.value_sizes, self.form_sizes
         self.sides.clear()
+        self.by_groups = torch.empty(0)
         for name, found in HeadMoves.__dict__.items():
             if isinstance(found, cached_property) and name not in kept:
                 self.__dict__.pop(name, None)
@@ -159,6 +165,7 @@ class HeadMoves:
         along = torch.einsum("jc,ick->ijk", key.value, query.moves) + torch.einsum(
             "ic,jck->ijk", query.value, key.moves
         )
+        along = torch.cat([along, self.by_groups], -1)
         return along - torch.einsum("ij,ijk->ik", self.law, along).unsqueeze(1)
 
     @cached_property
@@ -208,7 +215,8 @@ class HeadMoves:
         """What is known of the moves of scores."""
         d, slopes, groups = self.first_width, self.slopes, self.state.groups
         seen = self.seen
-        unit = relative_error(self.state.width + 2 * self.state.tokens + slopes.shape[-1] + 64)
+        terms = self.state.width + self.query.value.shape[-1] + 2 * self.state.tokens
+        unit = relative_error(terms + slopes.shape[-1] + 64)
         lost = unit * self.slope_sizes
         first = self.state.inputs.reach(slopes[..., :d])
         rest = groups.lengths(slopes[..., d:]) + self.local + lost
@@ -302,7 +310,7 @@ class HeadMoves:
         first = self.values.moves[..., :d]
         inner.mixture(law * row.factor, first @ first.mT, computed_lengths(first.flatten(1)), d)
         # the rest of a value's move is multiplied by e^a/Z - 1; of single tokens' ellipsoids by e^a/Z
-        times = law * (row.factor + row.first)
+        times = law * row.change.minimum(row.factor + row.first)
         around = self.values.around
         inner.mixture(times, around, trace_roots(around), 1)
         if self.state.has_shape:

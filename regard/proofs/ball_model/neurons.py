@@ -8,6 +8,7 @@ and the third order. Neurons one by one are segments; together, Σ_k (b_k·u)² 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -16,7 +17,8 @@ from regard import maps
 from regard._enclosed import computed_lengths
 from regard._upper import Upper, exact, relative_error, sizes
 from regard.proofs.ball_model.activations import Bend, bend
-from regard.proofs.ball_model.ellipsoids import Sum, no_diagonal
+from regard.proofs.ball_model.ellipsoids import SMALLEST, Diagonal, Sum, no_diagonal, no_shape, trace_roots
+from regard.proofs.ball_model.quadratic import form_norms
 from regard.proofs.ball_model.squares import Squares
 from regard.proofs.ball_model.state import State
 from regard.proofs.ball_model.updates import each, matrix_sizes
@@ -25,7 +27,7 @@ from regard.proofs.ball_model.updates import each, matrix_sizes
 @dataclass(frozen=True)
 class Arguments:
     """wᵀx_i + b for neurons k: `value` (n, m) at the center, off by `error`, and slopes b_ik (n, m, d0);
-    |b_ik·u| ≤ first, and what else moves it is at most `rest`.
+    |b_ik·u| ≤ first, and what else moves it is at most `rest`, of which rounding is at most `slip`.
     """
 
     value: Tensor
@@ -33,6 +35,7 @@ class Arguments:
     along: Tensor
     first: Upper
     rest: Upper
+    slip: Upper
 
     @property
     def reach(self) -> Upper:
@@ -50,11 +53,10 @@ def arguments(state: State, w: Tensor, b: Tensor | None) -> Arguments:
     value = state.center @ w if b is None else state.center @ w + b
     bias = exact(0.0) if b is None else sizes(b)
     error = unit * (computed_lengths(state.center).unsqueeze(-1) * columns + bias)
-    slip = unit * state.linear_size.unsqueeze(-1) * columns
+    slip = error + unit * state.linear_size.unsqueeze(-1) * columns
     along = each(w.mT, state.linear)
-    return Arguments(
-        value, error, along, state.inputs.reach(along), state.rest(w.unsqueeze(0)) + error + slip
-    )
+    rest = state.rest(w.unsqueeze(0)) + slip
+    return Arguments(value, error, along, state.inputs.reach(along), rest, slip)
 
 
 def feed_forward(
@@ -71,11 +73,11 @@ def feed_forward(
     active = computed_lengths(found.value) + computed_lengths(found.middle)
     blur = relative_error(len(w_2) + 6) * active + found.error.norm() + steep * at.error.norm()
     after, lost = mixed(state, matrix, off, value, second.b, residual)
-    squares = Squares(at.along, state.own)
-    rest = _beyond(at, found, w_2.mT, squares).ball(lost + blur * mixing)
+    squares, weights = Squares(at.along, state.own), 0.5 * w_2.mT * found.second.unsqueeze(-2)
+    rest = _Beyond(state, w_1, at, found, w_2.mT, squares).found(weights).ball(lost + blur * mixing)
     if not bool((found.second != 0).any()):
         return after.with_rest(rest)
-    return squares.into(after, 0.5 * w_2.mT * found.second.unsqueeze(-2), rest)
+    return squares.into(after, weights, rest)
 
 
 def mixed(
@@ -96,22 +98,77 @@ def mixed(
     return after, state.lost(matrix, off) + sums
 
 
-def _beyond(at: Arguments, found: Bend, mixing: Tensor, squares: Squares) -> Sum:
-    """What is beyond the first two orders: neurons one by one, or together."""
-    second = sizes(found.second) + found.error
-    slip = found.error * at.first.square()
-    bent = second.halved() * at.product(at) + found.beyond
-    whole = found.steep * at.reach + second.halved() * at.first.square()
-    none, rest = no_diagonal(len(at.value), mixing), Sum(len(at.value), len(mixing))
-    one_by_one = none.segments(bent.minimum(whole) + slip)
-    if not at.along.shape[-1]:
-        return rest.ball(one_by_one.reach)  # of rounding alone
-    if not bool((found.second != 0).any()):
-        return rest.diagonal(mixing, one_by_one)
-    cubic = found.third * at.reach / 3
-    small = (second.halved() + cubic) * at.rest.square() + slip
-    together = none.segments(small).gram(second * at.rest, squares.norm).gram(cubic, squares.quartic.sqrt())
-    return rest.diagonal(mixing, one_by_one.better(together))
+FEW, WORTH, STRONG = 768, (0.02, 0.05), 0.1
+"""From what part of a token's rest on, moves of it and of u are looked at for pairs of neurons: where there
+are so few, and where there are more; of more than that at once only where they are a large part.
+"""
+
+
+class _Beyond:
+    """What is beyond the first two orders, for neurons with weights w (d, m), by the matrix `mixing` (e, m)
+    that mixes their values.
+    """
+
+    def __init__(
+        self, state: State, w: Tensor, at: Arguments, bend: Bend, mixing: Tensor, squares: Squares
+    ) -> None:
+        self.state, self.w, self.at, self.bend = state, w, at, bend
+        self.mixing, self.squares = mixing, squares
+        self.second = sizes(bend.second) + bend.error
+        self.none = no_diagonal(len(at.value), mixing)
+
+    def found(self, weights: Tensor) -> Sum:
+        """Neurons one by one, or together; weights: φ''/2 times mixing, for each token."""
+        rest = Sum(len(self.at.value), len(self.mixing))
+        if not self.at.along.shape[-1]:
+            return rest.ball(self.one_by_one.reach)  # of rounding alone
+        if not bool((self.bend.second != 0).any()):
+            return rest.diagonal(self.mixing, self.one_by_one)
+        best, around = self.one_by_one.better(self.together()), self.state.rest_shape
+        worth = (best.weight - self.cubic.weight) / trace_roots(around).value.clamp_min(SMALLEST)
+        shapes = no_shape(len(best.weight), len(self.mixing))
+        alone = torch.ones_like(self.second.value, dtype=torch.bool)
+        neurons = weights.shape[-1]
+        enough = worth[self.squares.chosen] > WORTH[neurons > FEW]
+        for i in self.squares.chosen[enough].tolist():
+            most = neurons if worth[i] > STRONG else FEW
+            shapes[i], kept = self.squares.crossed(i, weights[i], self.w, around[i], most)
+            alone[i, kept] = False
+        others = self.together(alone)
+        paired = ~alone.all(-1) & (others.weight + trace_roots(shapes).value < best.weight)
+        rest.diagonal(self.mixing, others.where(paired, best))
+        return rest.shape(shapes, exact(paired.double())) if bool(paired.any()) else rest
+
+    @cached_property
+    def one_by_one(self) -> Diagonal:
+        """Each neuron by itself."""
+        at, half = self.at, self.second.halved()
+        bent = half * at.product(at) + self.bend.beyond
+        whole = self.bend.steep * at.reach + half * at.first.square()
+        return self.none.segments(bent.minimum(whole) + self.bend.error * at.first.square())
+
+    @cached_property
+    def cubic(self) -> Diagonal:
+        """The third order in b·u + r of all neurons, (b·u)³ + 3(b·u)²r + 3(b·u)r² + r³ with coefficients of
+        which only the size is known; and what rounding hides of the second derivative and of r.
+        """
+        at, third, squares = self.at, self.bend.third, self.squares
+        once, twice = (third * at.rest).halved(), (third * at.rest.square()).halved()
+        hidden = self.bend.error * (at.first.square() + at.product(at)) + self.second * at.slip * at.reach
+        found = self.none.segments(hidden).gram(third / 6, squares.sixth.sqrt())
+        found = found.gram(once, squares.quartic.sqrt()).gram(twice, squares.norm)
+        return found.gram(twice / 3, self.rests)
+
+    def together(self, chosen: Tensor | None = None) -> Diagonal:
+        """The same with φ''(b·u)r + φ''r²/2, of chosen neurons (n, m)."""
+        bent = self.second * self.at.rest
+        bent = bent if chosen is None else bent.where(chosen)
+        return self.cubic.gram(bent, self.squares.norm).gram(bent.halved(), self.rests)
+
+    @cached_property
+    def rests(self) -> Upper:
+        """At least (Σ_k r_k²)^{1/2}, for each token."""
+        return form_norms(self.w) * self.state.longest_rest + self.at.slip.norm()
 
 
 def gated(state: State, map: maps.Gated, residual: bool) -> State:

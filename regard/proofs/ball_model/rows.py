@@ -13,7 +13,21 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from regard._upper import Lower, Upper, exact, exact_lower
+from regard._upper import ELEMENTARY, Lower, Upper, exact, exact_lower
+from regard.proofs.ball_model.weights import (
+    beyond_linear,
+    bulge,
+    cubic,
+    excess,
+    falling_cube,
+    grown,
+    largest_fall,
+    largest_rise,
+    rising_cube,
+)
+
+GENTLE = 0.01
+"""Scores that move less are bounded by fewer operations."""
 
 
 @dataclass(frozen=True)
@@ -51,38 +65,69 @@ class Row:
         return self.above.minimum(self.above / (1 + Lower(self.above.bound))).minimum(exact(1.0))
 
     @cached_property
+    def _least(self) -> Lower:
+        """At most P."""
+        return Lower(self.law, len(self.law) + 4)
+
+    @property
+    def _is_gentle(self) -> bool:
+        """Whether scores move so little that no weight grows or falls farther than its exponential."""
+        return bool((self.reach.value < GENTLE).all())
+
+    @cached_property
     def up(self) -> Upper:
-        """At least E_j."""
-        falling = (-torch.expm1(-self.reach.bound)).clamp_min(0.0)
-        low = Upper(falling, 20) * self.share
-        return self._second + self.rest.square().halved() + beyond_square(self.reach).maximum(low)
+        """At least E_j: where the score rises, and where it falls."""
+        far = self.reach.bound
+        rises = beyond_square(self.reach)
+        falls = Upper((-torch.expm1(-far)).clamp_min(0.0), 20) * self.share
+        if not self._is_gentle:
+            rises = cubic(bulge(self._least, far, 1), far, rising_cube(far), 1)
+            falls = falls.minimum(largest_fall(self.share.bound.expand_as(far), far))
+        return self._second + self.rest.square().halved() + rises.maximum(falls)
 
     @cached_property
     def down(self) -> Upper:
         """At least -E_j."""
-        cube = self.reach.square() * self.reach / 6
-        return self._second + (self.reach.expm1() * self.share).maximum(cube)
+        far = self.reach.bound
+        rises = self.reach.expm1() * self.share
+        falls = self.reach.square() * self.reach / 6
+        if not self._is_gentle:
+            rises = rises.minimum(largest_rise(self.share.bound.expand_as(far), far))
+            falls = cubic(bulge(self._least, far, -1), far, falling_cube(far), -1)
+        return self._second + rises.maximum(falls)
 
     @property
     def _second(self) -> Upper:
         return self.mixed + self.first * self.rest
 
     @cached_property
+    def change(self) -> Upper:
+        """At least |e^a/Z - 1|: what the rest of a value's move is multiplied by."""
+        more = self.reach.expm1().minimum(grown(self._least, self.reach) - exact_lower(1.0))
+        less = Upper((-torch.expm1(-self.reach.bound)).clamp_min(0.0), 20) + self.share
+        return more.maximum(less)
+
+    @cached_property
     def factor(self) -> Upper:
-        """At least |e^a/Z - 1 - a°|: what a value's move is multiplied by, beside a°."""
+        """At least |e^a/Z - 1 - a°|: what a value's move is multiplied by, beside a°.
+
+        Above: with x = a° + rest it is rest + (e^x/Z - 1 - x): falling for x < 0, `excess` for x > 0.
+        Below: 1 + a° - e^{a° - rest}/Z grows with a° up to rest + log Z, and is that there.
+        """
         first, rest = self.first, self.rest
-        high = (first + rest).expm1() - Lower(first.bound)
+        high = rest + excess(self._least, self.reach)
         other = Upper(torch.exp(rest.bound - first.bound), 128)  # of a difference of at most 60
         low = (other + first) - exact_lower(1.0)
-        found = high.maximum(low, rest + self.above.log1p().expand_as(self.law))
+        apart = rest + self.above.log1p().expand_as(self.law)
+        whole = (1 + Upper(self.above.bound)).bound
+        end = Lower(torch.exp(first.bound - rest.bound) / whole, 128 + ELEMENTARY)
+        ending = (1 + first) - end
+        apart = apart.minimum(
+            ending.map(lambda value: torch.where(first.bound <= rest.bound, value, torch.inf))
+        )
+        found = high.maximum(low, apart)
         capped = exact(1.0) / Lower(self.law.clamp_min(1e-290), len(self.law) + 4) + first + 1
         return found.minimum(capped)
-
-
-def beyond_linear(t: Upper) -> Upper:
-    """At least e^t - 1 - t; t² e^t/2 where that has more digits."""
-    small = t.square().halved() * t.exp()
-    return small.minimum(t.expm1() - Lower(t.bound))
 
 
 def beyond_square(t: Upper) -> Upper:

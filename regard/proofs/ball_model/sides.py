@@ -15,11 +15,13 @@ from regard.proofs.ball_model.ellipsoids import ball_shape, lifted, longest, rou
 from regard.proofs.ball_model.quadratic import form_norms
 from regard.proofs.ball_model.scores import Projection
 from regard.proofs.ball_model.state import State
+from regard.proofs.ball_model.updates import each
 
 
 @dataclass
 class Side:
-    """Projected tokens: values z (n, c), their derivatives (n, c, k) and bounds of their moves.
+    """Projected tokens: values z (n, c), their derivatives (n, c, k) by u, and by groups for values, and
+    bounds of their moves.
 
     first: at least |w_iᵀA_i|₂. around: an ellipsoid (n, c, c) of how far z moves beside w_iᵀA_i u, but
     for rounding, and rest: at least that. size: at least the sizes that derivatives are made of, |w_i|_F
@@ -41,16 +43,21 @@ class Side:
         return computed_lengths(self.value) + self.first + self.rest
 
 
-def sides(state: State, projections: list[Projection]) -> list[Side]:
+def sides(state: State, projections: list[Projection], by_groups: bool) -> list[Side]:
     """Those of all heads: one product with the derivatives, and one with the ellipsoids."""
     count = max(len(projection.w) for projection in projections)
     joined = torch.cat([projection.w.expand(count, -1, -1) for projection in projections], -1)
     parts = [projection.w.shape[-1] for projection in projections]
-    moves = _moved(state, joined).split(parts, 1)
+    moves = (_moved(state, joined) if by_groups else _linear(state, joined)).split(parts, 1)
     first = all_at_once(form_norms, [move[..., : state.linear.shape[-1]] for move in moves])
     around, rest = _still(state, projections) if state.is_still else _moving(state, projections, joined)
     made = zip(projections, moves, around, first, rest, strict=True)
     return [_side(state, *one) for one in made]
+
+
+def _linear(state: State, joined: Tensor) -> Tensor:
+    """wᵀ times A."""
+    return each(joined[0].mT, state.linear) if len(joined) == 1 else joined.mT @ state.linear
 
 
 def _moved(state: State, joined: Tensor) -> Tensor:
@@ -64,6 +71,23 @@ def _moved(state: State, joined: Tensor) -> Tensor:
         found[i, :, first : first + count] = w @ columns[i, :, :count]
         found[i, :, first + count :] = 0.0
     return found
+
+
+def group_slopes(state: State, queries: list[Side], keys: list[Side]) -> list[Tensor]:
+    """How scores move with the groups (n, n, k), for each head: (w_q k_j)ᵀB_i + (w_k q_i)ᵀB_j."""
+    columns, n = state.groups.columns, state.tokens
+    by_query = [query.w @ key.value.mT for query, key in zip(queries, keys, strict=True)]
+    by_key = [key.w @ query.value.mT for query, key in zip(queries, keys, strict=True)]
+    found = columns.new_empty(n, len(queries), n, columns.shape[-1])  # of query i, head, key j
+    for sided, is_key in ((by_query, False), (by_key, True)):
+        directions = torch.cat(sided, -1)
+        for i, one in enumerate(columns):
+            made = (directions[i % len(directions)].mT @ one).unflatten(0, (len(queries), n))
+            if is_key:
+                found[:, :, i] += made.transpose(0, 1)
+            else:
+                found[i] = made
+    return list(found.unbind(1))
 
 
 def _moving(state: State, projections: list[Projection], joined: Tensor) -> tuple[list[Tensor], list[Upper]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,15 +11,17 @@ import torch
 from torch import Tensor
 
 from regard._enclosed import computed_lengths
-from regard._upper import Lower, Upper, relative_error
-from regard.proofs.ball_model.ellipsoids import Sum, no_shape
+from regard._upper import UNIT, Lower, Upper, relative_error
+from regard.proofs.ball_model.ellipsoids import SMALLEST, Sum, lifted, no_shape
 from regard.proofs.ball_model.quadratic import Grams, Own, Quadratic, form_norms, split
 from regard.proofs.ball_model.state import State
 
 FINE = 24_000_000
 """Pairs of neurons, over all tokens, whose Gram matrices are made; the tokens that move least go without."""
-LITTLE = 0.01
+LITTLE = 0.03
 """Tokens whose moves have less than this part of the largest square go without, too."""
+MANY = 768
+"""More neurons do without the largest eigenvalue of their cubes."""
 BLOCKS, SMALL = 6, 256
 """Into how many blocks the neurons of one token are cut, where there are more than so many."""
 
@@ -62,7 +64,8 @@ class Squares:
     @cached_property
     def pairs(self) -> dict[int, Pairs]:
         """(b_k·b_l)² for the chosen tokens."""
-        return {int(i): pairs_of(self.along[i]) for i in self.chosen}
+        products = {i: pairs_of(self.along[i], self.along[i].mT) for i in self.chosen.tolist()}
+        return {i: found.map(torch.square_) for i, found in products.items()}
 
     @cached_property
     def quartic(self) -> Upper:
@@ -72,6 +75,39 @@ class Squares:
         for i, pairs in self.pairs.items():
             value[i] = min(float(value[i]), float(pairs.largest() + off[i]))
         return Upper(value)
+
+    @cached_property
+    def sixth(self) -> Upper:
+        """At least Σ_k (b_k·u)⁶: λ_max of [|b_k·b_l|³], or max|b_k|² times `quartic`."""
+        squares = self.lengths.square()
+        value = (squares.amax(-1) * self.quartic).bound.clone()
+        off = relative_error(6 * self.along.shape[-1] + 24) * (squares * squares.square()).sum()
+        for i, pairs in self.pairs.items() if self.along.shape[1] <= MANY else ():
+            cubes = pairs.map(lambda panel: panel * panel.sqrt())
+            value[i] = min(float(value[i]), float(cubes.largest() + off[i]))
+        return Upper(value)
+
+    def crossed(self, i: int, weights: Tensor, w: Tensor, around: Tensor, most: int) -> tuple[Tensor, Tensor]:
+        """The shape (e, e) of Σ_k E_ck [2(b_k·u)(w_k·ε) + (w_k·ε)²] over some neurons of token i, and which:
+        the `most` that may move it most. For weights (e, m) that may be rounded twice, w (d, m), and ε in the
+        ellipsoid of Q = `around` (d, d).
+
+        As forms of u and ε over unit balls they have the Gram matrices E[4(b_k·b_l)(w_kᵀQw_l)]Eᵀ and
+        E[(w_kᵀQw_l)²]Eᵀ, which are added by (M1).
+        """
+        lengths, size = self.lengths[i], computed_lengths(around.flatten()).sqrt() * computed_lengths(w.mT)
+        moves = torch.linalg.vector_norm(weights, dim=0) * size.value * (2 * lengths.value + size.value)
+        kept = moves.argsort(descending=True)[:most].sort().values
+        lengths, size, weights, w = lengths[kept], size[kept], weights[:, kept], w[:, kept]
+        first, second = (lengths * size).square().sum(), size.square().square().sum()
+        s, t = max(2 * float(first.sqrt()), SMALLEST), max(float(second.sqrt()), SMALLEST)
+        f, g = 4 * (s + t) / s * (1 + 16 * UNIT), (s + t) / t * (1 + 16 * UNIT)
+        along = self.along[i, kept]
+        own, rests = pairs_of(along, along.mT), pairs_of(w.mT, around @ w)
+        crossed = rests.joined(own, lambda rest, own: rest * (f * own + g * rest))
+        unit = relative_error(4 * (len(kept) + len(w) + along.shape[-1]) + 96)
+        error = unit * computed_lengths(weights.flatten()).square() * (Upper(f) * first + Upper(g) * second)
+        return lifted(crossed.mixed(weights).unsqueeze(0), error.unsqueeze(0))[0], kept
 
     def into(self, after: State, weights: Tensor, rest: Sum) -> State:
         """The state with Σ_k E_ck (b_k·u)² for weights (n, e, m), in H or as a move of its own."""
@@ -136,7 +172,7 @@ def with_quadratic(after: State, chosen: Tensor, offset: Tensor, around: Tensor,
 
 @dataclass(frozen=True)
 class Pairs:
-    """The symmetric matrix K = [(b_k·b_l)²] by panels: blocks of columns from the diagonal on downwards."""
+    """A symmetric matrix K by panels: blocks of columns from the diagonal on downwards."""
 
     bounds: tuple[int, ...]
     panels: tuple[Tensor, ...]
@@ -145,6 +181,15 @@ class Pairs:
         return (
             (a, b, panel) for (a, b), panel in zip(itertools.pairwise(self.bounds), self.panels, strict=True)
         )
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Pairs:
+        """A function of all entries."""
+        return Pairs(self.bounds, tuple(change(panel) for panel in self.panels))
+
+    def joined(self, other: Pairs, change: Callable[[Tensor, Tensor], Tensor]) -> Pairs:
+        """A function of all entries of two."""
+        panels = zip(self.panels, other.panels, strict=True)
+        return Pairs(self.bounds, tuple(change(*both) for both in panels))
 
     def times(self, z: Tensor) -> Tensor:
         """Kz."""
@@ -173,9 +218,10 @@ class Pairs:
         return (Upper(self.times(z), len(z) + 1) / Lower(z)).amax()
 
 
-def pairs_of(along: Tensor) -> Pairs:
-    """For slopes b (m, d0), in a few blocks: half of the products."""
-    m = len(along)
+def pairs_of(rows: Tensor, columns: Tensor) -> Pairs:
+    """The products of rows (m, d) with columns (d, m) where they are symmetric, in a few blocks: half of
+    them.
+    """
+    m = len(rows)
     bounds = tuple(sorted({round(k * m / BLOCKS) for k in range(BLOCKS + 1)})) if m > SMALL else (0, m)
-    panels = tuple((along[a:] @ along[a:b].mT).square_() for a, b in itertools.pairwise(bounds))
-    return Pairs(bounds, panels)
+    return Pairs(bounds, tuple(rows[a:] @ columns[:, a:b] for a, b in itertools.pairwise(bounds)))

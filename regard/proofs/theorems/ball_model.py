@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from torch import Tensor
+
 from regard._enclosed import computed_lengths, spectral_norms
 from regard._upper import Upper
 from regard.certificate import Hypothesis
@@ -15,7 +17,7 @@ from regard.proofs.ball_model.beginning import at_rest, begin, by_orders
 from regard.proofs.ball_model.network import through
 from regard.proofs.ball_model.state import State
 from regard.proofs.locating import in_double, one_sequence
-from regard.proofs.question import asked_for
+from regard.proofs.question import asked_for, once
 from regard.proofs.theorem import Bound, Refusal, Theorem, assumed
 
 THEOREM = Theorem(
@@ -54,10 +56,16 @@ def ball_model(map: Map, domain: Near, norm: SequenceNorm) -> list[Bound]:
         raise Refusal("the ball model is made of the whole network, beside what is proved about its parts")
     network = in_double(map)
     one_sequence(network)
-    center = run(network, at_rest(domain.measure.points))
+    center = _at_rest(map, network, domain.measure.points)
     begins = not isinstance(domain, Hull)
     found = by_orders(start(domain), lambda state: _deviation(run(network, state), center, norm, begins))
     return [Bound(value, (arithmetic(),)) for value in found]
+
+
+def _at_rest(map: Map, network: Map, points: Tensor) -> State:
+    """The value at the given sequence, the same for every radius."""
+    key = ("ball model at rest", id(map), points.shape, points.numpy().tobytes())
+    return once(key, map, lambda: run(network, at_rest(points)))
 
 
 def start(domain: Near) -> State:
