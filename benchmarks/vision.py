@@ -25,6 +25,7 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -247,7 +248,7 @@ def part(folder: Path, name: str, count: int, first_only: bool) -> None:
         paths = [folder / f"{row[1]}.gz" for row in csv.reader(file) if name in row[0]]
     kept, rows = Rows(f"vision-{name}{'-1' if first_only else ''}"), []
     for number, path in enumerate(paths[:count]):
-        rows.append(kept.get(path.name, lambda path=path: measure(network, path, first_only)))
+        rows.append(kept.get(path.name, partial(measure, network, path, first_only)))
         shown = " ".join(f"{value:.4g}" for value in rows[-1])
         print(f"  {name}, picture {number + 1}: {shown}", file=sys.stderr, flush=True)
     proved = sum(max(row[0], row[1]) > 0 for row in rows)
@@ -255,8 +256,8 @@ def part(folder: Path, name: str, count: int, first_only: bool) -> None:
     seconds, theirs = statistics.fmean(row[3] for row in rows), PUBLISHED[name]
     others = ", ".join(f"{verifier} {count}" for verifier, count in zip(VERIFIERS, theirs, strict=True))
     print(
-        f"{name}: {proved} of {len(rows)} proved, {seconds:.1f} CPU s each; what is proved of the lead is less "
-        f"than that of the picture by {lost:.2f} of it (median; below 1 is a proof). Of 100, published: {others}",
+        f"{name}: {proved} of {len(rows)} proved, {seconds:.1f} CPU s each; what is proved of the lead is "
+        f"{lost:.2f} of that of the picture less (median; below 1 is a proof). Of 100, published: {others}",
         flush=True,
     )
 

@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import tests.ledger
 from benchmarks.mutate.declared import read as declared
 from tests.ledger.book import ENTRIES, Entry, close, write
@@ -70,10 +72,12 @@ def _twice(files: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
 def _again(files: Sequence[str]) -> dict[str, Entry]:
     """The numbers of the functions that are in the ledger; what is gone is left out."""
     asked = [test for test in ENTRIES if not files or test.startswith(tuple(files))]
-    parts = [asked[start : start + MOST] for start in range(0, len(asked), MOST)]
+    # with all their parameters: a name that is another now would end the run of all tests beside it
+    whole = sorted({test.partition("[")[0] for test in asked})
+    parts = [whole[start : start + MOST] for start in range(0, len(whole), MOST)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         runs = pool.map(lambda part: _run(part, {}), parts)
-        found = {test: one["found"] for run in runs for test, one in run.items()}
+        found = {test: one["found"] for run in runs for test, one in run.items() if test in ENTRIES}
     new = {test: entry for test, entry in ENTRIES.items() if test not in asked}
     for test in found:
         new[test] = {name: found[test][name] for name in ENTRIES[test] if name in found[test]}
@@ -84,7 +88,9 @@ def _run(arguments: Sequence[str], environment: dict[str, str]) -> dict[str, Any
     with tempfile.TemporaryDirectory() as held:
         target = Path(held) / "recorded.json"
         command = [sys.executable, "-m", "pytest", *arguments, "-p", "no:xdist", "--ledger-to", str(target)]
-        subprocess.run(command, cwd=ROOT, env={**os.environ, **environment})
+        done = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment})
+        if done.returncode == pytest.ExitCode.USAGE_ERROR:
+            raise SystemExit("a test of the ledger is not found (above); nothing was written")
         found: dict[str, Any] = json.loads(target.read_text())
         return found
 
