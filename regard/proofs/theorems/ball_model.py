@@ -64,7 +64,7 @@ def ball_model(map: Map, domain: Near, norm: SequenceNorm) -> list[Bound]:
 
 def _at_rest(map: Map, network: Map, points: Tensor) -> State:
     """The value at the given sequence, the same for every radius."""
-    key = ("ball model at rest", id(map), points.shape, points.numpy().tobytes())
+    key = ("ball model at rest", id(map), points.shape, tuple(points.detach().flatten().tolist()))
     return once(key, map, lambda: run(network, at_rest(points)))
 
 
