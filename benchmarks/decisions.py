@@ -32,6 +32,7 @@ from benchmarks.classifiers import trained as words_trained
 from benchmarks.kept import RESULTS, Row, Rows
 from benchmarks.margins import TRAINED, classifier_part, spread, trained
 from regard import maps
+from regard._allocation import keep_freed_memory
 from regard.audits.checkpoint import demo_directory
 from regard.decisions.networks import entering, stack_of
 from regard.decisions.shipped import words_of
@@ -143,6 +144,7 @@ def main() -> int:
     chosen = parser.parse_args()
     words, radii = (1, [1e-3]) if chosen.quick else (chosen.words, chosen.radii)
     torch.set_num_threads(1)
+    keep_freed_memory()  # as `regard decide` does
     missed = False
     if chosen.only != "classifiers":
         missed |= model_part(words, radii, (chosen.text,) if chosen.text else SENTENCES)

@@ -280,7 +280,7 @@ def _fails(gram: Tensor, level: Tensor) -> Tensor:
     """Whether λI - G has no Cholesky factor in numbers."""
     shifted = -gram
     shifted.diagonal(dim1=-2, dim2=-1).add_(level.unsqueeze(-1))
-    return torch.linalg.cholesky_ex(shifted)[1] != 0
+    return torch.linalg.cholesky_ex(shifted.mT, upper=True)[1] != 0  # by columns, as LAPACK has it
 
 
 STEPS = 10

@@ -27,6 +27,8 @@ ONE = {
     aten.reciprocal,
     aten.pow,
     aten.add_,
+    aten.mul_,
+    aten.addcmul_,
     aten.square,
 }
 FUNCTIONS = {
@@ -43,6 +45,7 @@ FUNCTIONS = {
 }
 LOGARITHMS = {aten.logsumexp, aten._log_softmax}
 PRODUCTS = {aten.mm, aten.bmm, aten.mv, aten.dot}
+ADDED = {aten.addmm_: aten.mm, aten.baddbmm: aten.bmm, aten.baddbmm_: aten.bmm}
 SUMS = {aten.sum, aten.mean}
 
 
@@ -71,7 +74,9 @@ class Coarse(TorchDispatchMode):
         if kind in LOGARITHMS:
             return self._rounded(found + 8 * UNIT * self._signs(found) * (1 + found.abs()))
         if kind in PRODUCTS:
-            return self._rounded(found + UNIT * self._signs(found) * self._terms(function, args))
+            return self._moved(found, UNIT * self._signs(found) * self._terms(kind, args))
+        if kind in ADDED:
+            return self._moved(found, UNIT * self._signs(found) * self._terms(ADDED[kind], args[1:], 1))
         if kind in SUMS:
             return self._rounded(
                 found + UNIT * self._signs(found) * self._added(function, args, kwargs or {})
@@ -89,11 +94,11 @@ class Coarse(TorchDispatchMode):
             return torch.randint(0, 2, like.shape, generator=self.generator).double() * 2 - 1
         return self.drawn[start : start + like.numel()].view(like.shape)
 
-    def _terms(self, function, args):
+    def _terms(self, product, args, more=0):
         """(count - 1) Σ |a b| of products that are added; what is zero rounds nothing."""
         sizes = [part.abs() for part in args]
-        counts = function(*((part != 0).double() for part in args))
-        return (counts - 1).clamp_min(0.0) * function(*sizes)
+        counts = product(*((part != 0).double() for part in args))
+        return (counts + more - 1).clamp_min(0.0) * product(*sizes)
 
     def _added(self, function, args, kwargs):
         total = aten.sum if function.overloadpacket is aten.mean else function.overloadpacket
@@ -101,6 +106,10 @@ class Coarse(TorchDispatchMode):
         count = total((tensor != 0).double(), *others, **kwargs)
         share = tensor.numel() / max(1, count.numel()) if function.overloadpacket is aten.mean else 1
         return (count - 2).clamp_min(0.0) * total(tensor.abs(), *others, **kwargs) / share
+
+    def _moved(self, found, by):
+        """What may be in the place of a tensor that somebody has."""
+        return found.copy_(self._rounded(found + by))
 
     def _rounded(self, found):
         """Dekker's splitting, of a number that is moved by less than half of its last place."""

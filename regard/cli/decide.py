@@ -62,6 +62,7 @@ def decide(
     ),
 ) -> None:
     """Check every argument before the work begins, then do it."""
+    from regard._allocation import keep_freed_memory
     from regard._files import check_writable
     from regard.audits.terminal import output, say
     from regard.decisions import answers, loaded_on, shipped_on
@@ -78,6 +79,7 @@ def decide(
         if importlib.util.find_spec("jinja2") is None:
             raise MissingExtraError("jinja2", "report")
         check_writable(out)
+    keep_freed_memory()
     asked = shipped_on(TEXT if text is None else text) if model is None else loaded_on(model, str(text))
     kept = None if json_ else Kept(out, question_of(asked, radius, resolution))
     found = answers(asked, _watched, radius=radius, resolution=resolution, kept=kept)

@@ -11,11 +11,12 @@ from regard import maps
 from regard._enclosed import computed_lengths
 from regard._upper import exact
 from regard.proofs.ball_model.ellipsoids import Sum, longest, pushed, widths
-from regard.proofs.ball_model.groups import Groups, closed, no_groups, opened
+from regard.proofs.ball_model.groups import Groups, no_groups
 from regard.proofs.ball_model.inputs import BallPart, Inputs
 from regard.proofs.ball_model.margin import least
 from regard.proofs.ball_model.network import through
 from regard.proofs.ball_model.neurons import arguments
+from regard.proofs.ball_model.opening import closed, opened
 from regard.proofs.ball_model.quadratic import Quadratic, own_square, quartic_norms, reach_of_forms, split
 from regard.proofs.ball_model.sides import product_norms
 from regard.proofs.ball_model.squares import Squares

@@ -10,7 +10,8 @@ from regard._upper import exact
 from regard.proofs.ball_model import network as stack
 from regard.proofs.ball_model import squares
 from regard.proofs.ball_model.ellipsoids import Sum, no_diagonal
-from regard.proofs.ball_model.groups import Groups, joined, no_groups
+from regard.proofs.ball_model.groups import Groups, no_groups
+from regard.proofs.ball_model.opening import joined
 from regard.proofs.ball_model.squares import pairs_of
 from regard.proofs.ball_model.updates import symmetric_products
 from regard.proofs.theorems.ball_model import ball_model

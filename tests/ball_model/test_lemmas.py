@@ -17,11 +17,12 @@ from regard.proofs.ball_model.activations import bend
 from regard.proofs.ball_model.attention_gram import attention_gram
 from regard.proofs.ball_model.beginning import at_rest, begin, by_orders, second_order
 from regard.proofs.ball_model.ellipsoids import Sum, longest, no_diagonal, widths
-from regard.proofs.ball_model.groups import closed, no_groups, opened
+from regard.proofs.ball_model.groups import no_groups
 from regard.proofs.ball_model.heads import HeadMoves
 from regard.proofs.ball_model.inputs import BallPart, BoxPart, Inputs, SimplexPart, shares_of
 from regard.proofs.ball_model.margin import quadratic_minimum
 from regard.proofs.ball_model.network import through
+from regard.proofs.ball_model.opening import closed, opened
 from regard.proofs.ball_model.quadratic import Quadratic, own_square, split
 from regard.proofs.ball_model.rows import Row, beyond_linear, beyond_square
 from regard.proofs.ball_model.scores import Projection

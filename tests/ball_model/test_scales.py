@@ -17,10 +17,11 @@ from regard.nonexpansive import MixTokens
 from regard.proofs.ball_model import heads as heads_room
 from regard.proofs.ball_model.beginning import begin
 from regard.proofs.ball_model.ellipsoids import Sum, lifted, pushed, widths
-from regard.proofs.ball_model.groups import Groups, closed, opened
+from regard.proofs.ball_model.groups import Groups
 from regard.proofs.ball_model.inputs import BallPart, BoxPart, Inputs, SimplexPart
 from regard.proofs.ball_model.margin import _dual, least
 from regard.proofs.ball_model.network import through
+from regard.proofs.ball_model.opening import closed, opened
 from regard.proofs.ball_model.quadratic import (
     Own,
     Quadratic,

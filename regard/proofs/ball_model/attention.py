@@ -11,19 +11,20 @@ from regard._enclosed import computed_lengths
 from regard._upper import Upper, exact, relative_error, total
 from regard.proofs.ball_model.ellipsoids import Sum, lifted, no_shape, pushed, trace_roots
 from regard.proofs.ball_model.heads import HeadMoves, head_moves, is_written_out
+from regard.proofs.ball_model.passage import Passage, part_of
 from regard.proofs.ball_model.quadratic import Grams, Quadratic, split
 from regard.proofs.ball_model.squares import with_forms, with_quadratic
-from regard.proofs.ball_model.state import State
+from regard.proofs.ball_model.state import State, added
 from regard.proofs.ball_model.updates import each
 from regard.proofs.subject import MultiHead
 
 
-def attend(state: State, subject: MultiHead) -> State:
-    """The state after attention."""
+def attend(state: State, subject: MultiHead, residual: bool = False) -> State:
+    """The state after attention, and x more with a residual connection."""
     heads = head_moves(state, subject)
     mixer = torch.cat([head.mixer for head in heads])
     explicit = state.curved is not None or _is_small(state, heads)
-    rest, lost, center, derivatives, curved, forms = [], [], [], [], [], []
+    rest, lost, center, derivatives, curved, forms, passing = [], [], [], [], [], [], []
     for head in heads:
         lost.append(head.stretch * (head.lost if explicit else head.lost + head.quadratic_lost))
         center.append(head.value if explicit else head.value + head.quadratic_center)
@@ -33,6 +34,8 @@ def attend(state: State, subject: MultiHead) -> State:
             forms.append(head.forms)
         if state.curved is not None:
             curved.append(head.curved)
+        if state.has_shape or state.groups.beside is not None:
+            passing.append(part_of(head))
         head.forget()
     value = torch.cat(center, -1) @ mixer
     value = value if subject.b_o is None else value + subject.b_o
@@ -48,7 +51,18 @@ def attend(state: State, subject: MultiHead) -> State:
     )
     rounding = relative_error(len(heads) + 8) * (computed_lengths(value) + _sizes_of(heads, subject.b_o))
     found = _mixed(rest, heads, mixer).ball(total(lost) + rounding)
-    return _with_forms(state, after, heads, forms, found) if explicit else after.with_rest(found)
+    after = _with_forms(state, after, heads, forms, found) if explicit else after.with_rest(found)
+    if residual:
+        after = added(state.nothing_left(), after)
+    return _passed(state, after, Passage(passing, mixer), residual) if passing else after
+
+
+def _passed(state: State, after: State, passage: Passage, residual: bool) -> State:
+    """With ellipsoids of single tokens."""
+    if state.groups.beside is not None:
+        beside = passage.moves(state.groups.beside, residual).done()
+        after = replace(after, groups=replace(after.groups, beside=beside))
+    return after.with_rest(passage.moves(state.shape, residual)) if state.has_shape else after
 
 
 def _anywhere(head: HeadMoves, found: Sum) -> Sum:

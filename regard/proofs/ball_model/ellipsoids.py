@@ -20,7 +20,13 @@ def lifted(shape: Tensor, error: Upper) -> Tensor:
     """Q̃ + error I, no less than any Q within `error` (...,) of Q̃ in spectral norm, and than its symmetric
     part.
     """
-    shape = (shape + shape.mT).mul_(0.5)
+    return lift(shape.clone(), error)
+
+
+def lift(shape: Tensor, error: Upper) -> Tensor:
+    """The same, in the place of a tensor that nobody else has."""
+    for one in shape.reshape(-1, *shape.shape[-2:]):
+        one.copy_((one + one.mT).mul_(0.5))  # a matrix at a time stays in the cache
     added = (error + Upper(4 * UNIT) * computed_lengths(shape.flatten(-2))).bound
     shape.diagonal(dim1=-2, dim2=-1).add_(added.unsqueeze(-1))
     return shape
@@ -29,7 +35,7 @@ def lifted(shape: Tensor, error: Upper) -> Tensor:
 def pushed(matrix: Map, shape: Tensor) -> Tensor:
     """M Q Mᵀ, no less than the true one."""
     error = push_error(matrix, computed_lengths(shape.flatten(-2)))
-    return lifted(turned(matrix, shape), error)
+    return lift(turned(matrix, shape), error)
 
 
 def turned(matrix: Map, shape: Tensor) -> Tensor:
@@ -51,11 +57,17 @@ def no_shape(n: int, width: int) -> Tensor:
 
 def widths(shape: Tensor, directions: Tensor) -> Upper:
     """At least (aᵀQa)^{1/2} for directions (n or 1, d, m), (n, m)."""
-    turned = shape @ (directions[0] if len(directions) == 1 else directions)  # a copy for each token is slow
-    squares = (directions * turned).sum(-2).clamp_min(0.0)
+    squares = torch.stack(
+        [_squares(one, by) for one, by in zip(shape, directions.expand(len(shape), -1, -1), strict=True)]
+    )
     lengths = computed_lengths(directions.mT)
     rounding = relative_error(2 * shape.shape[-1] + 4) * computed_lengths(shape.flatten(-2)).unsqueeze(-1)
     return (Upper(squares) + rounding * lengths.square()).sqrt()
+
+
+def _squares(shape: Tensor, directions: Tensor) -> Tensor:
+    """aᵀQa of one token for directions (d, m)."""
+    return (shape @ directions).mul_(directions).sum(0).clamp_min_(0.0)
 
 
 def longest(shape: Tensor) -> Upper:
@@ -152,7 +164,7 @@ class Sum:
         """A set with this shape (n, d, d), every move of it times a number that is at most `factor` (n,)."""
         times = torch.ones_like(self._weight) if factor is None else factor.bound
         weight = (times * self._roots(shape)).clamp_min(SMALLEST)
-        self._matrix = self._matrix + (times.square() / weight)[..., None, None] * shape
+        self._matrix.addcmul_((times.square() / weight)[..., None, None], shape)
         size = Upper(times.square() / weight, 3) * computed_lengths(shape.flatten(-2))
         return self._counted(weight, size)
 
@@ -162,7 +174,7 @@ class Sum:
         weight = (times * whole.value).clamp_min(SMALLEST)
         scale = times.square() / weight
         for i in scale.nonzero().flatten().tolist():
-            self._matrix[i] = self._matrix[i] + (scale[i] * columns[i]) @ columns[i].mT
+            self._matrix[i].addmm_(scale[i] * columns[i], columns[i].mT)
         self._counted(weight, Upper(scale, 3) * whole.square(), columns.shape[-1])
         return self.ball(relative_error(2) * whole * factor)
 
@@ -178,7 +190,7 @@ class Sum:
         """Σ_k c_k v_k with |c_k| ≤ 1 for the columns v_k of (n, d, p), whose entries may be rounded twice."""
         turned = columns if self._metric is None else self._metric @ columns
         weights = (columns * turned).sum(-2).clamp_min(0.0).sqrt().clamp_min(SMALLEST)
-        self._matrix = self._matrix + (columns / weights.unsqueeze(-2)) @ columns.mT
+        self._matrix.baddbmm_(columns / weights.unsqueeze(-2), columns.mT)
         size = (Upper(columns.square().sum(-2)) / Lower(weights)).sum(-1)
         size = Upper(size.value, size.roundings + columns.shape[-2] + 2)
         self._counted(Upper(weights).sum(-1).bound, size, columns.shape[-1])
@@ -188,7 +200,7 @@ class Sum:
         """Moves Σ_k c_k m_k along the columns m_k of mixing (d, m), as `parts` say."""
         for i, entries in enumerate(parts.entries):
             more = symmetric_products((entries * mixing).unsqueeze(0), mixing.unsqueeze(0))[0]
-            self._matrix[i] = self._matrix[i] + more
+            self._matrix[i] += more
         return self._counted(parts.weight, parts.size, 2 * mixing.shape[-1] + 16)
 
     def mixture(self, factors: Upper, shapes: Tensor, lengths: Upper, terms: int) -> Sum:
@@ -209,7 +221,7 @@ class Sum:
 
     def add(self, weight: Tensor, matrix: Tensor, error: Upper) -> Sum:
         """What another sum has gathered: Σ s_k, Σ Q_k/s_k and what rounding may have changed in it."""
-        self._matrix = self._matrix + matrix
+        self._matrix.add_(matrix)
         self._error = self._error + error
         return self._counted(weight, computed_lengths(matrix.flatten(-2)))
 
@@ -247,4 +259,4 @@ class Sum:
         """The shape of the sum (n, d, d)."""
         weight = Upper(self._weight, self._count + 2)
         shape = weight.bound[..., None, None] * self._matrix
-        return lifted(shape, weight * (self._error + relative_error(self._count + 4) * self._size))
+        return lift(shape, weight * (self._error + relative_error(self._count + 4) * self._size))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -13,16 +12,29 @@ from torch import Tensor
 
 from regard._enclosed import computed_lengths
 from regard._upper import Upper, relative_error, root
-from regard.proofs.ball_model.ellipsoids import SMALLEST, Sum, lifted, pushed, trace_roots, turned
+from regard.proofs.ball_model.ellipsoids import (
+    SMALLEST,
+    Sum,
+    lift,
+    lifted,
+    pushed,
+    trace_roots,
+    turned,
+    widths,
+)
 from regard.proofs.ball_model.updates import (
     Map,
-    lower_products,
     product_size,
     symmetric_products,
     whole_of,
 )
 
 _NUMBERS = itertools.count()
+
+
+def fresh_names(count: int) -> Tensor:
+    """Numbers that no column and no group has yet."""
+    return torch.tensor([next(_NUMBERS) for _ in range(count)], dtype=torch.long)
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,10 @@ class Groups:
     turn: Tensor | None = None
     filled: tuple[int, ...] | None = None
     """After how many columns those of a token are zero, where that is known."""
+    beside: Tensor | None = None
+    """Of an only group: T (n, d, d), for moves t_i of single tokens in the same ball. |w|² + ν_i² ≤ 1 for
+    every token, with t_i in ν_i times the ellipsoid of T_i (M11).
+    """
 
     @cached_property
     def columns(self) -> Tensor:
@@ -77,7 +93,7 @@ class Groups:
         return self._lengths_of(self.base)
 
     def _lengths_of(self, columns: Tensor) -> Upper:
-        if self._index[0] == 1:
+        if self.is_single:
             gathered = torch.linalg.vector_norm(columns, dim=2).square().sum(1, keepdim=True)
         else:
             gathered = self._gathered(torch.linalg.vector_norm(columns, dim=1).square())
@@ -106,10 +122,33 @@ class Groups:
         """About how much each column moves all tokens, squared."""
         return torch.linalg.vector_norm(self.columns, dim=(0, 1)).square()
 
+    @property
+    def is_single(self) -> bool:
+        return self._index[0] == 1
+
+    @property
+    def index(self) -> Tensor:
+        """To which group a column belongs, counted from zero."""
+        return self._index[1]
+
+    @property
+    def lengths_of_all(self) -> Tensor:
+        """About |B_g|_F of all tokens together, (groups,)."""
+        return computed_lengths(self._sizes.bound.mT).bound
+
     def reach(self, directions: Tensor) -> Upper:
-        """At least Σ_g |B_igᵀa| for directions (n or 1, d, m), (n, m)."""
+        """At least Σ_g |B_igᵀa| for directions (n or 1, d, m), (n, m), with what is beside them."""
+        if (known := self.known_ellipsoid) is not None:
+            return widths(known, directions)
         rounding = relative_error(self.shape[1] + 4) * self._sizes.sum(-1).unsqueeze(-1)
-        return self.lengths(directions.mT @ self.columns) + rounding * computed_lengths(directions.mT)
+        found = self.lengths(directions.mT @ self.columns)
+        found = found if self.beside is None else self.with_beside(found, widths(self.beside, directions))
+        return found + rounding * computed_lengths(directions.mT)
+
+    @staticmethod
+    def with_beside(shared: Upper, alone: Upper) -> Upper:
+        """At least |w| p + ν q for |w|² + ν² ≤ 1: what columns and single tokens do together."""
+        return (shared.square() + alone.square()).sqrt()
 
     def lengths(self, slopes: Tensor) -> Upper:
         """At least Σ_g |b_g| for slopes (..., k)."""
@@ -123,12 +162,12 @@ class Groups:
     @cached_property
     def ellipsoid(self) -> Tensor:
         """One that holds what all groups do to a token, (n, d, d)."""
-        return self.merged_into(Sum(*self.shape[:2])).done()
+        return self._square if self.is_single else self.merged_into(Sum(*self.shape[:2])).done()
 
     @property
     def known_ellipsoid(self) -> Tensor | None:
         """At least B_iB_iᵀ, where that was made, of a single group."""
-        return self.__dict__.get("ellipsoid") if self._index[0] == 1 else None
+        return self.__dict__.get("ellipsoid") if self.is_single else None
 
     def with_ellipsoid(self, shape: Tensor) -> Groups:
         """The same, with an ellipsoid that is known."""
@@ -140,6 +179,8 @@ class Groups:
         are off by 2γ |M|_F `made_of`, and |B|_F² ≤ tr Q.
         """
         after = self._put_off(matrix) if self._is_many else self.replaced(matrix @ self.columns)
+        if self.beside is not None:
+            after = replace(after, beside=pushed(matrix, self.beside))
         if "ellipsoid" not in self.__dict__:
             return after
         whole = (trace_roots(self.ellipsoid) + self.made_of) * product_size(matrix)
@@ -160,10 +201,15 @@ class Groups:
         """The same groups with other matrices."""
         return Groups(columns, self.labels, self.owner)
 
+    def where(self, kept: Tensor) -> Groups:
+        """Nothing for tokens where the mask (n, 1, 1) is false."""
+        after = self.replaced(torch.where(kept, self.columns, 0.0))
+        return after if self.beside is None else replace(after, beside=torch.where(kept, self.beside, 0.0))
+
     def plus(self, other: Groups) -> Groups:
         """The sum; columns of one name add."""
         if len(self.labels) == len(other.labels) and bool((other.labels == self.labels).all()):
-            return other.replaced(other.columns + self.columns)
+            return replace(other.replaced(other.columns + self.columns), beside=self._both_beside(other))
         if len(self.labels) <= len(other.labels) and bool(
             (other.labels[: len(self.labels)] == self.labels).all()
         ):
@@ -174,10 +220,16 @@ class Groups:
         shared = torch.tensor([label in place for label in self.labels.tolist()], dtype=torch.bool)
         where = torch.tensor([place[label] for label in self.labels[shared].tolist()], dtype=torch.long)
         joined = other.columns.index_add(-1, where, self.columns[..., shared])
-        return _side_by_side(other.replaced(joined), self.of(~shared))
+        return side_by_side(other.replaced(joined), self.of(~shared))
+
+    def _both_beside(self, other: Groups) -> Tensor | None:
+        """ν (t_i + t_i'), for the same ν."""
+        if self.beside is None or other.beside is None:
+            return self.beside if other.beside is None else other.beside
+        return Sum(*self.shape[:2]).shape(self.beside).shape(other.beside).done()
 
     def of(self, chosen: Tensor) -> Groups:
-        """Some of the columns."""
+        """Some of the columns, without what is beside them."""
         return Groups(self.columns[..., chosen], self.labels[chosen], self.owner[chosen])
 
     def pieces(self) -> Iterator[Tensor]:
@@ -189,14 +241,23 @@ class Groups:
         """Each group as an ellipsoid of the sum."""
         if not self.shape[-1]:
             return found
+        if self.is_single:
+            return found.shape(self.ellipsoid)
         weight = self._sizes.value.clamp_min(SMALLEST)
         size = Upper(self._sizes.value.square() / weight, 2 * self._sizes.roundings + 3).sum(-1)
         error = relative_error(self.columns.shape[-1] + 8) * size
-        if self._index[0] == 1:
-            matrix = symmetric_products(self.columns, self.columns) / weight.unsqueeze(-1)
-        else:
-            matrix = (self.columns / weight[:, self._index[1]].unsqueeze(1)) @ self.columns.mT
+        matrix = (self.columns / weight[:, self.index].unsqueeze(1)) @ self.columns.mT
         return found.add(Upper(weight).sum(-1).bound, matrix, error)
+
+    @property
+    def _square(self) -> Tensor:
+        """At least B_iB_iᵀ + T_i, of a single group."""
+        found = symmetric_products(self.columns, self.columns)
+        error = relative_error(self.columns.shape[-1] + 4) * self._sizes.sum(-1).square()
+        if self.beside is not None:
+            found.add_(self.beside)
+            error = error + relative_error(2) * computed_lengths(self.beside.flatten(1))
+        return lift(found, error)
 
 
 def no_groups(n: int, width: int) -> Groups:
@@ -205,7 +266,7 @@ def no_groups(n: int, width: int) -> Groups:
     return Groups(torch.zeros(n, width, 0, dtype=torch.float64), none, none)
 
 
-def _side_by_side(first: Groups, second: Groups) -> Groups:
+def side_by_side(first: Groups, second: Groups) -> Groups:
     parts = zip(_fields(first), _fields(second), strict=True)
     columns, labels, owner = (torch.cat(pair, -1) for pair in parts)
     return Groups(columns, labels, owner)
@@ -213,94 +274,3 @@ def _side_by_side(first: Groups, second: Groups) -> Groups:
 
 def _fields(groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
     return groups.columns, groups.labels, groups.owner
-
-
-def opened(groups: Groups, shape: Tensor, most: int) -> tuple[Groups, Tensor]:
-    """Ellipsoids (n, d, d) as groups that other tokens may share, and what is left of them: of all columns,
-    old and new, the `most` longest stay groups.
-
-    With Π = VVᵀ, e = Πe + (I - Π)e. Vᵀe lies in the ellipsoid of VᵀQV, which is no more than diag(λ) + δ.
-    """
-    n, width = shape.shape[:2]
-    values, vectors = torch.linalg.eigh(shape)
-    energy = torch.cat([groups.energy, values.clamp_min(0.0).flatten()])
-    kept = torch.zeros(len(energy), dtype=torch.bool)
-    kept[energy.argsort(descending=True)[:most]] = True
-    old, new = kept[: len(groups.labels)], kept[len(groups.labels) :].unflatten(0, (n, width))
-    basis = vectors * new.unsqueeze(-2)
-    inner = basis.mT @ shape @ basis
-    unit = relative_error(2 * width + 4) * width
-    off = computed_lengths((inner - torch.diag_embed(values * new)).flatten(1)) + unit * computed_lengths(
-        shape.flatten(1)
-    )
-    lengths = (Upper(values.clamp_min(0.0), 1) + off.unsqueeze(-1)).sqrt().bound
-    fresh = _fresh(basis * lengths.unsqueeze(-2), new)
-    left = Sum(n, width).shape(pushed(torch.eye(width, dtype=torch.float64) - basis @ basis.mT, shape))
-    rounding = relative_error(width + 8) * width * computed_lengths(shape.flatten(1)).sqrt()
-    left.ball(rounding + relative_error(4) * computed_lengths(lengths))
-    groups.of(~old).merged_into(left)
-    return _side_by_side(groups.of(old), fresh), left.done()
-
-
-def joined(groups: Groups, shape: Tensor) -> Groups | None:
-    """All groups and the ellipsoids (n, d, d) of single tokens as one group, None where it has no square
-    root in numbers.
-
-    As sets of moves of all tokens together their sum is in the ellipsoid of G = (Σ s)(Σ B_gB_gᵀ/s_g + Σ
-    Q_i/s_i) (M1), and G + 2δ ≥ LLᵀ ≥ G for the Cholesky factor L of G + δ, which is backward stable.
-    """
-    n, width = shape.shape[:2]
-    size = n * width
-    flat = groups.columns.flatten(0, 1)
-    lengths = computed_lengths(groups._sizes.bound.mT).bound.clamp_min(SMALLEST)
-    traces = trace_roots(shape).bound.clamp_min(SMALLEST)
-    weight = Upper(torch.cat([lengths, traces])).sum(-1)
-    whole = weight.square()  # at least the trace of G
-    scale = weight.bound / lengths
-    known = groups.known_ellipsoid
-    factor = float(scale) if len(scale) == 1 else 1.0
-    left = flat if len(scale) == 1 else flat * scale[groups._index[1]]
-    gram = lower_products(left, flat, width, known is None, factor)
-    own = shape * (weight.bound / traces)[:, None, None]
-    own = own if known is None else own + factor * known
-    for i, part in enumerate(own):
-        gram[i * width : (i + 1) * width, i * width : (i + 1) * width] += part
-    shift = (relative_error(8 * size + 2 * flat.shape[-1] + 128) * whole).bound
-    gram.diagonal().add_(shift)
-    root, failed = torch.linalg.cholesky_ex(gram)
-    lost = relative_error(4 * size + 16) * computed_lengths(root.flatten()).square()
-    lost = lost + relative_error(flat.shape[-1] + 32) * whole
-    if int(failed) or not float(lost) <= float(shift) < math.inf:
-        return None
-    blocks = torch.stack([gram[i : i + width, i : i + width] for i in range(0, size, width)])
-    around = lifted(blocks, Upper(shift) + relative_error(8) * whole)
-    return _one_group(root.unflatten(0, (n, width))).with_ellipsoid(around)  # a triangle of blocks
-
-
-def _one_group(columns: Tensor) -> Groups:
-    """These columns (n, d, n d), which are a triangle of blocks, with fresh names."""
-    count, name = columns.shape[-1], next(_NUMBERS)
-    labels = torch.tensor([next(_NUMBERS) for _ in range(count)], dtype=torch.long)
-    filled = tuple((i + 1) * columns.shape[1] for i in range(len(columns)))
-    return Groups(columns, labels, torch.full((count,), name), filled=filled)
-
-
-def closed(groups: Groups, shape: Tensor, most: int) -> tuple[Groups, Tensor]:
-    """The `most` longest columns, and ellipsoids with all others."""
-    if len(groups.labels) <= most:
-        return groups, shape
-    kept = torch.zeros(len(groups.labels), dtype=torch.bool)
-    kept[groups.energy.argsort(descending=True)[:most]] = True
-    return groups.of(kept), groups.of(~kept).merged_into(Sum(*shape.shape[:2]).shape(shape)).done()
-
-
-def _fresh(roots: Tensor, kept: Tensor) -> Groups:
-    """The kept columns of each token (n, d, d) as a group of its own."""
-    n, width = roots.shape[:2]
-    token, column = kept.nonzero().unbind(-1)
-    columns = torch.zeros(n, width, len(token), dtype=torch.float64)
-    columns[token, :, torch.arange(len(token))] = roots[token, :, column]
-    names = [next(_NUMBERS) for _ in range(n)]
-    owner = torch.tensor(names)[token]
-    labels = torch.tensor([next(_NUMBERS) for _ in range(len(token))], dtype=torch.long)
-    return Groups(columns, labels, owner)

@@ -12,7 +12,7 @@ from regard._enclosed import computed_lengths, spectral_norms
 from regard._upper import ELEMENTARY, UNIT, Upper, exact, relative_error, sizes
 from regard.domains import Neighborhood
 from regard.proofs.ball_model.attention_gram import attention_gram
-from regard.proofs.ball_model.ellipsoids import Sum, pushed, trace_roots, widths
+from regard.proofs.ball_model.ellipsoids import Sum, trace_roots, widths
 from regard.proofs.ball_model.quadratic import Grams, form_norms, reach_of_forms, split, symmetric
 from regard.proofs.ball_model.rows import Row
 from regard.proofs.ball_model.scores import Projection, no_scores, products
@@ -188,23 +188,27 @@ class HeadMoves:
         return less * pairs + others.sums_of_others()
 
     @cached_property
-    def local(self) -> Upper:
-        """At least how ellipsoids of single tokens move centered scores, (n, n)."""
-        shape = self.state.shape
-        if not self.state.has_shape:
-            return exact(torch.zeros(self.state.tokens, self.state.tokens, dtype=torch.float64))
+    def by_remainders(self) -> Upper:
+        """At least how groups and ellipsoids of single tokens move centered scores, (n, n)."""
+        groups = self.state.groups
+        found = groups.lengths(self.slopes[..., self.first_width :])
+        if groups.beside is not None:
+            found = groups.with_beside(found, self._local(groups.beside))
+        return found + self._local(self.state.shape) if self.state.has_shape else found
+
+    def _local(self, shape: Tensor) -> Upper:
+        """At least how ellipsoids (n, d, d) of single tokens move centered scores, (n, n)."""
         k = self.key.value
         mean = self.law @ k
         away = (k.unsqueeze(0) - mean.unsqueeze(1)).mT  # (n, c, n)
         by_query = widths(shape, self.query.w @ away)
         by_key = widths(shape, self.key.w @ self.query.value.mT.unsqueeze(0)).map(lambda value: value.mT)
         unit = relative_error(4 * self.state.width + 4 * self.state.tokens + 64)
-        return by_query + self._centered(by_key) + unit * self.slope_sizes_of_shape
+        return by_query + self._centered(by_key) + unit * self._slope_sizes_of(shape)
 
-    @property
-    def slope_sizes_of_shape(self) -> Upper:
-        """At least what the slopes of ellipsoids are made of, (n, n)."""
-        far = trace_roots(self.state.shape)
+    def _slope_sizes_of(self, shape: Tensor) -> Upper:
+        """At least what the slopes of ellipsoids are made of, (n, 1)."""
+        far = trace_roots(shape)
         query, key = self.query, self.key
         k, q = computed_lengths(key.value).amax(), computed_lengths(query.value)
         thick_q, thick_k = (computed_lengths(side.w.flatten(1)) for side in (query, key))
@@ -213,13 +217,13 @@ class HeadMoves:
     @cached_property
     def row(self) -> Row:
         """What is known of the moves of scores."""
-        d, slopes, groups = self.first_width, self.slopes, self.state.groups
+        d, slopes = self.first_width, self.slopes
         seen = self.seen
         terms = self.state.width + self.query.value.shape[-1] + 2 * self.state.tokens
         unit = relative_error(terms + slopes.shape[-1] + 64)
         lost = unit * self.slope_sizes
         first = self.state.inputs.reach(slopes[..., :d])
-        rest = groups.lengths(slopes[..., d:]) + self.local + lost
+        rest = self.by_remainders + lost
         if self.state.curved is not None:
             rest = rest + self._curved_reach
         query, key = self.query, self.key
@@ -227,7 +231,7 @@ class HeadMoves:
         mixed = self._centered(mixed)
         rest = rest + self.bilinear + mixed
         shift = relative_error(4 * self.state.tokens + 16) * (first + rest).where(seen).amax(-1).unsqueeze(-1)
-        rest, mixed = (rest + shift).where(seen), (mixed + self.local + lost + shift).where(seen)
+        rest, mixed = (rest + shift).where(seen), (mixed + lost + shift).where(seen)
         first = first.where(seen)
         self.astray = ~((first + rest).amax(-1).bound <= STEEPEST)
         found = self._row(*(part.where(~self.astray.unsqueeze(-1)) for part in (first, rest, mixed)))
@@ -309,13 +313,10 @@ class HeadMoves:
         inner.segments((self.apart * half.bound.unsqueeze(-1)).mT)
         first = self.values.moves[..., :d]
         inner.mixture(law * row.factor, first @ first.mT, computed_lengths(first.flatten(1)), d)
-        # the rest of a value's move is multiplied by e^a/Z - 1; of single tokens' ellipsoids by e^a/Z
+        # the rest of a value's move is multiplied by e^a/Z - 1
         times = law * row.change.minimum(row.factor + row.first)
         around = self.values.around
         inner.mixture(times, around, trace_roots(around), 1)
-        if self.state.has_shape:
-            own = pushed(self.values.w.mT, self.state.shape)
-            inner.mixture(law, own, trace_roots(own), 1)
         if quadratic:
             offset, around = self.second
             inner.segments(0.5 * offset.unsqueeze(-1)).shape(around)

@@ -16,15 +16,15 @@ from regard.attention import Attention
 from regard.nonexpansive import Center, MixTokens, Pool, Reflected
 from regard.proofs.ball_model.attention import attend
 from regard.proofs.ball_model.ellipsoids import Sum, no_shape
-from regard.proofs.ball_model.groups import closed, joined, opened
 from regard.proofs.ball_model.neurons import feed_forward, gated, mixed
 from regard.proofs.ball_model.norms import normalize
+from regard.proofs.ball_model.opening import closed, gathered, joined, opened
 from regard.proofs.ball_model.quadratic import Quadratic
-from regard.proofs.ball_model.state import State
+from regard.proofs.ball_model.state import State, added
 from regard.proofs.locating import summands
 from regard.proofs.near.stages import FeedForward, group_feed_forward
 from regard.proofs.rewriting import as_residual
-from regard.proofs.subject import subject_of
+from regard.proofs.subject import MultiHead, subject_of
 from regard.proofs.theorem import Refusal
 
 OPEN, KEPT = 36_000_000, 18_000_000
@@ -48,18 +48,21 @@ def shared(state: State, together: bool = False) -> State:
     trace = float(state.shape.diagonal(dim1=-2, dim2=-1).sum())
     if not state.inputs.width or trace <= NEGLIGIBLE * state.groups.whole_energy:
         return state
-    if together and (one := _joined(state)) is not None:
+    if together and (one := _in_one_ball(state)) is not None:
         return one
+    if state.groups.beside is not None:
+        return state
     groups, left = opened(state.groups, state.shape, OPEN // (state.tokens * state.width))
     return replace(state, groups=groups, shape=left)
 
 
-def _joined(state: State) -> State | None:
+def _in_one_ball(state: State) -> State | None:
     n, width, columns = state.groups.shape
     size = n * width
-    if size > WIDEST or (columns + size) * size <= APART:
+    if (columns + size) * size <= APART and state.groups.beside is None:
         return None
-    groups = joined(state.groups, state.shape)
+    alone = size > WIDEST or state.groups.beside is not None
+    groups = (gathered if alone else joined)(state.groups, state.shape)
     return None if groups is None else replace(state, groups=groups, shape=no_shape(n, width))
 
 
@@ -115,12 +118,16 @@ def _center(map: Center, state: State) -> State:
 @through.rule(maps.Heads)
 @through.rule(Attention)
 def _attention(map: Attention | maps.Heads, state: State) -> State:
+    return attend(shared(state), _heads_of(map))
+
+
+def _heads_of(map: Attention | maps.Heads) -> MultiHead:
     subject = subject_of(map)
     if len(subject.separate) > 1 and subject.w_o is None:
         raise Refusal(
             "an attention with several heads gives a sequence for each; mix them with Heads(attention, w_o)"
         )
-    return attend(shared(state), subject)
+    return subject
 
 
 @through.rule(maps.Residual)
@@ -133,7 +140,9 @@ def _residual(map: maps.Residual, state: State) -> State:
     if isinstance(inner, maps.Gated):
         return gated(state, inner, residual=True)
     state = shared(state, together=True)
-    return _narrowed(_added(state, through.one(inner, state)))
+    if isinstance(inner, (Attention, maps.Heads)):
+        return _narrowed(attend(state, _heads_of(inner), residual=True))
+    return _narrowed(added(state, through.one(inner, state)))
 
 
 def _narrowed(state: State) -> State:
@@ -147,32 +156,13 @@ def _add(map: maps.Added, state: State) -> State:
     state = shared(state)
     first, *others = (through.one(part, state) for part in summands(map))
     for other in others:
-        first = _added(first, other)
+        first = added(first, other)
     return first
 
 
 @through.rule(Reflected)
 def _reflected(map: Reflected, state: State) -> State:
     return through.one(as_residual(map, state.width), state)
-
-
-def _added(first: State, second: State) -> State:
-    """The sum of two states of one origin."""
-    if first.center.shape != second.center.shape:
-        raise Refusal("a sum of maps that give sequences of different shapes")
-    curved = None
-    if first.curved is not None and second.curved is not None:
-        curved = first.curved.plus(second.curved)
-    both = replace(
-        second,
-        center=first.center + second.center,
-        linear=first.linear + second.linear,
-        curved=curved,
-        groups=first.groups.plus(second.groups),
-    )
-    size = computed_lengths(first.center) + computed_lengths(second.center) + first.size + second.size
-    rest = Sum(*both.center.shape).shape(first.shape).ball(relative_error(4) * size)
-    return both.with_rest(rest)
 
 
 @through.rule(MixTokens)
@@ -191,7 +181,7 @@ def mix_tokens(state: State, w: Tensor, error: Upper | None = None) -> State:
     if w.shape[-1] != state.tokens:
         raise Refusal(f"{w.shape[-1]} tokens are mixed and the sequence has {state.tokens}")
     rows, state = len(w), shared(state)
-    curved = state.curved
+    curved, beside = state.curved, state.groups.beside
     after = replace(
         state,
         center=w @ state.center,
@@ -203,9 +193,17 @@ def mix_tokens(state: State, w: Tensor, error: Upper | None = None) -> State:
     size = computed_lengths(state.center) + state.reach
     unit = relative_error(state.tokens + 4) if error is None else relative_error(state.tokens + 4) + error
     rest = Sum(rows, state.width).ball(unit * (Upper(w.abs()) * size).sum(-1))
-    for j in range(state.tokens):
-        rest.shape(state.shape[j].expand(rows, -1, -1), Upper(w[:, j].abs()))
-    return after.with_rest(rest)
+    if beside is not None:
+        alone = _shapes_over_tokens(Sum(rows, state.width), w, beside).done()
+        after = replace(after, groups=replace(after.groups, beside=alone))
+    return after.with_rest(_shapes_over_tokens(rest, w, state.shape))
+
+
+def _shapes_over_tokens(found: Sum, w: Tensor, shapes: Tensor) -> Sum:
+    """Σ_j w_ij e_j for e_j in ellipsoids (n, d, d)."""
+    for j, shape in enumerate(shapes):
+        found.shape(shape.expand(len(w), -1, -1), Upper(w[:, j].abs()))
+    return found
 
 
 def _over_tokens(w: Tensor, tensors: Tensor) -> Tensor:

@@ -66,18 +66,28 @@ def feed_forward(
     w_1, w_2 = first.w, second.w
     at = arguments(state, w_1, first.b)
     found: Bend = bend.one(activation, at.value, at.reach)
-    value, matrix = (found.value + found.middle) @ w_2, ((found.slope.unsqueeze(-2) * w_1) @ w_2).mT
+    value, matrix = (found.value + found.middle) @ w_2, _derivatives(found.slope, w_1, w_2)
     thick, mixing = computed_lengths(w_1.flatten()), computed_lengths(w_2.flatten())
     steep = sizes(found.slope).amax(-1)
     off = thick * mixing * (relative_error(len(w_2) + 4) * steep + found.error.amax(-1))
     active = computed_lengths(found.value) + computed_lengths(found.middle)
     blur = relative_error(len(w_2) + 6) * active + found.error.norm() + steep * at.error.norm()
     after, lost = mixed(state, matrix, off, value, second.b, residual)
-    squares, weights = Squares(at.along, state.own), 0.5 * w_2.mT * found.second.unsqueeze(-2)
-    rest = _Beyond(state, w_1, at, found, w_2.mT, squares).found(weights).ball(lost + blur * mixing)
-    if not bool((found.second != 0).any()):
-        return after.with_rest(rest)
+    squares = Squares(at.along, state.own)
+    beyond = _Beyond(state, w_1, at, found, w_2.mT, squares)
+    if not at.along.shape[-1] or not bool((found.second != 0).any()):
+        return after.with_rest(beyond.alone().ball(lost + blur * mixing))
+    weights = 0.5 * w_2.mT.contiguous() * found.second.unsqueeze(-2)
+    rest = beyond.found(weights).ball(lost + blur * mixing)
     return squares.into(after, weights, rest)
+
+
+def _derivatives(slopes: Tensor, w_1: Tensor, w_2: Tensor) -> Tensor:
+    """w_2ᵀ diag(φ') w_1ᵀ of all tokens, (n, e, d), one after the other: one is in the cache, all are not."""
+    found = slopes.new_empty(len(slopes), len(w_1), w_2.shape[-1])
+    for one, out in zip(slopes, found, strict=True):
+        torch.mm(one * w_1, w_2, out=out)
+    return found.mT
 
 
 def mixed(
@@ -117,13 +127,16 @@ class _Beyond:
         self.second = sizes(bend.second) + bend.error
         self.none = no_diagonal(len(at.value), mixing)
 
+    def alone(self) -> Sum:
+        """Neurons one by one: of rounding alone by their lengths."""
+        rest = Sum(len(self.at.value), len(self.mixing))
+        if not self.at.along.shape[-1]:
+            return rest.ball(self.one_by_one.reach)
+        return rest.diagonal(self.mixing, self.one_by_one)
+
     def found(self, weights: Tensor) -> Sum:
         """Neurons one by one, or together; weights: φ''/2 times mixing, for each token."""
         rest = Sum(len(self.at.value), len(self.mixing))
-        if not self.at.along.shape[-1]:
-            return rest.ball(self.one_by_one.reach)  # of rounding alone
-        if not bool((self.bend.second != 0).any()):
-            return rest.diagonal(self.mixing, self.one_by_one)
         best, around = self.one_by_one.better(self.together()), self.state.rest_shape
         worth = (best.weight - self.cubic.weight) / trace_roots(around).value.clamp_min(SMALLEST)
         shapes = no_shape(len(best.weight), len(self.mixing))

@@ -18,6 +18,7 @@ from regard._upper import Lower, Upper, exact, exact_lower, relative_error, root
 from regard.proofs.ball_model.ellipsoids import (
     Sum,
     ball_shape,
+    lift,
     lifted,
     longest,
     pushed,
@@ -178,7 +179,7 @@ class _Moves:
         """ΓQΓ of a Q whose entries are sums of so many products."""
         trace = Upper(shape.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0.0), shape.shape[-1])
         error = relative_error(terms + 8) * sizes(gamma).amax().square() * trace
-        return lifted(gamma.unsqueeze(-1) * shape * gamma, error)
+        return lift((shape * gamma).mul_(gamma.unsqueeze(-1)), error)
 
     def with_second(self, after: State, gamma: Tensor, rest: Sum) -> State:
         """-w^{-1/2}[(λ·u) T u + |T u|² g/(2dw)], in H or as a move of its own."""
@@ -213,7 +214,7 @@ class _Moves:
         over = (1 / (2 * self.state.width * self.token.w)).unsqueeze(-1)
         tilted = (across @ along.unsqueeze(-1)).squeeze(-1)
         turned = (self.square @ tilted.unsqueeze(-1)).squeeze(-1)
-        m = self.square.square().sum((-2, -1)).unsqueeze(-1)
+        m = torch.linalg.vector_norm(self.square, dim=(-2, -1)).square().unsqueeze(-1)
         scaled = over * g
         left = torch.stack([m * scaled + turned, scaled, 0.5 * tilted], -1)
         gram = 0.5 * along.square().sum(-1)[:, None, None] * self.square

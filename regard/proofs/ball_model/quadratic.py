@@ -53,7 +53,7 @@ class Own:
     @property
     def weight(self) -> Tensor:
         """About |M|_F²: what κ is divided by."""
-        return self.square.square().sum((-2, -1)).clamp_min(1e-280)
+        return torch.linalg.vector_norm(self.square, dim=(-2, -1)).square().clamp_min(1e-280)
 
 
 def own_square(linear: Tensor) -> Own:

@@ -18,10 +18,12 @@ from regard.proofs.ball_model.state import State
 
 FINE = 24_000_000
 """Pairs of neurons, over all tokens, whose Gram matrices are made; the tokens that move least go without."""
-LITTLE = 0.03
-"""Tokens whose moves have less than this part of the largest square go without, too."""
 MANY = 768
 """More neurons do without the largest eigenvalue of their cubes."""
+LITTLE = (0.03, 0.06)
+"""Tokens whose moves have less than this part of the largest square go without, too: of few neurons, and of
+many.
+"""
 BLOCKS, SMALL = 6, 256
 """Into how many blocks the neurons of one token are cut, where there are more than so many."""
 
@@ -36,7 +38,7 @@ class Squares:
     def fine(self) -> int:
         """For how many tokens pairs of neurons are looked at."""
         neurons, squares = self.along.shape[1], self.norm.value.square()
-        moving = int((squares > LITTLE * squares.amax()).sum())
+        moving = int((squares > LITTLE[neurons > MANY] * squares.amax()).sum())
         return max(1, min(moving, FINE // max(1, neurons * neurons)))
 
     @cached_property
@@ -111,8 +113,6 @@ class Squares:
 
     def into(self, after: State, weights: Tensor, rest: Sum) -> State:
         """The state with Σ_k E_ck (b_k·u)² for weights (n, e, m), in H or as a move of its own."""
-        if not self.along.shape[-1]:
-            return after.with_rest(rest)
         rest.ball(relative_error(4) * computed_lengths(weights.flatten(1)) * self.quartic.sqrt())
         if after.curved is not None:
             return self._curved(after, weights, rest)

@@ -124,7 +124,10 @@ class State:
     def joint_rest(self) -> Upper:
         """At least the Frobenius norm of all x_i - c_i - A_i u together."""
         apart = self.longest_rest.norm()
-        together = [longest(self.shape).norm()] + [form_norms(piece) for piece in self.groups.pieces()]
+        pieces = [form_norms(piece) for piece in self.groups.pieces()]
+        if self.groups.beside is not None:
+            pieces = [self.groups.with_beside(pieces[0], longest(self.groups.beside).norm())]
+        together = [longest(self.shape).norm(), *pieces]
         if self.curved is not None:
             together.append(self.curved.size.norm())
         return apart.minimum(total(together))
@@ -163,6 +166,8 @@ class State:
         """Which tokens are points, (n,)."""
         moved = (self.linear != 0).flatten(1).any(-1) | (self.shape != 0).flatten(1).any(-1)
         moved = moved | (self.groups.columns != 0).flatten(1).any(-1)
+        if self.groups.beside is not None:
+            moved = moved | (self.groups.beside != 0).flatten(1).any(-1)
         return ~moved if self.curved is None else ~(moved | (self.curved.forms != 0).flatten(1).any(-1))
 
     def without(self, chosen: Tensor) -> State:
@@ -173,10 +178,30 @@ class State:
             self,
             linear=torch.where(kept > 0, self.linear, 0.0),
             curved=curved,
-            groups=self.groups.replaced(torch.where(kept > 0, self.groups.columns, 0.0)),
+            groups=self.groups.where(kept > 0),
             shape=torch.where(kept > 0, self.shape, 0.0),
         )
 
     def nothing_left(self) -> State:
-        """The same with empty ellipsoids."""
-        return replace(self, shape=no_shape(self.tokens, self.width))
+        """The same with empty ellipsoids of single tokens."""
+        groups = self.groups if self.groups.beside is None else replace(self.groups, beside=None)
+        return replace(self, groups=groups, shape=no_shape(self.tokens, self.width))
+
+
+def added(first: State, second: State) -> State:
+    """The sum of two states of one origin."""
+    if first.center.shape != second.center.shape:
+        raise Refusal("a sum of maps that give sequences of different shapes")
+    curved = None
+    if first.curved is not None and second.curved is not None:
+        curved = first.curved.plus(second.curved)
+    both = replace(
+        second,
+        center=first.center + second.center,
+        linear=first.linear + second.linear,
+        curved=curved,
+        groups=first.groups.plus(second.groups),
+    )
+    size = computed_lengths(first.center) + computed_lengths(second.center) + first.size + second.size
+    rest = Sum(*both.center.shape).shape(first.shape).ball(relative_error(4) * size)
+    return both.with_rest(rest)

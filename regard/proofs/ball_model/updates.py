@@ -53,8 +53,8 @@ class Update:
 def each(matrix: Tensor, x: Tensor) -> Tensor:
     """The products of one matrix (e, d) with those of all tokens (n, d, k), without a copy of it for each."""
     found = x.new_empty(len(x), len(matrix), x.shape[-1])
-    for i, one in enumerate(x):
-        found[i] = matrix @ one
+    for one, out in zip(x, found, strict=True):
+        torch.mm(matrix, one, out=out)
     return found
 
 
