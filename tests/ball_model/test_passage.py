@@ -20,6 +20,7 @@ from regard.proofs.ball_model.heads import head_moves
 from regard.proofs.ball_model.network import shared, through
 from regard.proofs.ball_model.opening import closed, gathered, one_ball
 from regard.proofs.ball_model.passage import Passage, part_of
+from regard.proofs.ball_model.state import added
 from regard.proofs.subject import subject_of
 from regard.proofs.theorems.ball_model import ball_model
 from tests.ball_model.networks import D, attention, drawn, farthest, hidden, network, norm, sequence
@@ -350,6 +351,19 @@ def test_networks_in_one_ball(monkeypatch, pre, support):
         monkeypatch.setattr(stack, "KEPT", kept)
         found = float(ball_model(net, domain, r.Frobenius())[0].value)
         assert farthest(net, domain) < found < 1.5 * apart
+
+
+def test_sums_of_balls_with_different_names_forget_nothing():
+    """A residual connection inside another gathers anew: what was beside columns is a move of its own."""
+    g = generator(14)
+    first, _, _ = state_with(g, drawn(g, N, WIDE), 0.1)
+    second, _, _ = state_with(g, drawn(g, N, WIDE), 0.1)
+    renamed = replace(second.groups, labels=second.groups.labels + 1000, owner=second.groups.owner + 1000)
+    both = added(first, replace(second, groups=renamed))
+    for _ in range(20):
+        a = drawn(g, N, WIDE)
+        far = farthest_of(first.groups, first.shape, a) + farthest_of(renamed, second.shape, a)
+        assert far <= farthest_of(both.groups, both.shape, a)
 
 
 @pytest.mark.parametrize("norm_of", [r.Frobenius(), r.TokenMax()])

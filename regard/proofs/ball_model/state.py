@@ -187,9 +187,19 @@ class State:
         groups = self.groups if self.groups.beside is None else replace(self.groups, beside=None)
         return replace(self, groups=groups, shape=no_shape(self.tokens, self.width))
 
+    def uncoupled(self) -> State:
+        """The same with what is beside columns as a move of its own: |w| ≤ 1 and ν_i ≤ 1."""
+        beside = self.groups.beside
+        if beside is None:
+            return self
+        bare = replace(self, groups=replace(self.groups, beside=None))
+        return bare.with_rest(Sum(self.tokens, self.width).shape(beside))
+
 
 def added(first: State, second: State) -> State:
-    """The sum of two states of one origin."""
+    """The sum of two states of one origin; of groups of different names each has a ball of its own."""
+    if not torch.equal(first.groups.labels, second.groups.labels):
+        first, second = first.uncoupled(), second.uncoupled()
     if first.center.shape != second.center.shape:
         raise Refusal("a sum of maps that give sequences of different shapes")
     curved = None
