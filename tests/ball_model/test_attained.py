@@ -18,9 +18,9 @@ from regard._upper import exact
 from regard.domains import Radii
 from regard.proofs.ball_model import heads as heads_room
 from regard.proofs.ball_model.attention import attend
+from regard.proofs.ball_model.batches import head_moves
 from regard.proofs.ball_model.beginning import at_rest, begin, second_order
 from regard.proofs.ball_model.ellipsoids import Sum, widths
-from regard.proofs.ball_model.heads import head_moves
 from regard.proofs.ball_model.inputs import BallPart, Inputs
 from regard.proofs.ball_model.network import through
 from regard.proofs.ball_model.neurons import arguments
@@ -235,9 +235,10 @@ def test_the_factor_of_values_is_attained_from_below():
 def test_differences_of_values_are_off_by_no_more_than_their_rounding(size):
     """v_j - Σ P v of values far from zero, against rationals."""
     x = size + drawn(generator(2), 4, 6)
-    (head,) = head_moves(at_rest(x), subject_of(attention(generator(7), 6, heads=1, sharp=1e-9)))
+    subject = subject_of(attention(generator(7), 6, heads=1, sharp=1e-9))
+    (head,) = head_moves(at_rest(x), subject)
     values, law = head.values, [fractions(row) for row in head.law]
-    w, b = [fractions(column) for column in values.w[0].mT], fractions(head.projections[2].b)
+    w, b = [fractions(column) for column in values.w[0].mT], fractions(subject.separate[0].value_bias)
     tokens = [fractions(row) for row in x]
     v = [[sum(map(Fraction.__mul__, t, c)) + b_c for c, b_c in zip(w, b, strict=True)] for t in tokens]
     worst = Fraction(0)

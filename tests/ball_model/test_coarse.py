@@ -261,14 +261,15 @@ def test_gram_matrices_of_forms_are_off_by_no_more_than_they_say(seed):
     g = generator(seed)
     sizes = [10.0 ** float(drawn(g, 1)) for _ in range(3)]
     linear, slopes = numbers(g, N, WIDE, MOVING, size=sizes[0]), numbers(g, N, 4, MOVING, size=sizes[1])
-    forms, weights = rank_one(g, N, 3, MOVING, size=sizes[1]), numbers(g, N, WIDE, 4, size=sizes[2])
+    forms, mixing = rank_one(g, N, 3, MOVING, size=sizes[1]), numbers(g, WIDE, 4, size=sizes[2])
+    factors = numbers(g, N, 4)
     own = own_square(linear)
-    squares, neurons = Quadratic(forms), Squares(slopes, own)
-    exactly = squares.grams(own), neurons.grams(weights)
+    squares, neurons = Quadratic(forms), Squares(slopes, factors, mixing, 0.0)
+    exactly = squares.grams(own), neurons.grams
     with coarse(seed):
-        few = Squares(slopes, own)
+        few = Squares(slopes, factors, mixing, 0.0)
         few.__dict__["chosen"] = neurons.chosen
-        found = squares.grams(own), few.grams(weights)
+        found = squares.grams(own), few.grams
         shares = [off_by(one, other) for one, other in zip(found, exactly, strict=True)]
         quartic, largest = few.quartic.bound, few.norm.bound
     assert all(1e-3 < share <= 1 for pair in shares for share in pair)
@@ -281,9 +282,9 @@ def test_gram_matrices_of_forms_are_off_by_no_more_than_they_say(seed):
 def test_one_neuron_has_one_square_in_few_digits(seed):
     """Σ (b·u)⁴ = |b|⁴, by pairs and by lengths."""
     g = generator(seed)
-    slopes, linear = numbers(g, N, 1, MOVING), numbers(g, N, WIDE, MOVING)
+    slopes = numbers(g, N, 1, MOVING)
     with coarse(seed):
-        found = Squares(slopes, own_square(linear)).quartic.bound
+        found = Squares(slopes, torch.ones(N, 1, dtype=D), torch.ones(1, 1, dtype=D), 0.0).quartic.bound
     above(found, slopes.squeeze(1).norm(dim=-1).pow(4), 1 + 1e-3)
 
 

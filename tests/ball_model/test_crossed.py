@@ -10,12 +10,12 @@ import torch
 import regard as r
 from regard import maps
 from regard.proofs.ball_model import neurons as neurons_room
+from regard.proofs.ball_model import squares as squares_room
+from regard.proofs.ball_model.batches import head_moves
 from regard.proofs.ball_model.beginning import begin
-from regard.proofs.ball_model.ellipsoids import widths
+from regard.proofs.ball_model.ellipsoids import Sum, no_diagonal, widths
 from regard.proofs.ball_model.groups import Groups
-from regard.proofs.ball_model.heads import head_moves
 from regard.proofs.ball_model.network import through
-from regard.proofs.ball_model.quadratic import own_square
 from regard.proofs.ball_model.squares import Squares
 from regard.proofs.ball_model.state import State
 from regard.proofs.question import question
@@ -30,8 +30,10 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def squares_of(along):
-    return Squares(along, own_square(drawn(generator(9), 1, WIDE, along.shape[-1])))
+def squares_of(along, weights=None):
+    """Of one token, whose neurons count one each."""
+    weights = torch.ones(1, along.shape[1], dtype=D) if weights is None else weights
+    return Squares(along, torch.ones(along.shape[:2], dtype=D), weights, 0.0)
 
 
 def unit(g, *shape):
@@ -45,7 +47,7 @@ def test_pairs_of_neurons_with_a_rest_hold_their_moves(most):
         g = generator(seed)
         along, w, weights = drawn(g, NEURONS, MOVING), drawn(g, WIDE, NEURONS), drawn(g, WIDE, NEURONS)
         root = 10.0 ** (seed % 3 - 1) * drawn(g, WIDE, WIDE)
-        shape, kept = squares_of(along.unsqueeze(0)).crossed(0, weights, w, root @ root.mT, most)
+        shape, kept = squares_of(along.unsqueeze(0), weights).crossed(0, w, root @ root.mT, most)
         assert len(kept) == most
         u, epsilon = unit(g, 500, MOVING), unit(g, 500, WIDE) @ root.mT
         first, rest = u @ along.mT, epsilon @ w
@@ -60,7 +62,7 @@ def test_the_gram_matrix_of_pairs_is_that_of_the_forms():
     along, w, weights = drawn(g, NEURONS, MOVING), drawn(g, WIDE, NEURONS), drawn(g, WIDE, NEURONS)
     root = drawn(g, WIDE, WIDE)
     around = root @ root.mT
-    shape, _ = squares_of(along.unsqueeze(0)).crossed(0, weights, w, around, NEURONS)
+    shape, _ = squares_of(along.unsqueeze(0), weights).crossed(0, w, around, NEURONS)
     turned = root.mT @ w
     forms = torch.einsum("ek,kp,ck->epc", weights, 2 * along, turned).flatten(1)
     pure = torch.einsum("ek,ck,dk->ecd", weights, turned, turned).flatten(1)
@@ -75,7 +77,7 @@ def test_one_neuron_attains_its_move():
     along, w = torch.tensor([[[3.0, 0.0]]], dtype=D), torch.tensor([[2.0], [0.0]], dtype=D)
     around = torch.tensor([[0.25, 0.0], [0.0, 0.0]], dtype=D)
     weights = torch.tensor([[0.5], [0.0]], dtype=D)
-    shape, _ = squares_of(along).crossed(0, weights, w, around, 1)
+    shape, _ = squares_of(along, weights).crossed(0, w, around, 1)
     assert float(shape[0, 0].sqrt()) == pytest.approx(0.5 * (2 * 3.0 * 1.0 + 1.0), rel=1e-9)
 
 
@@ -88,6 +90,47 @@ def test_sixth_powers_of_neurons():
     assert float(seen) <= found < 3 * float(seen)
     alone = torch.tensor([[[2.0, 0.0], [0.0, 1.0]]], dtype=D)
     assert float(squares_of(alone).sixth) == pytest.approx(64.0, rel=1e-6)
+
+
+def shape_without_pairs(along, factors, mixing):
+    """The ellipsoid of moves of one token for which no pairs are looked at, however long they are."""
+    squares = Squares(along, factors, mixing, math.inf)
+    assert not len(squares.chosen)
+    return Sum(1, len(mixing)).diagonal(mixing, squares.coarse(no_diagonal(1, mixing))).done()
+
+
+def test_moves_without_pairs_hold():
+    for seed in range(20):
+        g = generator(seed)
+        along, factors, mixing = drawn(g, 1, NEURONS, MOVING), drawn(g, 1, NEURONS), drawn(g, WIDE, NEURONS)
+        shape = shape_without_pairs(along, factors, mixing)
+        u = unit(g, 2000, MOVING)
+        moves = (u @ along[0].mT).square() * factors @ mixing.mT
+        a = drawn(g, WIDE, 50)
+        assert bool(((moves @ a).abs().amax(0) <= widths(shape, a.unsqueeze(0)).bound[0]).all())
+
+
+def test_one_neuron_without_pairs_attains_its_move():
+    """f |b|² along its column; and of two that are orthogonal, each."""
+    along = torch.tensor([[[3.0, 0.0], [0.0, 3.0]]], dtype=D)
+    factors, mixing = torch.tensor([[0.5, 0.0]], dtype=D), torch.eye(2, dtype=D)
+    found = shape_without_pairs(along, factors, mixing)[0]
+    assert float(found[0, 0].sqrt()) == pytest.approx(0.5 * 9.0, rel=1e-6)
+    both = shape_without_pairs(along, torch.full((1, 2), 0.5, dtype=D), mixing)[0]
+    assert both.diagonal().sqrt().tolist() == pytest.approx([0.5 * 9.0, 0.5 * 9.0], rel=1e-6)
+
+
+def test_tokens_with_long_moves_are_chosen(monkeypatch):
+    """By how long they would be without pairs, beside all other remainders; as many as there is room for."""
+    along = torch.tensor([1.0, 3.0, 0.1], dtype=D)[:, None, None] * drawn(generator(6), 1, NEURONS, MOVING)
+    factors, mixing = torch.ones(3, NEURONS, dtype=D), drawn(generator(7), WIDE, NEURONS)
+    lengths = Squares(along, factors, mixing, 0.0).without_pairs(no_diagonal(3, mixing)).weight
+    assert lengths.argsort().tolist() == [2, 0, 1]
+    for far, wanted in ((0.0, [0, 1, 2]), (float(lengths[0]) / 2, [0, 1]), (2 * float(lengths[0]), [1])):
+        few = squares_room.LITTLE[0]
+        assert Squares(along, factors, mixing, far / few).chosen.tolist() == wanted
+    monkeypatch.setattr(squares_room, "FINE", NEURONS**2)
+    assert Squares(along, factors, mixing, 0.0).chosen.tolist() == [1]
 
 
 def layer(g, far, groups=0.0):
@@ -104,9 +147,11 @@ def layer(g, far, groups=0.0):
 
 
 @pytest.mark.parametrize("far", [0.05, 0.3, 1.0])
-@pytest.mark.parametrize("few", [4, 768])
+@pytest.mark.parametrize("few", [0, 4, 768])
 def test_layers_hold_what_u_and_groups_move(monkeypatch, far, few):
-    """All of a layer at moves of both kinds, whichever neurons are paired."""
+    """All of a layer at moves of both kinds, whichever neurons are paired, and without pairs."""
+    if not few:
+        monkeypatch.setattr(squares_room, "LITTLE", (math.inf, math.inf))
     monkeypatch.setattr(neurons_room, "FEW", few)
     monkeypatch.setattr(neurons_room, "STRONG", math.inf)
     for seed in range(6):
@@ -156,12 +201,12 @@ def test_slopes_of_scores_by_groups():
     dot = r.Dot(drawn(g, 2, WIDE, 2), drawn(g, 2, WIDE, 2))
     for potential in (dot, r.Rotary(dot)):
         map = maps.Heads(r.Attention(potential, r.Linear(drawn(g, 2, WIDE, 2))), drawn(g, 2, 2, WIDE))
-        for head in head_moves(state, subject_of(map)):
-            by_query = torch.einsum("icp,ick->ipk", head.query.w.expand(3, -1, -1), state.groups.columns)
-            by_key = torch.einsum("icp,ick->ipk", head.key.w.expand(3, -1, -1), state.groups.columns)
-            exactly = torch.einsum("jp,ipk->ijk", head.key.value, by_query)
-            exactly = exactly + torch.einsum("ip,jpk->ijk", head.query.value, by_key)
-            assert torch.allclose(head.by_groups, exactly, rtol=1e-12, atol=1e-12)
+        (heads,) = head_moves(state, subject_of(map))
+        by_query = torch.einsum("hicp,ick->hipk", heads.query.w.expand(-1, 3, -1, -1), state.groups.columns)
+        by_key = torch.einsum("hicp,ick->hipk", heads.key.w.expand(-1, 3, -1, -1), state.groups.columns)
+        exactly = torch.einsum("hjp,hipk->hijk", heads.key.value, by_query)
+        exactly = exactly + torch.einsum("hip,hjpk->hijk", heads.query.value, by_key)
+        assert torch.allclose(heads.by_groups, exactly, rtol=1e-12, atol=1e-12)
 
 
 def test_the_value_at_rest_is_asked_once_for_each_sequence(monkeypatch):

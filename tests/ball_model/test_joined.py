@@ -11,9 +11,9 @@ from regard.proofs.ball_model import network as stack
 from regard.proofs.ball_model import squares
 from regard.proofs.ball_model.ellipsoids import Sum, no_diagonal
 from regard.proofs.ball_model.groups import Groups, no_groups
-from regard.proofs.ball_model.opening import joined
+from regard.proofs.ball_model.joint import joint_of
 from regard.proofs.ball_model.squares import pairs_of
-from regard.proofs.ball_model.updates import symmetric_products
+from regard.proofs.ball_model.updates import half_products, symmetric_products
 from regard.proofs.theorems.ball_model import ball_model
 from tests.ball_model.networks import D, drawn, farthest, network, sequence
 from tests.coarse import large_unit
@@ -28,6 +28,11 @@ def generator(seed=0):
 def groups_of(g, owner):
     owner = torch.tensor(owner)
     return Groups(drawn(g, N, WIDE, len(owner)), torch.arange(len(owner)) - 100, owner - 50)
+
+
+def joined(groups, shape):
+    """All of them as one group."""
+    return joint_of(groups, shape).factored()
 
 
 def shapes(g, size=1.0):
@@ -177,11 +182,11 @@ def factor_of(columns, unit):
 
 @pytest.mark.parametrize("columns", [4, 40])
 def test_a_factor_that_rounding_may_have_made_too_small_is_not_taken(columns):
-    """A factor may lose (4 · 12 + 16) units of its square, and products (k + 32) of the trace; both together
-    have to be less than the (8 · 12 + 2k + 128) units that were added before.
+    """A factor may lose (4 · 12 + 16) units of its square, and a rounded sum 4 of the trace; both together
+    have to be less than the (8 · 12 + 128) units that were added before.
     """
     assert factor_of(columns, 6.0e-4) is not None
-    assert factor_of(columns, 7.5e-4) is None
+    assert factor_of(columns, 9.5e-4) is None
     assert factor_of(columns, 0.1) is None
 
 
@@ -194,3 +199,12 @@ def test_the_ellipsoid_of_one_group_holds_what_rounding_may_have_made_of_its_fac
     square = one.columns @ one.columns.mT
     assert float(torch.linalg.eigvalsh(one.ellipsoid - square).min()) > lost
     assert one.ellipsoid == pytest.approx(square, abs=8 * lost + 400 * unit * float(square.abs().max()))
+
+
+def test_half_of_a_symmetric_matrix():
+    """Blocks below its diagonal and half of those on it: L + Lᵀ is the matrix."""
+    root = drawn(generator(16), 300, 300)
+    square, columns = root + root.mT, torch.eye(300, dtype=D)
+    half = half_products(square, columns)
+    assert half + half.mT == pytest.approx(square, rel=1e-12, abs=1e-12)
+    assert float(half[:128, 128:].abs().max()) == 0

@@ -64,14 +64,16 @@ def test_the_gram_matrix_of_attention_against_written_out_forms():
     apart = values.unsqueeze(0) - (law @ values).unsqueeze(1)
     slopes = drawn(generator(2), n, n, k)
     q, key, v = (drawn(generator(3 + i), n, width, k) for i, width in enumerate((c, c, e)))
-    square = own_square(drawn(generator(7), n, 6, k)).square
-    gram, inner = attention_gram(law, apart, slopes, (q, key, v), square)
+    gram = attention_gram(law, apart, slopes, (q, key, v))
     scores = torch.einsum("ick,jcl->ijkl", q, key) + 0.5 * slopes.unsqueeze(-1) * slopes.unsqueeze(-2)
     forms = torch.einsum("ij,ijd,ijkl->idkl", law, apart, scores)
     forms = forms + torch.einsum("ij,ijk,jdl->idkl", law, slopes, v)
     forms = 0.5 * (forms + forms.mT)
     assert gram == pytest.approx(torch.einsum("ickl,idkl->icd", forms, forms), abs=1e-12)
-    assert inner == pytest.approx(torch.einsum("ickl,ikl->ic", forms, square), abs=1e-12)
+    parts = [torch.stack([part, 2 * part]) for part in (law, apart, slopes, q, key, v)]
+    both = attention_gram(parts[0], parts[1], parts[2], (parts[3], parts[4], parts[5]))
+    assert both[0] == pytest.approx(gram, abs=1e-12)  # heads together are heads apart
+    assert both[1] == pytest.approx(attention_gram(2 * law, 2 * apart, 2 * slopes, (2 * q, 2 * key, 2 * v)))
 
 
 @pytest.mark.parametrize("pre", [False, True])

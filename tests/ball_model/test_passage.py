@@ -13,13 +13,13 @@ from regard import maps
 from regard.nonexpansive import Pool
 from regard.proofs.ball_model import network as stack
 from regard.proofs.ball_model import opening
+from regard.proofs.ball_model.batches import head_moves
 from regard.proofs.ball_model.beginning import at_rest, begin
 from regard.proofs.ball_model.ellipsoids import no_shape, widths
 from regard.proofs.ball_model.groups import Groups, no_groups
-from regard.proofs.ball_model.heads import head_moves
 from regard.proofs.ball_model.network import shared, through
 from regard.proofs.ball_model.opening import closed, gathered, one_ball
-from regard.proofs.ball_model.passage import Passage, part_of
+from regard.proofs.ball_model.passage import Passage, parts_of
 from regard.proofs.ball_model.state import added
 from regard.proofs.subject import subject_of
 from regard.proofs.theorems.ball_model import ball_model
@@ -47,7 +47,8 @@ def passage_of(map, x, radius=0.0):
     state = begin.one(r.Radii(x, torch.full((len(x),), radius, dtype=D))) if radius else at_rest(x)
     heads = head_moves(state, subject_of(map))
     assert all(head.row is not None for head in heads)
-    return Passage([part_of(head) for head in heads], torch.cat([head.mixer for head in heads])), heads
+    parts = [part for head in heads for part in parts_of(head)]
+    return Passage(parts, torch.cat([head.mixer.flatten(0, -2) for head in heads])), heads
 
 
 def jacobian(map, x):

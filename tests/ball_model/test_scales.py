@@ -167,18 +167,18 @@ def _split(forms: torch.Tensor, own: Own):
 
 def test_squares_of_neurons():
     g = generator(6)
-    slopes, weights = drawn(g, N, 4, MOVING), drawn(g, N, WIDE, 4)
-    plain = Squares(slopes, own_of(1.0))
+    slopes, factors, mixing = drawn(g, N, 4, MOVING), drawn(g, N, 4), drawn(g, WIDE, 4)
+    plain = Squares(slopes, factors, mixing, 0.0)
     for s, t, p in ((UP, 1.0, 1.0), (1.0, UP, 1.0), (1.0, 1.0, UP), (DOWN, DOWN, DOWN)):
-        found = Squares(s * slopes, own_of(p))
+        found = Squares(s * slopes, t * factors, p * mixing, 0.0)
         scaled(found.norm.bound, plain.norm.bound, s)
         scaled(found.fourth.bound, plain.fourth.bound, s**4)
         scaled(found.quartic.bound, plain.quartic.bound, s**4)
-        one, other = found.grams(t * weights), plain.grams(weights)
-        scaled(one.gram, other.gram, t**2 * s**4)
-        scaled(one.gram_error.bound, other.gram_error.bound, t**2 * s**4)
-        scaled(one.inner, other.inner, t * s**2 * p**2)
-        scaled(one.inner_error.bound, other.inner_error.bound, t * s**2 * p**2)
+        one, other = found.grams, plain.grams
+        scaled(one.gram, other.gram, (t * p) ** 2 * s**4)
+        scaled(one.gram_error.bound, other.gram_error.bound, (t * p) ** 2 * s**4)
+        scaled(one.inner, other.inner, t * p * s**4)
+        scaled(one.inner_error.bound, other.inner_error.bound, t * p * s**4)
 
 
 def test_inputs():

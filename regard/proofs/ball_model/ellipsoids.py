@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from regard._enclosed import computed_lengths, near_largest_roots
 from regard._upper import UNIT, Lower, Upper, exact, relative_error, root, sizes
-from regard.proofs.ball_model.updates import Map, Update, push_error, symmetric_products
+from regard.proofs.ball_model.updates import Map, Update, half_products, push_error, symmetric_products
 
 SMALLEST = 1e-140
 """No weight of a sum is less, so that what is nothing may be divided by it."""
@@ -25,7 +24,7 @@ def lifted(shape: Tensor, error: Upper) -> Tensor:
 
 def lift(shape: Tensor, error: Upper) -> Tensor:
     """The same, in the place of a tensor that nobody else has."""
-    for one in shape.reshape(-1, *shape.shape[-2:]):
+    for one in _flat(shape):
         one.copy_((one + one.mT).mul_(0.5))  # a matrix at a time stays in the cache
     added = (error + Upper(4 * UNIT) * computed_lengths(shape.flatten(-2))).bound
     shape.diagonal(dim1=-2, dim2=-1).add_(added.unsqueeze(-1))
@@ -67,7 +66,7 @@ def widths(shape: Tensor, directions: Tensor) -> Upper:
 
 def _squares(shape: Tensor, directions: Tensor) -> Tensor:
     """aᵀQa of one token for directions (d, m)."""
-    return (shape @ directions).mul_(directions).sum(0).clamp_min_(0.0)
+    return half_products(shape, directions).mul_(directions).sum(0).mul_(2.0).clamp_min_(0.0)
 
 
 def longest(shape: Tensor) -> Upper:
@@ -77,7 +76,7 @@ def longest(shape: Tensor) -> Upper:
 
 def trace_roots(shapes: Tensor) -> Upper:
     """At least tr(Q)^{1/2}."""
-    return Upper(shapes.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0.0).sqrt(), shapes.shape[-1] + 4)
+    return Upper(_traces(shapes).clamp_min(0.0).sqrt(), shapes.shape[-1] + 4)
 
 
 def roundest(shapes: Tensor) -> Upper:
@@ -143,21 +142,32 @@ def no_diagonal(n: int, mixing: Tensor) -> Diagonal:
     return Diagonal(lengths, none, none.unsqueeze(-1).expand(-1, len(lengths)), exact(none))
 
 
+def _traces(matrices: Tensor) -> Tensor:
+    return matrices.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+
+def _flat(matrices: Tensor) -> Tensor:
+    """(…, a, b) as (m, a, b)."""
+    return matrices.reshape(-1, *matrices.shape[-2:])
+
+
 class Sum:
     """The ellipsoid of a sum of sets of moves: (Σ s_k)(Σ Q_k/s_k) for any weights s_k > 0 (M1).
 
     Weights are the lengths tr(Q_k)^{1/2}: many segments in random directions then cost (π/2)^{1/2}, where
-    boxes cost the root of the width. With a `metric` MᵀM (d, d) they are those after the map M that comes
-    next.
+    boxes cost the root of the width. With a `metric` MᵀM (1, d, d) they are those after the map M that comes
+    next. Tokens may be those of several heads, (h, n), each with a metric.
     """
 
-    def __init__(self, n: int, width: int, metric: Tensor | None = None) -> None:
+    def __init__(self, n: int | tuple[int, ...], width: int, metric: Tensor | None = None) -> None:
+        tokens = n if isinstance(n, tuple) else (n,)
         self._metric = metric
-        self._metric_root = math.sqrt(width) if metric is None else float(metric.trace().sqrt())
-        self._weight = torch.full((n,), SMALLEST, dtype=torch.float64)
-        self._matrix = no_shape(n, width)
-        self._error = Upper(torch.zeros(n, dtype=torch.float64))
-        self._size = Upper(torch.zeros(n, dtype=torch.float64))
+        self._weight = torch.full(tokens, SMALLEST, dtype=torch.float64)
+        whole = self._weight.new_tensor(width) if metric is None else _traces(metric)
+        self._metric_root = whole.sqrt()
+        self._matrix = torch.zeros(*tokens, width, width, dtype=torch.float64)
+        self._error = Upper(torch.zeros(tokens, dtype=torch.float64))
+        self._size = Upper(torch.zeros(tokens, dtype=torch.float64))
         self._count = 1
 
     def shape(self, shape: Tensor, factor: Upper | None = None) -> Sum:
@@ -173,8 +183,9 @@ class Sum:
         times, whole = factor.bound, computed_lengths(columns.flatten(-2))
         weight = (times * whole.value).clamp_min(SMALLEST)
         scale = times.square() / weight
-        for i in scale.nonzero().flatten().tolist():
-            self._matrix[i].addmm_(scale[i] * columns[i], columns[i].mT)
+        for one, matrix, number in zip(_flat(columns), _flat(self._matrix), scale.flatten(), strict=True):
+            if bool(number):
+                matrix.addmm_(number * one, one.mT)
         self._counted(weight, Upper(scale, 3) * whole.square(), columns.shape[-1])
         return self.ball(relative_error(2) * whole * factor)
 
@@ -190,7 +201,7 @@ class Sum:
         """Σ_k c_k v_k with |c_k| ≤ 1 for the columns v_k of (n, d, p), whose entries may be rounded twice."""
         turned = columns if self._metric is None else self._metric @ columns
         weights = (columns * turned).sum(-2).clamp_min(0.0).sqrt().clamp_min(SMALLEST)
-        self._matrix.baddbmm_(columns / weights.unsqueeze(-2), columns.mT)
+        _flat(self._matrix).baddbmm_(_flat(columns / weights.unsqueeze(-2)), _flat(columns).mT)
         size = (Upper(columns.square().sum(-2)) / Lower(weights)).sum(-1)
         size = Upper(size.value, size.roundings + columns.shape[-2] + 2)
         self._counted(Upper(weights).sum(-1).bound, size, columns.shape[-1])
@@ -198,7 +209,8 @@ class Sum:
 
     def diagonal(self, mixing: Tensor, parts: Diagonal) -> Sum:
         """Moves Σ_k c_k m_k along the columns m_k of mixing (d, m), as `parts` say."""
-        for i, entries in enumerate(parts.entries):
+        for i in (parts.entries != 0).any(-1).nonzero().flatten().tolist():
+            entries = parts.entries[i]
             more = symmetric_products((entries * mixing).unsqueeze(0), mixing.unsqueeze(0))[0]
             self._matrix[i] += more
         return self._counted(parts.weight, parts.size, 2 * mixing.shape[-1] + 16)
@@ -208,15 +220,16 @@ class Sum:
         whose lengths are tr^{1/2}; each shape is off by at most `terms` roundings of that length squared.
         """
         weights, times = self._roots(shapes).clamp_min(SMALLEST), factors.bound
-        matrix = torch.einsum("ij,jab->iab", times / weights, shapes)
-        size = (Upper(times / weights, 1) * lengths.square()).sum(-1)
-        error = relative_error(terms + len(weights) + 12) * size
+        weights = weights.unsqueeze(-2)
+        matrix = torch.einsum("...ij,...jab->...iab", times / weights, shapes)
+        size = (Upper(times / weights, 1) * lengths.square().unsqueeze(-2)).sum(-1)
+        error = relative_error(terms + weights.shape[-1] + 12) * size
         return self.add(Upper(times * weights, 1).sum(-1).bound + SMALLEST, matrix, error)
 
     def _roots(self, shapes: Tensor) -> Tensor:
         """About tr(MQMᵀ)^{1/2}; any weights are sound."""
         if self._metric is None:
-            return shapes.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0.0).sqrt()
+            return _traces(shapes).clamp_min(0.0).sqrt()
         return (shapes * self._metric).sum((-2, -1)).clamp_min(0.0).sqrt()
 
     def add(self, weight: Tensor, matrix: Tensor, error: Upper) -> Sum:
@@ -235,9 +248,9 @@ class Sum:
     def better(self, other: Sum) -> Sum:
         """For each token the smaller of two sums."""
         mine = self.trace <= other.trace
-        found = Sum(*self._matrix.shape[:2])
+        found = Sum(tuple(self._weight.shape), self._matrix.shape[-1])
         found._weight = torch.where(mine, self._weight, other._weight)
-        found._matrix = torch.where(mine[:, None, None], self._matrix, other._matrix)
+        found._matrix = torch.where(mine[..., None, None], self._matrix, other._matrix)
         found._error, found._size = (
             Upper(torch.where(mine, a.bound, b.bound))
             for a, b in ((self._error, other._error), (self._size, other._size))
@@ -248,7 +261,7 @@ class Sum:
     @property
     def trace(self) -> Tensor:
         """About the trace of the shape."""
-        return self._weight * self._matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
+        return self._weight * _traces(self._matrix)
 
     @property
     def parts(self) -> tuple[Tensor, Tensor, Upper]:

@@ -136,6 +136,12 @@ class Groups:
         """About |B_g|_F of all tokens together, (groups,)."""
         return computed_lengths(self._sizes.bound.mT).bound
 
+    @property
+    def is_moving(self) -> Tensor:
+        """Which tokens are not points, (n,)."""
+        moving = (self.columns != 0).flatten(1).any(-1)
+        return moving if self.beside is None else moving | (self.beside != 0).flatten(1).any(-1)
+
     def reach(self, directions: Tensor) -> Upper:
         """At least Σ_g |B_igᵀa| for directions (n or 1, d, m), (n, m), with what is beside them."""
         if (known := self.known_ellipsoid) is not None:

@@ -1,26 +1,28 @@
-"""One head near a sequence: its scores, its law, and what becomes of its values (M7)."""
+"""Heads near a sequence: their scores, their laws, and what becomes of their values (M7).
+
+Heads of one shape are taken together: all tensors have a first dimension of heads then, which is not named
+below, and none where there is one head.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from regard._enclosed import computed_lengths, spectral_norms
+from regard._enclosed import computed_lengths
 from regard._upper import ELEMENTARY, UNIT, Upper, exact, relative_error, sizes
-from regard.domains import Neighborhood
-from regard.proofs.ball_model.attention_gram import attention_gram
 from regard.proofs.ball_model.ellipsoids import Sum, trace_roots, widths
-from regard.proofs.ball_model.quadratic import Grams, form_norms, reach_of_forms, split, symmetric
+from regard.proofs.ball_model.functionals import Functionals
+from regard.proofs.ball_model.joint import Joint
+from regard.proofs.ball_model.quadratic import form_norms, reach_of_forms, symmetric
 from regard.proofs.ball_model.rows import Row
-from regard.proofs.ball_model.scores import Projection, no_scores, products
-from regard.proofs.ball_model.sides import Side, all_at_once, group_slopes, product_norms, sides
+from regard.proofs.ball_model.sides import Side, directions, group_slopes, product_norms, projected
 from regard.proofs.ball_model.state import State
-from regard.proofs.near.head import value_matrix
-from regard.proofs.setting import pair_bias
-from regard.proofs.subject import Head, MultiHead
 from regard.proofs.theorem import Refusal
 
 EXPLICIT = 4_000_000
@@ -34,53 +36,49 @@ def is_written_out(rows: int, columns: int, width: int) -> bool:
     return rows * columns * width * width <= EXPLICIT
 
 
-def head_moves(state: State, subject: MultiHead) -> list[HeadMoves]:
-    """All heads near a sequence."""
-    heads = [HeadMoves(state, subject, number) for number in range(len(subject.separate))]
-    for head, stretch in zip(heads, all_at_once(spectral_norms, [head.mixer for head in heads]), strict=True):
-        head.stretch = stretch
-    for side in range(3):
-        made = sides(state, [head.projections[side] for head in heads], by_groups=side == 2)
-        for head, one in zip(heads, made, strict=True):
-            head.sides.append(one)
-    found = group_slopes(state, [head.query for head in heads], [head.key for head in heads])
-    for head, slopes in zip(heads, found, strict=True):
-        head.by_groups = slopes
-    return heads
-
-
+@dataclass(eq=False)
 class HeadMoves:
-    """One head near a sequence."""
+    """Heads of one shape near a sequence.
 
-    def __init__(self, state: State, subject: MultiHead, number: int) -> None:
-        head: Head = subject.separate[number]
-        if not head.softmax:
-            raise Refusal(
-                f"rows of {type(head.normalizer).__name__} are not Gibbs laws; the ball model is for Softmax"
-            )
-        self.state, self.first_width = state, state.linear.shape[-1]
-        matrix = value_matrix(head, state.width)
-        width = matrix.center.shape[-1]
-        self.mixer = torch.eye(width, dtype=torch.float64) if subject.w_o is None else subject.w_o[number]
-        self.mixing = computed_lengths(self.mixer.flatten()) if subject.w_o is not None else exact(1.0)
-        pair = products.one(head.potential, state.width, torch.arange(state.tokens))
-        self.head, self.matrix = head, matrix
-        bias = (
-            torch.zeros(width, dtype=torch.float64) if head.value_bias is None else head.value_bias.double()
-        )
-        values = Projection(matrix.center.unsqueeze(0), bias.unsqueeze(0), 0)
-        self.projections = (*(pair if pair is not None else no_scores(state.width)), values)
-        self.sides: list[Side] = []
-        self.by_groups = torch.empty(0)  # how scores move with the groups
-        self.stretch = self.mixing  # at least the norm of the mixer
-        self.astray = torch.zeros(state.tokens, dtype=torch.bool)  # rows of which nothing is known
+    mixer (e, d), with at least its norms: `mixing` in Frobenius, `stretch` in spectral norm. blurred: at
+    least how far the matrix of values is off. bias (n, n) of pairs, -inf for what is hidden. roundings: of
+    both projections of scores. sides: queries, keys and values. by_groups (n, n, k): how scores move with the
+    groups.
+    """
+
+    state: State
+    mixer: Tensor
+    mixing: Upper
+    stretch: Upper
+    blurred: Upper
+    bias: Tensor | None
+    roundings: int
+    sides: tuple[Side, ...]
+    by_groups: Tensor
+
+    def __post_init__(self) -> None:
+        self.first_width = self.state.linear.shape[-1]
+        self.astray = torch.zeros(self.query.value.shape[:-1], dtype=torch.bool)
+        """Rows of which nothing is known."""
+
+    @property
+    def count(self) -> int:
+        """How many heads there are."""
+        return 1 if self.mixer.ndim == 2 else len(self.mixer)
+
+    def each(self, tensor: Tensor) -> Iterator[Tensor]:
+        """That of every head."""
+        return iter(tensor.unsqueeze(0) if self.mixer.ndim == 2 else tensor)
+
+    def side_by_side(self, rows: Tensor) -> Tensor:
+        """The coordinates of all heads for each token, (n, e, …) of every head to (n, Σe, …)."""
+        return rows if self.mixer.ndim == 2 else rows.transpose(0, 1).flatten(1, 2)
 
     def forget(self) -> None:
         """Drop what is large."""
         kept = {"value_sizes", "form_sizes"}
         _ = self.value_sizes, self.form_sizes
-        self.sides.clear()
-        self.by_groups = torch.empty(0)
+        self.sides, self.by_groups = (), torch.empty(0)
         for name, found in HeadMoves.__dict__.items():
             if isinstance(found, cached_property) and name not in kept:
                 self.__dict__.pop(name, None)
@@ -102,9 +100,8 @@ class HeadMoves:
     @cached_property
     def scores(self) -> tuple[Tensor, Tensor]:
         """Scores with their fixed biases, and which are seen."""
-        bias = pair_bias(self.head, Neighborhood(self.state.center, 0.0))
         scores = self.query.value @ self.key.value.mT
-        scores = scores if bias is None else scores + bias
+        scores = scores if self.bias is None else scores + self.bias
         finite = torch.isfinite(scores)
         if bool((~finite & (scores != -math.inf)).any()):
             raise Refusal("scores leave the range of float64; scale the tokens")
@@ -123,13 +120,14 @@ class HeadMoves:
         """At least how far scores, and logarithms of the law, may be off anywhere in the neighborhood, for
         each row: rounding of projections, products, biases and exponentials.
         """
-        count = self.projections[0].roundings + self.projections[1].roundings
-        unit = relative_error(self.state.width + count + 16)  # of projections, and then of products of them
+        unit = relative_error(
+            self.state.width + self.roundings + 16
+        )  # of projections, and then of products of them
         query, key = self.query, self.key
         products_of = (
-            unit * (query.whole * key.length.amax() + query.length * key.whole.amax())
-            + (unit * query.whole) * (unit * key.whole).amax()
-            + relative_error(query.value.shape[-1] + 16) * query.length * key.length.amax()
+            unit * (query.whole * _largest(key.length) + query.length * _largest(key.whole))
+            + (unit * query.whole) * _largest(unit * key.whole)
+            + relative_error(query.value.shape[-1] + 16) * query.length * _largest(key.length)
         )
         largest = sizes(torch.where(self.seen, self.scores[0], 0.0)).amax(-1)
         return (
@@ -142,19 +140,18 @@ class HeadMoves:
     def apart(self) -> Tensor:
         """y_ij = v_j - o_i, (n, n, e)."""
         v = self.values.value
-        return v.unsqueeze(0) - (self.law @ v).unsqueeze(1)
+        return v.unsqueeze(-3) - (self.law @ v).unsqueeze(-2)
 
     @cached_property
     def apart_sizes(self) -> Upper:
         """At least |y_ij|."""
-        return computed_lengths(self.apart) + relative_error(self.state.tokens + 8) * self.values.whole.amax()
+        rounding = relative_error(self.state.tokens + 8) * _largest(self.values.whole)
+        return computed_lengths(self.apart) + rounding.unsqueeze(-1)
 
     @cached_property
     def value_sizes(self) -> Upper:
         """At least |v_j|, anywhere."""
-        return self.values.whole + self.matrix.error * (
-            computed_lengths(self.state.center) + self.state.reach
-        )
+        return self.values.whole + self.value_sizes_error
 
     # Moves of scores
 
@@ -162,18 +159,18 @@ class HeadMoves:
     def slopes(self) -> Tensor:
         """How centered scores move with u and the groups, (n, n, k)."""
         query, key = self.query, self.key
-        along = torch.einsum("jc,ick->ijk", key.value, query.moves) + torch.einsum(
-            "ic,jck->ijk", query.value, key.moves
+        along = torch.einsum("...jc,...ick->...ijk", key.value, query.moves) + torch.einsum(
+            "...ic,...jck->...ijk", query.value, key.moves
         )
         along = torch.cat([along, self.by_groups], -1)
-        return along - torch.einsum("ij,ijk->ik", self.law, along).unsqueeze(1)
+        return along - self.law.unsqueeze(-2) @ along
 
     @cached_property
     def slope_sizes(self) -> Upper:
         """At least what slopes are made of, (n, n)."""
         query, key = self.query, self.key
         k, q = computed_lengths(key.value), computed_lengths(query.value)
-        along = query.size.unsqueeze(-1) * k + q.unsqueeze(-1) * key.size
+        along = query.size.unsqueeze(-1) * k.unsqueeze(-2) + q.unsqueeze(-1) * key.size.unsqueeze(-2)
         return along + self._mean(along)
 
     def _mean(self, pairs: Upper) -> Upper:
@@ -191,18 +188,35 @@ class HeadMoves:
     def by_remainders(self) -> Upper:
         """At least how groups and ellipsoids of single tokens move centered scores, (n, n)."""
         groups = self.state.groups
-        found = groups.lengths(self.slopes[..., self.first_width :])
+        if isinstance(groups, Joint):
+            found = self._joint_reach(groups)
+        else:
+            found = groups.lengths(self.slopes[..., self.first_width :])
         if groups.beside is not None:
             found = groups.with_beside(found, self._local(groups.beside))
         return found + self._local(self.state.shape) if self.state.has_shape else found
+
+    def _joint_reach(self, joint: Joint) -> Upper:
+        """At least (αGαᵀ)^{1/2} for the functionals α_ij of centered scores; slopes are αG. As numbers α is
+        exact (what it is off by is counted with the slopes), so that all is products: off by γ |α|² |G|_F.
+        """
+        slopes = self.slopes[..., self.first_width :].unflatten(-1, (self.state.tokens, -1))
+        squares = (slopes * self.functionals.whole).sum((-2, -1)).clamp_min(0.0)
+        unit = relative_error(2 * len(joint.matrix) + 4 * self.state.width + 4 * self.state.tokens + 64)
+        return (Upper(squares) + unit * self.functionals.sizes.square() * joint.size).sqrt()
+
+    @cached_property
+    def functionals(self) -> Functionals:
+        """How centered scores move with tokens."""
+        return Functionals(self.law, directions(self.query, self.key), directions(self.key, self.query))
 
     def _local(self, shape: Tensor) -> Upper:
         """At least how ellipsoids (n, d, d) of single tokens move centered scores, (n, n)."""
         k = self.key.value
         mean = self.law @ k
-        away = (k.unsqueeze(0) - mean.unsqueeze(1)).mT  # (n, c, n)
-        by_query = widths(shape, self.query.w @ away)
-        by_key = widths(shape, self.key.w @ self.query.value.mT.unsqueeze(0)).map(lambda value: value.mT)
+        away = (k.unsqueeze(-3) - mean.unsqueeze(-2)).mT  # (n, c, n)
+        by_query = _widths(shape, self.query.w @ away)
+        by_key = _widths(shape, self.key.w @ self.query.value.mT.unsqueeze(-3)).map(lambda value: value.mT)
         unit = relative_error(4 * self.state.width + 4 * self.state.tokens + 64)
         return by_query + self._centered(by_key) + unit * self._slope_sizes_of(shape)
 
@@ -210,9 +224,9 @@ class HeadMoves:
         """At least what the slopes of ellipsoids are made of, (n, 1)."""
         far = trace_roots(shape)
         query, key = self.query, self.key
-        k, q = computed_lengths(key.value).amax(), computed_lengths(query.value)
-        thick_q, thick_k = (computed_lengths(side.w.flatten(1)) for side in (query, key))
-        return (thick_q * far * (2 * k) + q * (2 * (thick_k * far).amax())).unsqueeze(-1)
+        k, q = _largest(computed_lengths(key.value)), computed_lengths(query.value)
+        thick_q, thick_k = (computed_lengths(side.w.flatten(-2)) for side in (query, key))
+        return (thick_q * far * (2 * k) + q * (2 * _largest(thick_k * far))).unsqueeze(-1)
 
     @cached_property
     def row(self) -> Row:
@@ -227,8 +241,8 @@ class HeadMoves:
         if self.state.curved is not None:
             rest = rest + self._curved_reach
         query, key = self.query, self.key
-        mixed = query.first.unsqueeze(-1) * key.rest + query.rest.unsqueeze(-1) * (key.first + key.rest)
-        mixed = self._centered(mixed)
+        others, far = key.rest.unsqueeze(-2), (key.first + key.rest).unsqueeze(-2)
+        mixed = self._centered(query.first.unsqueeze(-1) * others + query.rest.unsqueeze(-1) * far)
         rest = rest + self.bilinear + mixed
         shift = relative_error(4 * self.state.tokens + 16) * (first + rest).where(seen).amax(-1).unsqueeze(-1)
         rest, mixed = (rest + shift).where(seen), (mixed + lost + shift).where(seen)
@@ -247,7 +261,7 @@ class HeadMoves:
         """With what is known of the spread of scores."""
         d, slopes = self.first_width, self.slopes
         weighted = self.law.sqrt().unsqueeze(-1) * slopes[..., :d]
-        spread = form_norms(weighted) if d else exact(torch.zeros(self.state.tokens, dtype=torch.float64))
+        spread = form_norms(weighted) if d else exact(torch.zeros(slopes.shape[:-2], dtype=torch.float64))
         spread = Upper(spread.value, spread.roundings + self.state.tokens + 8)
         return Row(self.law, first, rest, mixed, spread)
 
@@ -257,11 +271,11 @@ class HeadMoves:
         d = self.first_width
         q, k = self.query.moves[..., :d], self.key.moves[..., :d]
         if self._written_out:
-            centered = self.products_of - torch.einsum("ij,ijkl->ikl", self.law, self.products_of).unsqueeze(
-                1
-            )
-            whole = computed_lengths(q.flatten(1)).unsqueeze(-1) * computed_lengths(k.flatten(1))
-            unit = relative_error(q.shape[1] + 2 * self.state.tokens + 32)
+            mean = torch.einsum("...ij,...ijkl->...ikl", self.law, self.products_of)
+            centered = self.products_of - mean.unsqueeze(-3)
+            sizes_of = computed_lengths(q.flatten(-2)), computed_lengths(k.flatten(-2))
+            whole = sizes_of[0].unsqueeze(-1) * sizes_of[1].unsqueeze(-2)
+            unit = relative_error(q.shape[-2] + 2 * self.state.tokens + 32)
             return reach_of_forms(centered, self.state.own) + unit * (whole + self._mean(whole))
         return self._centered(product_norms(q, k, self.query.first, self.key.first))
 
@@ -273,7 +287,16 @@ class HeadMoves:
     def products_of(self) -> Tensor:
         """Q_iᵀK_j, symmetric, (n, n, d0, d0)."""
         d = self.first_width
-        return symmetric(torch.einsum("ick,jcl->ijkl", self.query.moves[..., :d], self.key.moves[..., :d]))
+        return symmetric(
+            torch.einsum("...ick,...jcl->...ijkl", self.query.moves[..., :d], self.key.moves[..., :d])
+        )
+
+    @property
+    def passing_sizes(self) -> Upper:
+        """At least the sizes that Σ_j P_ij (W_v + y_ij α_ij) is made of, (n,)."""
+        thick = computed_lengths(self.values.w.flatten(-2)).unsqueeze(-2)
+        law = Upper(self.law, self.state.tokens + 4)
+        return (law * (thick + self.apart_sizes * self.functionals.sizes)).sum(-1)
 
     # What comes out
 
@@ -282,55 +305,78 @@ class HeadMoves:
         """o_i, and the middle of what E_j may be."""
         row = self.row
         middle = self.law * (row.up.bound - row.down.bound) / 2
-        return self.law @ self.values.value + torch.einsum("ij,ijd->id", middle, self.apart)
+        return self.law @ self.values.value + torch.einsum("...ij,...ijd->...id", middle, self.apart)
 
-    @cached_property
+    @property
     def derivative(self) -> Tensor:
-        """Of o_i by u and the groups, (n, e, k)."""
-        direct = torch.einsum("ij,jdk->idk", self.law, self.values.moves)
-        return self._known(direct + (self.law.unsqueeze(-1) * self.apart).mT @ self.slopes)
+        """Of o_i by u and the groups, heads side by side, (n, Σe, k)."""
+        return self._passed_on(self.values.moves, self.slopes)
 
-    def _known(self, rows: Tensor) -> Tensor:
+    def times(self, columns: Tensor) -> Tensor:
+        """The same of other columns (n, d, k)."""
+        w = self.values.w
+        single = w.ndim == 3
+        by_query, by_key = self.functionals.by_query, self.functionals.by_key
+        if single:
+            w, by_query, by_key = w.unsqueeze(0), by_query.unsqueeze(0), by_key.unsqueeze(0)
+        values, slopes = projected(w, columns), group_slopes(columns, by_query, by_key)
+        values, slopes = (values[0], slopes[0]) if single else (values, slopes)
+        return self._passed_on(values, slopes - self.law.unsqueeze(-2) @ slopes)
+
+    def _passed_on(self, values: Tensor, slopes: Tensor) -> Tensor:
+        """Σ_j P_ij (V_j + y_ij α_ij) for moves of values (n, e, k) and centered scores (n, n, k)."""
+        weighted = self.known((self.law.unsqueeze(-1) * self.apart).mT)
+        law, width, columns = self.known(self.law), self.mixer.shape[-2], slopes.shape[-1]
+        found = law.new_empty(self.state.tokens, self.count, width, columns)
+        heads = zip(*(self.each(part) for part in (law, values, weighted, slopes)), strict=True)
+        for g, (p, direct, y, along) in enumerate(heads):  # one is in the cache, all are not
+            direct = (p @ direct.flatten(1)).unflatten(-1, (width, columns))
+            found[:, g] = direct.baddbmm_(y, along)
+        return found.flatten(1, 2)
+
+    def known(self, rows: Tensor) -> Tensor:
         """Zero for rows of which nothing is known."""
         _ = self.row
         if not bool(self.astray.any()):
             return rows
-        return torch.where(self.astray.reshape(-1, *[1] * (rows.ndim - 1)), 0.0, rows)
+        astray = self.astray.reshape(*self.astray.shape, *[1] * (rows.ndim - self.astray.ndim))
+        return torch.where(astray, 0.0, rows)
 
     @property
     def metric(self) -> Tensor:
-        """Lengths of values after they are mixed, and a little of their own, which keeps them positive."""
-        square = self.mixer @ self.mixer.mT
-        least = (1e-4 * square.diagonal().mean()).clamp_min(1e-200)
-        return square + least * torch.eye(len(square), dtype=torch.float64)
+        """Lengths of values after they are mixed, and a little of their own, which keeps them positive, (1,
+        e, e).
+        """
+        square = (self.mixer @ self.mixer.mT).unsqueeze(-3)
+        least = (1e-4 * square.diagonal(dim1=-2, dim2=-1).mean(-1)).clamp_min(1e-200)
+        return square + least[..., None, None] * torch.eye(square.shape[-1], dtype=torch.float64)
 
-    def rest(self, quadratic: bool) -> Sum:
-        """Everything beyond the first two orders as moves of values, and with `quadratic` the second one."""
-        row, n, d = self.row, self.state.tokens, self.first_width
-        law = Upper(self.law, n + 4)
-        inner = Sum(n, len(self.mixer), self.metric)
+    @property
+    def rest(self) -> Sum:
+        """Everything beyond the first two orders as moves of values."""
+        row, d = self.row, self.first_width
+        law = Upper(self.law, self.state.tokens + 4)
+        inner = Sum(self.astray.shape, self.mixer.shape[-2], self.metric)
         half = (law * (row.up + row.down)).halved()
         inner.segments((self.apart * half.bound.unsqueeze(-1)).mT)
         first = self.values.moves[..., :d]
-        inner.mixture(law * row.factor, first @ first.mT, computed_lengths(first.flatten(1)), d)
+        inner.mixture(law * row.factor, first @ first.mT, computed_lengths(first.flatten(-2)), d)
         # the rest of a value's move is multiplied by e^a/Z - 1
         times = law * row.change.minimum(row.factor + row.first)
         around = self.values.around
-        inner.mixture(times, around, trace_roots(around), 1)
-        if quadratic:
-            offset, around = self.second
-            inner.segments(0.5 * offset.unsqueeze(-1)).shape(around)
-        return inner
+        return inner.mixture(times, around, trace_roots(around), 1)
 
     @cached_property
     def lost(self) -> Upper:
         """What rounding hides in the output: of the law, of values, of derivatives."""
         n, row = self.state.tokens, self.row
-        unit = relative_error(self.state.width + 4 * n + len(self.mixer) + self.query.value.shape[-1] + 64)
+        unit = relative_error(
+            self.state.width + 4 * n + self.mixer.shape[-2] + self.query.value.shape[-1] + 64
+        )
         law = Upper(self.law, n + 4)
         changed = (2 * self.score_error).expm1() * self.farthest
-        values = (unit * self.values.whole + self.value_sizes_error).amax()
-        moved = (law * (self.values.size.unsqueeze(0) + self.apart_sizes * self.slope_sizes)).sum(-1)
+        values = _largest(unit * self.values.whole + self.value_sizes_error)
+        moved = (law * (self.values.size.unsqueeze(-2) + self.apart_sizes * self.slope_sizes)).sum(-1)
         middle = (law * (row.up + row.down) * self.apart_sizes).sum(-1)
         reach = row.reach
         off = (law * (row.up + row.down + 2 * reach + reach.square())).sum(-1) * self.apart_error
@@ -343,7 +389,7 @@ class HeadMoves:
         """
         moved = self.values.first + self.values.rest + self.value_sizes_error
         blur = relative_error(self.state.width + 8) * self.values.whole
-        away = (self.apart_sizes + moved + blur).where(self.seen)
+        away = (self.apart_sizes + (moved + blur).unsqueeze(-2)).where(self.seen)
         law = (
             Upper(self.law, self.state.tokens + 4)
             * (self.row.reach + 2 * self.score_error.unsqueeze(-1)).exp()
@@ -352,12 +398,12 @@ class HeadMoves:
 
     @property
     def value_sizes_error(self) -> Upper:
-        return self.matrix.error * (computed_lengths(self.state.center) + self.state.reach)
+        return self.blurred.unsqueeze(-1) * (computed_lengths(self.state.center) + self.state.reach)
 
     @property
     def apart_error(self) -> Upper:
-        """How far y_ij may be off."""
-        return relative_error(self.state.width + self.state.tokens + 16) * (2 * self.values.whole.amax())
+        """How far y_ij may be off, (1,)."""
+        return relative_error(self.state.width + self.state.tokens + 16) * (2 * _largest(self.values.whole))
 
     # The second order
 
@@ -366,46 +412,19 @@ class HeadMoves:
         """At least what quadratic forms are made of, for each row."""
         d, law = self.first_width, Upper(self.law, self.state.tokens + 4)
         q, k, v = (
-            computed_lengths(side.moves[..., :d].flatten(1)) for side in (self.query, self.key, self.values)
+            computed_lengths(side.moves[..., :d].flatten(-2)) for side in (self.query, self.key, self.values)
         )
         slopes = computed_lengths(self.slopes[..., :d])
-        scores = q.unsqueeze(-1) * k + slopes.square()
-        return (law * (self.apart_sizes * scores + slopes * v)).sum(-1)
-
-    @cached_property
-    def forms(self) -> Tensor:
-        """Σ_j P_ij [y_ij (S_ij + α_ijα_ijᵀ/2) + α_ij V_jᵀ], symmetric, (n, e, d0, d0)."""
-        d = self.first_width
-        slopes, weighted = self.slopes[..., :d], self.law.unsqueeze(-1) * self.apart
-        squares = self.products_of + 0.5 * slopes.unsqueeze(-1) * slopes.unsqueeze(-2)
-        found = (weighted.mT @ squares.flatten(2)).unflatten(-1, (d, d))
-        moved = torch.einsum("ijk,jcl->ickl", self.law.unsqueeze(-1) * slopes, self.values.moves[..., :d])
-        return self._known(found + symmetric(moved))
-
-    @cached_property
-    def second(self) -> tuple[Tensor, Tensor]:
-        """The same without writing the forms out (M8): a one-sided move, and the shape of the rest."""
-        d, state = self.first_width, self.state
-        q, k, v = (side.moves[..., :d] for side in (self.query, self.key, self.values))
-        gram, inner = attention_gram(self.law, self.apart, self.slopes[..., :d], (q, k, v), state.own.square)
-        unit, size = self._form_unit, self.form_sizes
-        whole = computed_lengths(state.own.square.flatten(1))
-        grams = Grams(gram, 16 * unit * size.square(), inner, 16 * unit * size * whole)
-        offset, around = split(grams, state.own)
-        return self._known(offset), self._known(around)
-
-    @property
-    def quadratic_center(self) -> Tensor:
-        """The middle of the one-sided part."""
-        return 0.5 * self.second[0]
+        scores = q.unsqueeze(-1) * k.unsqueeze(-2) + slopes.square()
+        return (law * (self.apart_sizes * scores + slopes * v.unsqueeze(-2))).sum(-1)
 
     @property
     def quadratic_lost(self) -> Upper:
         """What rounding hides of the second order."""
-        return relative_error(4) * computed_lengths(self.second[0]) + self._form_unit * self.form_sizes
+        return self.form_unit * self.form_sizes
 
     @property
-    def _form_unit(self) -> Upper:
+    def form_unit(self) -> Upper:
         return relative_error(
             4 * self.state.tokens + 4 * self.first_width + 2 * self.query.value.shape[-1] + 128
         )
@@ -416,21 +435,25 @@ class HeadMoves:
         assert self.state.curved is not None
         forms = self.state.curved
         q, k = (forms.through(side.w.mT).forms for side in (self.query, self.key))
-        along = torch.einsum("jc,ickl->ijkl", self.key.value, q) + torch.einsum(
-            "ic,jckl->ijkl", self.query.value, k
+        along = torch.einsum("...jc,...ickl->...ijkl", self.key.value, q) + torch.einsum(
+            "...ic,...jckl->...ijkl", self.query.value, k
         )
-        return along - torch.einsum("ij,ijkl->ikl", self.law, along).unsqueeze(1)
+        return along - torch.einsum("...ij,...ijkl->...ikl", self.law, along).unsqueeze(-3)
 
     @property
     def _curved_reach(self) -> Upper:
         return reach_of_forms(self.curved_scores, self.state.own)
 
-    @cached_property
-    def curved(self) -> Tensor:
-        """What becomes of H, (n, e, d0, d0)."""
-        assert self.state.curved is not None
-        values = self.state.curved.through(self.values.w.mT).forms
-        direct = torch.einsum("ij,jckl->ickl", self.law, values)
-        weighted = self.law.unsqueeze(-1) * self.apart
-        along = (weighted.mT @ self.curved_scores.flatten(2)).unflatten(-1, self.curved_scores.shape[2:])
-        return self._known(direct + along)
+
+def _largest(tokens: Upper) -> Upper:
+    """Of all tokens of a head, (1,)."""
+    return tokens.amax(-1).unsqueeze(-1)
+
+
+def _widths(shape: Tensor, directions: Tensor) -> Upper:
+    """Those of ellipsoids (n, d, d) along directions (n or 1, d, m), or of each head."""
+    if directions.ndim == 3:
+        return widths(shape, directions)
+    heads, count = len(directions), directions.shape[-1]
+    found = widths(shape, directions.movedim(0, -2).flatten(-2))
+    return found.map(lambda value: value.unflatten(-1, (heads, count)).movedim(-2, 0))

@@ -16,13 +16,15 @@ from regard.attention import Attention
 from regard.nonexpansive import Center, MixTokens, Pool, Reflected
 from regard.proofs.ball_model.attention import attend
 from regard.proofs.ball_model.ellipsoids import Sum, no_shape
+from regard.proofs.ball_model.joint import Joint, joint_of
 from regard.proofs.ball_model.neurons import feed_forward, gated, mixed
 from regard.proofs.ball_model.norms import normalize
-from regard.proofs.ball_model.opening import closed, gathered, joined, opened
+from regard.proofs.ball_model.opening import closed, gathered, opened
 from regard.proofs.ball_model.quadratic import Quadratic
 from regard.proofs.ball_model.state import State, added
 from regard.proofs.locating import summands
 from regard.proofs.near.stages import FeedForward, group_feed_forward
+from regard.proofs.question import once
 from regard.proofs.rewriting import as_residual
 from regard.proofs.subject import MultiHead, subject_of
 from regard.proofs.theorem import Refusal
@@ -45,6 +47,7 @@ def shared(state: State, together: bool = False) -> State:
     `together` nothing else refers to its groups, and where they hold many numbers they become one. Where
     nothing moves but by rounding, that is not followed so far.
     """
+    state = state.with_columns()
     trace = float(state.shape.diagonal(dim1=-2, dim2=-1).sum())
     if not state.inputs.width or trace <= NEGLIGIBLE * state.groups.whole_energy:
         return state
@@ -52,18 +55,35 @@ def shared(state: State, together: bool = False) -> State:
         return one
     if state.groups.beside is not None:
         return state
-    groups, left = opened(state.groups, state.shape, OPEN // (state.tokens * state.width))
+    groups, left = opened(state.columned, state.shape, OPEN // (state.tokens * state.width))
     return replace(state, groups=groups, shape=left)
 
 
 def _in_one_ball(state: State) -> State | None:
     n, width, columns = state.groups.shape
-    size = n * width
+    size, parts = n * width, (state.columned, state.shape)
     if (columns + size) * size <= APART and state.groups.beside is None:
         return None
     alone = size > WIDEST or state.groups.beside is not None
-    groups = (gathered if alone else joined)(state.groups, state.shape)
+    groups = gathered(*parts) if alone else joint_of(*parts).factored()
     return None if groups is None else replace(state, groups=groups, shape=no_shape(n, width))
+
+
+def _jointly(state: State) -> State | None:
+    """With groups and ellipsoids as one ellipsoid of all tokens, where they hold many numbers, for an
+    attention with nothing but a residual connection around it.
+    """
+    n, width, columns = state.groups.shape
+    size = n * width
+    if not state.inputs.width or not (columns or state.has_shape):
+        return None
+    if isinstance(state.groups, Joint):
+        groups = state.groups.joined(state.shape)
+    elif state.groups.beside is None and size <= WIDEST and (columns + size) * size > APART:
+        groups = joint_of(state.groups, state.shape)
+    else:
+        return None
+    return replace(state, groups=groups, shape=no_shape(n, width))
 
 
 @through.rule(object)
@@ -122,7 +142,7 @@ def _attention(map: Attention | maps.Heads, state: State) -> State:
 
 
 def _heads_of(map: Attention | maps.Heads) -> MultiHead:
-    subject = subject_of(map)
+    subject = once(("heads of the ball model", id(map)), map, lambda: subject_of(map))
     if len(subject.separate) > 1 and subject.w_o is None:
         raise Refusal(
             "an attention with several heads gives a sequence for each; mix them with Heads(attention, w_o)"
@@ -139,15 +159,18 @@ def _residual(map: maps.Residual, state: State) -> State:
         return feed_forward(state, layer.first, layer.activation, layer.second, residual=True)
     if isinstance(inner, maps.Gated):
         return gated(state, inner, residual=True)
-    state = shared(state, together=True)
     if isinstance(inner, (Attention, maps.Heads)):
-        return _narrowed(attend(state, _heads_of(inner), residual=True))
+        one = _jointly(state)
+        if one is not None:
+            return attend(one, _heads_of(inner), residual=True)
+        return _narrowed(attend(shared(state, together=True), _heads_of(inner), residual=True))
+    state = shared(state, together=True)
     return _narrowed(added(state, through.one(inner, state)))
 
 
 def _narrowed(state: State) -> State:
     """The state with fewer columns."""
-    groups, shape = closed(state.groups, state.shape, KEPT // (state.tokens * state.width))
+    groups, shape = closed(state.columned, state.shape, KEPT // (state.tokens * state.width))
     return replace(state, groups=groups, shape=shape)
 
 
@@ -187,7 +210,7 @@ def mix_tokens(state: State, w: Tensor, error: Upper | None = None) -> State:
         center=w @ state.center,
         linear=_over_tokens(w, state.linear),
         curved=None if curved is None else Quadratic(_over_tokens(w, curved.forms)),
-        groups=state.groups.replaced(_over_tokens(w, state.groups.columns)),
+        groups=state.columned.replaced(_over_tokens(w, state.groups.columns)),
         shape=no_shape(rows, state.width),
     )
     size = computed_lengths(state.center) + state.reach
@@ -195,7 +218,7 @@ def mix_tokens(state: State, w: Tensor, error: Upper | None = None) -> State:
     rest = Sum(rows, state.width).ball(unit * (Upper(w.abs()) * size).sum(-1))
     if beside is not None:
         alone = _shapes_over_tokens(Sum(rows, state.width), w, beside).done()
-        after = replace(after, groups=replace(after.groups, beside=alone))
+        after = replace(after, groups=replace(after.columned, beside=alone))
     return after.with_rest(_shapes_over_tokens(rest, w, state.shape))
 
 

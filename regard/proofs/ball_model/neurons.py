@@ -73,13 +73,12 @@ def feed_forward(
     active = computed_lengths(found.value) + computed_lengths(found.middle)
     blur = relative_error(len(w_2) + 6) * active + found.error.norm() + steep * at.error.norm()
     after, lost = mixed(state, matrix, off, value, second.b, residual)
-    squares = Squares(at.along, state.own)
-    beyond = _Beyond(state, w_1, at, found, w_2.mT, squares)
-    if not at.along.shape[-1] or not bool((found.second != 0).any()):
+    is_straight = not at.along.shape[-1] or not bool((found.second != 0).any())
+    squares = Squares(at.along, 0.5 * found.second, w_2.mT.contiguous(), 0.0 if is_straight else after.far)
+    beyond = _Beyond(state, w_1, at, found, squares)
+    if is_straight:
         return after.with_rest(beyond.alone().ball(lost + blur * mixing))
-    weights = 0.5 * w_2.mT.contiguous() * found.second.unsqueeze(-2)
-    rest = beyond.found(weights).ball(lost + blur * mixing)
-    return squares.into(after, weights, rest)
+    return squares.into(after, beyond.found().ball(lost + blur * mixing))
 
 
 def _derivatives(slopes: Tensor, w_1: Tensor, w_2: Tensor) -> Tensor:
@@ -115,17 +114,15 @@ are so few, and where there are more; of more than that at once only where they 
 
 
 class _Beyond:
-    """What is beyond the first two orders, for neurons with weights w (d, m), by the matrix `mixing` (e, m)
-    that mixes their values.
+    """What is beyond the first two orders, for neurons with weights w (d, m), and what of the second is
+    bounded without pairs.
     """
 
-    def __init__(
-        self, state: State, w: Tensor, at: Arguments, bend: Bend, mixing: Tensor, squares: Squares
-    ) -> None:
+    def __init__(self, state: State, w: Tensor, at: Arguments, bend: Bend, squares: Squares) -> None:
         self.state, self.w, self.at, self.bend = state, w, at, bend
-        self.mixing, self.squares = mixing, squares
+        self.mixing, self.squares = squares.mixing, squares
         self.second = sizes(bend.second) + bend.error
-        self.none = no_diagonal(len(at.value), mixing)
+        self.none = no_diagonal(len(at.value), self.mixing)
 
     def alone(self) -> Sum:
         """Neurons one by one: of rounding alone by their lengths."""
@@ -134,22 +131,23 @@ class _Beyond:
             return rest.ball(self.one_by_one.reach)
         return rest.diagonal(self.mixing, self.one_by_one)
 
-    def found(self, weights: Tensor) -> Sum:
-        """Neurons one by one, or together; weights: φ''/2 times mixing, for each token."""
+    def found(self) -> Sum:
+        """Neurons one by one, or together."""
         rest = Sum(len(self.at.value), len(self.mixing))
         best, around = self.one_by_one.better(self.together()), self.state.rest_shape
         worth = (best.weight - self.cubic.weight) / trace_roots(around).value.clamp_min(SMALLEST)
         shapes = no_shape(len(best.weight), len(self.mixing))
         alone = torch.ones_like(self.second.value, dtype=torch.bool)
-        neurons = weights.shape[-1]
+        neurons = self.mixing.shape[-1]
         enough = worth[self.squares.chosen] > WORTH[neurons > FEW]
         for i in self.squares.chosen[enough].tolist():
             most = neurons if worth[i] > STRONG else FEW
-            shapes[i], kept = self.squares.crossed(i, weights[i], self.w, around[i], most)
+            shapes[i], kept = self.squares.crossed(i, self.w, around[i], most)
             alone[i, kept] = False
         others = self.together(alone)
         paired = ~alone.all(-1) & (others.weight + trace_roots(shapes).value < best.weight)
-        rest.diagonal(self.mixing, others.where(paired, best))
+        parts = others.where(paired, best)
+        rest.diagonal(self.mixing, parts if self.state.curved is not None else self.squares.coarse(parts))
         return rest.shape(shapes, exact(paired.double())) if bool(paired.any()) else rest
 
     @cached_property
@@ -209,8 +207,10 @@ def gated(state: State, map: maps.Gated, residual: bool) -> State:
     both = computed_lengths(h.along) + computed_lengths(g.along)
     rounding = relative_error(8) * both.square() * sizes(found.slope)
     rest.ball(mixing * rounding.norm())
-    weights = torch.cat([w_out.mT] * 3, -1) * forms.unsqueeze(-2)
-    return Squares(along, state.own).into(after, weights, rest)
+    squares = Squares(along, forms, torch.cat([w_out.mT] * 3, -1), after.far)
+    if after.curved is None and along.shape[-1]:
+        rest.diagonal(squares.mixing, squares.coarse(no_diagonal(len(along), squares.mixing)))
+    return squares.into(after, rest)
 
 
 def _both_lengths(map: maps.Gated) -> Upper:

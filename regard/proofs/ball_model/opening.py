@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import torch
@@ -12,7 +11,6 @@ from regard._enclosed import computed_lengths
 from regard._upper import Upper, relative_error, total
 from regard.proofs.ball_model.ellipsoids import SMALLEST, Sum, ball_shape, lifted, pushed, trace_roots
 from regard.proofs.ball_model.groups import Groups, fresh_names, side_by_side
-from regard.proofs.ball_model.updates import lower_products
 
 
 def opened(groups: Groups, shape: Tensor, most: int) -> tuple[Groups, Tensor]:
@@ -40,48 +38,6 @@ def opened(groups: Groups, shape: Tensor, most: int) -> tuple[Groups, Tensor]:
     left.ball(rounding + relative_error(4) * computed_lengths(lengths))
     groups.of(~old).merged_into(left)
     return side_by_side(groups.of(old), fresh), left.done()
-
-
-def joined(groups: Groups, shape: Tensor) -> Groups | None:
-    """All groups and the ellipsoids (n, d, d) of single tokens as one group, None where it has no square
-    root in numbers.
-
-    As sets of moves of all tokens together their sum is in the ellipsoid of G = (Σ s)(Σ B_gB_gᵀ/s_g + Σ
-    Q_i/s_i) (M1), and G + 2δ ≥ LLᵀ ≥ G for the Cholesky factor L of G + δ, which is backward stable.
-    """
-    n, width = shape.shape[:2]
-    size = n * width
-    flat = groups.columns.flatten(0, 1)
-    lengths = groups.lengths_of_all.clamp_min(SMALLEST)
-    traces = trace_roots(shape).bound.clamp_min(SMALLEST)
-    weight = Upper(torch.cat([lengths, traces])).sum(-1)
-    whole = weight.square()  # at least the trace of G
-    scale = weight.bound / lengths
-    known = groups.known_ellipsoid
-    factor = float(scale) if len(scale) == 1 else 1.0
-    left = flat if len(scale) == 1 else flat * scale[groups.index]
-    gram = lower_products(left, flat, width, known is None, factor)
-    own = shape * (weight.bound / traces)[:, None, None]
-    own = own if known is None else own + factor * known
-    for i, part in enumerate(own):
-        gram[i * width : (i + 1) * width, i * width : (i + 1) * width] += part
-    shift = (relative_error(8 * size + 2 * flat.shape[-1] + 128) * whole).bound
-    gram.diagonal().add_(shift)
-    upper, failed = torch.linalg.cholesky_ex(gram.mT, upper=True)  # by columns, as LAPACK has it
-    root = upper.mT
-    lost = relative_error(4 * size + 16) * computed_lengths(root.flatten()).square()
-    lost = lost + relative_error(flat.shape[-1] + 32) * whole
-    if int(failed) or not float(lost) <= float(shift) < math.inf:
-        return None
-    blocks = torch.stack([gram[i : i + width, i : i + width] for i in range(0, size, width)])
-    around = lifted(blocks, Upper(shift) + relative_error(8) * whole)
-    return _one_group(root.unflatten(0, (n, width))).with_ellipsoid(around)  # a triangle of blocks
-
-
-def _one_group(columns: Tensor) -> Groups:
-    """These columns (n, d, n d), which are a triangle of blocks, with fresh names."""
-    filled = tuple((i + 1) * columns.shape[1] for i in range(len(columns)))
-    return replace(one_ball(columns), filled=filled)
 
 
 def one_ball(columns: Tensor, beside: Tensor | None = None) -> Groups:

@@ -25,6 +25,7 @@ from regard._enclosed import computed_lengths
 from regard._upper import Upper, exact, relative_error, stack
 from regard.proofs.ball_model.ellipsoids import SMALLEST, Sum, lifted, pushed, trace_roots
 from regard.proofs.ball_model.heads import HeadMoves
+from regard.proofs.ball_model.sides import directions
 from regard.proofs.ball_model.updates import push_error
 
 
@@ -50,23 +51,22 @@ class Part:
         return Upper(self.law) * (self.thick + self.key_sizes)
 
 
-def part_of(head: HeadMoves) -> Part:
-    """That of a head; nothing of rows of which nothing is known."""
-    n, query, key = head.state.tokens, head.query, head.key
-    law = torch.where(head.astray.unsqueeze(-1), 0.0, head.law)
-    by_key, by_query = key.w @ query.value.mT, query.w @ key.value.mT
+def parts_of(heads: HeadMoves) -> list[Part]:
+    """Those of heads; nothing of rows of which nothing is known."""
+    n, query, key = heads.state.tokens, heads.query, heads.key
+    law = torch.where(heads.astray.unsqueeze(-1), 0.0, heads.law)
+    by_key, by_query = directions(key, query), directions(query, key)
     q, k = computed_lengths(query.value), computed_lengths(key.value)
-    thick_q, thick_k = (computed_lengths(side.w.flatten(1)) for side in (query, key))
-    return Part(
-        law,
-        head.apart,
-        head.values.w[0],
-        by_key.expand(n, -1, -1),
-        by_query.expand(n, -1, -1),
-        computed_lengths(head.values.w.flatten()),
-        head.apart_sizes * (q.unsqueeze(-1) * thick_k),
-        (Upper(law) * head.apart_sizes * k).sum(-1) * thick_q,
-    )
+    thick_q, thick_k = (computed_lengths(side.w.flatten(-2)) for side in (query, key))
+    thick = computed_lengths(heads.values.w.flatten(-3))
+    key_sizes = heads.apart_sizes * (q.unsqueeze(-1) * thick_k.unsqueeze(-2))
+    query_sizes = (Upper(law) * heads.apart_sizes * k.unsqueeze(-2)).sum(-1) * thick_q
+    made = (law, heads.apart, heads.values.w, by_key, by_query, thick, key_sizes, query_sizes)
+    single = made if heads.mixer.ndim == 2 else None
+    return [
+        Part(p, y, values[0], by_key.expand(n, -1, -1), by_query.expand(n, -1, -1), *sizes)
+        for p, y, values, by_key, by_query, *sizes in ([single] if single else zip(*made, strict=True))
+    ]
 
 
 class Passage:

@@ -42,13 +42,9 @@ class Own:
         """Those of some tokens."""
         return Own(self.square[chosen], self.norm[chosen], self.error[chosen])
 
-    def beside(self, extra: int) -> Own:
-        """With so many dimensions of length one after the first."""
-        return Own(
-            self.square.reshape(len(self.square), *[1] * extra, *self.square.shape[1:]),
-            self.norm.map(lambda value: value.reshape(-1, *[1] * extra)),
-            self.error.map(lambda value: value.reshape(-1, *[1] * extra)),
-        )
+    def of_each(self) -> Own:
+        """With a dimension of length one after the tokens, for several forms of each."""
+        return Own(self.square.unsqueeze(1), self.norm.unsqueeze(-1), self.error.unsqueeze(-1))
 
     @property
     def weight(self) -> Tensor:
@@ -110,8 +106,10 @@ def quartic_norms(forms: Tensor) -> Upper:
 
 
 def reach_of_forms(forms: Tensor, own: Own) -> Upper:
-    """At least |uᵀXu| for symmetric X (n, ..., k, k): that of X, or of X - κM and κ|M|."""
-    own = own.beside(forms.ndim - own.square.ndim)
+    """At least |uᵀXu| for symmetric X (n, k, k), or several of each token (…, n, m, k, k): that of X, or of
+    X - κM and κ|M|.
+    """
+    own = own.of_each() if forms.ndim > own.square.ndim else own
     kappa = (forms * own.square).sum((-2, -1)) / own.weight
     size = Upper(kappa.abs())
     rest = forms - kappa[..., None, None] * own.square

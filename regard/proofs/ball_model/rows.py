@@ -32,10 +32,10 @@ GENTLE = 0.01
 
 @dataclass(frozen=True)
 class Row:
-    """Rows of laws P (n, n) as numbers, and of moves a = a° + r of centered scores.
+    """Rows of laws P (…, n, n) as numbers, and of moves a = a° + r of centered scores.
 
     first: at least |a°|, the part that is linear in u. rest: at least |r|. mixed: at least what of r is
-    neither linear nor a known quadratic. spread: at least (Σ P a°²)^{1/2}, (n,). All are zero for keys that
+    neither linear nor a known quadratic. spread: at least (Σ P a°²)^{1/2}, (…, n). All are zero for keys that
     a row does not see.
     """
 
@@ -52,8 +52,8 @@ class Row:
 
     @cached_property
     def above(self) -> Upper:
-        """At least Z - 1, (n, 1): Σ P (e^ā - 1 - ā), or ψ(max ā)/2 Σ P a², with ψ(t) = 2(e^t - 1 - t)/t²."""
-        law = Upper(self.law, len(self.law) + 4)
+        """At least Z - 1, (…, n, 1): Σ P (e^ā - 1 - ā), or ψ(max ā)/2 Σ P a², ψ(t) = 2(e^t - 1 - t)/t²."""
+        law = Upper(self.law, self.law.shape[-1] + 4)
         each = (law * beyond_linear(self.reach)).sum(-1)
         largest = self.reach.amax(-1)
         square = (self.spread + (law * self.rest.square()).sum(-1).sqrt()).square()
@@ -67,7 +67,7 @@ class Row:
     @cached_property
     def _least(self) -> Lower:
         """At most P."""
-        return Lower(self.law, len(self.law) + 4)
+        return Lower(self.law, self.law.shape[-1] + 4)
 
     @property
     def _is_gentle(self) -> bool:
@@ -126,7 +126,7 @@ class Row:
             ending.map(lambda value: torch.where(first.bound <= rest.bound, value, torch.inf))
         )
         found = high.maximum(low, apart)
-        capped = exact(1.0) / Lower(self.law.clamp_min(1e-290), len(self.law) + 4) + first + 1
+        capped = exact(1.0) / Lower(self.law.clamp_min(1e-290), self.law.shape[-1] + 4) + first + 1
         return found.minimum(capped)
 
 

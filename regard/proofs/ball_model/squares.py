@@ -11,57 +11,81 @@ import torch
 from torch import Tensor
 
 from regard._enclosed import computed_lengths
-from regard._upper import UNIT, Lower, Upper, relative_error
-from regard.proofs.ball_model.ellipsoids import SMALLEST, Sum, lifted, no_shape
-from regard.proofs.ball_model.quadratic import Grams, Own, Quadratic, form_norms, split
+from regard._upper import UNIT, Lower, Upper, relative_error, sizes
+from regard.proofs.ball_model.ellipsoids import SMALLEST, Diagonal, Sum, lifted, no_diagonal, no_shape
+from regard.proofs.ball_model.quadratic import Grams, Own, Quadratic, own_square, split
 from regard.proofs.ball_model.state import State
 
 FINE = 24_000_000
 """Pairs of neurons, over all tokens, whose Gram matrices are made; the tokens that move least go without."""
 MANY = 768
 """More neurons do without the largest eigenvalue of their cubes."""
-LITTLE = (0.03, 0.06)
-"""Tokens whose moves have less than this part of the largest square go without, too: of few neurons, and of
-many.
+LITTLE = (0.005, 0.02)
+"""Tokens whose moves are bounded without pairs by less than this part of all remainders go without, too: of
+few neurons, and of many.
 """
 BLOCKS, SMALL = 6, 256
 """Into how many blocks the neurons of one token are cut, where there are more than so many."""
 
 
 class Squares:
-    """(b_k·u)² for slopes b (n, m, d0), exact as they are; `own`: AᵀA of each token."""
+    """Moves Σ_k f_k (b_k·u)² m_k for slopes b (n, m, d0) and factors f (n, m), exact as they are, along the
+    columns m_k of mixing (e, m). far: about how long other remainders are, of all tokens together.
+    """
 
-    def __init__(self, along: Tensor, own: Own) -> None:
-        self.along, self.own = along, own
+    def __init__(self, along: Tensor, factors: Tensor, mixing: Tensor, far: float) -> None:
+        self.along, self.factors, self.mixing, self.far = along, factors, mixing, far
+
+    def weights(self, i: int) -> Tensor:
+        """E_ck = m_ck f_k of one token, (e, m), rounded once."""
+        return self.mixing * self.factors[i]
 
     @cached_property
-    def fine(self) -> int:
-        """For how many tokens pairs of neurons are looked at."""
-        neurons, squares = self.along.shape[1], self.norm.value.square()
-        moving = int((squares > LITTLE[neurons > MANY] * squares.amax()).sum())
-        return max(1, min(moving, FINE // max(1, neurons * neurons)))
+    def sizes_of_weights(self) -> Upper:
+        """At least |E|_F, for each token."""
+        return (computed_lengths(self.mixing.mT) * sizes(self.factors)).norm()
+
+    @cached_property
+    def own(self) -> Own:
+        """bᵀb of each token, or bbᵀ if that is smaller: only their norms matter, which are the same."""
+        m, width = self.along.shape[1:]
+        return own_square(self.along if width <= m else self.along.mT)
+
+    @cached_property
+    def chosen(self) -> Tensor:
+        """The tokens for which pairs of neurons are looked at: where the moves would be long without."""
+        neurons = self.along.shape[1]
+        length = self.without_pairs(no_diagonal(len(self.along), self.mixing)).weight
+        most = max(1, FINE // max(1, neurons * neurons))
+        longest = length.argsort(descending=True)[:most]
+        return longest[length[longest] > LITTLE[neurons > MANY] * self.far].sort().values
+
+    def without_pairs(self, parts: Diagonal, tokens: Tensor | None = None) -> Diagonal:
+        """With the moves of some tokens (n,): y_k = (b_k·u)² is at most |b_k|², and Σ y_k ≤ |b|², so that
+        f_k y_k = f_k |b_k| w_k with |w|² = Σ_k y_k²/|b_k|² ≤ |b|².
+        """
+        factors = sizes(self.factors) * self.lengths
+        return parts.gram(factors if tokens is None else factors.where(tokens.unsqueeze(-1)), self.norm)
+
+    def coarse(self, parts: Diagonal) -> Diagonal:
+        """With the moves of tokens that are not chosen."""
+        others = torch.ones(len(self.along), dtype=torch.bool).index_fill(0, self.chosen, False)
+        return self.without_pairs(parts, others) if bool(others.any()) else parts
 
     @cached_property
     def lengths(self) -> Upper:
         """At least |b_k|, (n, m)."""
         return computed_lengths(self.along)
 
-    @cached_property
+    @property
     def norm(self) -> Upper:
-        """At least (Σ_k (b_k·u)²)^{1/2}, for each token."""
-        return form_norms(self.along)
+        """At least |b|, the largest (Σ_k (b_k·u)²)^{1/2}, for each token."""
+        return self.own.norm.sqrt()
 
     @cached_property
     def fourth(self) -> Upper:
         """At least Σ_k |b_k|⁴."""
         return self.lengths.square().square().sum()
-
-    @cached_property
-    def chosen(self) -> Tensor:
-        """The tokens that move most: for these pairs of neurons are looked at."""
-        if self.fine == len(self.along):
-            return torch.arange(self.fine)
-        return self.norm.value.argsort(descending=True)[: self.fine]
 
     @cached_property
     def pairs(self) -> dict[int, Pairs]:
@@ -89,15 +113,15 @@ class Squares:
             value[i] = min(float(value[i]), float(cubes.largest() + off[i]))
         return Upper(value)
 
-    def crossed(self, i: int, weights: Tensor, w: Tensor, around: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    def crossed(self, i: int, w: Tensor, around: Tensor, most: int) -> tuple[Tensor, Tensor]:
         """The shape (e, e) of Σ_k E_ck [2(b_k·u)(w_k·ε) + (w_k·ε)²] over some neurons of token i, and which:
-        the `most` that may move it most. For weights (e, m) that may be rounded twice, w (d, m), and ε in the
-        ellipsoid of Q = `around` (d, d).
+        the `most` that may move it most. For w (d, m), and ε in the ellipsoid of Q = `around` (d, d).
 
         As forms of u and ε over unit balls they have the Gram matrices E[4(b_k·b_l)(w_kᵀQw_l)]Eᵀ and
         E[(w_kᵀQw_l)²]Eᵀ, which are added by (M1).
         """
-        lengths, size = self.lengths[i], computed_lengths(around.flatten()).sqrt() * computed_lengths(w.mT)
+        weights, lengths = self.weights(i), self.lengths[i]
+        size = computed_lengths(around.flatten()).sqrt() * computed_lengths(w.mT)
         moves = torch.linalg.vector_norm(weights, dim=0) * size.value * (2 * lengths.value + size.value)
         kept = moves.argsort(descending=True)[:most].sort().values
         lengths, size, weights, w = lengths[kept], size[kept], weights[:, kept], w[:, kept]
@@ -111,27 +135,29 @@ class Squares:
         error = unit * computed_lengths(weights.flatten()).square() * (Upper(f) * first + Upper(g) * second)
         return lifted(crossed.mixed(weights).unsqueeze(0), error.unsqueeze(0))[0], kept
 
-    def into(self, after: State, weights: Tensor, rest: Sum) -> State:
-        """The state with Σ_k E_ck (b_k·u)² for weights (n, e, m), in H or as a move of its own."""
-        rest.ball(relative_error(4) * computed_lengths(weights.flatten(1)) * self.quartic.sqrt())
+    def into(self, after: State, rest: Sum) -> State:
+        """The state with the moves of chosen tokens, or in H those of all."""
+        rest.ball(relative_error(4) * self.sizes_of_weights * self.quartic.sqrt())
         if after.curved is not None:
-            return self._curved(after, weights, rest)
-        coarse = torch.ones(after.tokens, dtype=torch.bool).index_fill(0, self.chosen, False)
-        if bool(coarse.any()):
-            rest.gram(weights, self.quartic.sqrt().where(coarse))
-        offset, around = split(self.grams(weights), self.own.of(self.chosen))
+            return self._curved(after, rest)
+        if not len(self.chosen):
+            return after.with_rest(rest)
+        offset, around = split(self.grams, self.own.of(self.chosen))
         return with_quadratic(after, self.chosen, offset, around, rest)
 
-    def grams(self, weights: Tensor) -> Grams:
-        """Of H_c = Σ_k E_ck b_k b_kᵀ for the chosen tokens."""
+    @property
+    def grams(self) -> Grams:
+        """Of H_c = Σ_k E_ck b_k b_kᵀ with M = Σ_l b_l b_lᵀ for the chosen tokens: ⟨H_c, M⟩ = Σ_kl E_ck
+        (b_k·b_l)² are sums of rows.
+        """
         gram, inner = [], []
         for i in self.chosen.tolist():
-            b = self.along[i]
-            gram.append(self.pairs[i].mixed(weights[i]))
-            inner.append(weights[i] @ ((b @ self.own.square[i]) * b).sum(-1))
-        size, fourth = computed_lengths(weights.flatten(1))[self.chosen], self.fourth[self.chosen]
-        unit = relative_error(4 * weights.shape[-1] + 4 * self.along.shape[-1] + 64)
-        whole = computed_lengths(self.own.square.flatten(1))[self.chosen]
+            weights, pairs = self.weights(i), self.pairs[i]
+            gram.append(pairs.mixed(weights))
+            inner.append(weights @ pairs.times(torch.ones_like(self.factors[i])))
+        size, fourth = self.sizes_of_weights[self.chosen], self.fourth[self.chosen]
+        unit = relative_error(4 * self.along.shape[1] + 4 * self.along.shape[2] + 64)
+        whole = self.lengths.square().sum()[self.chosen]
         return Grams(
             torch.stack(gram),
             unit * size.square() * fourth,
@@ -139,16 +165,14 @@ class Squares:
             unit * size * fourth.sqrt() * whole,
         )
 
-    def _curved(self, after: State, weights: Tensor, rest: Sum) -> State:
+    def _curved(self, after: State, rest: Sum) -> State:
         """H gains Σ_k E_ck b_k b_kᵀ."""
         width = self.along.shape[-1]
         forms = [
-            one @ (b.unsqueeze(-1) * b.unsqueeze(-2)).flatten(1)
-            for one, b in zip(weights, self.along, strict=True)
+            self.weights(i) @ (b.unsqueeze(-1) * b.unsqueeze(-2)).flatten(1) for i, b in enumerate(self.along)
         ]
         gained = Quadratic(torch.stack(forms).unflatten(-1, (width, width)))
-        unit = relative_error(weights.shape[-1] + 8)
-        lost = unit * computed_lengths(weights.flatten(1)) * self.fourth.sqrt()
+        lost = relative_error(self.along.shape[1] + 8) * self.sizes_of_weights * self.fourth.sqrt()
         return with_forms(after, gained, rest.ball(lost))
 
 

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from regard._enclosed import computed_lengths
 from regard._upper import Upper, relative_error, total
-from regard.proofs.ball_model.ellipsoids import Sum, longest, no_shape, pushed, roundest, widths
-from regard.proofs.ball_model.groups import Groups
+from regard.proofs.ball_model.ellipsoids import Sum, longest, no_shape, pushed, roundest, trace_roots, widths
+from regard.proofs.ball_model.groups import Groups, no_groups
 from regard.proofs.ball_model.inputs import Inputs
+from regard.proofs.ball_model.joint import Joint
 from regard.proofs.ball_model.quadratic import Own, Quadratic, form_norms, own_square, split
 from regard.proofs.ball_model.updates import Map, product_roundings, product_size
 from regard.proofs.theorem import Refusal
@@ -37,7 +38,7 @@ class State:
     center: Tensor
     linear: Tensor
     curved: Quadratic | None
-    groups: Groups
+    groups: Groups | Joint
     shape: Tensor
 
     @property
@@ -47,6 +48,12 @@ class State:
     @property
     def width(self) -> int:
         return self.center.shape[-1]
+
+    @property
+    def columned(self) -> Groups:
+        """The groups, where they have columns."""
+        assert isinstance(self.groups, Groups)
+        return self.groups
 
     @cached_property
     def has_shape(self) -> bool:
@@ -116,6 +123,14 @@ class State:
             found.segments(offset.unsqueeze(-1)).shape(around)
         return found.done()
 
+    @property
+    def far(self) -> float:
+        """About how long all x_i - c_i - A_i u are together, but for H."""
+        roots = trace_roots(self.shape).value
+        if self.groups.shape[-1]:
+            roots = roots + trace_roots(self.groups.ellipsoid).value
+        return float(roots.norm())
+
     @cached_property
     def longest_rest(self) -> Upper:
         """At least the length of x_i - c_i - A_i u."""
@@ -123,10 +138,13 @@ class State:
 
     def joint_rest(self) -> Upper:
         """At least the Frobenius norm of all x_i - c_i - A_i u together."""
-        apart = self.longest_rest.norm()
-        pieces = [form_norms(piece) for piece in self.groups.pieces()]
-        if self.groups.beside is not None:
-            pieces = [self.groups.with_beside(pieces[0], longest(self.groups.beside).norm())]
+        apart, groups = self.longest_rest.norm(), self.groups
+        if isinstance(groups, Joint):
+            pieces = [groups.longest]
+        else:
+            pieces = [form_norms(piece) for piece in groups.pieces()]
+        if not isinstance(groups, Joint) and groups.beside is not None:
+            pieces = [groups.with_beside(pieces[0], longest(groups.beside).norm())]
         together = [longest(self.shape).norm(), *pieces]
         if self.curved is not None:
             together.append(self.curved.size.norm())
@@ -165,9 +183,7 @@ class State:
     def is_quiet(self) -> Tensor:
         """Which tokens are points, (n,)."""
         moved = (self.linear != 0).flatten(1).any(-1) | (self.shape != 0).flatten(1).any(-1)
-        moved = moved | (self.groups.columns != 0).flatten(1).any(-1)
-        if self.groups.beside is not None:
-            moved = moved | (self.groups.beside != 0).flatten(1).any(-1)
+        moved = moved | self.groups.is_moving
         return ~moved if self.curved is None else ~(moved | (self.curved.forms != 0).flatten(1).any(-1))
 
     def without(self, chosen: Tensor) -> State:
@@ -183,14 +199,27 @@ class State:
         )
 
     def nothing_left(self) -> State:
-        """The same with empty ellipsoids of single tokens."""
-        groups = self.groups if self.groups.beside is None else replace(self.groups, beside=None)
+        """The same with empty ellipsoids of single tokens, and of all together."""
+        groups = no_groups(self.tokens, self.width) if isinstance(self.groups, Joint) else self.groups
+        groups = groups if groups.beside is None else replace(groups, beside=None)
         return replace(self, groups=groups, shape=no_shape(self.tokens, self.width))
+
+    def with_columns(self) -> State:
+        """The same with columns for an ellipsoid of all tokens together; where it has no square root in
+        numbers, with one of each token.
+        """
+        if not isinstance(self.groups, Joint):
+            return self
+        groups = self.groups.factored()
+        if groups is not None:
+            return replace(self, groups=groups)
+        bare = replace(self, groups=no_groups(self.tokens, self.width))
+        return bare.with_rest(Sum(self.tokens, self.width).shape(self.groups.own))
 
     def uncoupled(self) -> State:
         """The same with what is beside columns as a move of its own: |w| ≤ 1 and ν_i ≤ 1."""
         beside = self.groups.beside
-        if beside is None:
+        if isinstance(self.groups, Joint) or beside is None:
             return self
         bare = replace(self, groups=replace(self.groups, beside=None))
         return bare.with_rest(Sum(self.tokens, self.width).shape(beside))
@@ -198,8 +227,13 @@ class State:
 
 def added(first: State, second: State) -> State:
     """The sum of two states of one origin; of groups of different names each has a ball of its own."""
-    if not torch.equal(first.groups.labels, second.groups.labels):
-        first, second = first.uncoupled(), second.uncoupled()
+    if isinstance(second.groups, Joint):  # which holds what the other had
+        groups: Groups | Joint = second.groups
+    else:
+        first = first.with_columns()
+        if not torch.equal(first.columned.labels, second.columned.labels):
+            first, second = first.uncoupled(), second.uncoupled()
+        groups = first.columned.plus(second.columned)
     if first.center.shape != second.center.shape:
         raise Refusal("a sum of maps that give sequences of different shapes")
     curved = None
@@ -210,7 +244,7 @@ def added(first: State, second: State) -> State:
         center=first.center + second.center,
         linear=first.linear + second.linear,
         curved=curved,
-        groups=first.groups.plus(second.groups),
+        groups=groups,
     )
     size = computed_lengths(first.center) + computed_lengths(second.center) + first.size + second.size
     rest = Sum(*both.center.shape).shape(first.shape).ball(relative_error(4) * size)

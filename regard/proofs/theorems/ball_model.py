@@ -54,7 +54,7 @@ def ball_model(map: Map, domain: Near, norm: SequenceNorm) -> list[Bound]:
     """The norm of the moves of all tokens, to the first order and, where that is small, to the second."""
     if any(isinstance(whole, Compose) for whole in asked_for()[:-1]):
         raise Refusal("the ball model is made of the whole network, beside what is proved about its parts")
-    network = in_double(map)
+    network = once(("ball model in double", id(map)), map, lambda: in_double(map))
     one_sequence(network)
     center = _at_rest(map, network, domain.measure.points)
     begins = not isinstance(domain, Hull)
