@@ -38,6 +38,13 @@ def run_ranks(folder, world, task):
     return [json.loads(file.read_text()) if file.exists() else None for file in files]
 
 
+def _wait_for_all(rank, world, folder):
+    """Until every rank is connected: one that ends before is a broken connection for those that are not."""
+    store = dist.FileStore(f"{folder}/connected", world)
+    store.set(str(rank), "yes")
+    store.wait([str(each) for each in range(world)], timedelta(seconds=60))
+
+
 def _start(rank, world, folder, module, task):
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -47,6 +54,7 @@ def _start(rank, world, folder, module, task):
         world_size=world,
         timeout=timedelta(seconds=60),
     )
+    _wait_for_all(rank, world, folder)
     try:
         found = getattr(import_module(module), task)(rank, world)
     except Exception as error:

@@ -16,7 +16,7 @@ import regard as r
 from regard import maps
 from regard._upper import exact
 from regard.domains import Radii
-from regard.proofs.ball_model import heads as heads_room
+from regard.proofs.ball_model import score_moves
 from regard.proofs.ball_model.attention import attend
 from regard.proofs.ball_model.batches import head_moves
 from regard.proofs.ball_model.beginning import at_rest, begin, second_order
@@ -266,32 +266,36 @@ def test_what_an_ellipsoid_of_one_token_does_to_scores_is_attained():
     """Rows of other tokens see it as a key alone: (1 - P) and P times the width along its query."""
     root = 0.1 * drawn(generator(1), 4, 4)
     head = head_with(shape=root @ root.mT)
-    keys = (root.mT @ head.key.w[0] @ head.query.value.mT).T  # how e moves q_i·k_1, by w with e = root w
+    query, key = head.scores.query, head.scores.key
+    keys = (root.mT @ key.w[0] @ query.value.mT).T  # how e moves q_i·k_1, by w with e = root w
     share = torch.eye(3, dtype=D)[1] - head.law[:, 1:2]
-    away = head.key.value.unsqueeze(0) - (head.law @ head.key.value).unsqueeze(1)
+    away = key.value.unsqueeze(0) - (head.law @ key.value).unsqueeze(1)
     slopes = share.unsqueeze(-1) * keys.unsqueeze(1)
-    slopes[1] += away[1] @ head.query.w[0].mT @ root
-    exactly, proved = slopes.norm(dim=-1), head.by_remainders.bound
+    slopes[1] += away[1] @ query.w[0].mT @ root
+    exactly, proved = slopes.norm(dim=-1), head.scores.by_remainders.bound
     assert bool((exactly <= proved * (1 + 1e-14)).all())
     assert proved[[0, 2]] == pytest.approx(exactly[[0, 2]], rel=1e-6)
-    asked = share[1].abs() * keys[1].norm() + (away[1] @ head.query.w[0].mT @ root).norm(dim=-1)
+    asked = share[1].abs() * keys[1].norm() + (away[1] @ query.w[0].mT @ root).norm(dim=-1)
     assert proved[1] == pytest.approx(asked, rel=1e-6)
     assert bool((head.row.rest.bound >= proved).all())
     assert bool((head.row.mixed.bound[[0, 2]] < 1e-12).all())  # it is linear, and goes on by the derivative
 
 
-@pytest.mark.parametrize("explicit", [heads_room.EXPLICIT, 0])
+@pytest.mark.parametrize("explicit", [score_moves.EXPLICIT, 0])
 def test_products_of_moves_hold_their_norms(monkeypatch, explicit):
     """Quadratic moves of scores about their mean, written out or by their norms."""
-    monkeypatch.setattr(heads_room, "EXPLICIT", explicit)
+    monkeypatch.setattr(score_moves, "EXPLICIT", explicit)
     head = head_with(radius=0.3)
-    moves = torch.einsum("ick,jcl->ijkl", head.query.moves, head.key.moves)
+    query, key = head.scores.query, head.scores.key
+    moves = torch.einsum("ick,jcl->ijkl", query.moves, key.moves)
     centered = symmetric(moves - torch.einsum("ij,ijkl->ikl", head.law, moves).unsqueeze(1))
-    exactly, proved = torch.linalg.matrix_norm(centered, 2), head.bilinear.bound
+    exactly, proved = torch.linalg.matrix_norm(centered, 2), head.scores.bilinear.bound
     assert bool((exactly <= proved).all())
     assert float(proved[1, 1]) < (1.3 if explicit else 3.0) * float(exactly[1, 1])
-    found = product_norms(head.query.moves, head.key.moves, head.query.first, head.key.first).bound
-    exactly = torch.linalg.matrix_norm(head.query.moves[1].mT @ head.key.moves[1], 2)
+    found = product_norms(
+        head.scores.query.moves, head.scores.key.moves, head.scores.query.first, head.scores.key.first
+    ).bound
+    exactly = torch.linalg.matrix_norm(query.moves[1].mT @ key.moves[1], 2)
     assert float(exactly) <= float(found[1, 1]) < 1.2 * float(exactly)
 
 
@@ -299,7 +303,7 @@ def test_products_of_moves_hold_their_norms(monkeypatch, explicit):
 @pytest.mark.parametrize("radius", [1e-3, 0.1])
 def test_attention_without_written_out_forms_holds_its_values(monkeypatch, radius, curved):
     """Values along directions at points of the sphere: within what is proved, and a part not small."""
-    monkeypatch.setattr(heads_room, "EXPLICIT", 0)
+    monkeypatch.setattr(score_moves, "EXPLICIT", 0)
     g = generator(21)
     x, map = drawn(g, 3, 4), attention(g, 4, sharp=2.0)
     state = begin.one(Radii(x, vector(0.0, radius, 0.0)))

@@ -202,11 +202,15 @@ def test_slopes_of_scores_by_groups():
     for potential in (dot, r.Rotary(dot)):
         map = maps.Heads(r.Attention(potential, r.Linear(drawn(g, 2, WIDE, 2))), drawn(g, 2, 2, WIDE))
         (heads,) = head_moves(state, subject_of(map))
-        by_query = torch.einsum("hicp,ick->hipk", heads.query.w.expand(-1, 3, -1, -1), state.groups.columns)
-        by_key = torch.einsum("hicp,ick->hipk", heads.key.w.expand(-1, 3, -1, -1), state.groups.columns)
-        exactly = torch.einsum("hjp,hipk->hijk", heads.key.value, by_query)
-        exactly = exactly + torch.einsum("hip,hjpk->hijk", heads.query.value, by_key)
-        assert torch.allclose(heads.by_groups, exactly, rtol=1e-12, atol=1e-12)
+        by_query = torch.einsum(
+            "hicp,ick->hipk", heads.scores.query.w.expand(-1, 3, -1, -1), state.groups.columns
+        )
+        by_key = torch.einsum(
+            "hicp,ick->hipk", heads.scores.key.w.expand(-1, 3, -1, -1), state.groups.columns
+        )
+        exactly = torch.einsum("hjp,hipk->hijk", heads.scores.key.value, by_query)
+        exactly = exactly + torch.einsum("hip,hjpk->hijk", heads.scores.query.value, by_key)
+        assert torch.allclose(heads.scores.by_groups, exactly, rtol=1e-12, atol=1e-12)
 
 
 def test_the_value_at_rest_is_asked_once_for_each_sequence(monkeypatch):

@@ -75,10 +75,10 @@ CASES = {
 
 def slopes_of(head, law):
     """How scores move with u and the groups, about their mean under a law."""
-    query, key = head.query, head.key
+    query, key = head.scores.query, head.scores.key
     along = torch.einsum("jc,ick->ijk", key.value, query.moves)
     along = along + torch.einsum("ic,jck->ijk", query.value, key.moves)
-    along = torch.cat([along, head.by_groups], -1)
+    along = torch.cat([along, head.scores.by_groups], -1)
     return along - torch.einsum("ij,ijk->ik", law, along).unsqueeze(1)
 
 
@@ -95,15 +95,15 @@ def test_facts_of_a_head_in_few_digits(kind):
         (many,) = head_moves(state, subject_of(map))
         with coarse(seed):
             (few,) = head_moves(state, subject_of(map))
-            law, scores = few.law, few.scores[0]
-            error, apart_error = few.score_error.bound, few.apart_error.bound
-            apart, apart_sizes, slopes = few.apart, few.apart_sizes.bound, few.slopes
+            law, scores = few.law, few.scores.at_center[0]
+            error, apart_error = few.scores.score_error.bound, few.apart_error.bound
+            apart, apart_sizes, slopes = few.apart, few.apart_sizes.bound, few.scores.slopes
             unit = relative_error(WIDE + 1 + 2 * N + slopes.shape[-1] + 64)
-            lost = (unit * few.slope_sizes).bound
+            lost = (unit * few.scores.slope_sizes).bound
             firsts = [side.first.bound for side in few.sides]
             rests = [side.rest.bound for side in few.sides]
             values, wholes = few.value_sizes.bound, [side.whole.bound for side in few.sides]
-        assert bool(((scores - many.scores[0]).abs() <= error.unsqueeze(-1)).all())
+        assert bool(((scores - many.scores.at_center[0]).abs() <= error.unsqueeze(-1)).all())
         assert bool(((law.log() - many.law.log()).abs() <= 2 * error.unsqueeze(-1)).all())
         exactly = many.values.value.unsqueeze(0) - (law @ many.values.value).unsqueeze(1)
         assert bool(((apart - exactly).norm(dim=-1) <= apart_error).all())
@@ -146,7 +146,7 @@ def test_laws_of_many_tokens_in_few_digits():
     (many,) = head_moves(at_rest(x), subject_of(map))
     with coarse(3):
         (few,) = head_moves(at_rest(x), subject_of(map))
-        law, error = few.law, few.score_error.bound
+        law, error = few.law, few.scores.score_error.bound
     off = (law.log() - many.law.log()).abs()
     assert bool((off <= 2 * error.unsqueeze(-1)).all())
     assert float((off / error.unsqueeze(-1)).max()) > 0.2

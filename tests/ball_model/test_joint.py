@@ -203,11 +203,11 @@ def test_scores_move_as_by_a_group_of_the_same_set(kind):
     state, _ = state_with(g, x, 0.1)
     both = [head_moves(one, subject_of(map)) for one in (state, state.with_columns())]
     for one, other in zip(*both, strict=True):
-        found, exactly = one.by_remainders.bound, other.by_remainders.bound
-        far = float(one.functionals.sizes.bound.max() * one.state.groups.size.bound.sqrt())
+        found, exactly = one.scores.by_remainders.bound, other.scores.by_remainders.bound
+        far = float(one.scores.functionals.sizes.bound.max() * one.state.groups.size.bound.sqrt())
         assert bool((found >= exactly * (1 - 1e-9) - 1e-12 * far).all())
         assert found == pytest.approx(exactly, rel=1e-6, abs=1e-6 * far)  # of the root of a difference
-        assert one.by_groups.shape[-1] == N * WIDE
+        assert one.scores.by_groups.shape[-1] == N * WIDE
 
 
 def test_moves_of_scores_are_off_by_their_products():
@@ -216,11 +216,11 @@ def test_moves_of_scores_are_off_by_their_products():
     map, x = attention(g, WIDE, heads=1), drawn(g, N, WIDE)
     state, _ = state_with(g, x, 0.1)
     (plain,) = head_moves(state, subject_of(map))
-    before = plain.by_remainders.bound.square()
+    before = plain.scores.by_remainders.bound.square()
     with large_unit(unit):
         (head,) = head_moves(state, subject_of(map))
-        added = head.by_remainders.bound.square() - before
-    least = plain.functionals.whole.flatten(-2).square().sum(-1) * float(state.groups.matrix.norm())
+        added = head.scores.by_remainders.bound.square() - before
+    least = plain.scores.functionals.whole.flatten(-2).square().sum(-1) * float(state.groups.matrix.norm())
     least = (2 * N * WIDE + 4 * WIDE + 4 * N + 64) * unit * least
     assert bool((added >= least).all())
     assert bool((added < 100 * least).all())
@@ -232,11 +232,11 @@ def test_functionals_of_scores_are_their_derivatives(kind):
     map, x = attention(g, WIDE, **KINDS[kind]), drawn(g, N, WIDE)
     state, _ = state_with(g, x, 0.1)
     for heads in head_moves(state, subject_of(map)):
-        slopes = heads.slopes[..., heads.first_width :]
-        whole = heads.functionals.whole.flatten(-2)
+        slopes = heads.scores.slopes[..., heads.first_width :]
+        whole = heads.scores.functionals.whole.flatten(-2)
         exactly = whole @ state.groups.matrix
         assert torch.allclose(slopes, exactly, rtol=1e-10, atol=1e-10)
-        assert bool((whole.norm(dim=-1) <= heads.functionals.sizes.bound).all())
+        assert bool((whole.norm(dim=-1) <= heads.scores.functionals.sizes.bound).all())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,13 +18,13 @@ from regard.proofs.ball_model.attention_gram import attention_gram
 from regard.proofs.ball_model.beginning import at_rest, begin, by_orders, second_order
 from regard.proofs.ball_model.ellipsoids import Sum, longest, no_diagonal, widths
 from regard.proofs.ball_model.groups import no_groups
-from regard.proofs.ball_model.heads import HeadMoves
 from regard.proofs.ball_model.inputs import BallPart, BoxPart, Inputs, SimplexPart, shares_of
 from regard.proofs.ball_model.margin import quadratic_minimum
 from regard.proofs.ball_model.network import through
 from regard.proofs.ball_model.opening import closed, opened
 from regard.proofs.ball_model.quadratic import Quadratic, own_square, split
 from regard.proofs.ball_model.rows import Row, beyond_linear, beyond_square
+from regard.proofs.ball_model.score_moves import ScoreMoves
 from regard.proofs.ball_model.scores import Projection
 from regard.proofs.ball_model.sides import sides
 from regard.proofs.ball_model.squares import Pairs, with_quadratic
@@ -375,10 +375,10 @@ def test_products_of_moves_that_rounding_hides():
     key = SimpleNamespace(moves=torch.tensor([[[1.0], [2.0**-54]], [[1.0], [-(2.0**-54)]]], dtype=D))
     head = SimpleNamespace(first_width=1, query=query, key=key, law=torch.full((2, 2), 0.5, dtype=D))
     head.state = SimpleNamespace(tokens=2, own=own_square(torch.ones(2, 1, 1, dtype=D)))
-    head._written_out, head._mean = True, lambda pairs: HeadMoves._mean(head, pairs)
-    head.products_of = HeadMoves.products_of.func(head)
+    head._written_out, head._mean = True, lambda pairs: ScoreMoves._mean(head, pairs)
+    head.products_of = ScoreMoves.products_of.func(head)
     assert bool((head.products_of == 2.0**27).all())
-    assert bool((HeadMoves.bilinear.func(head).bound >= 2.0**-27).all())
+    assert bool((ScoreMoves.bilinear.func(head).bound >= 2.0**-27).all())
 
 
 def test_what_rounding_changed_in_a_sum_goes_on_into_another():

@@ -14,7 +14,7 @@ from regard import maps
 from regard._upper import exact
 from regard.domains import Hull, Radii
 from regard.nonexpansive import MixTokens
-from regard.proofs.ball_model import heads as heads_room
+from regard.proofs.ball_model import score_moves
 from regard.proofs.ball_model.beginning import begin
 from regard.proofs.ball_model.ellipsoids import Sum, lifted, pushed, widths
 from regard.proofs.ball_model.groups import Groups
@@ -254,11 +254,11 @@ def attention(g, q=1.0, v=1.0, o=1.0, x=1.0, heads=2):
     return maps.Heads(r.Attention(dot, lookup), made(o, 3, WIDE), v * o * drawn(g, WIDE))
 
 
-@pytest.mark.parametrize("explicit", [heads_room.EXPLICIT, 0])
+@pytest.mark.parametrize("explicit", [score_moves.EXPLICIT, 0])
 @pytest.mark.parametrize("curved", [False, True])
 @pytest.mark.parametrize("change", ["q", "v", "o", "x"])
 def test_attention(monkeypatch, change, curved, explicit):
-    monkeypatch.setattr(heads_room, "EXPLICIT", explicit)
+    monkeypatch.setattr(score_moves, "EXPLICIT", explicit)
     plain = through.one(attention(generator(15)), state_of(generator(16), 1.0, curved, 0.01))
     map = attention(generator(15), **{change: UP})
     found = through.one(map, state_of(generator(16), UP if change == "x" else 1.0, curved, 0.01))

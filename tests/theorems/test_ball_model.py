@@ -105,16 +105,15 @@ def test_it_is_on_the_ladder_and_below_the_taylor_model():
 
 def test_few_columns_are_sound_too(monkeypatch):
     """Where groups may hold few numbers, most remainders go on token by token, and bounds grow a little."""
-    from regard.proofs.ball_model import heads as room
     from regard.proofs.ball_model import network as stack
-    from regard.proofs.ball_model import squares, state
+    from regard.proofs.ball_model import score_moves, squares, state
 
     net, x = network(8, layers=3), sequence(8)
     domain = r.one_token(x, 1, 0.02)
     plain = bound(net, domain)
     monkeypatch.setattr(stack, "OPEN", 32 * 12)
     monkeypatch.setattr(stack, "KEPT", 32 * 4)
-    monkeypatch.setattr(room, "EXPLICIT", 0)
+    monkeypatch.setattr(score_moves, "EXPLICIT", 0)
     monkeypatch.setattr(squares, "FINE", 100)
     monkeypatch.setattr(state, "TOGETHER", 1)
     found = float(ball_model(net, domain, r.Frobenius())[0].value)

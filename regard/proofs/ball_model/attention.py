@@ -13,10 +13,11 @@ from regard.proofs.ball_model.batches import head_moves
 from regard.proofs.ball_model.ellipsoids import Sum, lifted, no_shape, pushed, trace_roots
 from regard.proofs.ball_model.groups import Groups
 from regard.proofs.ball_model.head_forms import curved, forms, shape_of_forms
-from regard.proofs.ball_model.heads import HeadMoves, is_written_out
+from regard.proofs.ball_model.heads import HeadMoves
 from regard.proofs.ball_model.joint import Joint, full
 from regard.proofs.ball_model.passage import Passage, parts_of
 from regard.proofs.ball_model.quadratic import Grams, Quadratic, form_norms, split
+from regard.proofs.ball_model.score_moves import is_written_out
 from regard.proofs.ball_model.squares import with_forms, with_quadratic
 from regard.proofs.ball_model.state import State, added
 from regard.proofs.ball_model.updates import each
@@ -130,7 +131,7 @@ def _anywhere(head: HeadMoves, found: Sum) -> Sum:
     """
     if not bool(head.astray.any()):
         return found
-    times, seen = exact(head.astray.double()), head.seen.double()
+    times, seen = exact(head.astray.double()), head.scores.seen.double()
     first = head.values.moves[..., : head.first_width]
     found.gram((seen.unsqueeze(-1) * head.apart).mT, times)
     for shapes, terms in ((first @ first.mT, head.first_width), (head.values.around, 1)):

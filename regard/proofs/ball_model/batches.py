@@ -12,6 +12,7 @@ from regard._enclosed import computed_lengths, spectral_norms
 from regard._upper import Upper, exact, stack
 from regard.domains import Neighborhood
 from regard.proofs.ball_model.heads import HeadMoves
+from regard.proofs.ball_model.score_moves import ScoreMoves
 from regard.proofs.ball_model.scores import Projection, no_scores, products
 from regard.proofs.ball_model.sides import Side, directions, group_slopes, sides
 from regard.proofs.ball_model.state import State
@@ -77,11 +78,13 @@ def _batches(state: State, single: list[_Single]) -> list[HeadMoves]:
     made = [sides(state, [one.projections[side] for one in single], by_groups=side == 2) for side in range(3)]
     stretch = spectral_norms(torch.stack([one.mixer for one in single]))
     query, key = made[:2]
-    slopes = group_slopes(state.groups.columns, directions(query, key), directions(key, query))
+    along = directions(query, key), directions(key, query)
+    slopes = group_slopes(state.groups.columns, *along)
     room = state.tokens**2 * (state.linear.shape[-1] + state.groups.shape[-1])
     size = max(1, TOGETHER // max(1, room))
     return [
-        _batch(state, single, made, stretch, slopes, begin, size) for begin in range(0, len(single), size)
+        _batch(state, single, made, stretch, (*along, slopes), begin, size)
+        for begin in range(0, len(single), size)
     ]
 
 
@@ -90,7 +93,7 @@ def _batch(
     single: list[_Single],
     made: list[Side],
     stretch: Upper,
-    slopes: Tensor,
+    along: tuple[Tensor, ...],
     begin: int,
     size: int,
 ) -> HeadMoves:
@@ -99,14 +102,21 @@ def _batch(
     several = len(facts) > 1
     some = slice(begin, begin + size) if several else begin
     biases = [one.bias for one in facts if one.bias is not None]
+    query, key, values = (side[some] for side in made)
+    scores = ScoreMoves(
+        state,
+        (torch.stack(biases) if several else biases[0]) if biases else None,
+        facts[0].projections[0].roundings + facts[0].projections[1].roundings,
+        query,
+        key,
+        *(one[some] for one in along),
+    )
     return HeadMoves(
         state,
         torch.stack([one.mixer for one in facts]) if several else facts[0].mixer,
         stack([one.mixing for one in facts]) if several else facts[0].mixing,
         stretch[some],
         stack([one.blurred for one in facts]) if several else facts[0].blurred,
-        (torch.stack(biases) if several else biases[0]) if biases else None,
-        facts[0].projections[0].roundings + facts[0].projections[1].roundings,
-        tuple(side[some] for side in made),
-        slopes[some],
+        scores,
+        values,
     )

@@ -14,8 +14,8 @@ from regard.proofs.ball_model.quadratic import symmetric
 def forms(head: HeadMoves) -> Tensor:
     """Written out, (n, e, d0, d0)."""
     d = head.first_width
-    slopes, weighted = head.slopes[..., :d], head.law.unsqueeze(-1) * head.apart
-    squares = head.products_of + 0.5 * slopes.unsqueeze(-1) * slopes.unsqueeze(-2)
+    slopes, weighted = head.scores.slopes[..., :d], head.law.unsqueeze(-1) * head.apart
+    squares = head.scores.products_of + 0.5 * slopes.unsqueeze(-1) * slopes.unsqueeze(-2)
     found = (weighted.mT @ squares.flatten(-2)).unflatten(-1, (d, d))
     values = head.values.moves[..., :d]
     moved = torch.einsum("...ijk,...jcl->...ickl", head.law.unsqueeze(-1) * slopes, values)
@@ -28,7 +28,7 @@ def shape_of_forms(head: HeadMoves) -> Tensor:
     """
     d = head.first_width
     q, k, v = (side.moves[..., :d] for side in head.sides)
-    gram = attention_gram(head.law, head.apart, head.slopes[..., :d], (q, k, v))
+    gram = attention_gram(head.law, head.apart, head.scores.slopes[..., :d], (q, k, v))
     return head.known(lift(gram, 16 * head.form_unit * head.form_sizes.square()))
 
 
@@ -38,5 +38,5 @@ def curved(head: HeadMoves) -> Tensor:
     values = head.state.curved.through(head.values.w.mT).forms
     direct = torch.einsum("...ij,...jckl->...ickl", head.law, values)
     weighted = head.law.unsqueeze(-1) * head.apart
-    along = weighted.mT @ head.curved_scores.flatten(-2)
-    return head.known(direct + along.unflatten(-1, head.curved_scores.shape[-2:]))
+    along = weighted.mT @ head.scores.curved_scores.flatten(-2)
+    return head.known(direct + along.unflatten(-1, head.scores.curved_scores.shape[-2:]))

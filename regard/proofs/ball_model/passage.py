@@ -25,7 +25,6 @@ from regard._enclosed import computed_lengths
 from regard._upper import Upper, exact, relative_error, stack
 from regard.proofs.ball_model.ellipsoids import SMALLEST, Sum, lifted, pushed, trace_roots
 from regard.proofs.ball_model.heads import HeadMoves
-from regard.proofs.ball_model.sides import directions
 from regard.proofs.ball_model.updates import push_error
 
 
@@ -53,15 +52,23 @@ class Part:
 
 def parts_of(heads: HeadMoves) -> list[Part]:
     """Those of heads; nothing of rows of which nothing is known."""
-    n, query, key = heads.state.tokens, heads.query, heads.key
+    n, query, key = heads.state.tokens, heads.scores.query, heads.scores.key
     law = torch.where(heads.astray.unsqueeze(-1), 0.0, heads.law)
-    by_key, by_query = directions(key, query), directions(query, key)
     q, k = computed_lengths(query.value), computed_lengths(key.value)
     thick_q, thick_k = (computed_lengths(side.w.flatten(-2)) for side in (query, key))
     thick = computed_lengths(heads.values.w.flatten(-3))
     key_sizes = heads.apart_sizes * (q.unsqueeze(-1) * thick_k.unsqueeze(-2))
     query_sizes = (Upper(law) * heads.apart_sizes * k.unsqueeze(-2)).sum(-1) * thick_q
-    made = (law, heads.apart, heads.values.w, by_key, by_query, thick, key_sizes, query_sizes)
+    made = (
+        law,
+        heads.apart,
+        heads.values.w,
+        heads.scores.by_key,
+        heads.scores.by_query,
+        thick,
+        key_sizes,
+        query_sizes,
+    )
     single = made if heads.mixer.ndim == 2 else None
     return [
         Part(p, y, values[0], by_key.expand(n, -1, -1), by_query.expand(n, -1, -1), *sizes)
