@@ -133,7 +133,7 @@ class Joint:
         n, wide, size = self.shape
         if self.turn is None:
             return factor * self.matrix
-        d, found = size // n, self.matrix.new_empty(n * wide, n * wide)
+        d, found = size // n, self.matrix.new_zeros(n * wide, n * wide)
         for i in range(1, n):
             rows = (factor * self.turn[i]) @ self.matrix[i * d : (i + 1) * d, : i * d]
             for j in range(i):
