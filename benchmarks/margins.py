@@ -117,7 +117,7 @@ def _compared(model: Reviews | Words, network: maps.Map, x: Tensor, token: int) 
         lambda radius: interval_margin(network, x, token, radius, direction) + offset, most / 1e4, most
     )
     domain = r.one_token(x, token, EXCESS * length)
-    whole = classifier(model.encoder, readout)
+    whole = classifier(model.encoder, x, readout)
     margin = float(found.margin)
     drop = margin - LeastMargin(whole, domain, (label,)).find(20).witness.value
     state = start(domain)

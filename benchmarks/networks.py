@@ -4,8 +4,9 @@ A case is a network with one to twelve layers (norms first or last, LayerNorm or
 plain or gated, masks, rotary positions or biases, sharp or flat scores), a neighborhood of an input (one
 token or several in balls or boxes, the hull of some embeddings) with a relative radius from 1e-4 to 0.5, and
 what gradient ascent finds in it. Every fourth network is an encoder of torch that was trained, to say at the
-first token whether the others have a positive mean; in every third, remainders of all tokens are one
-ellipsoid, as in networks that are wide. A bound below what is found is a violation, printed with
+first token whether the others have a positive mean, and every fourth no Transformer at all: sums of maps,
+residual connections inside others, layers whose derivative vanishes. In every third, remainders of all tokens
+are one ellipsoid, as in networks that are wide. A bound below what is found is a violation, printed with
 the number that draws the case again, and the exit status says whether there was one.
 """
 
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 import regard as r
 from regard import maps
 from regard.domains import Near
+from regard.nonexpansive import MixTokens
 from regard.proofs.ball_model import network as stack
 from regard.proofs.places import farthest
 from regard.proofs.question import question
@@ -66,7 +68,7 @@ class Case:
 
 def case(seed: int) -> Case:
     """That of a number."""
-    return trained_case(seed) if seed % 4 == 3 else random_case(seed)
+    return {3: trained_case, 1: crooked_case}.get(seed % 4, random_case)(seed)
 
 
 def trained_case(seed: int) -> Case:
@@ -109,7 +111,53 @@ def random_case(seed: int) -> Case:
     draw = Draw(seed)
     layers = int(draw.one([1, 1, 1, 2, 2, 2, 3, 3, 4, 6, 12]))  # type: ignore[call-overload]
     tokens, width = int(draw.one([1, 2, 3, 4, 6])), 8  # type: ignore[call-overload]
-    kind = {
+    kind = _kind(draw)
+    network = maps.Compose(tuple(_block(draw, width, kind) for _ in range(layers)))
+    x = draw.normal(tokens, width) * draw.uniform(0.3, 3.0)
+    relative = 10 ** draw.uniform(-4.0, math.log10(0.5))
+    domain, where = _domain(draw, x, relative)
+    shown = ", ".join(f"{name} {value}" for name, value in kind.items())
+    return Case(network, domain, f"{layers} layers, {tokens} tokens, {where} {relative:.2g}, {shown}")
+
+
+def crooked_case(seed: int) -> Case:
+    """Maps in an order that no Transformer has; a token that is next to nothing, where even layers bend."""
+    draw = Draw(seed)
+    layers, tokens, width = int(draw.one([2, 3, 4, 5])), int(draw.one([2, 3, 4])), 8  # type: ignore[call-overload]
+    made = [_even(draw, width), *(_crooked(draw, width, tokens) for _ in range(layers))]
+    x = draw.normal(tokens, width)
+    x[0] *= 1e-3
+    far = 10 ** draw.uniform(-2.0, 0.0)
+    words = f"crooked, {layers} layers, {tokens} tokens, radius {far:.2g}"
+    return Case(maps.Compose(tuple(made)), r.one_token(x, 0, far), words)
+
+
+def _crooked(draw: Draw, width: int, tokens: int) -> maps.Map:
+    kind = _kind(draw)
+    around = maps.Residual(_attention(draw, width, kind))
+    wide = maps.Affine(3 * draw.normal(width, width) / width**0.5, 0.2 * draw.normal(width))
+    made = {
+        "attention": lambda: around,
+        "twice": lambda: maps.Residual(around),
+        "inside": lambda: maps.Residual(maps.Compose((around, wide))),
+        "sum": lambda: maps.Added((wide, around)),
+        "other sum": lambda: maps.Added((around, wide)),
+        "two": lambda: maps.Added((around, maps.Residual(_attention(draw, width, kind)))),
+        "mixed": lambda: MixTokens(draw.normal(tokens, tokens) / tokens**0.5),
+        "even": lambda: maps.Residual(_even(draw, width)),
+        "block": lambda: _block(draw, width, kind),
+    }
+    return made[str(draw.one(list(made)))]()
+
+
+def _even(draw: Draw, width: int) -> maps.Map:
+    """φ(wᵀx) + φ(-wᵀx), mixed: its derivative at zero is zero."""
+    w, out = (draw.normal(width, width) / width**0.5 for _ in range(2))
+    return maps.feed_forward(maps.Gelu(), torch.cat([w, -w], 1), torch.cat([out, out]))
+
+
+def _kind(draw: Draw) -> dict[str, object]:
+    return {
         "pre": draw.one([False, True]),
         "activation": draw.one([maps.Gelu(), maps.Gelu(tanh=True), maps.Relu(), maps.Silu()]),
         "gated": draw.one([False, False, True]),
@@ -119,12 +167,6 @@ def random_case(seed: int) -> Case:
         "support": draw.one([r.Full(), r.Full(), r.Causal(), r.Window(2, 1)]),
         "sharp": draw.one([0.5, 1.0, 3.0]),
     }
-    network = maps.Compose(tuple(_block(draw, width, kind) for _ in range(layers)))
-    x = draw.normal(tokens, width) * draw.uniform(0.3, 3.0)
-    relative = 10 ** draw.uniform(-4.0, math.log10(0.5))
-    domain, where = _domain(draw, x, relative)
-    shown = ", ".join(f"{name} {value}" for name, value in kind.items())
-    return Case(network, domain, f"{layers} layers, {tokens} tokens, {where} {relative:.2g}, {shown}")
 
 
 def _domain(draw: Draw, x: Tensor, relative: float) -> tuple[Near, str]:
@@ -142,7 +184,7 @@ def _domain(draw: Draw, x: Tensor, relative: float) -> tuple[Near, str]:
     return made[name](), name
 
 
-def _block(draw: Draw, width: int, kind: dict[str, object]) -> maps.Compose:
+def _attention(draw: Draw, width: int, kind: dict[str, object]) -> maps.Heads:
     heads, inner = 2, 4
     size = float(kind["sharp"]) / width**0.5  # type: ignore[arg-type]
     dot = r.Dot(
@@ -153,11 +195,15 @@ def _block(draw: Draw, width: int, kind: dict[str, object]) -> maps.Compose:
     )
     potential = {"plain": dot, "rotary": r.Rotary(dot), "alibi": dot + r.Alibi(0.3)}[str(kind["scores"])]
     values = r.Linear(draw.normal(heads, width, inner) / width**0.5, 0.2 * draw.normal(heads, inner))
-    attention = maps.Heads(
+    return maps.Heads(
         r.Attention(potential, values, support=kind["support"]),  # type: ignore[arg-type]
         draw.normal(heads, inner, width) / 2,
         0.1 * draw.normal(width),
     )
+
+
+def _block(draw: Draw, width: int, kind: dict[str, object]) -> maps.Compose:
+    attention = _attention(draw, width, kind)
     first, second = (_norm(draw, width, bool(kind["centered"]), float(kind["eps"])) for _ in range(2))  # type: ignore[arg-type]
     block = maps.pre_norm if kind["pre"] else maps.post_norm
     return block(attention, _hidden(draw, width, kind), first, second)

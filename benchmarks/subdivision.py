@@ -101,7 +101,7 @@ def without(found: Classifier, x: Tensor, place: int, kept: Tensor) -> float:
 def balls(text: str, word: str) -> None:
     """What moves along some directions cost."""
     asked = shipped_on(text)
-    place, found = place_of(asked, word), classifier(asked.model, asked.readout)
+    place, found = place_of(asked, word), classifier(asked.model, asked.x, asked.readout)
     after = run(r.declare.one(asked.model.double()), start(r.one_token(asked.x, place, 1e-3)))
     directions = torch.linalg.svd(after.linear.flatten(0, 1), full_matrices=False).Vh.mT
     radii = [without(found, asked.x, place, directions[:, k:]) for k in WITHOUT]

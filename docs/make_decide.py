@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT))  # run as a script, the root of the repository is 
 
 from regard.cli.decide import TEXT, typos_said  # noqa: E402
 from regard.decisions import Answers, WordAnswer, answers, shipped_on  # noqa: E402
-from regard.decisions.word_answers import shown  # noqa: E402
+from regard.decisions.word_answers import shown_attack, shown_proved  # noqa: E402
 
 PAGE = ROOT / "docs" / "decisions.md"
 BEGIN, END = "<!-- written by docs/make_decide.py -->", "<!-- until here -->"
@@ -28,7 +28,7 @@ def table(found: Answers) -> str:
     """As the terminal shows it."""
     head = ["| word | proved | attack | typos of one letter |", "|---|---|---|---|"]
     rows = [
-        f"| {one.word} | {shown(found, one.proved)} | {shown(found, one.attack)} | {counted(one)} |"
+        f"| {one.word} | {shown_proved(found, one)} | {shown_attack(found, one)} | {counted(one)} |"
         for one in found.words
     ]
     said = " ".join(found.sentences())

@@ -223,11 +223,17 @@ class Radii(Near):
             )
 
     def __repr__(self) -> str:
-        moving = int((self.radii > 0).sum())
         return (
-            f"Radii({describe(self.points)}, {moving} of {len(self.radii)} tokens move by at most "
-            f"{float(self.radii.max()):.6g})"
+            f"Radii({describe(self.points)}, {_moving(self.radii)} by at most {float(self.radii.max()):.6g})"
         )
+
+
+def _moving(radii: Tensor) -> str:
+    """Which tokens move."""
+    places = radii.nonzero().flatten().tolist()
+    if len(places) == 1:
+        return f"token {places[0]} of {len(radii)} moves"
+    return f"{len(places)} of {len(radii)} tokens move"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -247,9 +253,8 @@ class Box(Near):
         Radii(self.points, self.radii)
 
     def __repr__(self) -> str:
-        moving = int((self.radii > 0).sum())
         return (
-            f"Box({describe(self.points)}, entries of {moving} of {len(self.radii)} tokens move by at most "
+            f"Box({describe(self.points)}, in each entry {_moving(self.radii)} by at most "
             f"{float(self.radii.max()):.6g})"
         )
 
@@ -302,8 +307,8 @@ def one_token(points: Tensor | Measure, index: int, radius: float) -> Radii:
         [0.0, 0.5, 0.0]
     """
     tokens = _sequence(points)
-    if not -len(tokens) <= index < len(tokens):
-        raise ArgumentError("index", f"is {index}", f"there are {len(tokens)} tokens")
+    if isinstance(index, bool) or not isinstance(index, int) or not -len(tokens) <= index < len(tokens):
+        raise ArgumentError("index", f"is {index!r}", f"give the position of one of {len(tokens)} tokens")
     _radius("radius", float(radius))
     radii = torch.zeros(len(tokens), dtype=torch.float64)
     radii[index] = radius

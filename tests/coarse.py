@@ -45,7 +45,7 @@ FUNCTIONS = {
 }
 LOGARITHMS = {aten.logsumexp, aten._log_softmax}
 PRODUCTS = {aten.mm, aten.bmm, aten.mv, aten.dot}
-ADDED = {aten.addmm_: aten.mm, aten.baddbmm: aten.bmm, aten.baddbmm_: aten.bmm}
+ADDED = {aten.addmm: aten.mm, aten.addmm_: aten.mm, aten.baddbmm: aten.bmm, aten.baddbmm_: aten.bmm}
 SUMS = {aten.sum, aten.mean}
 
 

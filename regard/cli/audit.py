@@ -125,7 +125,7 @@ def audit(
         if read and checks is None:
             checks = "weights,rows"
         texts, asked = _texts(text or [], weights_only), _find_checks(checks, alone and not read)
-        asked = _quickly(asked, alone) if quick else asked
+        asked = _quickly(asked, alone, checks is not None) if quick else asked
         _refuse_together({"--twin": bool(twin), "--thorough": thorough}, alone, quick)
         if several and resume:
             raise ArgumentError("--resume", "is given for a series, which takes seconds", "leave it out")
@@ -220,13 +220,15 @@ def _find_checks(names: str | None, alone: bool) -> list[Check]:
     return [check for check in able if check.name in wanted]
 
 
-def _quickly(asked: list[Check], alone: bool) -> list[Check]:
-    """The checks of a first look."""
-    found = [look for check in asked for look in [check.quickly()] if look is not None]
-    if alone or not found:
-        what = "with --weights-only or a series" if alone else "with checks that have no quick form"
-        raise ArgumentError("--quick", f"is given {what}", "leave one of them out")
-    return found
+def _quickly(asked: list[Check], alone: bool, named: bool) -> list[Check]:
+    """The checks of a first look; named: each of them was asked for."""
+    if alone:
+        raise ArgumentError("--quick", "is given with --weights-only or a series", "leave one of them out")
+    slow = [check.name for check in asked if check.quickly() is None]
+    if named and slow:
+        what = f"is given with {', '.join(slow)}, of which there is no quick form"
+        raise ArgumentError("--quick", what, "leave one of them out")
+    return [look for check in asked for look in [check.quickly()] if look is not None]
 
 
 def _single(model: str | None, texts: list[str], asked: list[Check], way: _Way, team: Team) -> int:

@@ -6,7 +6,8 @@ import importlib.util
 import json
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,12 @@ import typer
 from regard.errors import ArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
+    from regard.audits.terminal import Bars
+    from regard.decisions.asked import Asked
+    from regard.decisions.kept import Kept
     from regard.decisions.word_answers import Answers, WordAnswer
+
+STOPPED = 130
 
 TEXT = "The film was not boring, although the plot was weak."
 """What the shipped classifier is asked, unless another text is given."""
@@ -24,7 +30,8 @@ HELP = """Could a typo change this answer? Each word of a text: how far it can m
 
 Without MODEL, the question goes to a small opinion classifier that comes with regard (three layers, trained
 on sentences written for it). MODEL is a directory or a hub id of a sequence classifier, a GPT-2 (its next
-token) or an encoder (the cosine of its embedding), of the families BERT, DistilBERT and GPT-2.
+token) or an encoder (the cosine of its embedding), of the families BERT, RoBERTa, DistilBERT
+and GPT-2.
 
 An interrupted run continues where it stopped when the same command is repeated with the same --out.
 
@@ -41,7 +48,7 @@ Examples
 
 \b
 Exit status
-  0 done   2 wrong arguments or files
+  0 done   2 wrong arguments or files   130 stopped: the same command continues
 """
 
 
@@ -65,7 +72,7 @@ def decide(
     from regard._allocation import keep_freed_memory
     from regard._files import check_writable
     from regard.audits.terminal import output, say
-    from regard.decisions import answers, loaded_on, shipped_on
+    from regard.decisions import loaded_on, shipped_on
     from regard.decisions.kept import Kept, question_of
     from regard.decisions.page import save
 
@@ -82,7 +89,7 @@ def decide(
     keep_freed_memory()
     asked = shipped_on(TEXT if text is None else text) if model is None else loaded_on(model, str(text))
     kept = None if json_ else Kept(out, question_of(asked, radius, resolution))
-    found = answers(asked, _watched, radius=radius, resolution=resolution, kept=kept)
+    found = _answers(asked, radius, resolution, kept)
     if json_:
         print(json.dumps(found.written(), indent=1, ensure_ascii=False))
         return
@@ -93,14 +100,32 @@ def decide(
     say(output(), f"written: {', '.join(str(path) for path in paths)}")
 
 
-def _watched(places: list[int]) -> Iterable[int]:
-    """The places with a bar on a terminal."""
-    from rich.progress import track
+def _answers(asked: Asked, radius: float, resolution: float, kept: Kept | None) -> Answers:
+    """The work with a bar on a terminal, and a line now and then elsewhere; Ctrl-C keeps what there is."""
+    from regard.audits import terminal
+    from regard.decisions import answers
 
-    from regard.audits.terminal import messages
+    known = 0 if kept is None else len(kept.words)
+    if known:
+        terminal.say(
+            terminal.messages(), f"{known} of {len(asked.moving)} words are known from an earlier run"
+        )
+    try:
+        with terminal.Bars(terminal.messages(), [len(asked.moving)]) as bars:
+            watched = partial(_watched, asked, bars)
+            return answers(asked, watched, radius=radius, resolution=resolution, kept=kept)
+    except KeyboardInterrupt:
+        count = 0 if kept is None else len(kept.words)
+        more = f"; {count} words are kept: the same command continues" if count else ""
+        terminal.say(terminal.messages(), f"regard: stopped{more}")
+        raise typer.Exit(STOPPED) from None
 
-    console = messages()
-    return track(places, "words", console=console, transient=True, disable=not console.is_terminal)
+
+def _watched(asked: Asked, bars: Bars, places: list[int]) -> Iterator[int]:
+    """The places, with what is shown of them."""
+    for done, place in enumerate(places):
+        bars(f"“{asked.words[place]}”", done, len(places))
+        yield place
 
 
 def _show(found: Answers) -> None:
@@ -109,21 +134,21 @@ def _show(found: Answers) -> None:
     from rich.text import Text
 
     from regard.audits.terminal import output, say
-    from regard.decisions.word_answers import shown
+    from regard.decisions.word_answers import shown_attack, shown_proved
 
     console = output()
     for sentence in found.sentences():
         say(console, sentence)
-    table = Table("word", "proved", "attack", "typos of one letter", box=None, pad_edge=False)
+    columns, typed = ["word", "proved", "attack"], any(one.typos is not None for one in found.words)
+    table = Table(*columns, *(["typos of one letter"] if typed else []), box=None, pad_edge=False)
     for one in found.words:
         style = _style(found, one)
-        table.add_row(
-            Text(one.word, style),
-            Text(shown(found, one.proved), style),
-            shown(found, one.attack),
-            typos_said(one),
-        )
+        proved = Text(shown_proved(found, one), style)
+        more = [typos_said(one)] if typed else []
+        table.add_row(Text(one.word, style), proved, shown_attack(found, one), *more)
     console.print(table)
+    if console.is_terminal and len(found.words) > 1:
+        say(console, "red: the third of the words about which least is proved; green: most")
 
 
 def _style(found: Answers, one: WordAnswer) -> str:
@@ -135,8 +160,10 @@ def _style(found: Answers, one: WordAnswer) -> str:
 def typos_said(one: WordAnswer) -> str:
     """What became of the typos of a word."""
     if one.typos is None:
-        return one.reason or "–"
+        return "–"
     if not one.typos.changed:
         return f"none of {one.typos.count} changes it"
     examples = ", ".join(typo for typo, _ in one.typos.examples)
-    return f"{one.typos.changed} of {one.typos.count} change it: {examples}"
+    more = ", …" if one.typos.changed > len(one.typos.examples) else ""
+    verb = "changes" if one.typos.changed == 1 else "change"
+    return f"{one.typos.changed} of {one.typos.count} {verb} it: {examples}{more}"

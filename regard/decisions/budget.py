@@ -40,7 +40,7 @@ def budget(model: Any, x: Tensor, domain: Near) -> list[Spent]:
     or proves more of the last block; it ends where nothing more can be said.
     """
     with question():
-        parts = blocks(classifier(model).exact)
+        parts = blocks(classifier(model, x).exact)
         return max(by_orders(start(domain), lambda state: _along(parts, state)), key=_farther)
 
 
@@ -54,6 +54,8 @@ def _along(parts: list[Map], state: State) -> list[Spent]:
         try:
             state = run(block, state)
         except Refusal:
+            break
+        if not bool((state.linear != 0).any()):  # forgotten (M10): there is no derivative to compare with
             break
         found.append(_spent(number, state))
     return found

@@ -80,7 +80,7 @@ def _point(place: int, count: int, one: Spent, linear: float, whole: float) -> P
     x = LEFT + room * (0.5 if count == 1 else (place + 0.25) / (count - 0.5))
     share = f"{100 * one.share:.0f} %" if one.share >= 0.1 else f"{100 * one.share:.2g} %"
     proved = round_up(one.linear + one.rest)
-    said = f"block {one.block}: at most {proved}, of which {share} are beyond the derivative"
+    said = f"block {one.block + 1}: at most {proved}, of which {share} are beyond the derivative"
     return Point(x, linear, whole, one.block, share, said)
 
 

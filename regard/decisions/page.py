@@ -13,7 +13,7 @@ from regard._written import plain
 from regard.audits.page import TEMPLATES as REPORT
 from regard.decisions.asked import EMBEDDING
 from regard.decisions.depth_chart import depth_chart
-from regard.decisions.word_answers import Answers, WordAnswer, shown
+from regard.decisions.word_answers import Answers, WordAnswer, shown_attack, shown_proved
 
 TEMPLATES = Path(__file__).parent / "templates"
 SHADES = 10
@@ -25,7 +25,8 @@ READING = {
     ),
     "": (
         "“Proved” is how far the vector of a word may move, in any direction, as a part of its length, while "
-        "the answer certainly stays: a theorem about this model on this text, with its rounding counted. "
+        "the answer certainly stays: a theorem about this model on this text, in exact arithmetic with the "
+        "weights as they are; the rounding of the proof itself is counted. "
         "“Attack” is the shortest move that was found to change it. The truth is between them.",
         "The vector is the one that enters the first layer. Another word in its place is a move of about "
         "100 %, which no bound of this kind reaches; words of a list, and typos, are therefore run one by "
@@ -62,6 +63,7 @@ def html(found: Answers, command: str = "") -> str:
             sentences=found.sentences(),
             tokens=_tokens(found),
             rows=[_row(found, one) for one in found.words],
+            typed=any(one.typos is not None or one.reason for one in found.words),
             curve=depth_chart(found.spent),
             reading=READING.get(found.kind, READING[""]),
             command=command,
@@ -89,7 +91,7 @@ def _tokens(found: Answers) -> list[dict[str, Any]]:
             continue
         one = by_place.get(place)
         shade = 0 if one is None else _shade(found, one)
-        number = "" if one is None else shown(found, one.proved)
+        number = "" if one is None else shown_proved(found, one)
         made.append({"word": word, "shade": shade, "deep": shade > SHADES // 2, "number": number})
     return made
 
@@ -97,8 +99,8 @@ def _tokens(found: Answers) -> list[dict[str, Any]]:
 def _row(found: Answers, one: WordAnswer) -> dict[str, Any]:
     return {
         "word": one.word,
-        "proved": shown(found, one.proved),
-        "attack": shown(found, one.attack),
+        "proved": shown_proved(found, one),
+        "attack": shown_attack(found, one),
         "reason": one.reason,
         "typos": one.typos,
         "gap": _times(one),

@@ -92,21 +92,22 @@ class Answers:
     def sentences(self) -> list[str]:
         """What was found, in words."""
         proved, found = self.weakest, self.attacked
+        least, seen = shown_proved(self, proved), f"attack: {shown_attack(self, found)} at “{found.word}”"
         if self.kind == EMBEDDING:
-            return [
-                f"If one word moves by {self.radius:.2%} of its length, the cosine to the original stays "
-                f"above {_down(proved.proved)} (proved; attack: {found.attack:.6f} at “{found.word}”)."
-            ]
+            moved = f"If one word moves by {percent(self.radius)} of its length, "
+            if proved.reason:
+                told = f"nothing is proved about the cosine to the original at “{proved.word}”"
+                return [f"{moved}{told}: {proved.reason} ({seen})."]
+            return [f"{moved}the cosine to the original stays above {least} (proved; {seen})."]
         lines = [
-            f"One word cannot change the answer “{self.label}” if it moves by at most "
-            f"{percent(proved.proved)} of its length (proved; attack: {percent(found.attack)} "
-            f"at “{found.word}”)."
+            f"One word cannot change the answer “{self.label}” if it moves by at most {least} of its length "
+            f"(proved, the least is that of “{proved.word}”; {seen})."
         ]
         typed = [one.typos for one in self.words if one.typos is not None]
         if typed:
             count, changed = sum(one.count for one in typed), sum(one.changed for one in typed)
-            said = "none changes it" if not changed else f"{changed} change it"
-            lines.append(f"All {count} typos of one letter were run: {said}.")
+            said = ("none changes", "1 changes")[changed] if changed < 2 else f"{changed} change"
+            lines.append(f"All {count} typos of one letter were run: {said} it.")
         return lines
 
     def written(self) -> dict[str, Any]:
@@ -115,21 +116,27 @@ class Answers:
         return {**found, "sentences": self.sentences()}
 
 
-def shown(found: Answers, value: float) -> str:
-    """A number as people read it, never more than it is."""
-    return _down(value) if found.kind == EMBEDDING else percent(value)
+def shown_proved(found: Answers, one: WordAnswer) -> str:
+    """What is proved of a word as people read it, never more than it is."""
+    if found.kind == EMBEDDING:
+        return "open" if one.reason else f"{math.floor(one.proved * 1e6) / 1e6:.6f}"
+    return percent(one.proved)
 
 
-def _down(value: float) -> str:
-    return f"{math.floor(value * 1e6) / 1e6:.6f}"
+def shown_attack(found: Answers, one: WordAnswer) -> str:
+    """What an attack found, never less than it is."""
+    if found.kind == EMBEDDING:
+        return f"{math.ceil(one.attack * 1e6) / 1e6:.6f}"
+    return percent(one.attack, up=True)
 
 
-def percent(value: float) -> str:
-    """Rounded down to three digits."""
+def percent(value: float, up: bool = False) -> str:
+    """Rounded to three digits, down or up."""
     if not math.isfinite(value) or value <= 0:
         return "no change that was found" if value > 0 else "0 %"
     unit = 10.0 ** (math.floor(math.log10(value * 100)) - 2)
-    return f"{math.floor(value * 100 / unit) * unit:.3g} %"
+    rounded = (math.ceil if up else math.floor)(value * 100 / unit * (1 - 1e-15 if up else 1.0)) * unit
+    return f"{rounded:,.0f} %" if rounded >= 1000 else f"{rounded:.3g} %"
 
 
 def answers(
@@ -173,7 +180,7 @@ def _label(asked: Asked) -> tuple[int, float]:
         return 0, 0.0
     from regard.proofs.classifier import classifier
 
-    logits = classifier(asked.model, asked.readout).run(asked.x).double()
+    logits = classifier(asked.model, asked.x, asked.readout).run(asked.x).double()
     label = int(logits.argmax(-1))
     return label, float(lead(logits, (label,)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -30,12 +31,14 @@ EMBEDDED = (
 
 @dataclass(frozen=True)
 class Classifier:
-    """whole: from tokens (n, d) to logits (1, classes), as one map. parts: what was given, run as it is.
-    remedy: what to do where it gives something else.
+    """whole: from tokens (n, d) to logits (1, classes), as one map. parts: what was given, run as it is;
+    crosswise: which of them are modules that take batches as (n, batch, d). remedy: what to do where it gives
+    something else.
     """
 
     whole: Any
     parts: tuple[Any, ...]
+    crosswise: tuple[bool, ...]
     remedy: str = READOUT
 
     @cached_property
@@ -46,26 +49,39 @@ class Classifier:
     @cached_property
     def dtype(self) -> torch.dtype:
         """That of the modules that were given; float64 for declarations."""
-        modules = [part for part in self.parts if isinstance(part, nn.Module)]
-        found = [weight.dtype for module in modules for weight in module.parameters()]
-        return found[0] if found else torch.float64
+        return _dtype(self.parts)
+
+    @property
+    def kind(self) -> str:
+        """The name of that dtype."""
+        return name_of(self.dtype)
 
     def run(self, points: Tensor) -> Tensor:
         """The logits of what was given, in its own dtype, (..., classes)."""
         with torch.no_grad():
             value = points.to(self.dtype)
-            for part in self.parts:
-                value = _run(part, value)
+            for part, crosswise in zip(self.parts, self.crosswise, strict=True):
+                value = _run(part, value, crosswise)
         return self._logits(points, value)
+
+    def rounding(self, x: Tensor) -> float:
+        """By how much logits at x differ from those in float64; zero for what runs in float64 itself."""
+        if self.dtype == torch.float64:
+            return 0.0
+        return float((self.run(x).double() - self.logits(x).detach()).abs().max())
 
     def logits(self, points: Tensor) -> Tensor:
         """The logits of the declaration in float64."""
         return self._logits(points, self.exact(points.double()))
 
     def _logits(self, points: Tensor, value: Tensor) -> Tensor:
-        if value.shape[:-2] != points.shape[:-2] or value.shape[-2] != 1 or value.shape[-1] < 2:
-            found = f"takes {list(points.shape)} to {list(value.shape)}"
-            raise ArgumentError("model", found, self.remedy)
+        if value.shape[:-2] != points.shape[:-2] or value.shape[-2] != 1:
+            argument = "readout" if len(self.parts) > 1 else "model"
+            found = f"gives {list(value.shape[-2:])} for a sequence {list(points.shape[-2:])}"
+            raise ArgumentError(argument, found, self.remedy)
+        if value.shape[-1] < 2:
+            remedy = "a decision is between logits of two classes or more, and a cosine of two coordinates"
+            raise ArgumentError("readout" if len(self.parts) > 1 else "model", "gives one number", remedy)
         return value.squeeze(-2)
 
     @cached_property
@@ -78,29 +94,90 @@ class Classifier:
         return chain, None, None
 
 
-def classifier(model: Any, readout: Any = None, verb: str = "decide") -> Classifier:
-    """A model and its readout as one classifier."""
-    parts = (model,) if readout is None else (model, readout)
-    try:
-        declared = [part if isinstance(part, (Attention, Map)) else declare.one(part) for part in parts]
-    except Refusal as refusal:
-        raise RefusalError(verb, [str(refusal)]) from None
+def classifier(model: Any, x: Tensor, readout: Any = None, verb: str = "decide") -> Classifier:
+    """A model and its readout as one classifier; modules are compared with their declarations at x (n, d)."""
+    parts = {"model": model} if readout is None else {"model": model, "readout": readout}
+    crosswise, declared, value = [], [], x.detach().double()
+    for name, part in parts.items():
+        _check_weights(name, part)
+        map = part if isinstance(part, (Attention, Map)) else _declared(name, part, verb)
+        after = _value(name, map, value)
+        crosswise.append(isinstance(part, nn.Module) and _is_crosswise(name, part, map, value))
+        declared.append(map)
+        value = after
     whole = declared[0] if len(declared) == 1 else Compose(tuple(declared))
-    return Classifier(whole, parts, EMBEDDED if verb == "certified_cosine" else READOUT)
+    remedy = EMBEDDED if verb == "certified_cosine" else READOUT
+    return Classifier(whole, tuple(parts.values()), tuple(crosswise), remedy)
 
 
-def _run(part: Any, value: Tensor) -> Tensor:
+def _check_weights(name: str, part: Any) -> None:
+    for where, weight in part.named_parameters() if isinstance(part, nn.Module) else ():
+        if not bool(weight.isfinite().all()):
+            raise ArgumentError(name, f"has NaN or infinity in {where}", "train or load it anew")
+
+
+def _declared(name: str, part: Any, verb: str) -> Any:
+    try:
+        return declare.one(part)
+    except Refusal as refusal:
+        said = str(refusal) if name == "model" else f"{name}: {refusal}"
+        raise RefusalError(verb, [said]) from None
+
+
+def _value(name: str, map: Any, x: Tensor) -> Tensor:
+    """The value of a declaration in float64."""
+    try:
+        found: Tensor = in_double(map)(x)
+    except ArgumentError as error:
+        found_one = f"does not take {list(x.shape)} ({error.argument}: {error.found})"
+        raise ArgumentError(name, found_one, error.remedy) from None
+    return found.detach()
+
+
+def _is_crosswise(name: str, module: nn.Module, map: Any, x: Tensor) -> bool:
+    """Whether a module takes batches as (n, batch, d), by what it does to two sequences; it is an error where
+    it is not what it was declared as either way.
+    """
+    both, exactly = torch.stack([x, 0.5 * x]), in_double(map)
+    expected = torch.stack([exactly(one).detach() for one in both])
+    kind = _dtype([module])
+    eps, apart = torch.finfo(kind).eps, []
+    for crosswise in (False, True):
+        with torch.no_grad():
+            found = _in_batches(module, both.to(kind), crosswise)
+        if found.shape == expected.shape:
+            apart.append(float((found.double() - expected).abs().max()))
+            if apart[-1] <= 4 * eps**0.5 * float(expected.abs().max()) + 16 * eps:
+                return crosswise
+    said = f"differs by {min(apart):.2g} from what it is declared as" if apart else "gives another shape"
+    raise ArgumentError(
+        name, f"{said}, on x", "declare what it does (regard.declare.rule), or give the declaration itself"
+    )
+
+
+def _dtype(parts: Sequence[Any]) -> torch.dtype:
+    """That of the modules; float64 for declarations."""
+    modules = [part for part in parts if isinstance(part, nn.Module)]
+    found = [weight.dtype for module in modules for weight in module.parameters()]
+    return found[0] if found else torch.float64
+
+
+def _run(part: Any, value: Tensor, crosswise: bool) -> Tensor:
     """A module on batches as it takes them, a declaration in float64, sequence by sequence."""
-    if isinstance(part, nn.Module) and value.ndim == 2:
-        found: Tensor = part(value.unsqueeze(0)).squeeze(0)
-        return found
     if isinstance(part, nn.Module):
-        made: Tensor = part(value)
-        return made
+        batch = value.unsqueeze(0) if value.ndim == 2 else value
+        found = _in_batches(part, batch, crosswise)
+        return found.squeeze(0) if value.ndim == 2 else found
     exactly = in_double(part)
     if value.ndim == 2:
         return exactly(value.double())
     return torch.stack([exactly(one) for one in value.double()])
+
+
+def _in_batches(module: nn.Module, batch: Tensor, crosswise: bool) -> Tensor:
+    """A module on sequences (batch, n, d)."""
+    found: Tensor = module(batch.transpose(0, 1)).transpose(0, 1) if crosswise else module(batch)
+    return found
 
 
 def _flat(map: Any) -> tuple[Any, ...]:
@@ -121,3 +198,17 @@ def check_sequence(name: str, x: Tensor) -> None:
     if x.ndim != 2 or 0 in x.shape:
         raise ArgumentError(name, f"has shape {list(x.shape)}", "give one sequence (n, d)")
     finite(name, x)
+
+
+def check_held(x: Tensor, kind: torch.dtype) -> None:
+    """Numbers that a model's dtype holds: inputs near others are none that it could run."""
+    if not bool((x.to(kind).to(x.dtype) == x).all()):
+        name = name_of(kind)
+        found = f"has numbers that {name}, in which the model runs, does not hold"
+        remedy = f"give x.to(torch.{name}) and make the domain of that, or the model {name_of(x.dtype)}"
+        raise ArgumentError("x", found, remedy)
+
+
+def name_of(kind: torch.dtype) -> str:
+    """Without "torch."."""
+    return str(kind).rpartition(".")[-1]

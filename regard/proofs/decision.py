@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
 
-from regard.certificate import Certificate, Hypothesis, round_down
+from regard.certificate import Certificate, Hypothesis, round_down, round_up
 from regard.domains import Hull, Near
 from regard.errors import ArgumentError
 from regard.maps import Compose
@@ -18,8 +19,8 @@ from regard.norms import Frobenius, TokenMax
 from regard.proofs.ball_model.beginning import by_orders
 from regard.proofs.ball_model.margin import least
 from regard.proofs.ball_model.state import State
-from regard.proofs.classifier import Classifier, check_sequence, check_steps, classifier
-from regard.proofs.decision_attack import LeastMargin
+from regard.proofs.classifier import Classifier, check_held, check_sequence, check_steps, classifier
+from regard.proofs.decision_attack import LeastMargin, lead
 from regard.proofs.falsification import Witness
 from regard.proofs.question import question
 from regard.proofs.subdivision import check_pieces, least_lead
@@ -62,16 +63,22 @@ class Decision:
     def __str__(self) -> str:
         names = ", ".join(str(label) for label in self.label)
         said = f"the answer {names}" if len(self.label) == 1 else f"the leading set {{{names}}}"
-        lines = [f"{said} {WORDS[self.holds]} on {self.margin.domain}"]
+        words = "is not the model's" if self.holds is False and _is_still(self.attack) else WORDS[self.holds]
+        lines = [f"{said} {words} on {self.margin.domain}"]
         if self.holds is not False and math.isfinite(self.least_margin):
-            lines.append(
-                f"  proved: it leads by at least {round_down(self.least_margin)}; nearest is {self.runner_up}"
-            )
+            lines.append(f"  proved: {_bounded(self.least_margin)}; nearest is {self.runner_up}")
         lines.append(f"  attack: the smallest lead found is {self.attack.value:.6g}")
         lines += [f"  {self.reason}"] if self.reason else []
         return "\n".join(lines + [f"  {hypothesis}" for hypothesis in self.margin.hypotheses])
 
     __repr__ = __str__
+
+
+def _bounded(low: float) -> str:
+    """A lead that is at least so much."""
+    if low > 0:
+        return f"it leads by at least {round_down(low)}"
+    return f"no other class leads by more than {round_up(-low)}"
 
 
 WORDS = {True: "cannot change", False: "changes", None: "may or may not change"}
@@ -109,9 +116,14 @@ def decide(
     check_pieces(pieces, domain)
     check_steps(steps)
     with question():
-        found = classifier(model, readout)
+        found = classifier(model, x, readout)
+        check_held(x, found.dtype)
         logits = found.run(x)
         labels = _labels(label, logits)
+        here = float(lead(logits.double(), labels))
+        if here < 0:
+            points = domain.measure.points
+            return _refuted(found, domain, labels, Witness(here, points, points, Frobenius()))
         attack = LeastMargin(found, domain, labels).find(steps)
         if attack.changed:
             return _refuted(found, domain, labels, attack.witness)
@@ -132,23 +144,35 @@ def _labels(label: int | Sequence[int] | None, logits: Tensor) -> tuple[int, ...
     classes = logits.shape[-1]
     if label is None:
         return (int(logits.argmax(-1)),)
-    labels = (label,) if isinstance(label, int) else tuple(label)
-    wrong = [
-        one for one in labels if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < classes
-    ]
-    if wrong or not 0 < len(set(labels)) < classes or len(set(labels)) != len(labels):
-        raise ArgumentError(
-            "label", f"is {label!r}", f"give different classes of 0 … {classes - 1}, not all of them"
-        )
+    given = label.tolist() if isinstance(label, Tensor) else label
+    given = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    labels = tuple(
+        index(one) for one in given if isinstance(one, SupportsIndex) and not isinstance(one, bool)
+    )
+    outside = [one for one in labels if not 0 <= one < classes]
+    if outside or len(labels) != len(given) or not 0 < len(set(labels)) == len(labels) < classes:
+        remedy = f"give one class of 0 … {classes - 1}, or several different ones, but not all"
+        raise ArgumentError("label", f"is {label!r}", remedy)
     return labels
 
 
 def _refuted(found: Classifier, domain: Near, labels: tuple[int, ...], witness: Witness) -> Decision:
     rival = _rival(found.run(_moved(witness)), labels)
     margin = Certificate(math.inf, domain, Frobenius(), NO_THEOREM, quantity=QUANTITY)
-    kind = str(found.dtype).rpartition(".")[-1]
-    reason = f"class {rival} leads by {-witness.value:.6g} there, as the model runs in {kind}"
+    where = "at the given input itself" if _is_still(witness) else "there"
+    reason = f"class {rival} leads by {-witness.value:.6g} {where}, as the model runs in {found.kind}"
     return Decision(False, labels, rival, margin, witness, reason)
+
+
+def _is_still(witness: Witness) -> bool:
+    """Whether it is the given input itself."""
+    return torch.equal(_moved(witness), _given(witness))
+
+
+def _given(witness: Witness) -> Tensor:
+    """The input that was asked about."""
+    assert isinstance(witness.point, Tensor)
+    return witness.point
 
 
 def _moved(witness: Witness) -> Tensor:
@@ -166,7 +190,13 @@ def _proved(
     found: Classifier, domain: Near, labels: tuple[int, ...], witness: Witness, pieces: int
 ) -> Decision:
     certificate, rival, reason = margin_certificate(found, domain, labels, pieces)
-    holds = True if certificate.value < 0 else None
+    points = domain.measure.points
+    rounding = 2 * found.rounding(points)
+    holds = True if certificate.value < -rounding else None
+    if not float(lead(found.run(points).double(), labels)) > 0:
+        reason = "two classes tie at the given input itself, so that no radius is small enough"
+    elif holds is None and certificate.value < 0:
+        reason = f"rounding in {found.kind} may do more to a lead: {rounding:.3g} at the given input"
     rival = _rival(found.run(_moved(witness)), labels) if rival is None else rival
     return Decision(holds, labels, rival, certificate, witness, reason)
 
@@ -184,7 +214,8 @@ def margin_certificate(
             math.inf, domain, Frobenius(), NO_THEOREM, refused=(str(refusal),), quantity=QUANTITY
         )
         return none, None, f"the bounds say nothing about it: {refusal}"
-    hypotheses = (checked("every class has its own functional of one state"), *arithmetic_of(found))
+    trusted = arithmetic_of(found, domain.measure.points)
+    hypotheses = (checked("all other classes at once, each by its own difference to the label"), *trusted)
     if count > 1:
         hypotheses = (checked(f"the domain was cut into parts, by {count} bounds"), *hypotheses)
     made = Certificate(-best, domain, _norm(domain), THEOREM.cited, hypotheses, quantity=QUANTITY)
@@ -209,12 +240,12 @@ def _norm(domain: Near) -> Any:
     return getattr(domain, "norm", TokenMax())
 
 
-def arithmetic_of(found: Classifier) -> tuple[Hypothesis, ...]:
+def arithmetic_of(found: Classifier, x: Tensor) -> tuple[Hypothesis, ...]:
     """What is taken on trust of the machine, and of the dtype that a model runs in."""
     if found.dtype == torch.float64:
         return (arithmetic(),)
-    kind = str(found.dtype).rpartition(".")[-1]
-    return arithmetic(), assumed(f"the model in {kind} decides as it would with exact numbers")
+    seen = f"at x its outputs are off by {found.rounding(x):.2g}"
+    return arithmetic(), assumed(f"the model in {found.kind} decides as it would with exact numbers ({seen})")
 
 
 def _least(found: Classifier, state: State, labels: tuple[int, ...]) -> tuple[float, int]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from regard._enclosed import lengths
 from regard._verb import Verb
 from regard.domains import Box, Hull, Near, Neighborhood, Radii
+from regard.errors import ArgumentError
 from regard.norms import EntryMax, Frobenius, SequenceNorm, TokenMax, TokenSum
 from regard.proofs.classifier import Classifier
 from regard.proofs.falsification import Witness
@@ -162,10 +163,12 @@ class LeastMargin:
         for begin in starts:
             x = begin
             for step in range(steps):
-                down = -self._slope(x)
-                aim = farthest.one(self.domain, down)
-                x = aim if step % 2 == 0 else project.one(self.domain, 0.5 * (x + aim))
-                best, at = self._better(best, at, x)
+                try:
+                    aim = farthest.one(self.domain, -self._slope(x))
+                    x = aim if step % 2 == 0 else project.one(self.domain, 0.5 * (x + aim))
+                    best, at = self._better(best, at, x)
+                except ArgumentError:  # numbers of the map leave float64 on so large a domain
+                    break
                 if best < 0 and self._changed(at):
                     break
         return self._found(at)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,19 +46,26 @@ class Substitutions:
         if self.holds:
             said = f"none of {self.count} changes the answer {self.label}"
             return f"{said} ({one}); its least lead is {self.lead:.5g}"
-        said = f"{len(self.changed)} of {self.count} change the answer {self.label}"
+        change = "changes" if len(self.changed) == 1 else "change"
+        said = f"{len(self.changed)} of {self.count} {change} the answer {self.label}"
         return f"{said} ({one}); the worst is {self.worst}"
 
     __repr__ = __str__
 
 
 def substitutions(
-    logits: Logits, tokens: Tensor, choices: Mapping[int, list[int]], *, words: int = 1, batch: int = 64
+    logits: Logits,
+    tokens: Tensor | Sequence[int],
+    choices: Mapping[int, Sequence[int] | Tensor],
+    *,
+    words: int = 1,
+    batch: int = 64,
 ) -> Substitutions:
     """Every exchange of one word, or of up to `words`, from the lists of `choices` {position: tokens}, run in
     batches: an exact answer needs no bound.
 
-    logits: the model on token numbers (batch, n), as it runs. tokens (n,): the sentence.
+    logits: the model on token numbers (batch, n), as it runs. tokens (n,): the sentence. A token that stands
+    at a position already is no exchange, and one that is listed twice counts once.
 
     Examples:
         >>> table = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
@@ -66,15 +73,20 @@ def substitutions(
         >>> regard.substitutions(logits, torch.tensor([0, 0]), {1: [1, 2]}).holds
         True
     """
-    _check(tokens, choices, words, batch)
+    sentence = _tokens(tokens)
+    lists = _choices(choices, sentence)
+    for name, value in (("words", words), ("batch", batch)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ArgumentError(name, f"is {value!r}", "give a whole number of at least 1")
+    words = min(words, len(lists))
     with torch.no_grad():
-        label = int(_checked(logits(tokens.unsqueeze(0)), 1)[0].argmax())
+        label = _label(logits, sentence)
         count = 0
         changed: list[dict[int, int]] = []
         worst: tuple[float, dict[int, int]] = (math.inf, {})
-        for group in _batches(_exchanges(choices, words), batch):
+        for group in _batches(_exchanges(lists, words), batch):
             count += len(group)
-            leads, others = outcomes(_checked(logits(_exchanged(tokens, group)), len(group)), label)
+            leads, others = outcomes(_logits(logits, _exchanged(sentence, group)), label)
             pairs = sorted(zip(leads, others, group, strict=True), key=lambda one: one[0])
             changed += [exchange for _, other, exchange in pairs if other]
             worst = min(worst, (pairs[0][0], pairs[0][2]), key=lambda pair: pair[0])
@@ -91,32 +103,67 @@ def outcomes(logits: Tensor, label: int) -> tuple[list[float], list[bool]]:
     return torch.where(broken, -math.inf, leads).tolist(), others.tolist()
 
 
-def _checked(found: Tensor, batch: int) -> Tensor:
-    """Logits of as many sentences as were asked about, between two classes or more."""
-    if found.ndim != 2 or len(found) != batch or found.shape[-1] < 2:
-        shape = f"gives shape {list(found.shape)} for {batch} sentences"
+def _label(logits: Logits, sentence: Tensor) -> int:
+    """The answer for the sentence itself, which must be the same each time."""
+    once, again = (_logits(logits, sentence.unsqueeze(0))[0] for _ in range(2))
+    if bool(once.isnan().any()):
+        raise ArgumentError("logits", "gives NaN for the sentence itself", "repair the model first")
+    if not torch.equal(once, again):
+        found = "gives something else for the same sentence the second time"
+        raise ArgumentError("logits", found, "call model.eval(), so that nothing is dropped at random")
+    return int(once.argmax())
+
+
+def _logits(logits: Logits, sentences: Tensor) -> Tensor:
+    """Of as many sentences as were asked about, between two classes or more."""
+    try:
+        found = logits(sentences)
+    except IndexError as error:
+        known = f"the model fails on tokens from {int(sentences.min())} to {int(sentences.max())}: {error}"
+        raise ArgumentError("choices", known, "give tokens of its vocabulary") from error
+    if found.ndim != 2 or len(found) != len(sentences) or found.shape[-1] < 2:
+        shape = f"gives shape {list(found.shape)} for {len(sentences)} sentences"
         raise ArgumentError(
             "logits", shape, "give a function to logits (batch, classes), two classes or more"
         )
     return found
 
 
-def _check(tokens: Tensor, choices: Mapping[int, list[int]], words: int, batch: int) -> None:
-    if tokens.ndim != 1 or tokens.dtype.is_floating_point or not len(tokens):
-        found = f"is {tokens.dtype} of shape {list(tokens.shape)}"
-        raise ArgumentError("tokens", found, "give token numbers (n,)")
-    if not choices or not all(choices.values()):
-        raise ArgumentError("choices", f"is {dict(choices)!r}", "give one or more tokens for each position")
-    wrong = [position for position in choices if not 0 <= position < len(tokens)]
+def _tokens(tokens: Tensor | Sequence[int]) -> Tensor:
+    """Token numbers of one sentence."""
+    try:
+        found = torch.as_tensor(tokens)
+    except (TypeError, ValueError, RuntimeError):
+        raise ArgumentError("tokens", f"is {tokens!r}", "give token numbers (n,)") from None
+    if found.ndim != 1 or found.dtype.is_floating_point or not len(found):
+        shape = f"is {found.dtype} of shape {list(found.shape)}"
+        raise ArgumentError("tokens", shape, "give token numbers (n,)")
+    return found
+
+
+def _choices(given: Mapping[int, Sequence[int] | Tensor], sentence: Tensor) -> dict[int, list[int]]:
+    """Other tokens than those that are there, each once."""
+    lists = {place: one.tolist() if isinstance(one, Tensor) else list(one) for place, one in given.items()}
+    if not lists or not all(lists.values()):
+        raise ArgumentError("choices", f"is {lists!r}", "give one or more tokens for each position")
+    wrong = [place for place in lists if not 0 <= place < len(sentence)]
     if wrong:
-        raise ArgumentError("choices", f"has the positions {wrong}", f"there are {len(tokens)} tokens")
-    for name, value in (("words", words), ("batch", batch)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ArgumentError(name, f"is {value!r}", "give a whole number of at least 1")
+        raise ArgumentError("choices", f"has the positions {wrong}", f"there are {len(sentence)} tokens")
+    every = [one for some in lists.values() for one in some]
+    odd = [one for one in every if isinstance(one, bool) or not isinstance(one, int)]
+    if odd:
+        raise ArgumentError("choices", f"has {odd[0]!r} among its tokens", "give token numbers")
+    found = dict[int, list[int]]()
+    for place, some in lists.items():
+        if others := [one for one in dict.fromkeys(some) if one != int(sentence[place])]:
+            found[place] = others
+    if not found:
+        raise ArgumentError("choices", "has nothing but the tokens that are there", "give others")
+    return found
 
 
 def _exchanges(choices: Mapping[int, list[int]], words: int) -> Iterator[dict[int, int]]:
-    for size in range(1, min(words, len(choices)) + 1):
+    for size in range(1, words + 1):
         for positions in itertools.combinations(sorted(choices), size):
             for chosen in itertools.product(*(choices[position] for position in positions)):
                 yield dict(zip(positions, chosen, strict=True))

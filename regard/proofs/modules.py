@@ -63,8 +63,13 @@ ACTIVATIONS: dict[type[nn.Module], Activation] = {nn.ReLU: Relu(), nn.SiLU: Silu
 @declare.rule(object)
 def _unknown(module: Any) -> Map:
     name = type(module).__name__
+    if type(module).__module__.startswith("transformers."):
+        known = "regard.decisions.loaded_on(directory, text) reads models of transformers"
+    else:
+        known = "give the part that is known, such as an nn.TransformerEncoder, and the rest as readout="
     raise Refusal(
-        f"what a {name} does is not known; say it with @declare.rule({name}) and a map of regard.maps"
+        f"what a {name} does is not known; {known}, or say it with @regard.declare.rule({name}) and a map of "
+        "regard.maps"
     )
 
 

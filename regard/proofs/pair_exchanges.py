@@ -57,7 +57,8 @@ class PairExchanges:
     changed: tuple[Exchange, ...]
 
     def __str__(self) -> str:
-        how = f"{self.proved} by {self.bounds} bounds, {self.count - self.proved} by running them"
+        bounds = "one bound" if self.bounds == 1 else f"{self.bounds} bounds"
+        how = f"{self.proved} proved by {bounds}, {self.count - self.proved} run"
         if self.holds:
             said = f"none of these {self.count} exchanges of up to two words changes the answer {self.label}"
             return f"{said}: {how}"
@@ -94,7 +95,8 @@ def exchange_pairs(
     check_sequence("x", x)
     _check(x, choices, batch, worth)
     with question():
-        search = _Search(classifier(model, readout, "exchange_pairs"), x.detach().double(), batch, worth)
+        found = classifier(model, x, readout, "exchange_pairs")
+        search = _Search(found, x.detach().double(), batch, worth)
         for place, embeddings in choices.items():
             search.run({place: embeddings.double()}, torch.arange(len(embeddings)).unsqueeze(-1))
         for first, second in itertools.combinations(sorted(choices), 2):
@@ -106,6 +108,9 @@ def _check(x: Tensor, choices: Mapping[int, Tensor], batch: int, worth: int) -> 
     if not choices:
         raise ArgumentError("choices", "is empty", "give embeddings (K, d) for one or more positions")
     for place, one in choices.items():
+        if not isinstance(one, Tensor):
+            remedy = "give embeddings (K, d) as a tensor; for token numbers there is regard.substitutions"
+            raise ArgumentError("choices", f"has a {type(one).__name__} at {place}", remedy)
         if not 0 <= place < len(x):
             raise ArgumentError("choices", f"has the position {place}", f"there are {len(x)} tokens")
         if one.ndim != 2 or not len(one) or one.shape[-1] != x.shape[-1]:

@@ -35,8 +35,8 @@ class Radius:
 
     value: proved, in the norm, for all moves that are no longer. attack: the shortest move that was found to
     change the decision, ∞ where none was. label: the decision. margin: by how much its logit leads. moved:
-    the inputs that the attack found. The proof is about the map in real arithmetic with the weights as they
-    are.
+    the inputs that the attack found. token: the only one that moves, None for all. The proof is about the map
+    in real arithmetic with the weights as they are.
 
     Examples:
         >>> from regard.maps import Affine, Compose
@@ -56,14 +56,20 @@ class Radius:
     norm: SequenceNorm
     certificate: Certificate
     hypotheses: tuple[Hypothesis, ...]
+    token: int | None = None
 
     def __str__(self) -> str:
         if self.value.ndim:
             lead = f"{self.value.numel()} radii, median {float(self.value.median()):.5g} proved"
-            return f"{lead}, {float(self.attack.median()):.5g} attacked, in {self.norm!r}"
-        below = round_down(float(self.value))
-        lines = [f"decision {int(self.label)} holds within {below} in {self.norm!r}"]
-        lines.append(f"  changed by an attack at {float(self.attack):.6g}")
+            told = "by one constant for all; more is proved of one sequence at a time"
+            return f"{lead}, {float(self.attack.median()):.5g} attacked, in {self.norm!r} ({told})"
+        below, which = round_down(float(self.value)), "" if self.token is None else f" of token {self.token},"
+        lines = [f"decision {int(self.label)} holds within {below}{which} in {self.norm!r}"]
+        if not float(self.margin) > 0:
+            lines = [f"two classes tie with decision {int(self.label)}, so that no radius is small enough"]
+        far = float(self.attack)
+        found = f"changed by an attack at {far:.6g}" if math.isfinite(far) else "no attack changed it"
+        lines.append(f"  {found}")
         return "\n".join(lines + [f"  {hypothesis}" for hypothesis in self.hypotheses])
 
     __repr__ = __str__
@@ -98,7 +104,7 @@ def certified_radius(
     _check_arguments(x, token, norm, steps)
     if not resolution > 1:
         raise ArgumentError("resolution", f"is {resolution!r}", "give a factor above 1")
-    found = classifier(model, readout, "certified_radius")
+    found = classifier(model, x.flatten(0, -3)[0] if x.ndim > 2 else x, readout, "certified_radius")
     whole = found.exact
     points = x.detach().double()
     logits = found.logits(points).detach()
@@ -111,7 +117,9 @@ def certified_radius(
     value = (Lower((margin - slack).clamp_min(0.0), 1) / (sides * Upper(certificate.value))).bound
     attack, moved = ShortestChange(whole, label, norm, token).find(points, steps)
     hypotheses: tuple[Hypothesis, ...] = (
-        checked(f"constant ≤ {certificate.value:.9g} by {certificate.theorem}"),
+        checked(f"constant ≤ {certificate.value:.9g} by {certificate.theorem}")
+        if math.isfinite(certificate.value)
+        else checked("no theorem bounds the constant for all inputs"),
         assumed(f"rounding of logits in float64 is below {ROUNDING:g} of the largest and one"),
     )
     if x.ndim == 2 and float(margin) > 0:
@@ -119,7 +127,7 @@ def certified_radius(
         if near is not None:
             value, certificate = torch.tensor(near[0], dtype=torch.float64), near[1]
             hypotheses = (checked(f"proved at this radius by {certificate.theorem}"), *certificate.hypotheses)
-    return Radius(value, attack, label, margin, moved, norm, certificate, hypotheses)
+    return Radius(value, attack, label, margin, moved, norm, certificate, hypotheses, token)
 
 
 TRIES = 14

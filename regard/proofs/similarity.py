@@ -17,7 +17,7 @@ from regard.norms import TokenMax
 from regard.proofs.ball_model.beginning import at_rest, by_orders
 from regard.proofs.ball_model.ellipsoids import longest, pushed
 from regard.proofs.ball_model.state import State
-from regard.proofs.classifier import Classifier, check_sequence, check_steps, classifier
+from regard.proofs.classifier import Classifier, check_held, check_sequence, check_steps, classifier
 from regard.proofs.decision import arithmetic_of, check_domain
 from regard.proofs.decision_attack import as_it_runs
 from regard.proofs.falsification import Witness
@@ -86,7 +86,8 @@ def certified_cosine(
     check_domain(domain, x)
     check_steps(steps)
     with question():
-        found = classifier(model, readout, "certified_cosine")
+        found = classifier(model, x, readout, "certified_cosine")
+        check_held(x, found.dtype)
         attack = _SmallestCosine(found, domain).find(steps)
         try:
             distance = _distance(found, domain)
@@ -95,7 +96,7 @@ def certified_cosine(
                 math.inf, domain, TokenMax(), NO_THEOREM, refused=(str(refusal),), quantity=QUANTITY
             )
             return Similarity(none, attack, f"the bounds say nothing about it: {refusal}")
-    hypotheses = (checked("the embedding is nowhere zero"), *arithmetic_of(found))
+    hypotheses = (checked("the embedding is nowhere zero"), *arithmetic_of(found, x))
     norm = getattr(domain, "norm", TokenMax())
     return Similarity(
         Certificate(float(distance), domain, norm, THEOREM.cited, hypotheses, quantity=QUANTITY), attack
@@ -116,6 +117,8 @@ def _slope(state: State, still: State) -> Upper:
     """
     g = still.center[0]
     length = lengths_below(g)
+    if not float(length) > 0:
+        raise Refusal("the embedding of x itself may be zero, and a zero vector has no cosine")
     away = computed_lengths(state.center[0] - g) * (1 + Upper(2.0**-50))
     along = away + _along(state, g, length)
     across = away + _across(state, g)

@@ -11,6 +11,7 @@ from torch.nn.functional import normalize as of_length_one
 import regard as r
 from regard import maps
 from regard._upper import exact
+from regard.nonexpansive import MixTokens
 from regard.proofs.ball_model import batches
 from regard.proofs.ball_model import network as stack
 from regard.proofs.ball_model.attention import attend
@@ -396,3 +397,62 @@ def test_groups_become_one():
     one = joint_of(no_groups(N, WIDE), root @ root.mT)
     assert one.matrix[:WIDE, WIDE:].abs().max() == 0
     assert all(is_at_least(*pair) for pair in zip(one.own, root @ root.mT, strict=True))
+
+
+# Sums of maps, in which an ellipsoid of all tokens is one of two summands
+
+
+def even(width):
+    """A layer whose derivative at zero is zero: all that moves is a remainder."""
+    eye = torch.eye(width, dtype=D)
+    return maps.feed_forward(maps.Gelu(), torch.cat([eye, -eye], 1), torch.cat([eye, eye]))
+
+
+def summed():
+    """Networks in which groups of one origin are added to what attention made of them."""
+    g = generator(40)
+    around, another = (maps.Residual(attention(g, WIDE)) for _ in range(2))
+    wide = maps.Affine(10 * torch.eye(WIDE, dtype=D))
+    return {
+        "before": maps.Added((wide, around)),
+        "after": maps.Added((around, wide)),
+        "both": maps.Added((around, another)),
+        "twice": maps.Residual(around),
+        "inside": maps.Residual(maps.Compose((around, wide))),
+        "within": maps.Residual(maps.Added((attention(g, WIDE), around))),
+    }
+
+
+@pytest.mark.parametrize("apart", [0, stack.APART])
+@pytest.mark.parametrize("kind", summed())
+def test_sums_hold_what_both_summands_move(kind, apart, monkeypatch):
+    monkeypatch.setattr(stack, "APART", apart)
+    net = maps.Compose((even(WIDE), summed()[kind]))
+    x = drawn(generator(41), N, WIDE)
+    x[0] = 0.0
+    domain = r.one_token(x, 0, 0.3)
+    far, still = 0.0, net(x)
+    for direction in torch.eye(WIDE, dtype=D):
+        moved = x.clone()
+        moved[0] += 0.3 * (1 - 1e-9) * direction
+        far = max(far, float((net(moved) - still).norm()))
+    bounds = [float(one.value) for one in ball_model(net, domain, r.Frobenius())]
+    assert far <= min(bounds)
+    assert min(bounds) < 3 * far
+
+
+def test_a_decision_is_not_made_of_half_a_sum(monkeypatch):
+    """A gradient that vanishes at the input finds nothing; the proof must not say more than that."""
+    monkeypatch.setattr(stack, "APART", 0)
+    net = maps.Compose((even(WIDE), summed()["before"]))
+    x = drawn(generator(41), N, WIDE)
+    x[0] = 0.0
+    moved = x.clone()
+    moved[0, 0] = 0.3 * (1 - 1e-9)
+    first = torch.eye(N, dtype=D)[:1]
+    gap = float((net(moved) - net(x))[0].sum())
+    weights = torch.tensor([[-1.0, 0.0]], dtype=D).expand(WIDE, -1)
+    readout = maps.Affine(weights, torch.tensor([float(net(x)[0].sum()) + 0.9 * gap, 0.0], dtype=D))
+    whole = maps.Compose((net, MixTokens(first), readout))
+    assert float(whole(x)[0, 0]) > 0 > float(whole(moved)[0, 0])
+    assert r.decide(whole, x, r.one_token(x, 0, 0.3)).holds is not True

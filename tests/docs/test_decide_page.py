@@ -37,7 +37,7 @@ def rows():
 def test_every_word_is_there_and_its_proof_holds():
     asked, found = shipped_on(TEXT), rows()
     label = _label(asked)[0]
-    model = classifier(asked.model, asked.readout)
+    model = classifier(asked.model, asked.x, asked.readout)
     assert [row[0] for row in found] == [asked.words[place] for place in asked.moving]
     for place, (_, proved, _, _) in zip(asked.moving, found, strict=True):
         radius = float(proved) / 100 * float(asked.x[place].norm())
@@ -51,9 +51,9 @@ def test_every_word_is_there_and_its_proof_holds():
 def test_attacks_and_typos_come_out_as_it_says():
     asked = shipped_on(TEXT)
     label = _label(asked)[0]
-    whole = classifier(asked.model, asked.readout).exact
+    whole = classifier(asked.model, asked.x, asked.readout).exact
     for place, (word, _, attack, typos) in zip(asked.moving, rows(), strict=True):
         found, _ = ShortestChange(whole, torch.tensor(label), r.Frobenius(), place).find(asked.x, 30)
-        assert percent(float(found) / float(asked.x[place].norm())) == attack
+        assert percent(float(found) / float(asked.x[place].norm()), up=True) == attack
         answer = WordAnswer(place, word, 1.0, 0.0, 0.0, "", _typos(asked, place, label))
         assert script().counted(answer) == typos

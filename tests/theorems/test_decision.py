@@ -9,7 +9,7 @@ from torch import nn
 import regard as r
 from regard.errors import ArgumentError
 from regard.maps import Affine, Compose
-from regard.nonexpansive import MixTokens
+from regard.nonexpansive import MixTokens, Pool
 from regard.proofs.decision_attack import inside
 from tests.ball_model.networks import D, drawn, network, sequence
 
@@ -155,7 +155,7 @@ def test_the_second_order_decides_where_the_first_does_not():
 
     model, readout = classifier(5)
     x = sequence(5)
-    found = of(model, readout)
+    found = of(model, x, readout)
     label = (int(found.logits(x).argmax()),)
     state = start(r.one_token(x, 1, 0.05))
     first, second = _least(found, state, label)[0], _least(found, second_order(state), label)[0]
@@ -238,9 +238,61 @@ def test_what_only_pads_takes_no_part():
 def test_a_readout_in_float64_for_a_model_in_float32():
     layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, activation="gelu", batch_first=True)
     model = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
-    x = sequence(0)
+    x = sequence(0).float()
     first = torch.eye(4, dtype=D)[:1]
     readout = Compose((MixTokens(first), Affine(drawn(torch.Generator().manual_seed(0), 8, 2))))
     found = r.decide(model, x, r.one_token(x, 1, 1e-4), readout=readout)
     assert found.holds is not False
-    assert any("float32" in str(one) for one in found.margin.hypotheses)
+    assert any("float32" in str(one) and "off by" in str(one) for one in found.margin.hypotheses)
+    far = r.decide(model, x, r.one_token(x, 1, 1.0), readout=readout)
+    assert far.attack.value < found.attack.value - 1e-3
+    wide = sequence(0)  # no input of a domain around it is one that float32 holds
+    with pytest.raises(ArgumentError, match="x: has numbers that float32"):
+        r.decide(model, wide, r.one_token(wide, 1, 1e-4), readout=readout)
+
+
+@pytest.mark.parametrize("tokens", [4, 1])
+def test_modules_that_take_tokens_before_batches(tokens):
+    """torch's own default: the same answers, attacks and runs as with batches first."""
+    first = torch.eye(tokens, dtype=D)[:1]
+    for seed in range(3):
+        torch.manual_seed(seed)
+        made = [nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=one) for one in (True, False)]
+        made[1].load_state_dict(made[0].state_dict())
+        both = [nn.TransformerEncoder(one, 2, enable_nested_tensor=False).double().eval() for one in made]
+        g = torch.Generator().manual_seed(seed)
+        x, readout = drawn(g, tokens, 8), Compose((MixTokens(first), Affine(drawn(g, 8, 3))))
+        domain = r.one_token(x, 0, 0.3)
+        one, other = (r.decide(model, x, domain, readout=readout) for model in both)
+        assert (one.holds, one.label) == (other.holds, other.label)
+        assert one.attack.value == pytest.approx(other.attack.value, rel=1e-9)
+        words = {0: drawn(g, 40, 8)} if tokens == 1 else {0: drawn(g, 12, 8), 2: drawn(g, 12, 8)}
+        one, other = (r.proofs.exchange_pairs(model, x, words, readout=readout) for model in both)
+        assert one.changed == other.changed
+
+
+class Doubled(nn.Linear):
+    """A module that is not what it is declared as."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def test_a_module_that_is_not_its_declaration_is_an_error():
+    r.declare.rule(Doubled)(lambda module: Affine(module.weight.detach().double().mT, None))
+    model, x = Doubled(8, 8, bias=False), sequence(0).float()
+    with pytest.raises(ArgumentError, match=r"model: differs by .* from what it is declared as"):
+        r.decide(model, x, r.one_token(x, 1, 0.1), readout=Compose((Pool(), Affine(torch.eye(8, dtype=D)))))
+
+
+def test_rounding_of_the_dtype_is_no_proof():
+    """Two classes that differ by less than bfloat16 keeps are not decided in it."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, activation="gelu", batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval().bfloat16()
+    x, w = sequence(0).bfloat16(), drawn(torch.Generator().manual_seed(1), 8, 2)
+    w[:, 1] = w[:, 0]
+    readout = Compose((Pool(), Affine(w, torch.tensor([0.0, 1e-4], dtype=D))))
+    found = r.decide(model, x, r.one_token(x, 1, 1e-5), readout=readout)
+    assert found.holds is not True
+    apart = Compose((Pool(), Affine(w, torch.tensor([0.0, 3.0], dtype=D))))
+    assert r.decide(model, x, r.one_token(x, 1, 1e-5), readout=apart).holds is True

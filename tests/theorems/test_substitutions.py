@@ -48,6 +48,11 @@ def test_every_exchange_is_run(words, batch):
         ({"choices": {}}, "choices"),
         ({"choices": {0: []}}, "choices"),
         ({"choices": {9: [1]}}, "positions"),
+        ({"choices": {0: [2.5]}}, r"choices: has 2\.5"),
+        ({"choices": {0: ["cat"]}}, "choices: has 'cat'"),
+        ({"choices": {0: [TOKENS[0].item()]}}, "nothing but the tokens that are there"),
+        ({"choices": {0: [10**6]}}, "choices: the model fails on tokens"),
+        ({"tokens": "a b"}, "tokens: is 'a b'"),
         ({"tokens": torch.zeros(3)}, "tokens"),
         ({"tokens": TOKENS.unsqueeze(0)}, "tokens"),
         ({"words": 0}, "words"),
@@ -58,6 +63,26 @@ def test_bad_lists_are_named(change, match):
     arguments = {"tokens": TOKENS, "choices": {0: [3]}, **change}
     with pytest.raises(ArgumentError, match=match):
         r.substitutions(logits, arguments.pop("tokens"), arguments.pop("choices"), **arguments)
+
+
+def test_lists_and_tensors_are_one_and_what_stands_there_is_no_exchange():
+    one = r.substitutions(logits, TOKENS, {0: [3, 4]}, words=3)
+    other = r.substitutions(
+        logits, TOKENS.tolist(), {0: torch.tensor([4, 3, 3, int(TOKENS[0])]), 1: [int(TOKENS[1])]}
+    )
+    assert (
+        (one.count, one.lead, one.worst) == (other.count, other.lead, other.worst) == (2, one.lead, one.worst)
+    )
+    assert one.words == 1
+
+
+def test_a_sentence_without_an_answer_is_an_error():
+    nothing = torch.full((1, 2), float("nan"))
+    with pytest.raises(ArgumentError, match="logits: gives NaN"):
+        r.substitutions(lambda tokens: nothing.expand(len(tokens), -1), TOKENS, {0: [3]})
+    drawn = torch.Generator().manual_seed(0)
+    with pytest.raises(ArgumentError, match=r"call model\.eval"):
+        r.substitutions(lambda tokens: torch.randn(len(tokens), 2, generator=drawn), TOKENS, {0: [3]})
 
 
 @pytest.mark.parametrize("shape", [(1,), (), (0,), (2, 2)])

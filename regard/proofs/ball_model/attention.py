@@ -11,7 +11,7 @@ from regard._enclosed import computed_lengths
 from regard._upper import Upper, exact, relative_error, total
 from regard.proofs.ball_model.batches import head_moves
 from regard.proofs.ball_model.ellipsoids import Sum, lifted, no_shape, pushed, trace_roots
-from regard.proofs.ball_model.groups import Groups
+from regard.proofs.ball_model.groups import Groups, no_groups
 from regard.proofs.ball_model.head_forms import curved, forms, shape_of_forms
 from regard.proofs.ball_model.heads import HeadMoves
 from regard.proofs.ball_model.joint import Joint, full
@@ -69,9 +69,17 @@ def attend(state: State, subject: MultiHead, residual: bool = False) -> State:
     rounding = relative_error(count + 8) * (computed_lengths(value) + _sizes_of(heads, subject.b_o))
     found = _mixed(rest, heads, mixer).ball(total(lost) + rounding)
     after = _with_forms(state, after, heads, written, found) if explicit else after.with_rest(found)
-    if residual:
-        after = added(state.nothing_left(), after)
+    after = _with_tokens(state, after) if residual else after
     return _passed(state, after, Passage(passing, mixer), residual) if passing else after
+
+
+def _with_tokens(state: State, after: State) -> State:
+    """x more, for a residual connection: J of `conjugated` has it already, and so has a `Passage`."""
+    tokens = state.nothing_left()
+    if not isinstance(after.groups, Joint):
+        return added(tokens, after)
+    bare = replace(after, groups=no_groups(*after.center.shape))
+    return replace(added(tokens, bare), groups=after.groups)
 
 
 def conjugated(heads: list[HeadMoves], mixer: Tensor, inner: Tensor) -> Joint:

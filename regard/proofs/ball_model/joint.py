@@ -209,4 +209,6 @@ def joint_of(groups: Groups, shape: Tensor) -> Joint:
     else:
         own = factor * known
     own = own + shape * (weight.bound / traces)[:, None, None]
-    return full(lower, own, relative_error(2 * flat.shape[-1] + 32) * weight.square())
+    held = computed_lengths(own.flatten(1)).norm()  # what is known may be more than the columns are
+    error = relative_error(2 * flat.shape[-1] + 32) * weight.square() + relative_error(4) * held
+    return full(lower, own, error)

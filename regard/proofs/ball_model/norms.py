@@ -71,7 +71,10 @@ def normalize(state: State, map: maps.Normalize) -> State:
     g = state.center - state.center.mean(-1, keepdim=True) if map.centered else state.center
     square = g.square().sum(-1)
     if not bool((square > 1e-200).all()):
-        raise Refusal("a norm layer gets a token that is constant, which it does not know how to scale")
+        raise Refusal(
+            "a norm layer gets a token that is constant, which it does not know how to scale; use a smaller "
+            "radius, or an eps above zero"
+        )
     token = Token(g, square, square / wide + float(map.eps), float(map.eps))
     moves = _Moves(state, token, map.centered)
     gamma = torch.ones(wide, dtype=torch.float64) if map.weight is None else map.weight

@@ -227,13 +227,10 @@ class State:
 
 def added(first: State, second: State) -> State:
     """The sum of two states of one origin; of groups of different names each has a ball of its own."""
-    if isinstance(second.groups, Joint):  # which holds what the other had
-        groups: Groups | Joint = second.groups
-    else:
-        first = first.with_columns()
-        if not torch.equal(first.columned.labels, second.columned.labels):
-            first, second = first.uncoupled(), second.uncoupled()
-        groups = first.columned.plus(second.columned)
+    first, second = first.with_columns(), second.with_columns()
+    if not torch.equal(first.columned.labels, second.columned.labels):
+        first, second = first.uncoupled(), second.uncoupled()
+    groups = first.columned.plus(second.columned)
     if first.center.shape != second.center.shape:
         raise Refusal("a sum of maps that give sequences of different shapes")
     curved = None
