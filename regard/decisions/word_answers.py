@@ -101,7 +101,7 @@ class Answers:
             return [f"{moved}the cosine to the original stays above {least} (proved; {seen})."]
         lines = [
             f"One word cannot change the answer “{self.label}” if it moves by at most {least} of its length "
-            f"(proved, the least is that of “{proved.word}”; {seen})."
+            f"(proved, least at “{proved.word}”; {seen})."
         ]
         typed = [one.typos for one in self.words if one.typos is not None]
         if typed:

@@ -14,11 +14,11 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from regard._progress import Bar
 from regard.dynamics.blow_up import BlowUpError
 from regard.dynamics.motion import Flow, Motion, Node
 from regard.dynamics.observables import Observable
 from regard.dynamics.observations import Observations
-from regard.dynamics.progress import Bar
 from regard.dynamics.showing import as_html
 from regard.errors import ArgumentError
 from regard.measure import Measure

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from regard._durations import spoken_time
+from regard._progress import Bar
 from regard._refused import Refused
 from regard.audits.store import Store
 from regard.compute.application import problem_of
@@ -27,7 +28,6 @@ from regard.dynamics import (
     resume,
 )
 from regard.dynamics.merging import merge_within
-from regard.dynamics.progress import Bar
 from regard.engines import Fourier
 from regard.flows.cells import DenseRegions
 from regard.flows.columns import ATOMS, COSINE, column_of

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard._progress import Bar
 from regard.errors import ArgumentError
 from regard.proofs.decision_attack import lead
 
@@ -84,12 +85,14 @@ def substitutions(
         count = 0
         changed: list[dict[int, int]] = []
         worst: tuple[float, dict[int, int]] = (math.inf, {})
-        for group in _batches(_exchanges(lists, words), batch):
-            count += len(group)
-            leads, others = outcomes(_logits(logits, _exchanged(sentence, group)), label)
-            pairs = sorted(zip(leads, others, group, strict=True), key=lambda one: one[0])
-            changed += [exchange for _, other, exchange in pairs if other]
-            worst = min(worst, (pairs[0][0], pairs[0][2]), key=lambda pair: pair[0])
+        with Bar(0, _how_many(lists, words), "exchange") as bar:
+            for group in _batches(_exchanges(lists, words), batch):
+                count += len(group)
+                leads, others = outcomes(_logits(logits, _exchanged(sentence, group)), label)
+                pairs = sorted(zip(leads, others, group, strict=True), key=lambda one: one[0])
+                changed += [exchange for _, other, exchange in pairs if other]
+                worst = min(worst, (pairs[0][0], pairs[0][2]), key=lambda pair: pair[0])
+                bar.reached(count)
     return Substitutions(not changed, label, words, count, worst[0], worst[1], tuple(changed))
 
 
@@ -167,6 +170,14 @@ def _exchanges(choices: Mapping[int, list[int]], words: int) -> Iterator[dict[in
         for positions in itertools.combinations(sorted(choices), size):
             for chosen in itertools.product(*(choices[position] for position in positions)):
                 yield dict(zip(positions, chosen, strict=True))
+
+
+def _how_many(choices: Mapping[int, list[int]], words: int) -> int:
+    """All exchanges: elementary symmetric polynomials of the lengths of lists."""
+    sums = [1] + [0] * words
+    for some in choices.values():
+        sums = [sums[0], *(sums[k] + sums[k - 1] * len(some) for k in range(1, words + 1))]
+    return sum(sums[1:])
 
 
 def _batches(items: Iterator[dict[int, int]], size: int) -> Iterator[list[dict[int, int]]]:

@@ -66,7 +66,7 @@ def _unknown(module: Any) -> Map:
     if type(module).__module__.startswith("transformers."):
         known = "regard.decisions.loaded_on(directory, text) reads models of transformers"
     else:
-        known = "give the part that is known, such as an nn.TransformerEncoder, and the rest as readout="
+        known = "give the part of it that is known, such as an nn.TransformerEncoder"
     raise Refusal(
         f"what a {name} does is not known; {known}, or say it with @regard.declare.rule({name}) and a map of "
         "regard.maps"

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard._check import finite
 from regard._enclosed import lengths
+from regard._progress import Bar
 from regard.domains import Radii
 from regard.errors import ArgumentError
 from regard.proofs.classifier import Classifier, check_sequence, classifier
@@ -96,11 +97,14 @@ def exchange_pairs(
     _check(x, choices, batch, worth)
     with question():
         found = classifier(model, x, readout, "exchange_pairs")
-        search = _Search(found, x.detach().double(), batch, worth)
-        for place, embeddings in choices.items():
-            search.run({place: embeddings.double()}, torch.arange(len(embeddings)).unsqueeze(-1))
-        for first, second in itertools.combinations(sorted(choices), 2):
-            search.pairs((first, choices[first].double()), (second, choices[second].double()))
+        sizes = [len(one) for one in choices.values()]
+        every = sum(sizes) + sum(one * other for one, other in itertools.combinations(sizes, 2))
+        with Bar(0, every, "exchange") as bar:
+            search = _Search(found, x.detach().double(), batch, worth, bar)
+            for place, embeddings in choices.items():
+                search.run({place: embeddings.double()}, torch.arange(len(embeddings)).unsqueeze(-1))
+            for first, second in itertools.combinations(sorted(choices), 2):
+                search.pairs((first, choices[first].double()), (second, choices[second].double()))
     return search.found()
 
 
@@ -130,6 +134,7 @@ class _Search:
     x: Tensor
     batch: int
     worth: int
+    bar: Bar
     count: int = 0
     proved: int = 0
     bounds: int = 0
@@ -167,7 +172,11 @@ class _Search:
             if leads[lowest] < self.least:
                 self.least = leads[lowest]
                 self.worst = dict(zip(words, group[lowest].tolist(), strict=True))
-        self.count += len(chosen)
+            self._done(len(group))
+
+    def _done(self, count: int) -> None:
+        self.count += count
+        self.bar.reached(self.count)
 
     def pairs(self, first: tuple[int, Tensor], second: tuple[int, Tensor]) -> None:
         """All pairs of two positions: sets of them are proved, split or run."""
@@ -180,7 +189,8 @@ class _Search:
                 continue
             sets = ((first[0], first[1][some]), (second[0], second[1][others]))
             if self._holds(sets):
-                self.count, self.proved = self.count + size, self.proved + size
+                self.proved += size
+                self._done(size)
             elif _width(sets[0][1]) >= _width(sets[1][1]):
                 waiting += [(some[part], others) for part in _halves(sets[0][1])]
             else:

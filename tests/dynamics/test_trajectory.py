@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import regard as r
+from regard import _progress as progress
 from regard.dynamics import (
     BlowUpError,
     Clusters,
@@ -27,7 +28,6 @@ from regard.dynamics import (
     Rescaled,
     RungeKutta,
     Sphere,
-    progress,
     resume,
 )
 from regard.maps import Affine, Compose, Gated, Heads, Map, Normalize, Relu, Residual, ToContext

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import regard as r
+from regard._progress import Bar
 from regard.dynamics import (
     BlowUpError,
     DormandPrince,
@@ -17,7 +18,6 @@ from regard.dynamics import (
     Sphere,
     resume,
 )
-from regard.dynamics.progress import Bar
 from regard.maps import Affine
 from regard.measure import Measure
 from tests.dynamics.systems import D, normal, on_sphere, sa

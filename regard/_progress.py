@@ -1,4 +1,4 @@
-"""A bar on standard error with the simulated time, for what takes longer than two seconds."""
+"""A bar on standard error for what takes longer than two seconds: a simulated time, or a count."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ PATIENCE = 2.0
 
 
 class Bar:
-    """Says how far the simulated time is. Shows nothing before PATIENCE, where standard error is no
-    terminal, or without rich.
+    """Says how far a number is, of which `what` says what it is. Shows nothing before PATIENCE, where
+    standard error is no terminal, or without rich.
     """
 
-    def __init__(self, start: float, until: float) -> None:
-        self._start, self._until, self._began = start, until, time.monotonic()
+    def __init__(self, start: float, until: float, what: str = "t =") -> None:
+        self._start, self._until, self._what, self._began = start, until, what, time.monotonic()
         self._shown: Any = None
         self._quiet = not sys.stderr.isatty()
 
     def reached(self, t: float) -> None:
-        """The simulated time is t."""
+        """The number is t."""
         if self._quiet:
             return
         if self._shown is None and time.monotonic() - self._began >= PATIENCE:
             self._show()
         if self._shown is not None:
             self._shown.update(
-                self._task, completed=t - self._start, description=f"t = {t:.4g} of {self._until:.4g}"
+                self._task,
+                completed=t - self._start,
+                description=f"{self._what} {_written(t)} of {_written(self._until)}",
             )
 
     def _show(self) -> None:
@@ -42,7 +44,7 @@ class Bar:
         self._shown = Progress(
             *columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True), transient=True
         )
-        self._task = self._shown.add_task("flow", total=self._until - self._start)
+        self._task = self._shown.add_task(self._what, total=self._until - self._start)
         self._shown.start()
 
     def __enter__(self) -> Bar:
@@ -51,3 +53,7 @@ class Bar:
     def __exit__(self, *error: object) -> None:
         if self._shown is not None:
             self._shown.stop()
+
+
+def _written(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:.4g}"
