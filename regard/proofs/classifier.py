@@ -120,7 +120,7 @@ def _declared(name: str, part: Any, verb: str) -> Any:
     try:
         return declare.one(part)
     except Refusal as refusal:
-        said = f"readout: {refusal}" if name == "readout" else f"{refusal}; the rest goes into readout="
+        said = f"readout: {refusal}" if name == "readout" else str(refusal)
         raise RefusalError(verb, [said]) from None
 
 

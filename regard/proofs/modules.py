@@ -66,7 +66,7 @@ def _unknown(module: Any) -> Map:
     if type(module).__module__.startswith("transformers."):
         known = "regard.decisions.loaded_on(directory, text) reads models of transformers"
     else:
-        known = "give the part of it that is known, such as an nn.TransformerEncoder"
+        known = "give a part of it that is known, such as its encoder (decide takes the rest as readout=)"
     raise Refusal(
         f"what a {name} does is not known; {known}, or say it with @regard.declare.rule({name}) and a map of "
         "regard.maps"
