@@ -5,6 +5,8 @@ and the remedy.
 from __future__ import annotations
 
 import math
+from operator import index
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
@@ -149,3 +151,13 @@ def between(name: str, value: float, low: float, high: float) -> None:
     """A number strictly between two others."""
     if not (isinstance(value, (int, float)) and low < value < high):
         raise ArgumentError(name, f"is {value}", f"give a number between {low:g} and {high:g}")
+
+
+def whole_number(name: str, value: object, remedy: str) -> int:
+    """An integer of Python, numpy or torch, and no truth value."""
+    try:
+        if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+            raise TypeError
+        return index(value)
+    except TypeError:
+        raise ArgumentError(name, f"is {value!r}", remedy) from None

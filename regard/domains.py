@@ -307,11 +307,12 @@ def one_token(points: Tensor | Measure, index: int, radius: float) -> Radii:
         [0.0, 0.5, 0.0]
     """
     tokens = _sequence(points)
-    if isinstance(index, bool) or not isinstance(index, int) or not -len(tokens) <= index < len(tokens):
-        raise ArgumentError("index", f"is {index!r}", f"give the position of one of {len(tokens)} tokens")
+    place = _check.whole_number("index", index, f"give the position of one of {len(tokens)} tokens")
+    if not -len(tokens) <= place < len(tokens):
+        raise ArgumentError("index", f"is {place}", f"there are {len(tokens)} tokens")
     _radius("radius", float(radius))
     radii = torch.zeros(len(tokens), dtype=torch.float64)
-    radii[index] = radius
+    radii[place] = radius
     return Radii(points, radii)
 
 

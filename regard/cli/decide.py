@@ -107,16 +107,16 @@ def _answers(asked: Asked, radius: float, resolution: float, kept: Kept | None) 
 
     known = 0 if kept is None else len(kept.words)
     if known:
-        terminal.say(
-            terminal.messages(), f"{known} of {len(asked.moving)} words are known from an earlier run"
-        )
+        said = f"known from an earlier run: {known} of {len(asked.moving)} words"
+        terminal.say(terminal.messages(), said)
     try:
         with terminal.Bars(terminal.messages(), [len(asked.moving)]) as bars:
             watched = partial(_watched, asked, bars)
             return answers(asked, watched, radius=radius, resolution=resolution, kept=kept)
     except KeyboardInterrupt:
         count = 0 if kept is None else len(kept.words)
-        more = f"; {count} words are kept: the same command continues" if count else ""
+        words = "1 word is" if count == 1 else f"{count} words are"
+        more = f"; {words} kept: the same command continues" if count else ""
         terminal.say(terminal.messages(), f"regard: stopped{more}")
         raise typer.Exit(STOPPED) from None
 

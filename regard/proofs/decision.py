@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from operator import index
-from typing import Any, SupportsIndex
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from regard._check import whole_number
 from regard.certificate import Certificate, Hypothesis, round_down, round_up
 from regard.domains import Hull, Near
 from regard.errors import ArgumentError
@@ -146,12 +146,10 @@ def _labels(label: int | Sequence[int] | None, logits: Tensor) -> tuple[int, ...
         return (int(logits.argmax(-1)),)
     given = label.tolist() if isinstance(label, Tensor) else label
     given = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
-    labels = tuple(
-        index(one) for one in given if isinstance(one, SupportsIndex) and not isinstance(one, bool)
-    )
+    remedy = f"give one class of 0 … {classes - 1}, or several different ones, but not all"
+    labels = tuple(whole_number("label", one, remedy) for one in given)
     outside = [one for one in labels if not 0 <= one < classes]
-    if outside or len(labels) != len(given) or not 0 < len(set(labels)) == len(labels) < classes:
-        remedy = f"give one class of 0 … {classes - 1}, or several different ones, but not all"
+    if outside or not 0 < len(set(labels)) == len(labels) < classes:
         raise ArgumentError("label", f"is {label!r}", remedy)
     return labels
 

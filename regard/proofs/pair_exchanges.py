@@ -59,7 +59,8 @@ class PairExchanges:
 
     def __str__(self) -> str:
         bounds = "one bound" if self.bounds == 1 else f"{self.bounds} bounds"
-        how = f"{self.proved} proved by {bounds}, {self.count - self.proved} run"
+        some = f"{self.proved} proved by {bounds}, {self.count - self.proved} run"
+        how = some if self.bounds else "all run"
         if self.holds:
             said = f"none of these {self.count} exchanges of up to two words changes the answer {self.label}"
             return f"{said}: {how}"

@@ -189,8 +189,8 @@ def _check_arguments(x: Tensor, token: int | None, norm: SequenceNorm, steps: in
     _check.finite("x", x)
     if not isinstance(norm, SequenceNorm):
         raise ArgumentError("norm", f"is {norm!r}", "give Frobenius(), TokenMax(), TokenSum() or EntryMax()")
-    if token is not None and (isinstance(token, bool) or not isinstance(token, int)):
-        raise ArgumentError("token", f"is {token!r}", "give the position of a token, or None for all")
+    if token is not None:
+        _check.whole_number("token", token, "give the position of a token, or None for all")
     if token is not None and not -x.shape[-2] <= token < x.shape[-2]:
         raise ArgumentError("token", f"is {token}", f"there are {x.shape[-2]} tokens")
     check_steps(steps)

@@ -49,6 +49,11 @@ def test_a_thorough_audit_is_of_texts(failed, model, other):
     assert failed("audit", model, "--thorough", other).startswith("regard: --thorough: is given with --")
 
 
+def test_a_quick_audit_names_checks_that_it_does_not_have(failed, model):
+    said = failed("audit", model, "--quick", "--checks", "rows,decision")
+    assert said.startswith("regard: --quick: is given with decision, of which there is no quick form")
+
+
 def test_help_teaches():
     text = regard("--help").stdout
     assert all(f"regard {command}" in text for command in ("audit", "compare", "checks"))

@@ -16,7 +16,7 @@ from regard.decisions.budget import Spent, blocks, budget
 from regard.decisions.depth_chart import depth_chart
 from regard.decisions.page import html
 from regard.decisions.reviews import is_kept_back, sentences, typos
-from regard.decisions.word_answers import percent
+from regard.decisions.word_answers import Answers, WordAnswer, percent, shown_attack, shown_proved
 from regard.errors import ArgumentError
 
 SENTENCE = "the soup was dull ."
@@ -120,11 +120,27 @@ def test_the_page_says_it_and_runs_no_text(found):
     assert page.count("<polyline") == 2
 
 
-def test_numbers_are_never_rounded_up():
-    for value in (0.0123456, 1e-5, 0.5, 0.99999, 3.2e-7):
-        assert float(percent(value).split()[0]) <= 100 * value
-        assert float(percent(value).split()[0]) >= 100 * value * 0.99
+def test_proofs_are_rounded_down_and_attacks_up():
+    for value in (0.0123456, 1e-5, 0.5, 0.99999, 3.2e-7, 1.0, 8.09858):
+        low, high = (float(percent(value, up).split()[0]) for up in (False, True))
+        assert 0.99 * 100 * value <= low <= 100 * value <= high <= 1.01 * 100 * value
     assert percent(0.0) == "0 %"
+    assert percent(73.2) == "7,320 %"
+    assert percent(0.5, up=True) == percent(0.5) == "50 %"
+
+
+def test_where_nothing_is_proved_nothing_is_called_so():
+    told = "the embedding may lose nine tenths of its length; use a smaller radius"
+    words = [WordAnswer(1, "warm", 2.0, -1.0, 0.9961101, told), WordAnswer(2, "film", 2.0, 0.5, 0.98)]
+    found = Answers("embedding", "a model", "warm film", "", 0.0, 0.5, words, ["", "warm", "film"])
+    (said,) = found.sentences()
+    assert "nothing is proved about the cosine to the original at “warm”" in said
+    assert told in said
+    assert [shown_proved(found, one) for one in words] == ["open", "0.500000"]
+    assert shown_attack(found, words[0]) == "0.996111"
+    page = html(found)
+    assert "why nothing is proved" in page
+    assert "typos of one letter" not in page
 
 
 def test_the_command(tmp_path):
@@ -272,6 +288,25 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch, found):
     assert Kept(tmp_path, question).get(found.words[0].place) is None
     first.remove()
     assert not (tmp_path / ".words.json").exists()
+
+
+def test_a_command_that_is_stopped_says_what_it_kept(tmp_path, monkeypatch, found):
+    from regard.decisions import word_answers
+
+    def stop(asked, place, *more):
+        if place == asked.moving[1]:
+            raise KeyboardInterrupt
+        return replace(found.words[0], place=place)
+
+    command = ["decide", "--text", SENTENCE, "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(word_answers, "_word", stop)
+    ran = CliRunner().invoke(application(), command)
+    assert ran.exit_code == 130
+    assert "stopped; 1 word is kept" in ran.output.replace("\n", " ")
+    monkeypatch.setattr(word_answers, "_word", lambda a, place, *more: replace(found.words[0], place=place))
+    ran = CliRunner().invoke(application(), command)
+    assert ran.exit_code == 0
+    assert "known from an earlier run: 1 of 4 words" in ran.output.replace("\n", " ")
 
 
 def test_random_is_not_used_by_the_grammar():
