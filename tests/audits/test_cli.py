@@ -162,7 +162,7 @@ def test_an_audit_in_a_pipe(model, tmp_path):
 def test_a_first_look_is_at_one_text(model, tmp_path, monkeypatch):
     """Also where none was given, and there are ten that come with the package."""
     monkeypatch.setattr(
-        sys, "argv", ["regard", "audit", str(model), "--quick", *QUICK, "--out", str(tmp_path)]
+        sys, "argv", ["regard", "audit", str(model), "--quick", "--checks", "rows", "--out", str(tmp_path)]
     )
     with pytest.raises(SystemExit) as done:
         main()
