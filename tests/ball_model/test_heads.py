@@ -7,6 +7,7 @@ import torch
 
 import regard as r
 from regard._upper import exact, relative_error
+from regard.proofs.ball_model import score_moves
 from regard.proofs.ball_model.batches import head_moves
 from regard.proofs.ball_model.beginning import at_rest
 from regard.proofs.ball_model.groups import Groups, no_groups
@@ -17,7 +18,7 @@ from regard.proofs.ball_model.rows import Row
 from regard.proofs.ball_model.state import State
 from regard.proofs.subject import subject_of
 from tests.ball_model.networks import D, drawn
-from tests.coarse import coarse, representable
+from tests.coarse import coarse, large_unit, representable
 
 N, WIDE, MOVING = 2, 2, 2
 
@@ -119,9 +120,13 @@ def test_facts_of_a_head_in_few_digits(kind):
         assert bool((many.values.value.norm(dim=-1) <= values).all())
 
 
+@pytest.mark.parametrize("explicit", [score_moves.EXPLICIT, 0])
 @pytest.mark.parametrize("kind", CASES)
-def test_an_attention_of_width_one_holds_its_values_in_few_digits(kind):
-    """Along u and what groups share; fresh groups and ellipsoids are at rest."""
+def test_an_attention_of_width_one_holds_its_values_in_few_digits(kind, explicit, monkeypatch):
+    """Along u and what groups share; fresh groups and ellipsoids are at rest. With and without the second
+    order written out.
+    """
+    monkeypatch.setattr(score_moves, "EXPLICIT", explicit)
     parts, sizes = CASES[kind]
     for seed in range(3):
         g = generator(seed)
@@ -137,6 +142,20 @@ def test_an_attention_of_width_one_holds_its_values_in_few_digits(kind):
             one = torch.ones(1, 1, 1, dtype=D)
             most = (after.shape.squeeze(-1).clamp_min(0.0).sqrt() + fresh.reach(one).bound).squeeze(-1)
             assert bool(((value - found).squeeze(-1).abs() <= most).all())
+
+
+@pytest.mark.parametrize("explicit", [score_moves.EXPLICIT, 0])
+def test_what_rounding_hides_is_there_however_the_second_order_is_bounded(explicit, monkeypatch):
+    """Tokens that do not move: with a large unit of rounding nothing else is in the ellipsoids."""
+    monkeypatch.setattr(score_moves, "EXPLICIT", explicit)
+    g = generator(4)
+    state, map = state_of(g, center=1.0), attention(g)
+    with large_unit(2.0**-30):
+        found = through.one(map, state).shape[:, 0, 0]
+        (head,) = head_moves(state, subject_of(map))
+        least = head.lost.bound.square()
+    assert bool((found >= least).all())
+    assert bool((found < 4 * least).all())
 
 
 def test_laws_of_many_tokens_in_few_digits():
