@@ -380,6 +380,16 @@ def test_it_is_taken_where_there_is_much_to_hold(monkeypatch):
     assert not isinstance(through.one(map, some).groups, Joint)
 
 
+def test_it_has_columns_again_where_these_are_not_too_many(monkeypatch):
+    """2(nd)²d products are those of its own columns, and of ellipsoids that are left of tokens."""
+    g = generator(11)
+    x, map = drawn(g, N, WIDE), maps.Residual(attention(g, WIDE))
+    state, _ = state_with(g, x, 0.1, radius=0.1)
+    for apart, joint in ((2 * (N * WIDE) ** 2 * WIDE, False), (2 * (N * WIDE) ** 2 * WIDE - 1, True)):
+        monkeypatch.setattr(stack, "APART", apart)
+        assert isinstance(through.one(map, state).groups, Joint) is joint
+
+
 def test_products_of_columns_are_off_by_their_rounding():
     """2k + 32 units of |B|_F² in every direction, for k columns of one group."""
     g, unit, count = generator(15), 2.0**-30, 5

@@ -33,8 +33,10 @@ OPEN, KEPT = 36_000_000, 18_000_000
 """How many numbers groups may hold in attention and after it; the shortest columns go on as ellipsoids of
 single tokens.
 """
-APART, WIDEST = 4_000_000, 4_096
-"""From how many numbers on groups become one, where all tokens together have at most so many coordinates."""
+APART, WIDEST = 1_200_000_000, 4_096
+"""From how many products on, of columns with the coordinates of all tokens and of one, groups become one,
+where all tokens together have at most so many coordinates.
+"""
 NEGLIGIBLE = 1e-18
 """What is left of ellipsoids in comparison with groups, in squares, that is not opened again."""
 
@@ -62,24 +64,30 @@ def shared(state: State, together: bool = False) -> State:
 def _in_one_ball(state: State) -> State | None:
     n, width, columns = state.groups.shape
     size, parts = n * width, (state.columned, state.shape)
-    if (columns + size) * size <= APART and state.groups.beside is None:
+    if not _is_much(columns, size, width) and state.groups.beside is None:
         return None
     alone = size > WIDEST or state.groups.beside is not None
     groups = gathered(*parts) if alone else joint_of(*parts).factored()
     return None if groups is None else replace(state, groups=groups, shape=no_shape(n, width))
 
 
+def _is_much(columns: int, size: int, width: int) -> bool:
+    """Whether so many columns, and those of ellipsoids of all tokens, are too much work."""
+    return (columns + size) * size * width > APART
+
+
 def _jointly(state: State) -> State | None:
     """With groups and ellipsoids as one ellipsoid of all tokens, where they hold many numbers, for an
-    attention with nothing but a residual connection around it.
+    attention with nothing but a residual connection around it. Where its own columns would not be too many
+    again, it is better to have them: what is added then stays apart for some layers.
     """
     n, width, columns = state.groups.shape
     size = n * width
-    if not state.inputs.width or not (columns or state.has_shape):
+    if not state.inputs.width or not (columns or state.has_shape) or not _is_much(size, size, width):
         return None
     if isinstance(state.groups, Joint):
         groups = state.groups.joined(state.shape)
-    elif state.groups.beside is None and size <= WIDEST and (columns + size) * size > APART:
+    elif state.groups.beside is None and size <= WIDEST and _is_much(columns, size, width):
         groups = joint_of(state.groups, state.shape)
     else:
         return None
