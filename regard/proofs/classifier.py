@@ -144,7 +144,7 @@ def _is_crosswise(name: str, module: nn.Module, map: Any, x: Tensor) -> bool:
     eps, apart = torch.finfo(kind).eps, []
     for crosswise in (False, True):
         with torch.no_grad():
-            found = _in_batches(module, both.to(kind), crosswise)
+            found = _in_batches(module, both, crosswise)
         if found.shape == expected.shape:
             apart.append(float((found.double() - expected).abs().max()))
             if apart[-1] <= 4 * eps**0.5 * float(expected.abs().max()) + 16 * eps:
@@ -175,9 +175,12 @@ def _run(part: Any, value: Tensor, crosswise: bool) -> Tensor:
 
 
 def _in_batches(module: nn.Module, batch: Tensor, crosswise: bool) -> Tensor:
-    """A module on sequences (batch, n, d)."""
-    found: Tensor = module(batch.transpose(0, 1)).transpose(0, 1) if crosswise else module(batch)
-    return found
+    """A module on sequences (batch, n, d), in its own dtype."""
+    kind = next((weight.dtype for weight in module.parameters()), batch.dtype)
+    given = batch.to(kind).transpose(0, 1) if crosswise else batch.to(kind)
+    alone = isinstance(module, nn.MultiheadAttention)  # which is told queries, keys and values
+    found: Tensor = module(given, given, given, need_weights=False)[0] if alone else module(given)
+    return found.transpose(0, 1) if crosswise else found
 
 
 def _flat(map: Any) -> tuple[Any, ...]:

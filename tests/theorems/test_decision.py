@@ -271,6 +271,21 @@ def test_modules_that_take_tokens_before_batches(tokens):
         assert one.changed == other.changed
 
 
+def test_attention_alone_and_readouts_in_another_dtype():
+    """A module of torch that is told queries, keys and values; and modules of two dtypes."""
+    torch.manual_seed(0)
+    x = sequence(0).float()
+    model, last = nn.MultiheadAttention(8, 2), nn.Linear(8, 8).double()
+    readout = Compose((Pool(), Affine(torch.eye(8, dtype=D))))
+    found = r.decide(model, x, r.one_token(x, 1, 1e-3), readout=readout)
+    assert found.label == (int((model(x, x, x)[0].mean(0)).argmax()),)
+    assert r.certified_radius(model, x, 1, readout=readout).value > 0
+    with pytest.raises(ArgumentError, match=r"readout: gives \[4, 8\]"):
+        r.decide(model, x, r.one_token(x, 1, 1e-3), readout=last)
+    with pytest.raises(ArgumentError, match=r"model: does not take \[4, 6\]"):
+        r.decide(model, x[:, :6], r.one_token(x[:, :6], 1, 1e-3), readout=readout)
+
+
 class Doubled(nn.Linear):
     """A module that is not what it is declared as."""
 
