@@ -123,6 +123,8 @@ def _coverage(report: Report) -> str:
         f"{len(report.covered)} of {_count_of(len(report.coverage), 'attention layer')} covered, "
         f"{_count_of(heads, 'head')}, {inputs}."
     )
+    if report.random_tokens:
+        text += " **The inputs are random tokens of its vocabulary: no finding is an alarm.**"
     if report.observed:
         text += f" {len(report.observed)} of them observed, not declared: nothing is proved about these."
     return "\n".join(

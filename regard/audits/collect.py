@@ -68,7 +68,7 @@ def collect(run: Measured, partial: str) -> Report:
         model=_model(run),
         settings={"checks": [check.name for check in run.checks], "arithmetic": str(_arithmetic(run))},
         partial=partial,
-        inputs=[InputEntry(item.name, item.tokens, item.cut, item.unknown) for item in run.inputs],
+        inputs=[_entry(item) for item in run.inputs],
         coverage=list(known.values()),
         columns=[column for check in run.checks for column in check.columns],
         rows=rows,
@@ -76,6 +76,10 @@ def collect(run: Measured, partial: str) -> Report:
         skipped=gathering.skipped,
         twin=twin.get("columns", {}),
     )
+
+
+def _entry(item: Input) -> InputEntry:
+    return InputEntry(item.name, item.tokens, item.cut, item.unknown, item.repair, item.random)
 
 
 class _Gathering:

@@ -14,7 +14,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from regard.audits.samples import unknown_share
+from regard.audits.changes import Reading
+from regard.audits.samples import LOWER_CASED, UNKNOWN, RandomTokens, loses_capitals, repair_of, unknown_share
 from regard.errors import ArgumentError
 
 FILES = (".txt", ".md", ".csv", ".tsv", ".json", ".jsonl")
@@ -24,21 +25,13 @@ ENDLESS = 10**9
 
 
 @dataclass(frozen=True)
-class Word:
-    """A word of a text: where it is, and the tokens it became."""
-
-    start: int
-    end: int
-    tokens: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Input:
-    """One sequence: the keyword arguments of the model, names of its tokens, and for texts its words and how
-    to encode another.
+    """One sequence: the keyword arguments of the model, names of its tokens, and for texts their units and
+    how to encode another.
 
     cut: whether the text was longer than the model takes, and was cut off; unknown: the share of tokens that
-    the tokenizer does not know.
+    the tokenizer does not know, and repair: what makes it know them; random: whether the tokens were drawn at
+    random.
     """
 
     index: int
@@ -46,10 +39,12 @@ class Input:
     options: dict[str, Any]
     tokens: list[str]
     text: str | None = None
-    words: tuple[Word, ...] = ()
+    reading: Reading | None = None
     encode: Callable[[str], dict[str, Any]] | None = None
     cut: bool = False
     unknown: float = 0.0
+    repair: str = ""
+    random: bool = False
 
 
 def texts_of(values: Sequence[str]) -> list[str]:
@@ -95,32 +90,33 @@ def inputs_of(model: nn.Module, items: Sequence[Any], tokenizer: Any) -> list[In
         for options, text in _options(model, item, tokenizer, position):
             names = _tokens(options, tokenizer)
             encode = None if text is None else (lambda other: _encode(model, tokenizer, other))
-            words = () if text is None else _words(tokenizer, text, _longest(model, tokenizer))
+            reading = None if text is None else Reading.of(text, tokenizer, _longest(model, tokenizer))
             cut = (
                 text is not None
                 and len(tokenizer(text, verbose=False)["input_ids"]) > options[ids_name(model)].shape[-1]
             )
             unknown = unknown_share(tokenizer, _ids(options))
             name = text or f"input {len(found) + 1}"
-            found.append(Input(len(found), name, options, names, text, words, encode, cut, unknown))
+            repair = repair_of(tokenizer, text) if text is not None and unknown > UNKNOWN else ""
+            random = isinstance(item, RandomTokens)
+            found.append(
+                Input(len(found), name, options, names, text, reading, encode, cut, unknown, repair, random)
+            )
     return found
 
 
-def _words(tokenizer: Any, text: str, longest: int | None) -> tuple[Word, ...]:
-    """The words of a text with their tokens; none where the tokenizer does not say which token is from
-    where.
-    """
-    if not getattr(tokenizer, "is_fast", False):
-        return ()
-    spans = tokenizer(text, return_offsets_mapping=True, truncation=longest is not None, max_length=longest)[
-        "offset_mapping"
+def notes_on(inputs: Sequence[Input], tokenizer: Any) -> list[str]:
+    """What is wrong with how a tokenizer reads these inputs, with the repair; each repair once."""
+    worst: dict[str, Input] = {}
+    for item in sorted(inputs, key=lambda item: item.unknown):
+        if item.repair:
+            worst[item.repair] = item
+    found = [
+        f"{round(100 * item.unknown)} % of the tokens of text {item.index + 1} are unknown to the tokenizer: "
+        + repair
+        for repair, item in worst.items()
     ]
-    found = []
-    for match in re.finditer(r"\w+", text):
-        own = tuple(i for i, (a, b) in enumerate(spans) if a < b and a < match.end() and b > match.start())
-        if own:
-            found.append(Word(match.start(), match.end(), own))
-    return tuple(found)
+    return found if found or tokenizer is None or not loses_capitals(tokenizer) else [LOWER_CASED]
 
 
 def _options(

@@ -103,6 +103,8 @@ def verdict(report: Report) -> Verdict:
     """One line for the reader who reads one line."""
     if not report.measured:
         return Verdict(ALARMING, "▲", "Nothing was measured")
+    if report.random_tokens:
+        return Verdict(NOTE, "○", "The inputs are random tokens of its vocabulary: no finding is an alarm")
     count = sum(finding.level == ALARMING for finding in findings(report))
     if count:
         return Verdict(ALARMING, "▲", f"{count} finding{'s are' if count != 1 else ' is'} alarming")

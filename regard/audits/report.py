@@ -26,13 +26,16 @@ compute.
 @dataclass(frozen=True)
 class InputEntry:
     """One input: its text or a name, its tokens where they have names, whether it was cut to what the model
-    takes, and the share of its tokens that the tokenizer does not know.
+    takes, the share of its tokens that the tokenizer does not know and what makes it know them, and whether
+    its tokens were drawn at random.
     """
 
     name: str
     tokens: list[str]
     cut: bool = False
     unknown: float = 0.0
+    repair: str = ""
+    random: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,11 @@ class Report:
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
     twin: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def random_tokens(self) -> bool:
+        """Whether inputs are random tokens, as the tokenizer knows none of the included texts."""
+        return any(entry.random for entry in self.inputs)
 
     @property
     def name(self) -> str:

@@ -23,7 +23,7 @@ from regard.audits.checks import Check
 from regard.audits.checks import checks as all_checks
 from regard.audits.checks.base import Measurable, Scene, Weights
 from regard.audits.collect import TWIN, collect
-from regard.audits.inputs import Input, inputs_of
+from regard.audits.inputs import Input, inputs_of, notes_on
 from regard.audits.memory import give_back
 from regard.audits.noticing import Noticed, learned, modules_of, notice, run_on, typical
 from regard.audits.places import Place, all_places, block_paths
@@ -87,6 +87,8 @@ def audit(
     """
     several: Any = [inputs] if isinstance(inputs, (str, Mapping, Tensor)) else inputs
     run = Audit(model, several, tokenizer=tokenizer, checks=checks, name=name, twin=twin, thorough=thorough)
+    for note in notes_on(run.inputs, tokenizer):
+        warnings.warn(note, stacklevel=2)
     run.measure(progress)
     report = run.report()
     if not report.coverage:
@@ -217,7 +219,7 @@ class Audit:
             _chain(blocks, trace),
             item.index,
             item.text,
-            item.words,
+            item.reading,
             item.encode,
             {} if watch is None else spots(watch.noticed),
             next((place.around for place in self.places if isinstance(place.around, str)), ""),

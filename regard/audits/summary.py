@@ -307,6 +307,11 @@ def _alarm(report: Report) -> Sentence | None:
     """Never calm where nothing was measured, nor about what was not."""
     if not report.measured:
         return say("Nothing was measured, so nothing can be said about this model.")
+    if report.random_tokens:
+        return say(
+            "The tokenizer knows none of the included texts, so the inputs are random tokens of its "
+            "vocabulary and no finding is an alarm. Give texts of its kind with --text."
+        )
     alarming = [finding for finding in findings(report) if finding.level == ALARMING]
     parts = [Sentence(one.what, one.numbers, one.names) for one in alarming]
     if parts:

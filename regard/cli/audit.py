@@ -25,8 +25,10 @@ STOPPED = 130
 """The exit status of a process that was interrupted."""
 UNITS = ".units"
 """Where results are kept below --out."""
-UNREAD = (
-    "the tokenizer does not know words: the included samples of the kind {} are used instead of sentences"
+UNREAD = "the tokenizer does not know words: the included {} are audited instead of sentences"
+DRAWN = (
+    "the tokenizer knows none of the included texts: random tokens of its vocabulary are audited, "
+    "and raise no alarm; give texts of its kind with --text"
 )
 
 HELP = """How regular is the attention of a trained model?
@@ -297,9 +299,10 @@ def _on_texts(
     checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: _Way
 ) -> Audit | StreamedAudit:
     from regard.audits import terminal
+    from regard.audits.inputs import notes_on
     from regard.audits.load import load_head, load_weights, tokenizer_of
     from regard.audits.run import Audit
-    from regard.audits.samples import DOMAINS, known_samples
+    from regard.audits.samples import DOMAINS, RANDOM, known_samples
     from regard.audits.streaming import StreamedAudit
     from regard.audits.twin import SMALL
 
@@ -330,7 +333,9 @@ def _on_texts(
             thorough=way.thorough,
         )
     if domain not in ("", DOMAINS[0]):
-        terminal.say(terminal.messages(), UNREAD.format(domain))
+        terminal.say(terminal.messages(), DRAWN if domain == RANDOM else UNREAD.format(domain))
+    for note in notes_on(run.inputs, tokenizer):
+        terminal.say(terminal.messages(), note)
     for item in run.inputs:
         if item.cut:
             terminal.say(

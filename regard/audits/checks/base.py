@@ -14,7 +14,7 @@ from regard._durations import spoken_time
 from regard.audits.adapters.base import Adapter, Block, Call, Matrices, NotCovered
 from regard.audits.adapters.norms import any_normalize
 from regard.audits.adapters.surroundings import may_turn
-from regard.audits.inputs import Word
+from regard.audits.changes import Reading, Unit
 from regard.audits.site import Site
 from regard.audits.watching import ObservedSite, Sight, Spot
 from regard.errors import ArgumentError
@@ -100,11 +100,16 @@ class Scene:
     blocks: list[Block]
     index: int
     text: str | None = None
-    words: tuple[Word, ...] = ()
+    reading: Reading | None = None
     encode: Callable[[str], dict[str, Any]] | None = None
     seen: dict[Spot, Sight] = field(default_factory=dict)
     alone: str = ""
     thorough: bool = False
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """The words of the text, or its tokens where it has no words."""
+        return () if self.reading is None else self.reading.units
 
     @cached_property
     def stacks(self) -> dict[str, list[Block]]:

@@ -49,7 +49,7 @@ def _asked(scene: Scene) -> Asked:
     from regard.decisions.asked import CLASSES, NEXT, Asked, kind_of
     from regard.decisions.networks import network_of
 
-    if not scene.words or "input_ids" not in scene.options:
+    if not scene.units or "input_ids" not in scene.options:
         raise ArgumentError("inputs", "are not texts", "give a text and a tokenizer to see what a word does")
     network, x = network_of(scene.model, scene.options)
     if x.numel() > LARGEST:
@@ -57,7 +57,7 @@ def _asked(scene: Scene) -> Asked:
         found = f"1 has {len(x)} tokens of width {x.shape[-1]}: a bound through six layers would take {taken}"
         remedy = f"give a first text with at most {LARGEST // x.shape[-1]} tokens, or call regard decide"
         raise ArgumentError("inputs", f"{found}, extrapolated from {NUMBERS:,} numbers", remedy)
-    moving = sorted({token for word in scene.words for token in word.tokens})
+    moving = sorted({token for word in scene.units for token in word.tokens})
     labels = getattr(getattr(scene.model, "config", None), "id2label", None) or {}
     kind = kind_of(scene.model)
     named = labels if kind in (CLASSES, NEXT) else {}

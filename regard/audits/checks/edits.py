@@ -12,6 +12,7 @@ from torch import Tensor
 from regard._enclosed import lengths
 from regard._heads import mix_heads
 from regard.audits.capture import entering
+from regard.audits.changes import typo
 from regard.audits.checks.base import (
     EXACT,
     LAYER,
@@ -28,7 +29,6 @@ from regard.audits.checks.base import (
     register,
     too_long,
 )
-from regard.audits.checks.misspecification import typo
 from regard.audits.site import Site
 from regard.domains import Edited, Radii, Vocabulary
 from regard.errors import ArgumentError
@@ -210,17 +210,19 @@ def misspelled(embed: Embedding, scene: Scene, site: Site) -> list[dict[str, Any
     it, with the name of the theorem.
     """
     found: list[dict[str, Any]] = []
-    for position, word in enumerate(scene.words):
-        other = typo(scene.text or "", word, position)
-        if other is None or scene.encode is None or len(found) == TYPOS:
+    reading, encode = scene.reading, scene.encode
+    if reading is None or encode is None:
+        return found
+    for word in reading.units:
+        other = typo(reading, word)
+        if other is None or len(found) == TYPOS:
             continue
-        ids = scene.encode(other)["input_ids"][0]
+        ids = encode(other)["input_ids"][0]
         edit = Rewritten(embed, site, ids)
         theorem, certified = edit.proved()
-        letters = (scene.text or "")[word.start : word.end]
         found.append(
             {
-                "word": letters,
+                "word": reading.letters(word),
                 "text": other,
                 "certified": certified,
                 "moved": edit.moved(),

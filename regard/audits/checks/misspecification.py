@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,45 +13,11 @@ import torch
 from torch import Tensor
 
 from regard.audits.capture import capture, output_tensor, tokens_in
+from regard.audits.changes import CHANGES
 from regard.audits.checks.base import EXACT, STACK, Check, Column, Result, Scene, register
 from regard.audits.checks.influence import INPUTS, token_influence
-from regard.audits.inputs import Word
 from regard.errors import ArgumentError
 from regard.transport import wasserstein
-
-REPLACEMENTS = ("table", "seven", "under", "green", "quickly", "river", "idea", "was")
-"""Words that stand in for others."""
-
-
-def typo(text: str, word: Word, position: int) -> str | None:
-    """Two neighboring letters change places."""
-    letters = text[word.start : word.end]
-    for at in sorted(range(len(letters) - 1), key=lambda i: abs(i - len(letters) // 2)):
-        if letters[at] != letters[at + 1]:
-            swapped = letters[:at] + letters[at + 1] + letters[at] + letters[at + 2 :]
-            return text[: word.start] + swapped + text[word.end :]
-    return None
-
-
-def replacement(text: str, word: Word, position: int) -> str | None:
-    """Another word stands there."""
-    other = REPLACEMENTS[position % len(REPLACEMENTS)]
-    if other == text[word.start : word.end].lower():
-        other = REPLACEMENTS[(position + 1) % len(REPLACEMENTS)]
-    return text[: word.start] + other + text[word.end :]
-
-
-def deletion(text: str, word: Word, position: int) -> str | None:
-    """The word is left out."""
-    shorter = (text[: word.start].rstrip() + text[word.end :]).strip()
-    return shorter or None
-
-
-CHANGES: dict[str, Callable[[str, Word, int], str | None]] = {
-    "typo": typo,
-    "replacement": replacement,
-    "deletion": deletion,
-}
 
 
 @dataclass(frozen=True)
@@ -68,8 +33,8 @@ class Passage:
 
 
 def misspecification(scene: Scene) -> Result:
-    """Each word of the text changed in each way: W1 of the tokens layer by layer,
-    and how far the mean output token goes.
+    """W1 of the tokens layer by layer and the distance of the mean output tokens, for each unit of the text
+    changed in each way.
     """
     _refuse_other_inputs(scene)
     if scene.index >= INPUTS.of(scene):
@@ -103,7 +68,7 @@ def _refuse_other_inputs(scene: Scene) -> None:
         raise ArgumentError(
             "model", f"has no stack of blocks ({scene.alone})", "other checks do not need one"
         )
-    if not scene.words:
+    if not scene.units:
         raise ArgumentError(
             "tokenizer", "does not say which token is from which word", "use a fast tokenizer"
         )
@@ -117,23 +82,25 @@ def _expansion(stack: str, entries: list[dict[str, Any]]) -> dict[str, dict[str,
 
 def _changes(scene: Scene, kind: str, here: Passage, predicted: Tensor) -> list[dict[str, Any]]:
     found = []
-    assert scene.text is not None
-    assert scene.encode is not None
-    for position, word in enumerate(scene.words):
-        other = CHANGES[kind](scene.text, word, position)
+    reading, encode = scene.reading, scene.encode
+    assert reading is not None
+    assert encode is not None
+    for unit in reading.units:
+        other = CHANGES[kind](reading, unit)
         if other is None:
             continue
-        there = _through(scene, scene.encode(other))
+        there = _through(scene, encode(other))
         distances = [float(wasserstein(a, b, 1.0)) for a, b in zip(here.tokens, there.tokens, strict=True)]
         found.append(
             {
                 "kind": kind,
-                "word": scene.text[word.start : word.end],
+                "unit": reading.kind,
+                "word": reading.letters(unit),
                 "text": other,
                 "distances": distances,
                 "moved": float((there.pooled - here.pooled).norm()),
                 "size": float(here.pooled.norm()),
-                "predicted": float(predicted[list(word.tokens)].sum()),
+                "predicted": float(predicted[list(unit.tokens)].sum()),
             }
         )
     return found
