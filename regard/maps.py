@@ -132,7 +132,8 @@ class Heads(Map):
         _exactly("b_o", self.b_o, 1, "(d,)", self.w_o.shape[-1])
 
     def __call__(self, x: Tensor) -> Tensor:
-        value = mix_heads(self.attention(x), self.w_o)
+        every = x if x.ndim == 2 else x.unsqueeze(-3)  # sequences of a batch are not heads
+        value = mix_heads(self.attention(every), self.w_o)
         return value if self.b_o is None else value + self.b_o
 
 

@@ -29,6 +29,10 @@ EMBEDDED = (
 )
 
 
+SAMPLES = 8
+"""Neighbors of an input at which rounding is measured."""
+
+
 @dataclass(frozen=True)
 class Classifier:
     """whole: from tokens (n, d) to logits (1, classes), as one map. parts: what was given, run as it is;
@@ -58,17 +62,32 @@ class Classifier:
 
     def run(self, points: Tensor) -> Tensor:
         """The logits of what was given, in its own dtype, (..., classes)."""
+        batch = points.reshape(-1, *points.shape[-2:])
         with torch.no_grad():
-            value = points.to(self.dtype)
+            value = batch.to(self.dtype)
             for part, crosswise in zip(self.parts, self.crosswise, strict=True):
                 value = _run(part, value, crosswise)
-        return self._logits(points, value)
+        return self._logits(batch, value).reshape(*points.shape[:-2], -1)
 
-    def rounding(self, x: Tensor) -> float:
-        """By how much logits at x differ from those in float64; zero for what runs in float64 itself."""
+    def rounding(self, x: Tensor) -> Tensor:
+        """How much logits near each sequence (..., n, d) are assumed to differ from those in float64.
+
+        Twice the largest difference at the sequence and at `SAMPLES` neighbors; zero in float64 itself.
+        Rounding of one input may be small by chance; neighbors differ from it in their last digits alone.
+        """
         if self.dtype == torch.float64:
-            return 0.0
-        return float((self.run(x).double() - self.logits(x).detach()).abs().max())
+            return torch.zeros(x.shape[:-2], dtype=torch.float64)
+        generator = torch.Generator(x.device).manual_seed(0)
+        last, found = 4 * torch.finfo(self.dtype).eps, self._rounded(x)
+        for _ in range(SAMPLES):
+            drawn = torch.rand(x.shape[-2:], generator=generator, dtype=torch.float64, device=x.device)
+            near = (x.double() * (1 + last * (2 * drawn - 1))).to(self.dtype)
+            found = torch.maximum(found, self._rounded(near))
+        return 2 * found
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        """The largest difference of a logit at each sequence itself."""
+        return (self.run(x).double() - self.logits(x).detach()).abs().amax(-1)
 
     def logits(self, points: Tensor) -> Tensor:
         """The logits of the declaration in float64."""
@@ -162,16 +181,12 @@ def _dtype(parts: Sequence[Any]) -> torch.dtype:
     return found[0] if found else torch.float64
 
 
-def _run(part: Any, value: Tensor, crosswise: bool) -> Tensor:
-    """A module on batches as it takes them, a declaration in float64, sequence by sequence."""
+def _run(part: Any, batch: Tensor, crosswise: bool) -> Tensor:
+    """A module on sequences as it takes them, a declaration in float64, sequence by sequence."""
     if isinstance(part, nn.Module):
-        batch = value.unsqueeze(0) if value.ndim == 2 else value
-        found = _in_batches(part, batch, crosswise)
-        return found.squeeze(0) if value.ndim == 2 else found
+        return _in_batches(part, batch, crosswise)
     exactly = in_double(part)
-    if value.ndim == 2:
-        return exactly(value.double())
-    return torch.stack([exactly(one) for one in value.double()])
+    return torch.stack([exactly(one) for one in batch.double()])
 
 
 def _in_batches(module: nn.Module, batch: Tensor, crosswise: bool) -> Tensor:

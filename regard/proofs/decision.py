@@ -187,23 +187,30 @@ def _rival(logits: Tensor, labels: tuple[int, ...]) -> int:
 def _proved(
     found: Classifier, domain: Near, labels: tuple[int, ...], witness: Witness, pieces: int
 ) -> Decision:
-    certificate, rival, reason = margin_certificate(found, domain, labels, pieces)
     points = domain.measure.points
-    rounding = 2 * found.rounding(points)
-    holds = True if certificate.value < -rounding else None
+    rounding = float(found.rounding(points))
+    certificate, rival, reason = margin_certificate(found, domain, labels, rounding, pieces)
+    holds = True if beyond_rounding(certificate, rounding) else None
     if not float(lead(found.run(points).double(), labels)) > 0:
         reason = "two classes tie at the given input itself, so that no radius is small enough"
     elif holds is None and certificate.value < 0:
-        reason = f"rounding in {found.kind} may do more to a lead: {rounding:.3g} at the given input"
+        reason = f"rounding in {found.kind} may do more to a lead: {2 * rounding:.3g} near the given input"
     rival = _rival(found.run(_moved(witness)), labels) if rival is None else rival
     return Decision(holds, labels, rival, certificate, witness, reason)
 
 
+def beyond_rounding(certificate: Certificate, rounding: float) -> bool:
+    """Whether the label leads everywhere by more than rounding changes two logits."""
+    return certificate.value < -2 * rounding
+
+
 def margin_certificate(
-    found: Classifier, domain: Near, labels: tuple[int, ...], pieces: int = 1
+    found: Classifier, domain: Near, labels: tuple[int, ...], rounding: float, pieces: int = 1
 ) -> tuple[Certificate, int | None, str]:
-    """At most by how much another class leads, with that class, and why there is no more; the second order is
-    tried where the first does not suffice, and then parts of the domain, by at most so many bounds.
+    """Upper bound on the lead of another class with exact numbers, that class, and why it is not negative.
+
+    The second order is tried where the first does not suffice, and then parts of the domain, by at most so
+    many bounds. rounding: that of one logit, for the hypotheses.
     """
     try:
         (best, rival), count = least_lead(domain, lambda state: better_order(found, state, labels), pieces)
@@ -212,7 +219,7 @@ def margin_certificate(
             math.inf, domain, Frobenius(), NO_THEOREM, refused=(str(refusal),), quantity=QUANTITY
         )
         return none, None, f"the bounds say nothing about it: {refusal}"
-    trusted = arithmetic_of(found, domain.measure.points)
+    trusted = arithmetic_of(found, rounding)
     hypotheses = (checked("all other classes at once, each by its own difference to the label"), *trusted)
     if count > 1:
         hypotheses = (checked(f"the domain was cut into parts, by {count} bounds"), *hypotheses)
@@ -238,12 +245,17 @@ def _norm(domain: Near) -> Any:
     return getattr(domain, "norm", TokenMax())
 
 
-def arithmetic_of(found: Classifier, x: Tensor) -> tuple[Hypothesis, ...]:
-    """What is taken on trust of the machine, and of the dtype that a model runs in."""
+def arithmetic_of(found: Classifier, rounding: float) -> tuple[Hypothesis, ...]:
+    """What is assumed of the machine, and of the dtype that a model runs in."""
+    return arithmetic(), *dtype_of(found, rounding)
+
+
+def dtype_of(found: Classifier, rounding: float) -> tuple[Hypothesis, ...]:
+    """What is assumed of a dtype with fewer digits than float64."""
     if found.dtype == torch.float64:
-        return (arithmetic(),)
-    seen = f"at x its outputs are off by {found.rounding(x):.2g}"
-    return arithmetic(), assumed(f"the model in {found.kind} decides as it would with exact numbers ({seen})")
+        return ()
+    near = f"near x, outputs in {found.kind} are off by at most {rounding:.2g}"
+    return (assumed(f"{near}, twice the most that was measured"),)
 
 
 def _least(found: Classifier, state: State, labels: tuple[int, ...]) -> tuple[float, int]:

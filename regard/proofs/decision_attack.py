@@ -72,10 +72,7 @@ class ShortestChange:
         return torch.where(changed, self.norm.of(moved - points), math.inf), moved
 
     def _margin(self, points: Tensor) -> Tensor:
-        logits = self.whole(points).squeeze(-2)
-        own = logits.gather(-1, self.label).squeeze(-1)
-        others = logits.scatter(-1, self.label, -math.inf)
-        return own - others.amax(-1)
+        return leads_of(self.whole(points).squeeze(-2), self.label)
 
     def _allowed(self, z: Tensor) -> Tensor:
         if self.token is None:
@@ -222,6 +219,12 @@ def as_it_runs(found: Classifier, domain: Near, x: Tensor) -> Tensor:
         if inside.one(domain, moved):
             return moved
     return points.to(found.dtype)
+
+
+def leads_of(logits: Tensor, label: Tensor) -> Tensor:
+    """By how much the label (..., 1) of each row of logits (..., classes) leads the largest of the others."""
+    own = logits.gather(-1, label).squeeze(-1)
+    return own - logits.scatter(-1, label, -math.inf).amax(-1)
 
 
 def lead(logits: Tensor, labels: tuple[int, ...]) -> Tensor:

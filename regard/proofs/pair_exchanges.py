@@ -17,12 +17,15 @@ from regard._progress import Bar
 from regard.domains import Radii
 from regard.errors import ArgumentError
 from regard.proofs.classifier import Classifier, check_sequence, classifier
-from regard.proofs.decision import margin_certificate
+from regard.proofs.decision import beyond_rounding, margin_certificate
 from regard.proofs.exchanges import outcomes
 from regard.proofs.question import question
 
 FARTHEST = 0.2
 """Sets of words that are farther apart than this part of their length are split before a bound is tried."""
+
+SOME = 4
+"""Pairs of a set at which rounding is measured."""
 
 Exchange = dict[int, int]
 """{position: which of its embeddings}."""
@@ -32,10 +35,11 @@ Exchange = dict[int, int]
 class PairExchanges:
     """What becomes of an answer under every exchange of one or two words from given lists.
 
-    holds: whether none changes it. count: how many there are; `proved` of them by bounds on sets of them,
-    which are about exact arithmetic, all others by running them. bounds: how many sets were asked about.
-    changed: those that change the answer, each run; lead: the least lead of the label among those that were
-    run, at the exchange `worst`.
+    holds: whether none changes it. count: how many there are; `proved` of them by bounds on sets of them, all
+    others by running them. A bound is about exact arithmetic, and counts where the label leads by more than
+    twice the rounding of the model's dtype, which is measured at some pairs of the set. bounds: the number of
+    sets that were tried. changed: those that change the answer, each run; lead: the least lead of the label
+    among those that were run, at the exchange `worst`.
 
     Examples:
         >>> from regard.maps import Affine, Compose
@@ -162,10 +166,7 @@ class _Search:
     def run(self, words: Mapping[int, Tensor], chosen: Tensor) -> None:
         """Exchanges of the words at some places for those of chosen numbers (count, places), in batches."""
         for group in chosen.split(self.batch):
-            points = self.x.repeat(len(group), 1, 1)
-            for (place, tokens), numbers in zip(words.items(), group.unbind(-1), strict=True):
-                points[:, place] = tokens[numbers]
-            leads, others = outcomes(self.classifier.run(points), self.label)
+            leads, others = outcomes(self.classifier.run(self._exchanged(words, group)), self.label)
             for numbers, other in zip(group.tolist(), others, strict=True):
                 if other:
                     self.changed.append(dict(zip(words, numbers, strict=True)))
@@ -174,6 +175,13 @@ class _Search:
                 self.least = leads[lowest]
                 self.worst = dict(zip(words, group[lowest].tolist(), strict=True))
             self._done(len(group))
+
+    def _exchanged(self, words: Mapping[int, Tensor], chosen: Tensor) -> Tensor:
+        """The sequences (count, n, d) with words of chosen numbers (count, places)."""
+        points = self.x.repeat(len(chosen), 1, 1)
+        for (place, tokens), numbers in zip(words.items(), chosen.unbind(-1), strict=True):
+            points[:, place] = tokens[numbers]
+        return points
 
     def _done(self, count: int) -> None:
         self.count += count
@@ -206,7 +214,14 @@ class _Search:
             if not float(radii[place]) <= FARTHEST * float(points[place].norm()):
                 return False
         self.bounds += 1
-        return margin_certificate(self.classifier, Radii(points, radii), (self.label,))[0].value < 0
+        rounding = self._rounding(dict(sets))
+        certificate, *_ = margin_certificate(self.classifier, Radii(points, radii), (self.label,), rounding)
+        return beyond_rounding(certificate, rounding)
+
+    def _rounding(self, words: Mapping[int, Tensor]) -> float:
+        """The largest rounding of a logit, measured at some pairs of two sets."""
+        chosen = [torch.linspace(0, len(tokens) - 1, SOME).long() for tokens in words.values()]
+        return float(self.classifier.rounding(self._exchanged(words, torch.stack(chosen, -1))).max())
 
 
 def _width(tokens: Tensor) -> tuple[float, int]:

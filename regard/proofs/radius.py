@@ -21,8 +21,8 @@ from regard.errors import ArgumentError
 from regard.norms import EntryMax, Frobenius, SequenceNorm, TokenMax, TokenSum
 from regard.proofs.certification import certify
 from regard.proofs.classifier import Classifier, check_steps, classifier
-from regard.proofs.decision import margin_certificate
-from regard.proofs.decision_attack import ShortestChange
+from regard.proofs.decision import beyond_rounding, dtype_of, margin_certificate
+from regard.proofs.decision_attack import ShortestChange, leads_of
 from regard.proofs.theorem import assumed, checked
 
 ROUNDING = 1e-9
@@ -34,9 +34,11 @@ class Radius:
     """How far inputs can move without a change of decision; one number for each input of a batch.
 
     value: proved, in the norm, for all moves that are no longer. attack: the shortest move that was found to
-    change the decision, ∞ where none was. label: the decision. margin: by how much its logit leads. moved:
-    the inputs that the attack found. token: the only one that moves, None for all. The proof is about the map
-    in real arithmetic with the weights as they are.
+    change the decision, ∞ where none was. label: the decision of the model as it runs. margin: the lead of
+    its logit in float64, negative where another class leads there and nothing is proved. moved: the inputs
+    that the attack found. token: the only one that moves, None for all. The proof is about the map in real
+    arithmetic with the weights as they are; it counts where the label leads by more than twice the rounding
+    of the model's dtype near x.
 
     Examples:
         >>> from regard.maps import Affine, Compose
@@ -67,6 +69,9 @@ class Radius:
         lines = [f"decision {int(self.label)} holds within {below}{which} in {self.norm!r}"]
         if not float(self.margin) > 0:
             lines = [f"two classes tie with decision {int(self.label)}, so that no radius is small enough"]
+        if float(self.margin) < 0:
+            other = f"with exact numbers another class leads by {-float(self.margin):.3g}"
+            lines = [f"the model answers {int(self.label)}, and {other}: no radius is proved"]
         far = float(self.attack)
         found = f"changed by an attack at {far:.6g}" if math.isfinite(far) else "no attack changed it"
         lines.append(f"  {found}")
@@ -107,12 +112,10 @@ def certified_radius(
     found = classifier(model, x.flatten(0, -3)[0] if x.ndim > 2 else x, readout, "certified_radius")
     whole = found.exact
     points = x.detach().double()
-    logits = found.logits(points).detach()
-    top = logits.topk(2, -1)
-    margin = top.values[..., 0] - top.values[..., 1]
-    label = top.indices[..., 0]
+    logits, label = found.logits(points).detach(), found.run(points).argmax(-1)
+    margin, rounding = leads_of(logits, label.unsqueeze(-1)), found.rounding(points)
     certificate = _certificate(whole, Whole(tokens=x.shape[-2]), norm, token)
-    slack = 2 * ROUNDING * (1 + logits.abs().amax(-1))
+    slack = 2 * ROUNDING * (1 + logits.abs().amax(-1)) + 2 * rounding
     sides = exact(2.0) if isinstance(norm, EntryMax) else root(2)
     value = (Lower((margin - slack).clamp_min(0.0), 1) / (sides * Upper(certificate.value))).bound
     attack, moved = ShortestChange(whole, label, norm, token).find(points, steps)
@@ -121,9 +124,11 @@ def certified_radius(
         if math.isfinite(certificate.value)
         else checked("no theorem bounds the constant for all inputs"),
         assumed(f"rounding of logits in float64 is below {ROUNDING:g} of the largest and one"),
+        *dtype_of(found, float(rounding.max())),
     )
-    if x.ndim == 2 and float(margin) > 0:
-        near = _Near(found, points, token, norm, int(label)).search(float(value), float(attack), resolution)
+    if x.ndim == 2 and float(margin) > 2 * float(rounding):
+        about = _Near(found, points, token, norm, int(label), float(rounding))
+        near = about.search(float(value), float(attack), resolution)
         if near is not None:
             value, certificate = torch.tensor(near[0], dtype=torch.float64), near[1]
             hypotheses = (checked(f"proved at this radius by {certificate.theorem}"), *certificate.hypotheses)
@@ -134,13 +139,16 @@ TRIES = 14
 """How many radii are tried."""
 
 
+@dataclass
 class _Near:
     """The ball model about one sequence, at one radius after another."""
 
-    def __init__(
-        self, found: Classifier, points: Tensor, token: int | None, norm: SequenceNorm, label: int
-    ) -> None:
-        self.found, self.points, self.token, self.norm, self.label = found, points, token, norm, label
+    found: Classifier
+    points: Tensor
+    token: int | None
+    norm: SequenceNorm
+    label: int
+    rounding: float
 
     def domain(self, radius: float) -> Near:
         """The inputs within a radius."""
@@ -153,8 +161,9 @@ class _Near:
 
     def proved(self, radius: float) -> Certificate | None:
         """The certificate that the label leads within a radius."""
-        certificate = margin_certificate(self.found, self.domain(radius), (self.label,))[0]
-        return certificate if certificate.value < 0 else None
+        domain = self.domain(radius)
+        certificate, *_ = margin_certificate(self.found, domain, (self.label,), self.rounding)
+        return certificate if beyond_rounding(certificate, self.rounding) else None
 
     def search(self, known: float, attack: float, resolution: float) -> tuple[float, Certificate] | None:
         """The largest radius that is proved, where it is more than what is known: up or down by factors from

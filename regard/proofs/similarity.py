@@ -96,7 +96,8 @@ def certified_cosine(
                 math.inf, domain, TokenMax(), NO_THEOREM, refused=(str(refusal),), quantity=QUANTITY
             )
             return Similarity(none, attack, f"the bounds say nothing about it: {refusal}")
-    hypotheses = (checked("the embedding is nowhere zero"), *arithmetic_of(found, x))
+    rounding = float(found.rounding(x))
+    hypotheses = (checked("the embedding is nowhere zero"), *arithmetic_of(found, rounding))
     norm = getattr(domain, "norm", TokenMax())
     return Similarity(
         Certificate(float(distance), domain, norm, THEOREM.cited, hypotheses, quantity=QUANTITY), attack

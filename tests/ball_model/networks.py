@@ -78,3 +78,10 @@ def farthest(map, domain, steps=15, starts=2, seed=0):
             best = max(best, float(move.detach()))
             x = corner.one(domain, torch.autograd.grad(move, leaf)[0])
     return best
+
+
+def rounded(dtype):
+    """A layer whose bias leaves bfloat16 no digit after the point."""
+    layer = torch.nn.Linear(2, 2).to(dtype)
+    layer.weight.data, layer.bias.data = torch.eye(2, dtype=dtype), torch.full((2,), 256.0, dtype=dtype)
+    return layer

@@ -223,3 +223,16 @@ def test_bad_measures():
     with pytest.raises(ArgumentError, match="queries"):
         found.bounds(torch.zeros(2, 4, dtype=D))
     assert "compress" in regard.__all__
+
+
+def test_errors_of_heads_add_up_as_lengths():
+    """Two equal heads side by side are off by √2 times as much as one."""
+    one = Attention(Dot(_t(3, 3, seed=1), _t(3, 3, seed=2)), Linear(_t(3, 2, seed=3)))
+    two = Attention(
+        Dot(*(w.expand(2, 3, 3) for w in (one.potential.w_q, one.potential.w_k))),
+        Linear(one.lookup.w_v.expand(2, 3, 2)),
+    )
+    single, both = (compress(X, each, size=6, domain=Ball(1.0)) for each in (one, two))
+    queries = _sphere()
+    assert both.certificate.value == pytest.approx(math.sqrt(2) * single.certificate.value, rel=1e-9)
+    torch.testing.assert_close(both.bounds(queries), math.sqrt(2) * single.bounds(queries))

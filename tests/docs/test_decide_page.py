@@ -14,7 +14,7 @@ from regard.cli.decide import TEXT
 from regard.decisions import WordAnswer, shipped_on
 from regard.decisions.word_answers import _label, _typos, percent
 from regard.proofs.classifier import classifier
-from regard.proofs.decision import margin_certificate
+from regard.proofs.decision import beyond_rounding, margin_certificate
 from regard.proofs.decision_attack import ShortestChange
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,14 +38,16 @@ def test_every_word_is_there_and_its_proof_holds():
     asked, found = shipped_on(TEXT), rows()
     label = _label(asked)[0]
     model = classifier(asked.model, asked.x, asked.readout)
+    rounding = float(model.rounding(asked.x))
     assert [row[0] for row in found] == [asked.words[place] for place in asked.moving]
     for place, (_, proved, _, _) in zip(asked.moving, found, strict=True):
         radius = float(proved) / 100 * float(asked.x[place].norm())
-        assert margin_certificate(model, r.one_token(asked.x, place, radius), (label,))[0].value < 0
+        certificate, *_ = margin_certificate(model, r.one_token(asked.x, place, radius), (label,), rounding)
+        assert beyond_rounding(certificate, rounding)
     weakest = min(zip(asked.moving, found, strict=True), key=lambda pair: float(pair[1][1]))
     far = 1.2 * float(weakest[1][1]) / 100 * float(asked.x[weakest[0]].norm())
-    open_ = margin_certificate(model, r.one_token(asked.x, weakest[0], far), (label,))[0].value
-    assert not open_ < 0, "more can be proved now: run python docs/make_decide.py"
+    open_, *_ = margin_certificate(model, r.one_token(asked.x, weakest[0], far), (label,), rounding)
+    assert not beyond_rounding(open_, rounding), "more can be proved now: run python docs/make_decide.py"
 
 
 def test_attacks_and_typos_come_out_as_it_says():

@@ -281,3 +281,9 @@ def test_a_module_says_what_it_is():
     )
     assert "8, heads=4, kv_heads=2, shaped=True" in shown
     assert "Gaussian(bandwidth=2)" in shown
+
+
+def test_biases_begin_at_zero():
+    layer = MultiHeadAttention(WIDTH, HEADS)
+    assert not layer.projection.bias.any()
+    assert not layer.output.bias.any()

@@ -677,3 +677,18 @@ def test_weights_that_are_not_finite_are_said():
             watch.step(loss=math.nan)
     assert watch.history[-1]["loss"] is None
     assert "nan (head 1)" in watch.table()
+
+
+@pytest.mark.parametrize("count", [5, 300])
+def test_which_tokens_are_hidden_from_every_query_of_every_head(count):
+    """Each sequence of a batch by itself, over all heads and all rows, also where rows are read in blocks."""
+    allowed = torch.rand(3, 5, count, count) < 0.1 / count
+    allowed[:, 3, 1, 1] = True
+    allowed[2, :, range(count), range(count)] = False  # here no token sees itself, so that none is hidden
+    seen = allowed.flatten(1, 2).any(1)
+    itself = allowed.diagonal(dim1=-2, dim2=-1).flatten(1).any(1)
+    expected = ~seen & itself[:, None]
+    assert expected[:2].any()
+    assert not expected[2].any()
+    found = padding(r.Where(allowed), torch.zeros(3, count, WIDTH), None)
+    assert torch.equal(found, expected.unsqueeze(-2))

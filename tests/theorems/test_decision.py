@@ -11,7 +11,7 @@ from regard.errors import ArgumentError
 from regard.maps import Affine, Compose
 from regard.nonexpansive import MixTokens, Pool
 from regard.proofs.decision_attack import inside
-from tests.ball_model.networks import D, drawn, network, sequence
+from tests.ball_model.networks import D, drawn, network, rounded, sequence
 
 
 def classifier(seed=1, classes=3, tokens=4, **kind):
@@ -311,3 +311,20 @@ def test_rounding_of_the_dtype_is_no_proof():
     assert found.holds is not True
     apart = Compose((Pool(), Affine(w, torch.tensor([0.0, 3.0], dtype=D))))
     assert r.decide(model, x, r.one_token(x, 1, 1e-5), readout=apart).holds is True
+
+
+@pytest.mark.parametrize(("share", "holds"), [(1.5, None), (2.5, True)])
+def test_both_logits_of_a_lead_are_rounded(share, holds):
+    """A lead that is more than the rounding of one logit, and less than that of two, proves nothing."""
+    from regard.proofs.classifier import classifier as of
+
+    model, x = rounded(torch.bfloat16), torch.tensor([[0.9, -0.9]], dtype=torch.bfloat16)
+    readout = Affine(torch.eye(2, dtype=D), torch.tensor([20.0, 0.0], dtype=D))
+    rounding = float(of(model, x, readout).rounding(x))
+    assert 1.8 <= rounding <= 2.2  # twice the largest error, which is a half of a step of two
+    lead = float(x[0, 0]) - float(x[0, 1]) + 20
+    domain = r.one_token(x, 0, (lead - share * rounding) / math.sqrt(2))
+    found = r.decide(model, x, domain, readout=readout)
+    assert found.least_margin == pytest.approx(share * rounding, rel=1e-6)
+    assert found.holds is holds
+    assert ("rounding in bfloat16" in str(found)) == (holds is None)

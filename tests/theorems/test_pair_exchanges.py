@@ -7,7 +7,7 @@ import regard as r
 from regard.errors import ArgumentError
 from regard.maps import Affine, Compose
 from regard.nonexpansive import Pool
-from tests.ball_model.networks import drawn, network, sequence
+from tests.ball_model.networks import drawn, network, rounded, sequence
 
 
 def model(seed=0):
@@ -84,3 +84,26 @@ def test_embeddings_that_are_no_numbers_are_named():
     x = sequence(0)
     with pytest.raises(ArgumentError, match="choices: has 32 non-finite entries"):
         r.proofs.exchange_pairs(model(), x, {0: x * float("nan")})
+
+
+def test_a_set_is_as_wide_as_its_farthest_word():
+    """Nine equal words and one that is apart: only two of the latter change the answer."""
+    words = torch.tensor([[1.0, 0.85]] * 9 + [[0.9, 1.0]], dtype=torch.float64)
+    linear = Compose((Pool(), Affine(torch.eye(2, dtype=torch.float64))))
+    found = r.proofs.exchange_pairs(linear, words[:2], {0: words, 1: words}, worth=2)
+    assert found.changed == ({0: 9, 1: 9},)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_bound_counts_where_rounding_cannot_undo_it(dtype):
+    """256.8 and 255.6 are one number in bfloat16, so two words change an answer that leads by 0.8 exactly."""
+    x, near = torch.tensor([[0.9, -0.9]] * 2, dtype=dtype), torch.tensor([[0.8, -0.4]] * 12, dtype=dtype)
+    readout = Compose((Pool(), Affine(torch.eye(2, dtype=torch.float64), torch.tensor([0.0, 0.4]).double())))
+    words = {0: near, 1: near}
+    pruned, plain = (
+        r.proofs.exchange_pairs(rounded(dtype), x, words, readout=readout, worth=worth)
+        for worth in (20, 10**9)
+    )
+    assert pruned.holds == plain.holds == (dtype == torch.float32)
+    assert len(pruned.changed) == len(plain.changed) == (0 if plain.holds else 144)
+    assert pruned.proved == (144 if plain.holds else 0)

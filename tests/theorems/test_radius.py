@@ -11,7 +11,7 @@ import regard as r
 from regard.certificate import round_down, round_up
 from regard.maps import Affine, Compose
 from regard.nonexpansive import Flatten, GroupSort, IntoBall, MixTokens, Pool
-from tests.ball_model.networks import network, sequence
+from tests.ball_model.networks import network, rounded, sequence
 
 D = torch.float64
 
@@ -147,7 +147,7 @@ def test_the_search_comes_close_whatever_is_known_before(monkeypatch, known, att
     """Radii below `true` are proved; an attack may find nothing, and a constant may say next to nothing."""
     from regard.proofs.radius import _Near
 
-    near = _Near(None, 4 * torch.eye(2, dtype=D), 0, r.Frobenius(), 0)
+    near = _Near(None, 4 * torch.eye(2, dtype=D), 0, r.Frobenius(), 0, 0.0)
     monkeypatch.setattr(near, "proved", lambda radius: "proof" if radius <= true else None)
     radius, certificate = near.search(known, attack, 1.1)
     assert true / 1.1 <= radius <= true
@@ -199,3 +199,51 @@ def test_tokens_that_are_cut_off_at_a_ball():
     model = Compose((IntoBall(1.0), Affine(orthogonal(3, 2))))
     found = r.certified_radius(model, 5 * drawn(4, 1, 3, seed=9))
     assert bool((found.value <= found.attack).all())
+
+
+@pytest.mark.parametrize(
+    ("lead", "answer", "within"), [(0.4, 1, "no radius"), (0.9, 0, "within 0 "), (11.0, 0, "within")]
+)
+def test_the_decision_is_that_of_the_model(lead, answer, within):
+    """In bfloat16 256.9 and 255.1 are 256 and 255: a lead of 1.8 before the readout is one of 1."""
+    x = torch.tensor([[0.9, -0.9]], dtype=torch.bfloat16)
+    exact = float(x[0, 0]) - float(x[0, 1])
+    for dtype in (torch.bfloat16, torch.float32):
+        readout = Affine(torch.eye(2, dtype=D), torch.tensor([0.0, exact - lead], dtype=D))
+        found = r.certified_radius(rounded(dtype), x.to(dtype), readout=readout)
+        many = r.certified_radius(rounded(dtype), x.to(dtype).repeat(2, 1, 1), readout=readout)
+        assert many.label.tolist() == [int(found.label)] * 2
+        assert many.value == pytest.approx(float(found.value))
+        if dtype == torch.float32:
+            assert int(found.label) == 0
+            assert float(found.value) == pytest.approx(lead / math.sqrt(2), rel=1e-3)
+            continue
+        assert int(found.label) == answer
+        assert float(found.margin) == pytest.approx(lead if answer == 0 else -lead)
+        assert within in str(found)
+        assert (float(found.value) > 0) == (lead > 4)  # of the bfloat16 grid, four halves of a step of two
+        assert float(found.value) <= (lead - 2) / math.sqrt(2) or lead < 4
+
+
+def test_rounding_leaves_a_radius_in_float32_as_it_is():
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+    x, readout = drawn(3, 8).float(), Compose((Pool(), Affine(drawn(8, 3, seed=1))))
+    short = r.certified_radius(model, x, 1, readout=readout, steps=3)
+    exact = r.certified_radius(model.double(), x.double(), 1, readout=readout, steps=3)
+    assert int(short.label) == int(exact.label)
+    assert float(short.value) == pytest.approx(float(exact.value), rel=1e-5)
+    assert any("float32" in str(one) and "off by" in str(one) for one in short.hypotheses)
+    assert not any("off by" in str(one) for one in exact.hypotheses)
+
+
+def test_a_batch_of_two_is_not_taken_for_two_heads():
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True).double().eval()
+    x, readout = drawn(2, 3, 8), Compose((Pool(), Affine(drawn(8, 3, seed=1))))
+    found = r.certified_radius(layer, x, readout=readout, steps=3)
+    for one, margin, label in zip(x, found.margin, found.label, strict=True):
+        alone = r.certified_radius(layer, one, readout=readout, steps=3)
+        assert int(alone.label) == int(label)
+        assert float(alone.margin) == pytest.approx(float(margin), rel=1e-9)

@@ -162,3 +162,14 @@ def test_the_smallest_constant_that_holds_for_couplings_is_taken():
     assert certify(Residual(inner), Whole(), Wasserstein(2.0)).value == pytest.approx(
         1 + min(values), rel=1e-9
     )
+
+
+@pytest.mark.parametrize("norm", [TokenMax(), Frobenius()])
+def test_a_move_and_what_it_does_add_up(norm):
+    """x + 2x of one token that moves by r moves by 3r, and in a residual of two by 9r."""
+    around = Residual(Affine(2 * torch.eye(3, dtype=D)))
+    domain = one_token(_t(4, 3), 1, 0.1)
+    assert deviation(around, domain, norm).value == pytest.approx(0.3, rel=1e-9)
+    outer = Residual(Compose((around, Normalize(1e-2), around)))
+    inner = deviation(Compose(outer.map.maps), domain, norm).value
+    assert deviation(outer, domain, norm).value == pytest.approx(0.1 + inner, rel=1e-9)
