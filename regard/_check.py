@@ -108,6 +108,14 @@ def positive(name: str, value: Scalar) -> None:
         raise ArgumentError(name, f"is {value}", "give a positive finite number")
 
 
+def squared(name: str, value: Scalar) -> None:
+    """A positive scalar parameter whose square float64 holds."""
+    positive(name, value)
+    if not isinstance(value, Tensor) and not 1e-150 <= value <= 1e150:
+        found = f"is {value:g}, and float64 does not hold its square"
+        raise ArgumentError(name, found, "scale the points, so that it is between 1e-150 and 1e150")
+
+
 def number(name: str, value: Scalar | None) -> None:
     """A scalar parameter that must be finite."""
     if value is None:

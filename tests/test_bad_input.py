@@ -33,6 +33,11 @@ CASES = {
         "weight: is 1.5; give a number between 0 and 1",
     ),
     "bandwidth zero": (lambda: r.Gaussian(bandwidth=0.0), "bandwidth: is 0.0; give a positive finite number"),
+    "bandwidth whose square is zero": (
+        lambda: r.Gaussian(bandwidth=1e-170),
+        "bandwidth: is 1e-170, and float64 does not hold its square; scale the points",
+    ),
+    "bandwidth whose square is infinite": (lambda: r.StudentT(bandwidth=1e170), "bandwidth: is 1e+170"),
     "bandwidth negative": (lambda: r.Laplace(bandwidth=-1.0), "bandwidth: is -1.0"),
     "bandwidth tensor": (
         lambda: r.Gaussian(bandwidth=torch.tensor([1.0, -1.0])),

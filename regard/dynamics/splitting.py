@@ -100,13 +100,14 @@ def _gaussian_change(attention: Attention, atoms: Measure, apart: float) -> floa
     assert isinstance(attention.potential, Gaussian)
     assert isinstance(attention.normalizer, Softmax)
     points = atoms.points.detach().double()
-    square = float(attention.potential.bandwidth) ** 2 * float(attention.normalizer.temperature)
+    width, heat = float(attention.potential.bandwidth), float(attention.normalizer.temperature)
+    square = width * width * heat  # a power of floats raises where a product is infinite
     distances = _distances(points, points)
     scores = -distances.square() / (2 * square)
     if float(scores.amin()) < -1e6:
         return math.inf
     laws = (scores + atoms.log_masses().detach().double()).softmax(-1)
-    scores_move = (2 * apart * distances + 2 * apart**2) / square * (1 + 1e-9)
+    scores_move = (2 * apart * distances + 2 * apart * apart) / square * (1 + 1e-9)
     moved = (laws * scores_move.expm1() * _distances(laws @ points, points)).sum(-1)
     ratio = moved / (laws * (-scores_move).exp()).sum(-1)
     lost = 1e-9 * float(ratio.amax()) + 1e-14 * float(points.abs().amax())

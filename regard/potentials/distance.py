@@ -60,7 +60,7 @@ class Gaussian(DistancePotential):
 
     def __post_init__(self) -> None:
         _check.projections(self.w_q, self.w_k, self.b_q, self.b_k, "bandwidth")
-        _check.positive("bandwidth", self.bandwidth)
+        _check.squared("bandwidth", self.bandwidth)
 
     def pair(self, queries: Features, keys: Features) -> Tensor:
         return -0.5 * squared_distances(queries, keys) / over_scores(self.bandwidth) ** 2
@@ -108,7 +108,7 @@ class StudentT(DistancePotential):
     def __post_init__(self) -> None:
         _check.projections(self.w_q, self.w_k, self.b_q, self.b_k, "bandwidth")
         _check.positive("nu", self.nu)
-        _check.positive("bandwidth", self.bandwidth)
+        _check.squared("bandwidth", self.bandwidth)
 
     def pair(self, queries: Features, keys: Features) -> Tensor:
         nu = over_scores(self.nu)

@@ -152,7 +152,8 @@ def calm_gaussian(queries: Tensor, keys: Tensor, precision: float) -> Reduction 
         return None
     lengths = torch.linalg.vector_norm(keys, dim=-1)
     longest = torch.linalg.vector_norm(queries, dim=-1).amax()
-    square = max(lengths.amax().item(), longest.item()) ** 2
+    most = max(lengths.amax().item(), longest.item())
+    square = most * most  # infinite where it leaves the range, and no error
     if not is_calm(square, precision):
         return None
     return Reduction(

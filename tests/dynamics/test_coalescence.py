@@ -7,6 +7,7 @@ import torch
 
 import regard as r
 from regard.dynamics import (
+    BlowUpError,
     Displacement,
     DormandPrince,
     Euclidean,
@@ -227,3 +228,15 @@ def test_steps_along_the_sphere_are_their_formula():
     for far in (1.5, 2.5, 3.5, 100.0):
         expected = min(2.0, far)  # b alone
         assert expected <= _on_the_sphere(x, value, 0.0, far, 1.0) <= min(2.0, expected * (1 + 1e-11))
+
+
+@pytest.mark.parametrize("name", ["mean shift", "gaussian"])
+def test_distances_whose_squares_leave_the_range_have_no_bound(name):
+    """Nothing is known of particles that may be 1e160 from their atoms, and a flow as wide blows up; neither
+    is an overflow that nobody caught.
+    """
+    map, space = FIELDS[name]
+    atoms = Measure(normal(3, 2))
+    assert apart_after(map, atoms, drift(map, atoms, None), 1e160, 0.5, space) == math.inf
+    with pytest.raises(BlowUpError):
+        coalesce(map, 1e160 * normal(6, 2), Euler(0.5), 1.0, Merge(1e161, 0.5)).error(1.0)
