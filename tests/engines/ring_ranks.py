@@ -4,7 +4,9 @@ import contextlib
 import os
 import runpy
 import sys
+import threading
 import time
+import weakref
 from pathlib import Path
 
 import torch
@@ -248,6 +250,27 @@ def bad_input(rank, world):
     found["positions"] = attempt(lambda: r.apply(r.Attention(r.Dot() + r.Alibi(0.1)), far_off, engine=ring))
     see("nothing")
     return found
+
+
+def another_width(rank, world):
+    """Queries and keys of rank 0 have another width, and values the same; the ring still runs after it."""
+    ring = r.engines.Ring(timeout=10.0)
+    x = tokens()
+    narrow = x[..., :3] if rank == 0 else x
+    return [attempt(lambda: r.attend(q, q, x, engine=ring)) for q in (narrow, x)]
+
+
+def ending(rank, world):
+    """What refers to the group, and which threads run, after a backward pass with the ring and its result kept."""
+    ring = r.engines.Ring(dist.group.WORLD, timeout=10.0)
+    x = tokens().requires_grad_()
+    out = call(ring, x)
+    out.square().sum().backward()
+    group = weakref.ref(dist.group.WORLD)
+    dist.destroy_process_group()
+    kept = group() is not None
+    kind, text, _ = attempt(lambda: call(ring, x))
+    return {"kept": kept, "threads": threading.active_count(), "after": [kind, text], "out": len(out)}
 
 
 def some_ranks(rank, world):

@@ -89,6 +89,25 @@ def test_bad_input_is_an_error_on_every_rank(tmp_path):
             assert found[name][2] < 5, (rank, name, found[name])
 
 
+def test_every_rank_names_one_of_another_width(tmp_path):
+    for rank, found in enumerate(run_ranks(tmp_path, 3, ring_ranks.another_width)):
+        assert found is not None, f"rank {rank} died"
+        (kind, text, _), after = found
+        assert kind == "ArgumentError"
+        assert "width of queries and keys of the problem" in text
+        assert "[3] on rank 0 and [8] on rank 1, 2" in text
+        assert after[0] == "nothing"
+
+
+def test_nothing_keeps_a_group_that_is_destroyed(tmp_path):
+    """Threads of a group that outlives destroy_process_group() abort processes that end (SIGABRT)."""
+    for found in run_ranks(tmp_path, 3, ring_ranks.ending):
+        assert found["kept"] is False
+        assert found["threads"] == 1
+        assert found["after"][0] == "RefusalError"
+        assert "init_process_group" in found["after"][1]
+
+
 def test_some_ranks_of_a_world(tmp_path):
     found = run_ranks(tmp_path, 3, ring_ranks.some_ranks)
     assert found[1][0] == "ArgumentError"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor
 
 from regard import _check
@@ -24,7 +26,7 @@ from regard.compute.ring.line import Line
 from regard.compute.ring.pieces import Attended, count_pairs_seen
 from regard.compute.ring.places import Consecutive, Shards
 from regard.compute.ring.ranks import Ranks
-from regard.compute.ring.turns import Round, go_round
+from regard.compute.ring.turns import Round, go_round, shapes_of_a_token
 from regard.errors import ArgumentError, RefusalError
 from regard.normalizers import Softmax
 from regard.potentials.base import simple_parts
@@ -36,8 +38,8 @@ class Ring(Engine):
     """Softmax attention of tokens that are spread over the processes of a group, as in one process.
 
     Every rank makes the same calls with its own tokens. Keys and values travel from rank to rank, and with
-    them, backward, their gradients (liu2023ring). group: a process group of torch.distributed, None for all.
-    timeout: seconds after which a rank that sends nothing is lost. shards: which tokens a rank holds, where
+    them, backward, their gradients (liu2023ring). group: a process group of torch.distributed, None for all; it
+    is held weakly, because PyTorch ends a group's threads only where nothing else refers to the group. timeout: seconds after which a rank that sends nothing is lost. shards: which tokens a rank holds, where
     they come without marks. It must be asked for by name.
 
     Examples:
@@ -55,6 +57,8 @@ class Ring(Engine):
 
     def __post_init__(self) -> None:
         _check.positive("timeout", self.timeout)
+        if _is_group(self.group):
+            object.__setattr__(self, "group", weakref.ref(self.group))
         if not isinstance(self.shards, Shards):
             raise ArgumentError(
                 "shards", f"is {self.shards!r}", "give Consecutive() or ZigZag() of regard.engines"
@@ -83,7 +87,7 @@ class Ring(Engine):
         line = self._line()
         try:
             counts = _count(queries, keys)
-        except ArgumentError as error:
+        except Exception as error:
             line.excuse(error)
             raise
         every = line.meet({"counts": counts}, self.timeout)
@@ -93,7 +97,7 @@ class Ring(Engine):
         )
         try:
             yield query_marks, key_marks
-        except ArgumentError as error:
+        except Exception as error:  # whatever it is, the others must not wait for this rank
             line.excuse(error)
             raise
 
@@ -103,16 +107,15 @@ class Ring(Engine):
         if isinstance(every, Refused):
             return every
         lengths = tuple(one["keys"] for one in every)
-        return RingPlan(
-            self, problem, Round(_group(self.group), self._line(), self.timeout, problem, lengths)
-        )
+        group = weakref.ref(_group(self.group))
+        return RingPlan(self, problem, Round(group, self._line(), self.timeout, problem, lengths))
 
     def gather(self, problem: Problem, refused: Refused | None, **more: str) -> Ranks | Refused:
         """The ranks as one, where all pose the same problem and none refuses; `more`: what else is shared."""
         every = self._agree(problem, refused or _why_not_now(problem), **more)
         if isinstance(every, Refused):
             return every
-        return Ranks(_group(self.group), self._line(), self.timeout, problem.device)
+        return Ranks(weakref.ref(_group(self.group)), self._line(), self.timeout, problem.device)
 
     def _agree(
         self, problem: Problem, refused: Refused | None, **more: str
@@ -181,11 +184,22 @@ def _group(group: Any) -> Any:
         why = "torch.distributed has no group; under torchrun, call torch.distributed.init_process_group()."
         raise RefusalError("engine ring", [why])
     found = dist.group.WORLD if group is None else group
-    if not isinstance(found, dist.ProcessGroup):
+    if isinstance(found, weakref.ref):
+        found = found()
+        if found is None:
+            raise RefusalError("engine ring", ["its process group was destroyed; make the Ring anew."])
+    if not _is_group(found):
         raise ArgumentError(
             "group", f"is {found!r}", "give a process group of torch.distributed that this rank belongs to"
         )
     return found
+
+
+def _is_group(value: object) -> bool:
+    """Whether a value is a process group that this rank belongs to."""
+    import torch.distributed as dist
+
+    return dist.is_available() and isinstance(value, dist.ProcessGroup)
 
 
 def _count(queries: Any, keys: Any) -> tuple[int, int]:
@@ -245,11 +259,27 @@ def _describe(problem: Problem) -> dict[str, Any]:
         "dtype": str(problem.dtype).removeprefix("torch."),
         "device": problem.device.type,
         "batch shape": list(problem.batch_shape),
-        "width": problem.values.shape[-1],
+        "width of queries and keys": [t.shape[-1] for t in pytree.tree_leaves(problem.keys)],
+        "width of values": problem.values.shape[-1],
+        "shape of a token's keys and values": shapes_of_a_token(problem),
         "counts": "no counts" if problem.log_counts is None else "counts",
         "declaration": " ".join(type(noun).__name__ for noun in nouns),
         "parameters": str(_structure(nouns)),
     }
+
+
+COMPARED = (
+    "dtype",
+    "device",
+    "batch shape",
+    "width of queries and keys",
+    "width of values",
+    "shape of a token's keys and values",
+    "counts",
+    "declaration",
+    "parameters",
+)
+"""What all ranks must have in common, in the order in which it is compared."""
 
 
 def _structure(value: Any) -> Any:
@@ -265,8 +295,12 @@ def _structure(value: Any) -> Any:
 
 def _compare(every: list[dict[str, Any]], *more: str) -> None:
     """An error where ranks do not pose one problem; all of them see the same."""
-    for name in ("dtype", "device", "batch shape", "width", "counts", "declaration", "parameters", *more):
+    for name in (*COMPARED, *more):
+        ranks: dict[str, list[int]] = {}
         for rank, one in enumerate(every):
-            if one[name] != every[0][name]:
-                found = f"is {every[0][name]} on rank 0 and {one[name]} on rank {rank}"
-                raise ArgumentError(f"the {name} of the problem", found, "give all ranks the same")
+            ranks.setdefault(str(one[name]), []).append(rank)
+        if len(ranks) > 1:
+            found = " and ".join(
+                f"{value} on rank {', '.join(map(str, who))}" for value, who in ranks.items()
+            )
+            raise ArgumentError(f"the {name} of the problem", f"is {found}", "give all ranks the same")

@@ -6,6 +6,7 @@ tensors; a rank that is alive and waits answers when it is asked, and one that h
 
 from __future__ import annotations
 
+import contextlib
 import json
 import select
 import socket
@@ -86,9 +87,11 @@ class Line:
                 left.remove(peer)
             wake.close()
 
-        threading.Thread(target=run, daemon=True).start()
+        waiting = threading.Thread(target=run, daemon=True)
+        waiting.start()
         with own:
             self._wait(lambda: set() if failed else set(left), timeout, "hangs", own)
+        waiting.join()  # it lets go of the transport: a thread that did so while Python ends would abort it
         if failed:
             self._explain(*failed[0])
 
@@ -98,7 +101,7 @@ class Line:
         """Listen until nobody is missing."""
         deadline, asked = time.monotonic() + timeout, False
         while missing():
-            self._look_for_losses(missing)
+            self._look_for_losses(missing() if wake is None else set())
             left = deadline - time.monotonic()
             if left <= 0 and asked:
                 self._blame(missing(), what, timeout)
@@ -116,9 +119,8 @@ class Line:
         why = "waits for something else; all ranks must make the same calls in the same order"
         self._lose(missing, f"{why}, each within {timeout:g} s")
 
-    def _look_for_losses(self, missing: Callable[[], set[int]]) -> None:
-        """Raise where a rank is gone that somebody still needs."""
-        waits = missing()
+    def _look_for_losses(self, waits: set[int]) -> None:
+        """Raise where a rank is gone that did not finish its round of tensors, or that this one waits for."""
         for peer in self._gone:
             if peer in waits or self._done[peer] < self.trips:
                 self._lose({peer}, "is gone: its process ended or its connection broke")
@@ -127,7 +129,7 @@ class Line:
         """The transport failed: the line may know who is gone; else it is the peer."""
         deadline = time.monotonic() + EXPLAIN_WITHIN
         while time.monotonic() < deadline:
-            self._look_for_losses(lambda: {peer})
+            self._look_for_losses({peer})
             self._listen(0.05, None)
         self._lose({peer}, f"could not be reached: {str(error).splitlines()[0]}")
 
@@ -138,13 +140,11 @@ class Line:
         raise RankLostError(tuple(lost), why)
 
     def _tell(self, message: dict[str, Any]) -> None:
-        """Send a message to everyone; one that is gone is noted."""
+        """Send a message to everyone; that one is gone is noted where its last messages are read."""
         text = json.dumps(message).encode() + b"\n"
-        for peer, connection in self._connections.items():
-            try:
+        for connection in self._connections.values():
+            with contextlib.suppress(OSError):
                 connection.sendall(text)
-            except OSError:
-                self._gone.add(peer)
 
     def _listen(self, seconds: float, wake: socket.socket | None) -> None:
         """Read what comes within so many seconds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -18,7 +19,7 @@ from regard.compute.ring.line import Line
 class Ranks(Processes):
     """The ranks of a group; each number is summed or compared by one of them, so that all get the same."""
 
-    group: Any
+    group: weakref.ref[Any]
     line: Line
     timeout: float
     device: torch.device
@@ -46,7 +47,7 @@ class Ranks(Processes):
             return found
         self.line.begin_trip()
         flat = torch.view_as_real(found) if found.is_complex() else found
-        work = dist.all_reduce(flat, getattr(dist.ReduceOp, name), self.group, async_op=True)
+        work = dist.all_reduce(flat, getattr(dist.ReduceOp, name), self.group(), async_op=True)
         limit = timedelta(seconds=2 * self.timeout + 60)  # the line ends a wait, as on a trip
         self.line.wait_for([((self.rank + 1) % self.count, partial(work.wait, limit))], self.timeout)
         self.line.end_trip()

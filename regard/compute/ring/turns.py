@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,10 +37,11 @@ MOVING = ("potential", "normalizer", "queries", "keys", "values", "log_counts")
 class Round:
     """A problem on every rank of a group, in which the keys go round.
 
-    lengths: how many keys each rank has; problem: this rank's own, with marks.
+    group: a weak reference to the process group; lengths: how many keys each rank has; problem: this rank's
+    own, with marks.
     """
 
-    group: Any
+    group: weakref.ref[Any]
     line: Line
     timeout: float
     problem: Problem
@@ -58,24 +60,31 @@ class Round:
 
     def shapes(self, source: int) -> list[torch.Size]:
         """The shapes of the traveling tensors of another rank."""
-        return self._resize(_split(self.problem)[1], self.lengths[source])
+        return _traveling_shapes(self.problem, self.lengths[source])
 
     def trip(self) -> Trip:
         """A round of tensors."""
-        return Trip(self.group, self.line, self.timeout)
+        return Trip(self.group(), self.line, self.timeout)
 
     def source(self, step: int) -> int:
         """Whose keys are here after so many steps."""
         return (self.line.rank - step) % self.line.world
 
-    def _resize(self, traveling: _Leaves, length: int) -> list[torch.Size]:
-        last = {"log_counts", "key_marks"}
-        shapes = []
-        for name, tensor in zip(traveling.names, traveling.tensors, strict=True):
-            shape = list(tensor.shape)
-            shape[-1 if name in last else -2] = length
-            shapes.append(torch.Size(shape))
-        return shapes
+
+def shapes_of_a_token(problem: Problem) -> list[list[int]]:
+    """The shapes of the traveling tensors of one token: ranks must agree on these."""
+    return [list(shape) for shape in _traveling_shapes(problem, 1)]
+
+
+def _traveling_shapes(problem: Problem, length: int) -> list[torch.Size]:
+    """The shapes of the traveling tensors where a shard has `length` tokens."""
+    traveling = _split(problem)[1]
+    shapes = []
+    for name, tensor in zip(traveling.names, traveling.tensors, strict=True):
+        shape = list(tensor.shape)
+        shape[-1 if name in ("log_counts", "key_marks") else -2] = length
+        shapes.append(torch.Size(shape))
+    return shapes
 
 
 def go_round(one: Round) -> Attended:
