@@ -8,8 +8,8 @@ regard.certify(a, regard.Ball(1.0, tokens=8), regard.TokenMax())  # how much it 
 regard.attend(q, k, v, potential=regard.Gaussian(bandwidth=2.0))   # the tensor door
 """
 
-import importlib
-from typing import Any
+import importlib as _importlib
+from typing import Any as _Any
 
 from regard import _command
 
@@ -129,12 +129,12 @@ _MODULES = (
 """Where everything is that is not here."""
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _Any:
     """A module that is loaded on demand; for a name that is in one of the modules,
     an error that says in which.
     """
     if name in _LAZY:
-        return importlib.import_module(f"regard.{name}")
+        return _importlib.import_module(f"regard.{name}")
     for module in _MODULES:
         found = vars(module)
         if (

@@ -1,6 +1,6 @@
 """What pages need at view time: formulas, fonts, search without a server. It is kept in website/from_npm.
 
-python -m website.vendored   asks the npm registry for it again, by checksum, after a version was changed
+python -m website.vendored   fetches all of it again with npm, by checksum, after a version was changed
 """
 
 from __future__ import annotations
@@ -9,24 +9,23 @@ import base64
 import hashlib
 import io
 import shutil
+import subprocess
 import sys
 import tarfile
-import time
-import urllib.request
+import tempfile
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
 KEPT = Path(__file__).resolve().parent / "from_npm"
 SUMS = KEPT / "sums.txt"
-REGISTRY = "https://registry.npmjs.org"
-PATIENCE = 60
-TRIES = 4
+PATIENCE = 240
+"""Seconds that npm has for one package; it tries again by itself."""
 
 
 @dataclass(frozen=True)
 class Archive:
-    """A package of the registry, the sum that npm publishes for it, and where its files go in the site."""
+    """A package of npm, the sum that npm publishes for it, and where its files go in the site."""
 
     name: str
     version: str
@@ -34,29 +33,30 @@ class Archive:
     files: dict[str, str]
 
     @property
-    def url(self) -> str:
-        short = self.name.rpartition("/")[2]
-        return f"{REGISTRY}/{self.name}/-/{short}-{self.version}.tgz"
+    def release(self) -> str:
+        """The package and its version, as npm names them."""
+        return f"{self.name}@{self.version}"
 
     def read(self) -> bytes:
-        """The archive; a wrong sum is an error."""
-        data = self._asked()
+        """Return the archive; a wrong sum is an error."""
+        data = self._fetch()
         found = base64.b64encode(hashlib.sha512(data).digest()).decode()
         if found != self.sha512:
-            raise ValueError(f"{self.url}: its sha512 is {found}, not {self.sha512}")
+            raise ValueError(f"{self.release}: its sha512 is {found}, not {self.sha512}")
         return data
 
-    def _asked(self, tries: int = TRIES) -> bytes:
-        """From the registry, which may be busy."""
-        try:
-            with urllib.request.urlopen(self.url, timeout=PATIENCE) as answer:
-                data: bytes = answer.read()
-        except OSError as error:
-            if tries == 1:
-                raise OSError(f"{self.url} could not be read ({error}); nothing was changed") from error
-            time.sleep(5)
-            return self._asked(tries - 1)
-        return data
+    def _fetch(self) -> bytes:
+        """Download the archive with npm, which knows its registry."""
+        with tempfile.TemporaryDirectory() as folder:
+            command = ["npm", "pack", self.release, "--silent", "--pack-destination", folder]
+            try:
+                subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
+                (archive,) = Path(folder).glob("*.tgz")
+            except (OSError, subprocess.SubprocessError, ValueError) as error:
+                raise OSError(
+                    f"{self.release} could not be fetched ({error}); nothing was changed"
+                ) from error
+            return archive.read_bytes()
 
     def contents(self) -> dict[str, bytes]:
         """Files of the site by their path, with the license."""
@@ -119,7 +119,7 @@ def files() -> dict[str, bytes]:
 
 
 def main() -> None:
-    """Take all of them from the registry again, or nothing."""
+    """Fetch all of them again, or nothing."""
     try:
         asked = [archive.contents() for archive in ARCHIVES]
     except (OSError, ValueError) as error:

@@ -36,7 +36,7 @@ def _map(map: Map, x: Measure, engine: Engine | None) -> Tensor:
         raise ArgumentError(
             "x",
             f"has {what}, and {type(map).__name__} does not say what they mean to it",
-            f"give a Tensor, or add a rule with @regard.dynamics.drifts.rule({type(map).__name__})",
+            f"give a Tensor, or add a rule with @regard.dynamics.drift.rule({type(map).__name__})",
         )
     if engine is not None and engine.over_processes:
         found = f"is a ring, and {type(map).__name__} does not say how it runs over several processes"

@@ -80,13 +80,17 @@ class MultiHeadAttention(nn.Module):
             else nn.Linear(width, (heads + 2 * self.kv_heads) * self.head_width, bias)
         )
         self.output = Frames(width) if orthogonal else nn.Linear(width, width, bias)
-        self.mechanism = Mechanism(mechanism)
-        check_order(mechanism.normalizer, mechanism.support)
-        self.goes_on = may_go_on(self, mechanism)
+        self.set_mechanism(mechanism)
         if shaped:
             check_laws(mechanism.normalizer, self.dropout)
         if not orthogonal:
             self._initialize()
+
+    def set_mechanism(self, mechanism: Attention) -> None:
+        """Replace the potential, normalizer and support of the layer."""
+        self.mechanism = Mechanism(mechanism)
+        check_order(mechanism.normalizer, mechanism.support)
+        self.goes_on = may_go_on(self, mechanism)
 
     def forward(
         self,

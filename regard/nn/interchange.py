@@ -20,7 +20,6 @@ from regard.nn.design import Design
 from regard.nn.initialization import Xavier
 from regard.nn.layer_settings import layer_options
 from regard.nn.layers import Branch, DecoderLayer, EncoderLayer
-from regard.nn.mechanism import Mechanism
 from regard.nn.stacks import Decoder, Encoder, Transformer
 from regard.nn.structure import changes, intrusions, undrawn
 from regard.supports import Support
@@ -77,7 +76,7 @@ def set_support(made: nn.Module, support: Support) -> None:
         if isinstance(inner, (DecoderLayer, Decoder, Transformer)):
             inner.support = support
         if isinstance(inner, DecoderLayer):
-            inner.attention.mechanism = Mechanism(inner.attention.mechanism.value().replace(support=support))
+            inner.attention.set_mechanism(inner.attention.mechanism.value().replace(support=support))
 
 
 def to_torch(module: nn.Module) -> Any:

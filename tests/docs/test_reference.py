@@ -114,20 +114,22 @@ def test_a_file_changed_by_hand_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_a_wrong_sum_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vendored.Archive, "_asked", lambda self: b"something else")
+    monkeypatch.setattr(vendored.Archive, "_fetch", lambda self: b"something else")
     with pytest.raises(ValueError, match="sha512"):
         vendored.ARCHIVES[0].contents()
 
 
-def test_a_registry_that_does_not_answer_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_npm_that_fails_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what was kept stays."""
 
-    def refused(url: str, timeout: float) -> None:
+    def refused(command: list[str], **options: object) -> None:
+        assert command[:3] == ["npm", "pack", vendored.ARCHIVES[0].release]
         raise OSError("name or service not known")
 
-    monkeypatch.setattr(vendored.urllib.request, "urlopen", refused)
-    monkeypatch.setattr(vendored.time, "sleep", lambda seconds: None)
-    with pytest.raises(SystemExit, match=r"katex-.* could not be read \(name or .*\); nothing was changed"):
+    monkeypatch.setattr(vendored.subprocess, "run", refused)
+    with pytest.raises(
+        SystemExit, match=r"katex@.* could not be fetched \(name or .*\); nothing was changed"
+    ):
         vendored.main()
     assert vendored.files()
 

@@ -234,3 +234,26 @@ def test_modules_say_how_torchs_arguments_are_written(kind, name):
     module = design.self_attention() if kind == "attention" else r.nn.EncoderLayer(design)
     with pytest.raises(r.errors.ArgumentError, match=FORWARD[name]):
         module(torch.randn(3, WIDTH), **{name: None})
+
+
+def decoder_layer():
+    return nn.TransformerDecoderLayer(WIDTH, HEADS, HIDDEN, dropout=0.0, batch_first=True)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        decoder_layer,
+        lambda: nn.TransformerDecoder(decoder_layer(), 2, nn.LayerNorm(WIDTH)),
+        lambda: nn.Transformer(WIDTH, HEADS, 2, 2, HIDDEN, dropout=0.0, batch_first=True),
+    ],
+)
+@pytest.mark.parametrize("support", [r.Full(), r.Causal(), r.Window(2, 0)])
+def test_decoders_come_back_whatever_they_see(make, support):
+    theirs, x, y = alive(make()), points(BATCH, N), points(BATCH, M)
+    ours = from_torch(theirs, support=support)
+    inputs = (y, x) if isinstance(theirs, nn.Transformer) else (x, y)
+    back = to_torch(ours)
+    close(back(*inputs), theirs(*inputs), "returned")
+    visible = support.allows(torch.arange(N), torch.arange(N))
+    close(ours(*inputs), theirs(*inputs, tgt_mask=~visible), "with the mask of the support")
