@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regard._files import write_text, writing
+from regard._files import write_together, writing
 from regard._pages import content_hash, embedded, environment, markup
 from regard._written import plain
 from regard.audits.card import figures, markdown, place_in_words, three_digits
@@ -76,16 +76,15 @@ def _page(report: Report, data: dict[str, Any]) -> str:
 
 
 def save(report: Report, directory: Path, argument: str = "--out") -> list[Path]:
-    """Write report.json, report.html and card.md, each whole or not at all, and give their paths; errors
-    blame the argument.
+    """Write report.json, report.html and card.md, all of them or none, and return their paths; errors name
+    the argument.
     """
     data = report.to_dict()
     written = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)
     texts = {"report.json": written, "report.html": _page(report, data), "card.md": markdown(report)}
     with writing(directory, argument):
         directory.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            write_text(directory / name, text)
+        write_together({directory / name: text.encode() for name, text in texts.items()})
     return [directory / name for name in texts]
 
 

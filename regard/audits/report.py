@@ -188,7 +188,7 @@ class Report:
         return findings(self)
 
     def save(self, directory: str | Path) -> list[Path]:
-        """Write report.json, report.html and card.md, each at once or not at all."""
+        """Write report.json, report.html and card.md, all of them or none."""
         from regard.audits.page import save
 
         return save(self, Path(directory), "directory")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from regard._files import write_text, writing
+from regard._files import write_together, writing
 from regard._written import plain
 from regard.audits.checks.base import HEAD, Column
 from regard.audits.report import Coverage, Report
@@ -228,13 +228,12 @@ def _or_least(value: float) -> float:
 
 
 def save(found: Series, directory: Path) -> list[Path]:
-    """Write series.json and series.html."""
+    """Write series.json and series.html, both or none."""
     from regard.audits.series_page import html
 
-    paths = [directory / "series.json", directory / "series.html"]
-    texts = [json.dumps(found.to_dict(), ensure_ascii=False, indent=1, allow_nan=False), html(found)]
+    written = json.dumps(found.to_dict(), ensure_ascii=False, indent=1, allow_nan=False)
+    texts = {directory / "series.json": written, directory / "series.html": html(found)}
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
-        for path, text in zip(paths, texts, strict=True):
-            write_text(path, text)
-    return paths
+        write_together({path: text.encode() for path, text in texts.items()})
+    return list(texts)

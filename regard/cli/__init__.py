@@ -7,14 +7,17 @@ import sys
 
 from regard._command import STOPPED
 from regard.cli.letters import without_errors
+from regard.cli.streams import lasting
 from regard.errors import MissingExtraError, RegardError
 
 
 def main() -> None:
     """The entry point: errors that regard raises become one line and exit status 2."""
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
             without_errors(stream)  # a terminal without these letters gets others, not an error
+            setattr(sys, name, lasting(stream))
     try:
         _run()
     except RegardError as error:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from regard.cli.streams import abandoned
 
 HELP = """Continue a text with a model that `regard train` made.
 
@@ -73,4 +76,6 @@ def generate(
         ):  # a character of several bytes is shown when it is whole
             typer.echo(text, nl=False)
             pending = []
+        if abandoned(sys.stdout):
+            break
     typer.echo(alphabet.decode(pending))

@@ -4,6 +4,8 @@ output that can be piped.
 
 import io
 import json
+import os
+import subprocess
 import sys
 
 import pytest
@@ -14,7 +16,8 @@ from regard.audits.checks import checks
 from regard.audits.inputs import inputs_of, texts_of
 from regard.audits.terminal import Bars, part
 from regard.cli import main
-from tests.audits.checkpoints import model_of, regard, save, tokenizer
+from regard.cli.streams import abandoned, lasting
+from tests.audits.checkpoints import ENVIRONMENT, model_of, regard, save, tokenizer
 
 pytest.importorskip("typer")
 pytest.importorskip("transformers")
@@ -157,6 +160,44 @@ def test_an_audit_in_a_pipe(model, tmp_path):
     assert [entry["name"] for entry in data["inputs"]] == ["the cat", "cat"]
     assert data["settings"]["checks"] == ["weights", "rows"]
     assert data["partial"] == ""
+
+
+def unread(*arguments):
+    """The command line where nobody reads what it prints: its exit status, and what it says of that."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "regard", *map(str, arguments)]
+    with os.fdopen(writer, "wb") as stdout:
+        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, timeout=170, env=ENVIRONMENT)
+    return done.returncode, done.stderr.decode()
+
+
+def test_a_pipe_that_nobody_reads(model, tmp_path):
+    """`regard audit … | true`: the report is whole, nothing else is left, and the status is the audit's."""
+    code, said = unread("audit", model, "--text", "the cat", *QUICK, "--out", tmp_path / "out")
+    assert code == 0, said
+    assert not [line for line in said.splitlines() if "steps after" not in line]
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == ["card.md", "report.html", "report.json"]
+
+
+def test_a_command_that_only_prints_in_a_pipe_that_nobody_reads():
+    assert unread("checks") == (0, "")
+
+
+def test_a_stream_knows_that_its_reader_left():
+    """Text before that arrives; afterwards it goes nowhere, and who only prints can stop."""
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w", encoding="utf-8") as stream:
+        kept = lasting(stream)
+        print("é read", file=kept, flush=True)
+        assert os.read(reader, 100).decode() == "é read\n"
+        assert not abandoned(kept)
+        os.close(reader)
+        print("unread", file=kept, flush=True)
+        assert abandoned(kept)
+    assert lasting(io.TextIOWrapper(io.BytesIO())).buffer.getvalue() == b""
+    assert not abandoned(io.StringIO())
 
 
 def test_a_first_look_is_at_one_text(model, tmp_path, monkeypatch):

@@ -12,10 +12,11 @@ import re
 import pytest
 
 import regard
-from regard.audits import card, page
+from regard.audits import card, page, series
 from regard.audits.checks import checks
 from regard.audits.checks.base import EXACT, HEAD, LAYER, PROVED, STACK, Column
 from regard.audits.report import Coverage, InputEntry, Report, Row, Skipped
+from regard.audits.series import Series, Track
 from regard.errors import ArgumentError
 from tests.audits.browser import browser, executable
 
@@ -576,6 +577,31 @@ def test_a_failed_write_leaves_the_old_files(tmp_path, monkeypatch):
         page.save(gaps(), tmp_path)
     assert [path.read_bytes() for path in paths] == before
     assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "fails_at"), [("report", 1), ("report", 2), ("report", 3), ("series", 1), ("series", 2)]
+)
+def test_a_disk_that_fills_up_leaves_no_mixture(tmp_path, monkeypatch, kind, fails_at):
+    """Whichever file finds no room, all files are those of the old report, and nothing is beside them."""
+    tracks = tuple(Track("qk_norm", "a", 0, head, (1.0, 2.0)) for head in range(2))
+    columns = tuple(column for column in made().columns if column.name == "qk_norm")
+    old, new = (Series("Bert", (name, "last"), columns, tracks, ()) for name in ("old", "new"))
+    saved = {"report": (page.save, made(), gaps()), "series": (series.save, old, new)}
+    save, first, second = saved[kind]
+    paths, sync, calls = save(first, tmp_path), os.fsync, iter(range(1, 100))
+    before = [path.read_bytes() for path in paths]
+
+    def fills_up(descriptor):
+        if next(calls) == fails_at:
+            raise OSError(28, "No space left on device")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fills_up)
+    with pytest.raises(ArgumentError, match="No space left on device"):
+        save(second, tmp_path)
+    assert [path.read_bytes() for path in paths] == before
+    assert sorted(tmp_path.iterdir()) == sorted(paths)
 
 
 def test_a_file_in_the_way(tmp_path):
