@@ -96,6 +96,8 @@ class _Gathering:
         ]
         self.observed = {place.name for _, place, unit in self.sites if unit and unit.get("observed")}
         self.wholes = [(item, store.get(input_key(item))) for item in run.inputs]
+        padding = [(item.index, unit["padding"]) for item, unit in self.wholes if unit and "padding" in unit]
+        self.skipped += [Skipped("padding", "", index, reason) for index, reason in padding]
 
     def coverage(self) -> list[Coverage]:
         """Every attention module of the model: covered, or why not."""

@@ -15,6 +15,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from regard.audits.changes import Reading
+from regard.audits.padding import without_padding
 from regard.audits.samples import LOWER_CASED, UNKNOWN, RandomTokens, loses_capitals, repair_of, unknown_share
 from regard.errors import ArgumentError
 
@@ -31,7 +32,7 @@ class Input:
 
     cut: whether the text was longer than the model takes, and was cut off; unknown: the share of tokens that
     the tokenizer does not know, and repair: what makes it know them; random: whether the tokens were drawn at
-    random.
+    random; padded: the keyword arguments as they were given, where padding was omitted.
     """
 
     index: int
@@ -45,6 +46,7 @@ class Input:
     unknown: float = 0.0
     repair: str = ""
     random: bool = False
+    padded: dict[str, Any] | None = None
 
 
 def texts_of(values: Sequence[str]) -> list[str]:
@@ -84,10 +86,11 @@ def _lines(path: Path) -> list[str]:
 
 
 def inputs_of(model: nn.Module, items: Sequence[Any], tokenizer: Any) -> list[Input]:
-    """The inputs, checked; a batch of several sequences becomes several inputs."""
+    """The inputs, checked; a batch of several sequences becomes several inputs, without their padding."""
     found: list[Input] = []
     for position, item in enumerate(items):
-        for options, text in _options(model, item, tokenizer, position):
+        for given, text in _options(model, item, tokenizer, position):
+            options = without_padding(given, len(found))
             names = _tokens(options, tokenizer)
             encode = None if text is None else (lambda other: _encode(model, tokenizer, other))
             reading = None if text is None else Reading.of(text, tokenizer, _longest(model, tokenizer))
@@ -97,10 +100,21 @@ def inputs_of(model: nn.Module, items: Sequence[Any], tokenizer: Any) -> list[In
             )
             unknown = unknown_share(tokenizer, _ids(options))
             name = text or f"input {len(found) + 1}"
-            repair = repair_of(tokenizer, text) if text is not None and unknown > UNKNOWN else ""
-            random = isinstance(item, RandomTokens)
             found.append(
-                Input(len(found), name, options, names, text, reading, encode, cut, unknown, repair, random)
+                Input(
+                    len(found),
+                    name,
+                    options,
+                    names,
+                    text,
+                    reading,
+                    encode,
+                    cut,
+                    unknown,
+                    repair=repair_of(tokenizer, text) if text is not None and unknown > UNKNOWN else "",
+                    random=isinstance(item, RandomTokens),
+                    padded=None if options is given else given,
+                )
             )
     return found
 

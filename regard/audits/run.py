@@ -27,6 +27,7 @@ from regard.audits.inputs import Input, inputs_of, notes_on
 from regard.audits.memory import give_back
 from regard.audits.noticing import Noticed, learned, modules_of, notice, run_on, typical
 from regard.audits.places import Place, all_places, block_paths
+from regard.audits.padding import answered_otherwise
 from regard.audits.report import Report
 from regard.audits.residual import blocks_of
 from regard.audits.samples import samples
@@ -159,7 +160,10 @@ class Audit:
         return [learned(self.model, place, calls, self.noticed.seen) for place in around]
 
     def _options(self, item: Input) -> dict[str, Any]:
-        return _cast_options(item.options, next(self.model.parameters()).dtype)
+        return self._cast(item.options)
+
+    def _cast(self, options: dict[str, Any]) -> dict[str, Any]:
+        return _cast_options(options, next(self.model.parameters()).dtype)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -274,11 +278,21 @@ class Audit:
             results = {check.name: answer(check.of_input, scenes.of(item)) for check in asked}
         else:
             results = {check.name: {"reason": BLOCKWISE} for check in asked}
-        self.store.put(input_key(item), {"results": results})
+        padding = "" if item.padded is None else self._padding(item.padded, item)
+        self.store.put(input_key(item), {"results": results, **({"padding": padding} if padding else {})})
         scenes.forget()
         give_back()
 
     def _twin(self) -> None:
+    def _padding(self, given: dict[str, Any], item: Input) -> str:
+        """What is to be said about an input whose padding was omitted."""
+        with nullcontext() if self.disk is None else self.disk.running():
+            padded, alone = (
+                run_on(self.model, self._cast(options), [""], item.index)[""].output
+                for options in (given, item.options)
+            )
+        return answered_otherwise(given, padded, alone)
+
         """What the columns are with random weights, on the first input."""
         if self.disk is not None:
             self.store.put(TWIN, {"reason": BLOCKWISE})

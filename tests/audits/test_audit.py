@@ -539,7 +539,9 @@ def test_each_module_keeps_its_mode():
 
 def test_tokens_that_see_nothing_have_no_bound_and_say_so():
     model = model_of("llama")
-    call = {"input_ids": torch.arange(3, 8).unsqueeze(0), "attention_mask": torch.tensor([[0, 0, 1, 1, 1]])}
+    seen = torch.ones(5, 5, dtype=torch.bool).tril()
+    seen[:, :2] = False
+    call = {"input_ids": torch.arange(3, 8).unsqueeze(0), "attention_mask": seen.view(1, 1, 5, 5)}
     report = r.audit(model, [call], checks=named("bounds", "deviation", "rows"))
     assert not report.missing
     assert {entry.check for entry in report.skipped} == {"bounds", "deviation"}

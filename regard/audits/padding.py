@@ -1,0 +1,124 @@
+"""Padding: tokens of an input that its mask hides are omitted before the model runs, so that nothing counts
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from regard.errors import ArgumentError
+
+KEEPS, HIDES = "attention_mask", "key_padding_mask"
+"""How the names of masks (1, n) end: in the first 1 is a token; in the second True, or a number that is not
+zero, is padding.
+"""
+SIDES = ("decoder", "encoder", "tgt", "memory", "pixel", "image", "video", "audio")
+"""How the names of arguments begin that belong to a sequence of their own."""
+KEYS = ("key", "value", HIDES)
+"""Arguments of nn.MultiheadAttention."""
+AGREES = 1e-3
+"""How much the output at the other tokens may change where padding is omitted, relative."""
+
+
+def without_padding(options: dict[str, Any], index: int) -> dict[str, Any]:
+    """The keyword arguments of one sequence without the tokens that its masks hide."""
+    for name in options:
+        kept = _kept(name, options[name])
+        if kept is not None and not bool(kept.any()):
+            raise ArgumentError("inputs", f"{index + 1} has nothing but padding by its {name}", "remove it")
+        options = options if kept is None else _cut(options, name, kept)
+    return options
+
+
+def _kept(name: str, mask: Any) -> Tensor | None:
+    """Which tokens (n,) a mask keeps; None where it is no mask of tokens, or hides none."""
+    known = name.endswith((KEEPS, HIDES)) and not name.startswith("global")
+    if not known or not isinstance(mask, Tensor) or mask.ndim != 2 or len(mask) != 1:
+        return None
+    kept = (mask[0] == 0) if name.endswith(HIDES) else (mask[0] != 0)
+    return None if bool(kept.all()) else kept
+
+
+def _cut(options: dict[str, Any], mask: str, kept: Tensor) -> dict[str, Any]:
+    """All arguments of the sequence of a mask at the tokens that it keeps, or all as they are where nothing
+    but masks has as many tokens.
+    """
+    side, found = _side(mask, options), {}
+    for name, value in options.items():
+        axes = partial(_axes, name, options=options, side=side)
+        found[name] = pytree.tree_map(partial(_at, kept=kept, axes=axes), value)
+    moved = [name for name in found if "mask" not in name and _sizes(found[name]) != _sizes(options[name])]
+    return found if moved else options
+
+
+def answered_otherwise(options: dict[str, Any], padded: Any, alone: Any) -> str:
+    """Why numbers of the tokens alone are not those of the padded call; nothing where the model gives these
+    tokens the same output in both.
+    """
+    masks = [kept for name, value in options.items() if (kept := _kept(name, value)) is not None]
+    pairs = zip(pytree.tree_leaves(padded), pytree.tree_leaves(alone), strict=False)
+    apart = max((_apart(one, other, masks) for one, other in pairs), default=0.0)
+    if apart <= AGREES:
+        return ""
+    return (
+        f"with its padding the model gives these tokens another output, which differs by {apart:.1e} "
+        "(relative): it reads the padding, or counts positions from it; all numbers are of the tokens alone"
+    )
+
+
+def _apart(padded: Any, alone: Any, masks: list[Tensor]) -> float:
+    """How far two outputs are apart at the tokens that masks keep; zero where they cannot be compared."""
+    if not isinstance(padded, Tensor) or not isinstance(alone, Tensor) or padded.ndim != alone.ndim:
+        return 0.0
+    for axis, (long, short) in enumerate(zip(padded.shape, alone.shape, strict=True)):
+        kept = next((kept for kept in masks if (len(kept), int(kept.sum())) == (long, short)), None)
+        if kept is not None:
+            padded = _at(padded, kept, lambda _, axis=axis: [axis])
+    if padded.shape != alone.shape or not alone.dtype.is_floating_point or not float(alone.norm()) > 0:
+        return 0.0
+    return float((padded - alone).norm() / alone.norm())
+
+
+def _side(name: str, options: dict[str, Any]) -> str:
+    """The sequence that an argument belongs to, where a model takes several."""
+    same = name == "query" and _memory(options.get(name)) == _memory(options.get("key"))
+    if same or (name in KEYS and "key" in options):
+        return "key"
+    if name == "labels" and any(other.startswith("decoder") for other in options):
+        return "decoder"
+    side = next((side for side in SIDES if name.startswith(side)), "")
+    own = [other for other in options if other.startswith(side) and "mask" not in other]
+    return side if own else ""  # as the memory of a whole nn.Transformer, which is made of src
+
+
+def _axes(name: str, leaf: Tensor, options: dict[str, Any], side: str) -> list[int]:
+    """The dimensions of a tensor that may be the tokens of a sequence."""
+    if "mask" in name and leaf.ndim >= 2:  # of pairs, or of one token
+        of_pairs = {"memory_mask": ("tgt", "memory"), "attn_mask": ("query", "key")}.get(name, (name, name))
+        return [axis for axis, one in zip((-2, -1), of_pairs, strict=True) if _side(one, options) == side]
+    if _side(name, options) != side or leaf.ndim > 3:
+        return []
+    if leaf.ndim < 3:
+        return [-1] if leaf.ndim else []
+    return [1] if len(leaf) == 1 else [0] if leaf.dtype.is_floating_point else [-1]
+
+
+def _at(leaf: Any, kept: Tensor, axes: Callable[[Tensor], list[int]]) -> Any:
+    """A tensor at the tokens that are kept, along those of its axes that have as many."""
+    for axis in axes(leaf) if isinstance(leaf, Tensor) else ():
+        if leaf.shape[axis] == len(kept):
+            leaf = leaf.index_select(axis, kept.nonzero().flatten().to(leaf.device))
+    return leaf
+
+
+def _sizes(value: Any) -> list[Any]:
+    return [leaf.shape for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _memory(value: Any) -> Any:
+    return (value.data_ptr(), value.shape) if isinstance(value, Tensor) else value

@@ -1,0 +1,168 @@
+"""Padding: a text has the same numbers alone and padded, in every column, and they are those of its tokens
+in plain torch.
+"""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import regard as r
+from tests.audits.families import FAMILIES, enlivened, ids, mask, tokens
+
+pytest.importorskip("transformers")
+
+SHORT, LONG = ids(1, 5), ids(1, 8)
+CLOSED = ~torch.ones(8, 8, dtype=torch.bool).tril()
+SOURCE = tokens(2, 8)
+TARGET = tokens(2, 4)
+
+
+def padded(left=False, **more):
+    """Both texts as a tokenizer pads them."""
+    zeros = torch.zeros(1, 3, dtype=torch.long)
+    second = torch.cat([zeros, SHORT] if left else [SHORT, zeros], 1)
+    return {"input_ids": torch.cat([LONG, second]), "attention_mask": mask(8, 5, left=left), **more}
+
+
+PLACES = {"position_ids": torch.stack([torch.arange(8), torch.tensor([9, 9, 9, 0, 1, 2, 3, 4])])}
+TEXTS = [{"input_ids": LONG}, {"input_ids": SHORT}]
+CASES = {
+    "bert": ("bert", padded(), TEXTS),
+    "bert, eager": ("bert eager", padded(token_type_ids=torch.zeros(2, 8, dtype=torch.long)), TEXTS),
+    "bert, left": ("bert", padded(True, **PLACES), TEXTS),
+    "llama": ("llama", padded(), TEXTS),
+    "llama, left": ("llama", padded(True), TEXTS),
+    "gpt2, left": ("gpt2", padded(True, **PLACES), TEXTS),
+    "t5": (
+        "t5",
+        padded(decoder_input_ids=ids(2, 6), decoder_attention_mask=mask(6, 4)),
+        [
+            {**TEXTS[0], "decoder_input_ids": ids(2, 6)[:1]},
+            {**TEXTS[1], "decoder_input_ids": ids(2, 6)[1:, :4]},
+        ],
+    ),
+    "torch": (
+        "torch_encoder",
+        {"src": SOURCE, "mask": CLOSED, "src_key_padding_mask": mask(8, 5) == 0},
+        [{"src": SOURCE[:1], "mask": CLOSED}, {"src": SOURCE[1:, :5], "mask": CLOSED[:5, :5]}],
+    ),
+    "torch, its memory": (
+        "torch_decoder",
+        {"tgt": TARGET, "memory": SOURCE, "memory_key_padding_mask": mask(8, 5) == 0},
+        [{"tgt": TARGET[:1], "memory": SOURCE[:1]}, {"tgt": TARGET[1:], "memory": SOURCE[1:, :5]}],
+    ),
+}
+
+
+def numbers_of(report):
+    """Every number of a report: of each row, column and input."""
+    return {
+        (row.scope, row.site, row.head, name, place): value
+        for row in report.rows
+        for name, values in row.inputs.items()
+        for place, value in enumerate(values)
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_number_is_that_of_the_text_alone(case):
+    kind, together, alone = CASES[case]
+    name, _, implementation = kind.partition(" ")
+    model = FAMILIES[name].make(implementation or "sdpa")
+    found, wanted = (numbers_of(r.audit(model, inputs)) for inputs in (together, alone))
+    assert found.keys() == wanted.keys()
+    known = {name for name, value in wanted.items() if not math.isnan(value)}
+    assert {name for name, value in found.items() if not math.isnan(value)} == known
+    assert len({column for *_, column, place in known if place == 1}) > 20
+    for number in known:
+        assert found[number] == pytest.approx(wanted[number], rel=1e-4, abs=1e-7), number
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_head_is_that_of_its_tokens(left):
+    """In plain torch, on the padded input: the rows and the dense Jacobian at the tokens."""
+    model = FAMILIES["llama"].make("eager")  # in float64 the mask of transformers overflows
+    report = r.audit(model, padded(left), checks=["rows", "constants", "geometry"])
+    call = {name: value[1:] for name, value in padded(left).items()}
+    kept = call["attention_mask"][0].bool()
+    entering, ran = {}, {}
+    for path, layer in enumerate(model.layers):
+        layer.self_attn.register_forward_pre_hook(
+            lambda _, a, b, path=path: entering.update({path: (a, b)}), with_kwargs=True
+        )
+        layer.register_forward_pre_hook(lambda _, a, path=path: ran.update({path: a[0]}))
+    with torch.no_grad():
+        weights = model(**call, output_attentions=True, use_cache=False).attentions
+    for path, own in enumerate(weights):
+        laws = own[0][:, kept][:, :, kept]
+        heads = [row for row in report.heads if row.layer == path]
+        for law, row in zip(laws, heads, strict=True):
+            entropy = float(torch.special.entr(law).sum(-1).mean())
+            assert row.inputs["entropy"][1] == pytest.approx(entropy, rel=1e-4)
+            assert row.inputs["sink_mass"][1] == pytest.approx(float(law.mean(0).max()), rel=1e-4)
+        _, named = entering[path]
+        module, x = model.layers[path].self_attn, named["hidden_states"]
+        named["attention_mask"] = named["attention_mask"].clamp_min(-1e9)  # whose derivatives are finite
+
+        def run(part, module=module, named=named, x=x):
+            whole = x.clone()
+            whole[:, kept] = part
+            return module(**{**named, "hidden_states": whole})[0][:, kept]
+
+        dense = torch.autograd.functional.jacobian(run, x[:, kept])
+        (layer,) = [row for row in report.layers if row.layer == path]
+        exact = float(torch.linalg.matrix_norm(dense.reshape(5 * 32, 5 * 32).double(), 2))
+        assert layer.inputs["layer_constant"][1] == pytest.approx(exact, rel=1e-4)
+        stream = ran[path][0, kept]
+        spread = float((stream - stream.mean(0)).norm(dim=-1).max())
+        assert layer.inputs["radius"][1] == pytest.approx(spread, rel=1e-4)
+
+
+def test_the_report_names_the_tokens_alone():
+    report = r.audit(FAMILIES["bert"].make("sdpa"), padded(), checks=["rows"])
+    assert [len(entry.tokens) for entry in report.inputs] == [8, 5]
+    assert not report.skipped
+
+
+class Mean(nn.Module):
+    """A model that takes the mean over padding too."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 4, 24, 0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+    def forward(self, src, src_key_padding_mask=None):
+        return self.encoder(src, src_key_padding_mask=src_key_padding_mask).mean(1)
+
+
+@pytest.mark.parametrize(
+    ("make", "call"),
+    [
+        (lambda: enlivened(Mean()), {"src": SOURCE, "src_key_padding_mask": mask(8, 5) == 0}),
+        (lambda: FAMILIES["gpt2"].make("sdpa"), padded(True)),
+    ],
+    ids=["reads padding", "counts positions from padding"],
+)
+def test_a_model_that_padding_changes_is_measured_on_the_tokens_alone_and_says_so(make, call):
+    report = r.audit(make(), call, checks=["rows"])
+    (entry,) = report.skipped
+    assert (entry.check, entry.input) == ("padding", 1)
+    assert "gives these tokens another output" in entry.reason
+    assert "of the tokens alone" in entry.reason
+    assert r.audits.Report.from_dict(report.to_dict()).skipped == [entry]
+
+
+def test_an_input_of_padding_alone_is_refused():
+    call = {"input_ids": SHORT, "attention_mask": torch.zeros(1, 5, dtype=torch.long)}
+    with pytest.raises(r.errors.ArgumentError, match="1 has nothing but padding by its attention_mask"):
+        r.audit(FAMILIES["bert"].make("sdpa"), call)
+
+
+def test_a_mask_that_hides_nothing_changes_nothing():
+    whole = {"input_ids": SHORT, "attention_mask": torch.ones(1, 5, dtype=torch.long)}
+    model = FAMILIES["bert"].make("sdpa")
+    found, wanted = (r.audit(model, call, checks=["rows", "constants"]) for call in (whole, TEXTS[1]))
+    assert numbers_of(found) == numbers_of(wanted)
