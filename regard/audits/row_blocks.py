@@ -26,8 +26,11 @@ class RowBlock:
 
 def row_blocks(site: Site | ObservedSite) -> Iterator[RowBlock]:
     """All queries, a few at a time; at once where they are few, or where rows depend on each other."""
+    if isinstance(site, ObservedSite):
+        yield RowBlock(site.scores, site.allowed, site.laws)
+        return
     count, pairs = len(site.points), site.heads * len(site.points) ** 2
-    if pairs <= ROOM or isinstance(site, ObservedSite) or not site.attention.normalizer.rowwise:
+    if pairs <= ROOM or not site.attention.normalizer.rowwise:
         yield RowBlock(site.scores, site.allowed, site.laws)
         return
     rows = max(1, ROOM * count // pairs)

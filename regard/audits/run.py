@@ -17,6 +17,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from regard.audits.adapters.base import Block, Call, NotCovered
+from regard.audits.adapters.general import General
 from regard.audits.answers import answer, input_key, site_key, weights_key
 from regard.audits.calling import path_and_turn
 from regard.audits.checks import Check
@@ -26,8 +27,8 @@ from regard.audits.collect import TWIN, collect
 from regard.audits.inputs import Input, inputs_of, notes_on
 from regard.audits.memory import give_back
 from regard.audits.noticing import Noticed, learned, modules_of, notice, run_on, typical
-from regard.audits.places import Place, all_places, block_paths
 from regard.audits.padding import answered_otherwise
+from regard.audits.places import Place, all_places, block_paths
 from regard.audits.report import Report
 from regard.audits.residual import blocks_of
 from regard.audits.samples import samples
@@ -156,7 +157,7 @@ class Audit:
         for item in typical(self.inputs):
             calls = run_on(self.model, self._options(item), list(modules_of(self.model)), item.index) | calls
         blocks = blocks_of(self.model, calls, ((place.path, place.spot.turn) for place in alone))
-        around = [replace(place, around=blocks.get((place.path, place.spot.turn))) for place in found]
+        around = [place.within(blocks.get((place.path, place.spot.turn)), found) for place in found]
         return [learned(self.model, place, calls, self.noticed.seen) for place in around]
 
     def _options(self, item: Input) -> dict[str, Any]:
@@ -197,7 +198,7 @@ class Audit:
 
     def _weights(self, place: Place) -> None:
         asked = [check for check in self.checks if check.of_weights is not None]
-        if place.spot.turn or place.spot.part:  # shared weights are asked once
+        if place.spot.turn or (place.spot.part and not isinstance(place.adapter, General)):  # asked once
             self.store.put(weights_key(place), {"results": {}})
             return
         try:
@@ -283,7 +284,6 @@ class Audit:
         scenes.forget()
         give_back()
 
-    def _twin(self) -> None:
     def _padding(self, given: dict[str, Any], item: Input) -> str:
         """What is to be said about an input whose padding was omitted."""
         with nullcontext() if self.disk is None else self.disk.running():
@@ -293,6 +293,7 @@ class Audit:
             )
         return answered_otherwise(given, padded, alone)
 
+    def _twin(self) -> None:
         """What the columns are with random weights, on the first input."""
         if self.disk is not None:
             self.store.put(TWIN, {"reason": BLOCKWISE})

@@ -71,7 +71,7 @@ def _parts(scene: Scene, site: Measurable) -> tuple[list[Found], list[Found], di
 def _observed_heads(scene: Scene, site: ObservedSite) -> tuple[list[Found], list[Found]]:
     """By automatic differentiation of the module, head by head."""
     alone = [site.head_jacobian(head) for head in range(site.heads)]
-    after = [site.after_norm(jacobian) for jacobian in alone]
+    after = [site.after_norm(head, jacobian) for head, jacobian in enumerate(alone)]
     heads = [largest(jacobian, scene.generator(site.layer)) for jacobian in alone]
     if not any(jacobian is not None for jacobian in after):
         return heads, heads
@@ -87,14 +87,12 @@ def _observed_layer(scene: Scene, site: ObservedSite) -> tuple[dict[str, Found],
         }
     except NotCovered as reason:
         return {}, f"no constant of the layer: {reason}"
-    block = site.block
-    if block is None or not block.attention or block.attention[0] == site.spot.call:
-        return {**found, "attention_branch_constant": found["layer_constant"]}, ""
-    if site.context is not None or not all(path in scene.trace for path in block.attention):
-        return found, ""
-    run = branch(scene.model, scene.trace, block, block.attention)
-    jacobian = linearize(run, tokens_in(scene.trace[block.attention[0]]))
-    return {**found, "attention_branch_constant": largest(jacobian, scene.generator(site.layer))}, ""
+    try:
+        jacobian = site.branch_jacobian()
+    except NotCovered as reason:
+        return found, str(reason)
+    own = found["layer_constant"] if jacobian is None else largest(jacobian, scene.generator(site.layer))
+    return {**found, "attention_branch_constant": own}, ""
 
 
 def branches(scene: Scene, site: Measurable) -> Result:

@@ -22,6 +22,7 @@ from regard.audits.checks.base import (
     register,
 )
 from regard.audits.row_blocks import row_blocks
+from regard.audits.watching import ObservedSite
 
 MASS = 0.3
 """A token that receives this share of all attention of the layer is a sink."""
@@ -52,7 +53,11 @@ def geometry(scene: Scene, site: Measurable) -> Result:
 
 
 def stream(scene: Scene, site: Measurable) -> Tensor:
-    """The tokens that enter the block: a norm layer before attention would hide how large they are."""
+    """The tokens that enter the block: a norm layer before attention would hide how large they are. Where a
+    module computes more than this attention, those of the attention itself.
+    """
+    if isinstance(site, ObservedSite) and site.reads.inside:
+        return site.stream
     if site.block is None or len(tokens_in(scene.trace[site.block.path])) != len(site.points):
         return site.points
     return tokens_in(scene.trace[site.block.path]).detach().to("cpu", torch.float64)

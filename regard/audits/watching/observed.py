@@ -4,6 +4,7 @@ derivatives those of the module.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from regard.audits.adapters.base import Block, Call, NotCovered
-from regard.audits.calling import moving_tensors
-from regard.audits.capture import branch, call_again, first_tensor, output_tensor, quiet, replay, tokens_in
+from regard.audits.capture import Function, branch, output_tensor, replay, tokens_in
 from regard.audits.site import in_double
 from regard.audits.watching.places import Spot
+from regard.audits.watching.reads import Reads, reads
 from regard.audits.watching.seen import Seen, Sight
-from regard.audits.watching.watch import watching
 from regard.derive import linearize
 from regard.derive.chain import Chain
 from regard.derive.jacobian import Jacobian
@@ -27,8 +27,9 @@ AGAIN = 1e-4
 
 @dataclass(frozen=True, eq=False)
 class ObservedSite:
-    """spot, layer, kind: where it is; reason: what kept it from being declared; seen: the call of attention;
-    trace: the calls of modules on this input.
+    """spot, layer, kind: where it is; reason: what kept it from being declared; sight: the call of
+    attention; trace: the calls of modules on this input; several: whether one call of the module computes
+    other attention too.
     """
 
     spot: Spot
@@ -39,6 +40,7 @@ class ObservedSite:
     trace: dict[str, Call]
     sight: Sight
     block: Block | None
+    several: bool = False
 
     @property
     def path(self) -> str:
@@ -68,36 +70,21 @@ class ObservedSite:
         return self.trace[self.spot.call]
 
     @cached_property
+    def reads(self) -> Reads:
+        """What moves it."""
+        return reads(self.model, self._call, self.spot, self.several)
+
+    @cached_property
     def points(self) -> Tensor:
-        """The tokens (n, d) that enter the module, in float64."""
-        found = first_tensor(self._call)
-        return in_double(found.reshape(-1, found.shape[-1]))
+        """The tokens (n, d) that it reads, in float64; those of its queries, where keys have others."""
+        found: Tensor = in_double(self.reads.sources[0])
+        return found
 
     @cached_property
     def context(self) -> Tensor | None:
         """The tokens (m, d) that keys and values come from, where they are others."""
-        source = self._context
-        return None if source is None else in_double(source.reshape(-1, source.shape[-1]))
-
-    @cached_property
-    def _context(self) -> Tensor | None:
-        """The argument that values are made of, where it is not the first."""
-        first = first_tensor(self._call)
-        if self._values_move(first):
-            return None
-        others = moving_tensors((self._call.arguments, self._call.options))
-        return next((part for part in others if part is not first and self._values_move(part)), None)
-
-    def _values_move(self, source: Tensor) -> bool:
-        """Whether the values of the call depend on an argument of the module."""
-        if source.ndim < 2:
-            return False
-        leaf = source.detach().reshape(-1, source.shape[-1]).clone().requires_grad_()
-        with torch.enable_grad():
-            values = self._sight_at({source: leaf}).resolve()[0].tensors[2]
-            if not values.requires_grad:
-                return False
-            return torch.autograd.grad(values.sum(), leaf, allow_unused=True)[0] is not None
+        others = self.reads.sources[1:]
+        return in_double(others[0]) if others else None
 
     @property
     def scores(self) -> Tensor:
@@ -123,53 +110,76 @@ class ObservedSite:
         """The derivatives of the layer at this input, by automatic differentiation: in its tokens; for
         cross-attention in queries, in context, and in both.
         """
-        if self._context is None:
+        reads = self.reads
+        first, *others = reads.sources
+        if not others and not reads.inside:
             return {"layer_constant": self._layer_jacobian()}
-        if self._bare:
+        if not reads.inside and self._bare:
             raise NotCovered("its output projection is outside the module, and was not found")
-        first, context = first_tensor(self._call), self._context
-        size = first.numel()
-        pair = torch.cat([first.detach().flatten(), context.detach().flatten()]).unsqueeze(0)
 
-        def both(x: Tensor) -> Tensor:
-            queries, keys = x.squeeze(0).split([size, context.numel()])
-            return self._run({first: queries.reshape(first.shape), context: keys.reshape(context.shape)})
+        def mixed(*tokens: Tensor) -> Tensor:
+            return reads.layer(reads.run(tokens))
 
-        found = {
-            "queries_constant": linearize(lambda x: self._run({first: x}), first.detach()),
-            "context_constant": linearize(lambda x: self._run({context: x}), context.detach()),
-            "layer_constant": linearize(both, pair),
-        }
-        self._check_again(found["layer_constant"].value, output_tensor(self._call.output))
+        found = {"layer_constant": _linearized(mixed, reads.sources)}
+        if others:
+            found["queries_constant"] = _linearized(lambda x: mixed(x, *others), [first])
+            found["context_constant"] = _linearized(lambda *context: mixed(first, *context), others)
+        if not reads.inside:
+            self._check_again(found["layer_constant"].value, output_tensor(self._call.output))
         return found
-
-    def _run(self, tokens: dict[Tensor, Tensor]) -> Tensor:
-        with quiet(self.model):
-            return output_tensor(call_again(self.model.get_submodule(self.spot.path), self._call, tokens))
 
     def _layer_jacobian(self) -> Jacobian:
         names = self._layer()
         block = Block(self.spot.call, names, (), None) if self.block is None else self.block
-        found = linearize(branch(self.model, self.trace, block, names), self._tokens())
+        found = linearize(branch(self.model, self.trace, block, names), self.reads.sources[0])
         self._check_again(found.value, output_tensor(self.trace[names[-1]].output))
         return found
 
-    def after_norm(self, head: Jacobian) -> Jacobian | None:
-        """A head with what stands between the residual stream and attention; None where that is nothing, or
-        more than one module.
-        """
+    def branch_jacobian(self) -> Jacobian | None:
+        """The attention branch of the block with the norm before attention; None where there is none."""
+        names = () if self.block is None or self.several else self.block.attention
+        within = bool(names) and names[0] != self.spot.call
+        if self.block is not None and within and self.context is None and set(names) <= self.trace.keys():
+            tokens = tokens_in(self.trace[names[0]])
+            return linearize(branch(self.model, self.trace, self.block, names), tokens)
+        reads, norm = self.reads, self._norm
+        if norm is not None:
+            stream = norm[1], *reads.sources[1:]
+            return _linearized(lambda x, *rest: reads.layer(reads.run((norm[0](x), *rest))), stream)
+        if within:
+            raise NotCovered("no constant of the branch: what stands before its queries was not found")
+        return None
+
+    @cached_property
+    def _norm(self) -> tuple[Function, Tensor] | None:
+        """What stands between the residual stream and attention, where it is one module, and its tokens."""
         names = () if self.block is None else self.block.attention
-        if not names or names[0] == self.spot.call or names[0] not in self.trace:
+        if self.reads.inside or not names or names[0] == self.spot.call or names[0] not in self.trace:
+            return self.reads.norm
+        left, own = output_tensor(self.trace[names[0]].output), self.reads.sources[0]
+        if left.shape != own.shape or not torch.equal(left, own):
             return None
-        norm = self.trace[names[0]]
-        left = output_tensor(norm.output)
-        if left.shape != self._tokens().shape or not torch.equal(left, self._tokens()):
+        return replay(self.model, self.trace, names[:1]), tokens_in(self.trace[names[0]])
+
+    @property
+    def stream(self) -> Tensor:
+        """The tokens before the norm in front of it, in float64; its own where there is none."""
+        found: Tensor = in_double(self.reads.sources[0] if self._norm is None else self._norm[1])
+        return found
+
+    def after_norm(self, head: int, alone: Jacobian) -> Jacobian | None:
+        """A head with the norm between the residual stream and attention; None where there is none."""
+        norm = self._norm
+        if norm is None:
             return None
-        return Chain(head, linearize(replay(self.model, self.trace, names[:1]), tokens_in(norm)))
+        if self.context is None:
+            return Chain(alone, linearize(*norm))
+        stream = norm[1], *self.reads.sources[1:]
+        return _linearized(lambda x, *rest: self._heads_at(norm[0](x), *rest)[head], stream)
 
     def head_jacobian(self, head: int) -> Jacobian:
-        """The derivative of one head before the output projection."""
-        found = linearize(lambda x: self._heads_at(x)[head], self._tokens())
+        """The derivative of one head before the output projection, in all that it reads."""
+        found = _linearized(lambda *tokens: self._heads_at(*tokens)[head], self.reads.sources)
         self._check_again(found.value, _joined(self.seen.output)[head])
         return found
 
@@ -191,21 +201,9 @@ class ObservedSite:
         bare = heads.transpose(1, 2).reshape(-1, heads.shape[1] * heads.shape[3])
         return output.shape == bare.shape and bool(torch.allclose(output, bare.to(output)))
 
-    def _tokens(self) -> Tensor:
-        found = first_tensor(self._call)
-        return found.detach().reshape(-1, found.shape[-1])
-
-    def _heads_at(self, x: Tensor) -> Tensor:
+    def _heads_at(self, *tokens: Tensor) -> Tensor:
         """What the heads give on other tokens, (h, n, e)."""
-        return _joined(self._sight_at({first_tensor(self._call): x}).at(self._resolved[1]))
-
-    def _sight_at(self, tokens: dict[Tensor, Tensor]) -> Sight:
-        module = self.model.get_submodule(self.spot.path)
-        with quiet(self.model), watching(dict(module.named_modules())) as watch:
-            call_again(module, self._call, tokens)
-        if len(watch.noticed) <= self.spot.part:
-            raise NotCovered("the module computes its attention differently when it is called again")
-        return watch.noticed[self.spot.part].sight
+        return _joined(self.reads.run(tokens).sight.at(self._resolved[1]))
 
     def _check_again(self, found: Tensor, wanted: Tensor) -> None:
         gap, scale = float((found - wanted.to(found)).norm()), float(wanted.norm())
@@ -221,3 +219,16 @@ class ObservedSite:
 def _joined(heads: Tensor) -> Tensor:
     """Heads (b, h, n, e) as (h, bn, e)."""
     return heads.transpose(0, 1).flatten(1, 2)
+
+
+def _linearized(run: Callable[..., Tensor], tokens: Sequence[Tensor]) -> Jacobian:
+    """The derivative of a function of several tensors in all of them together, as one row."""
+    if len(tokens) == 1:
+        return linearize(run, tokens[0])
+    sizes = [part.numel() for part in tokens]
+
+    def together(x: Tensor) -> Tensor:
+        parts = x.squeeze(0).split(sizes)
+        return run(*(part.reshape(own.shape) for part, own in zip(parts, tokens, strict=True)))
+
+    return linearize(together, torch.cat([part.flatten() for part in tokens]).unsqueeze(0))

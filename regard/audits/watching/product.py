@@ -198,10 +198,10 @@ def _with_queries(plain: Seen, compared: tuple[Compared, ...]) -> Iterator[Seen]
         if not _fits(one, plain.sizes):
             continue
         queries, keys = (
-            part.detach().expand(*one.result.shape[:-2], -1, -1).reshape(batch, heads, size, -1)
+            part.expand(*one.result.shape[:-2], -1, -1).reshape(batch, heads, size, -1)
             for part, size in ((one.queries, n), (one.keys, m))
         )
-        tensors, products = (queries, keys, plain.tensors[2]), queries.double() @ keys.double().mT
+        tensors, products = (queries, keys, plain.tensors[2]), (queries.double() @ keys.double().mT).detach()
         for scale in _scales(scores, products, allowed, queries.shape[-1]):
             added = _by_offset(scores - scale * products, allowed)
             if added is not None:
