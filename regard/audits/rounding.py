@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from regard.audits.adapters.base import Call, NotCovered
 from regard.audits.capture import output_tensor, quiet
 from regard.audits.site import TOLERANCE, Site
+from regard.proofs.agreement import copy_in
 
 
 def agreeing(make: Callable[[Call], Site], module: nn.Module, call: Call) -> tuple[Site, float, float]:
@@ -38,7 +38,7 @@ def agreeing(make: Callable[[Call], Site], module: nn.Module, call: Call) -> tup
 
 def in_float64(module: nn.Module, call: Call) -> Call:
     """The same call in float64, by a copy of the module."""
-    wide = copy.deepcopy(module).to(torch.float64)
+    wide = copy_in(torch.float64, module)
     arguments, options = pytree.tree_map(_double, (call.arguments, call.options))
     with quiet(wide), torch.no_grad():
         return replace(call, arguments=arguments, options=options, output=wide(*arguments, **options))

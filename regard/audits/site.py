@@ -22,6 +22,7 @@ from regard.lookups import Linear
 from regard.maps import Heads, Map, ToContext
 from regard.measure import Measure
 from regard.normalizers import Reference
+from regard.proofs.agreement import relative_gap
 from regard.proofs.subject import single_heads
 from regard.supports import Where
 
@@ -129,9 +130,7 @@ class Site:
         if own.ndim == 2:
             found = mix_heads(found, self.w_o)
             found = found if self.declared.b_o is None else found + in_double(self.declared.b_o)
-        scale = float(own.norm())
-        gap = float((found - own).norm())
-        return gap / scale if scale > 0 else gap
+        return relative_gap(found, own)
 
     @cached_property
     def scores(self) -> Tensor:

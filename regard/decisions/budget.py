@@ -14,6 +14,7 @@ from regard.nonexpansive import MixTokens, Pool
 from regard.proofs.ball_model.beginning import by_orders
 from regard.proofs.ball_model.state import State
 from regard.proofs.classifier import classifier
+from regard.proofs.locating import steps
 from regard.proofs.question import question
 from regard.proofs.theorem import Refusal
 from regard.proofs.theorems.ball_model import run, start
@@ -68,7 +69,7 @@ def _spent(number: int, state: State) -> Spent:
 
 def blocks(map: Map) -> list[Map]:
     """A network cut where a block begins, at a residual connection around attention, up to its readout."""
-    chain, found = _flat(map), list[list[Map]]()
+    chain, found = steps(map), list[list[Map]]()
     for part in chain:
         if isinstance(part, (MixTokens, Pool)):
             break
@@ -78,12 +79,8 @@ def blocks(map: Map) -> list[Map]:
     return [Compose(tuple(parts)) for parts in found]
 
 
-def _flat(map: Any) -> list[Any]:
-    return [inner for part in map.maps for inner in _flat(part)] if isinstance(map, Compose) else [map]
-
-
 def _is_attention(map: Map) -> bool:
     if isinstance(map, Heads):
         return True
     inner = map.map if isinstance(map, Residual) else None
-    return inner is not None and any(isinstance(part, Heads) for part in _flat(inner))
+    return inner is not None and any(isinstance(part, Heads) for part in steps(inner))

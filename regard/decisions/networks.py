@@ -18,6 +18,7 @@ from regard.lookups import Linear
 from regard.nonexpansive import MixTokens
 from regard.potentials import Dot
 from regard.proofs import declare
+from regard.proofs.agreement import relative_gap
 from regard.supports import Causal, Full
 
 TOLERANCE = 1e-4
@@ -101,8 +102,8 @@ def network_of(model: nn.Module, options: dict[str, Tensor]) -> tuple[Entered, T
     x = entering(model, options, stack.first)
     with torch.no_grad():
         own = found(x.unsqueeze(0).to(next(model.parameters()).dtype))[0].double()
-    gap = float((whole(x) - own).norm() / own.norm().clamp_min(1e-300))
-    if not gap <= TOLERANCE:
+    gap = relative_gap(whole(x), own)
+    if gap > TOLERANCE:
         raise ArgumentError(
             "MODEL",
             f"{type(model).__name__}: its layers as they are read differ from what it computes by {gap:.1e}",

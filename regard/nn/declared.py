@@ -16,7 +16,7 @@ from regard.nn.declaration import exact
 from regard.nn.mechanism import leaf_names
 from regard.parameters import leads
 from regard.proofs.certification import declare
-from regard.proofs.theorem import Refusal
+from regard.proofs.intact import refuse_altered
 
 
 class Declaring(nn.Module, ABC):
@@ -99,11 +99,5 @@ def on_batch(map: Mapping, x: Tensor) -> Tensor:
 
 @declare.rule(Declaring)
 def _declaring(module: Declaring) -> Any:
-    name = type(module).__name__
-    if type(module).forward is not Declaring.forward or "forward" in vars(module):
-        raise Refusal(
-            f"{name} has a forward of its own beside its value; say what with @declare.rule({name})"
-        )
-    if module._forward_hooks or module._forward_pre_hooks:
-        raise Refusal(f"{name} has hooks, which may change what it computes; remove them first")
+    refuse_altered(module, Declaring)
     return module.declare()

@@ -28,8 +28,10 @@ from regard.nn.fixed_points import (
 )
 from regard.nn.implicit import Equation, attach, differentiable
 from regard.norms import SequenceNorm, TokenMax
+from regard.proofs.agreement import slack
 from regard.proofs.certification import declare
 from regard.proofs.imaging import image
+from regard.proofs.intact import refuse_altered
 
 
 class ForgettingWarning(UserWarning):
@@ -173,7 +175,14 @@ class Deep(nn.Module):
 
 @declare.rule(Deep)
 def _deep(module: Deep) -> FixedPoint:
+    refuse_altered(module, Deep)
+    refuse_altered(module.contraction, Contraction)
     return module.declare()
+
+
+@slack.rule(Deep)
+def _slack(module: Deep) -> float:
+    return module.tolerance
 
 
 @assess.rule(Deep)

@@ -22,6 +22,7 @@ from regard.nn.layer_settings import layer_options
 from regard.nn.layers import Branch, DecoderLayer, EncoderLayer
 from regard.nn.stacks import Decoder, Encoder, Transformer
 from regard.nn.structure import changes, intrusions, undrawn
+from regard.proofs.modules import eps_of
 from regard.supports import Support
 
 reading = Verb("from_torch")
@@ -209,10 +210,9 @@ def design_of(layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) ->
 
 
 def _norm(layer: nn.Module) -> Normalize:
-    """The kind of a norm layer; an RMSNorm without an eps takes that of the dtype of its numbers."""
+    """The kind of a norm layer."""
     if isinstance(layer, nn.RMSNorm):
-        kind = torch.get_default_dtype() if layer.weight is None else layer.weight.dtype
-        return Normalize(torch.finfo(kind).eps if layer.eps is None else layer.eps, centered=False)
+        return Normalize(eps_of(layer), centered=False)
     return Normalize(layer.eps)  # type: ignore[arg-type]
 
 

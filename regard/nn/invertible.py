@@ -35,6 +35,7 @@ from regard.nn.implicit import Equation, attach, differentiable
 from regard.nn.log_determinant import Dense, LogDeterminant, Measured
 from regard.norms import SequenceNorm, TokenMax
 from regard.proofs.certification import declare
+from regard.proofs.intact import refuse_altered
 
 
 class OutsideImageError(RegardError, ValueError):
@@ -191,6 +192,8 @@ class Invertible(nn.Module):
 
 @declare.rule(Invertible)
 def _invertible(module: Invertible) -> Residual:
+    refuse_altered(module, Invertible)
+    refuse_altered(module.contraction, Contraction)
     return module.declare()
 
 

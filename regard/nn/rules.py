@@ -4,9 +4,11 @@ certify(module, ...) is about.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from regard.maps import Map
 from regard.nn.attention import MultiHeadAttention
@@ -16,9 +18,11 @@ from regard.nn.layers import DecoderLayer, EncoderLayer
 from regard.nn.models import LanguageModel, Logits, SequenceToSequence
 from regard.nn.promises import Promised
 from regard.nn.stacks import Decoder, Encoder, Transformer
-from regard.nn.structure import hooked, replaced_methods
 from regard.proofs.certification import declare
+from regard.proofs.intact import in_training, refuse_altered
 from regard.proofs.theorem import Refusal
+
+PUBLISHED = ("regard.nn.", "torch.nn.")
 
 
 @declare.rule(MultiHeadAttention)
@@ -64,21 +68,20 @@ def _two_sequences(module: nn.Module) -> Map:
 
 
 def _refuse_changed_module(module: nn.Module) -> None:
-    """Refuse a module of regard.nn with replaced methods or hooks, or whose dropout is on."""
-    for part in module.modules():
-        name = type(part).__name__
-        published: Any = next(
-            kind for kind in type(part).__mro__ if kind.__module__.startswith(("regard.nn.", "torch.nn."))
-        )
-        if type(part).forward is not published.forward or replaced_methods(part):
-            raise Refusal(
-                f"{name} computes something other than {published.__name__}; say what with "
-                f"@declare.rule({name})"
-            )
-        if hooked(part):
-            raise Refusal(f"{name} has hooks, which may change what it computes; remove them first")
+    """Refuse a module of regard.nn that has a changed module inside; an error where its dropout is on."""
+    for part in _parts(module):
+        lines = type_before_parametrizations(part).__mro__
+        refuse_altered(part, next(kind for kind in lines if kind.__module__.startswith(PUBLISHED)))
         if part.training and dropout_of(part) > 0:
-            raise Refusal(_RANDOM[isinstance(part, nn.Dropout)])
+            raise in_training(_RANDOM[isinstance(part, nn.Dropout)])
+
+
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    """A module and all inside, but for what computes its parametrized weights."""
+    yield module
+    for name, part in module.named_children():
+        if name != "parametrizations":
+            yield from _parts(part)
 
 
 def dropout_of(part: nn.Module) -> float:
@@ -89,7 +92,6 @@ def dropout_of(part: nn.Module) -> float:
 
 
 _RANDOM = {
-    True: "dropout in training mode is random; call module.eval() first",
-    False: "dropout of attention weights in training mode leaves random rows that are not laws; "
-    "call module.eval() first",
+    True: "its dropout is random",
+    False: "its dropout of attention weights leaves random rows that are not laws",
 }

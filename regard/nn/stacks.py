@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
-from regard.maps import Compose
+from regard.maps import Compose, Map
 from regard.nn.attention import check_tokens
 from regard.nn.cache import Cache
 from regard.nn.declaration import norm_map
@@ -17,6 +17,7 @@ from regard.nn.layers import DecoderLayer, EncoderLayer, require_context
 from regard.nn.naming import refuse_torch_names
 from regard.nn.promised_layers import PromisedDecoderLayer
 from regard.nn.walking import Walk
+from regard.proofs.locating import steps
 from regard.supports import Causal, Full, Support
 
 
@@ -204,6 +205,6 @@ def check_layers(layers: int) -> None:
         raise ArgumentError("layers", f"is {layers!r}", "give the number of layers, one or more")
 
 
-def _compose(layers: list[Compose], norm: nn.Module) -> Compose:
-    steps = [step for layer in layers for step in layer.maps]
-    return Compose(tuple(steps) if isinstance(norm, nn.Identity) else (*steps, norm_map(norm)))
+def _compose(layers: list[Map], norm: nn.Module) -> Compose:
+    last = [] if isinstance(norm, nn.Identity) else [norm_map(norm)]
+    return Compose(steps(Compose((*layers, *last))))

@@ -16,8 +16,9 @@ from torch.overrides import TorchFunctionMode
 from regard._object import Object
 from regard._written import write_object
 from regard.nn.mechanism import Mechanism
+from regard.proofs.intact import FORWARD_HOOKS, hooked, replaced_methods
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS = (*FORWARD_HOOKS, "_backward_hooks", "_backward_pre_hooks")
 
 
 @contextmanager
@@ -65,19 +66,8 @@ def intrusions(model: nn.Module) -> Iterator[str]:
         methods = replaced_methods(part)
         if methods:
             yield f"has another {methods[0]} {where}"
-        if hooked(part):
+        if hooked(part, HOOKS):
             yield f"has hooks {where}"
-
-
-def replaced_methods(part: nn.Module) -> list[str]:
-    """The names of methods that a part has of its own, beside those of its class."""
-    return [key for key in vars(part) if callable(getattr(type(part), key, None))]
-
-
-def hooked(part: nn.Module) -> bool:
-    """Whether a part has hooks other than regard's own."""
-    hooks = [hook for kind in HOOKS for hook in getattr(part, kind).values()]
-    return any(not str(getattr(hook, "__module__", "")).startswith("regard.") for hook in hooks)
 
 
 def _other_parts(made: nn.Module, model: nn.Module) -> Iterator[str]:

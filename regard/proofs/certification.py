@@ -36,9 +36,11 @@ def certify(map: Any, domain: Domain, norm: Norm) -> Certificate:
     """How much the map can amplify a change: |f(x) - f(x')| ≤ value · |x - x'| for all x, x' of the domain,
     in the norm.
 
-    map: an Attention, a map of `regard.maps`, or a module of torch that has a rule. Every theorem that
-    matches runs; the result is the smallest bound, with the others on its ladder. Infinity is an answer: it
-    comes with the reasons, and with what would help. Of NearbyLaws any two are compared, in Wasserstein(p).
+    map: an Attention, a map of `regard.maps`, or a PyTorch module that has a rule. A module is run at two
+    sequences of the domain and compared with its declaration; an error is raised where they differ. Every
+    theorem that matches runs; the result is the smallest bound, with the others on its ladder. Infinity is an
+    answer: it comes with the reasons, and with what would help. Of NearbyLaws any two are compared, in
+    Wasserstein(p).
 
     Examples:
         >>> layer = regard.Attention(regard.Dot(torch.eye(4), torch.eye(4)))
@@ -48,12 +50,13 @@ def certify(map: Any, domain: Domain, norm: Norm) -> Certificate:
         True
     """
     _check_arguments(domain, norm)
-    if isinstance(domain, NearbyLaws):
-        return _between_laws(map, domain, norm)
     if isinstance(domain, Edited):
         remedy = "it is about what lies around one input: use deviation(map, domain, norm)"
         raise ArgumentError("domain", f"is {domain!r}", remedy)
-    return _smallest(constants, map, domain, norm)
+    with question():
+        if isinstance(domain, NearbyLaws):
+            return _with_run(_between_laws(map, domain, norm), map, domain)
+        return _with_run(_smallest(constants, map, domain, norm), map, domain)
 
 
 def deviation(map: Any, domain: Domain, norm: Norm) -> Certificate:
@@ -78,7 +81,8 @@ def deviation(map: Any, domain: Domain, norm: Norm) -> Certificate:
             "is OwnToken()",
             "it is not a distance between sequences: certify() it, or use TokenMax() here",
         )
-    return _smallest(deviations, map, domain, norm)
+    with question():
+        return _with_run(_smallest(deviations, map, domain, norm), map, domain)
 
 
 def deviation_domain(domain: Domain) -> None:
@@ -107,9 +111,26 @@ def _check_arguments(domain: Domain, norm: Norm) -> None:
 
 
 def _smallest(quantity: Verb, map: Any, domain: Domain, norm: Norm) -> Certificate:
-    with question():
-        key = (quantity.name, id(map), domain, norm)
-        return once(key, map, lambda: _answer(quantity, map, domain, norm))
+    key = (quantity.name, id(map), domain, norm)
+    return once(key, map, lambda: _answer(quantity, map, domain, norm))
+
+
+def _declared(map: Any) -> Any:
+    """An attention or a map as it is, a module as its declaration."""
+    if isinstance(map, (Attention, Map)):
+        return map
+    return once(("declared", id(map)), map, lambda: declare.one(map))
+
+
+def _with_run(found: Certificate, map: Any, domain: Domain) -> Certificate:
+    """A finite bound of a module, with the check that the module computes its declaration."""
+    from regard.proofs.agreement import run_check  # which locates values, by certificates
+
+    if math.isinf(found.value) or _declared(map) is map:
+        return found
+    ran = run_check(map, _declared(map), domain)
+    others = tuple(replace(other, hypotheses=(*other.hypotheses, ran)) for other in found.others)
+    return replace(found, hypotheses=(*found.hypotheses, ran), others=others)
 
 
 def _between_laws(map: Any, domain: NearbyLaws, norm: Norm) -> Certificate:
@@ -117,11 +138,11 @@ def _between_laws(map: Any, domain: NearbyLaws, norm: Norm) -> Certificate:
     if not isinstance(norm, Wasserstein):
         raise ArgumentError("norm", f"is {norm!r}", "laws are compared in Wasserstein(p)")
     held = _smallest(constants, map, ball_around(domain), norm)
-    declared = map if isinstance(map, (Attention, Map)) else declare.one(map)
-    inner = declared.map if isinstance(declared, Residual) else declared
-    if not isinstance(inner, (Attention, Heads)):
-        return replace(held, domain=domain)
     try:
+        declared = _declared(map)
+        inner = declared.map if isinstance(declared, Residual) else declared
+        if not isinstance(inner, (Attention, Heads)):
+            return replace(held, domain=domain)
         subject = subject_of(inner, residual=isinstance(declared, Residual))
     except Refusal as refusal:
         return replace(held, domain=domain, refused=(*held.refused, str(refusal)))
@@ -132,7 +153,7 @@ def _between_laws(map: Any, domain: NearbyLaws, norm: Norm) -> Certificate:
 
 def _answer(quantity: Verb, map: Any, domain: Domain, norm: Norm) -> Certificate:
     try:
-        declared = map if isinstance(map, (Attention, Map)) else declare.one(map)
+        declared = _declared(map)
         fit(declared, domain)
         subject = prepare(declared)
     except Refusal as refusal:

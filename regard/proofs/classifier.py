@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from regard import maps
 from regard._check import finite, floating
 from regard.attention import Attention
+from regard.certificate import Hypothesis
 from regard.errors import ArgumentError, RefusalError
 from regard.maps import Compose, Map
+from regard.proofs.agreement import Agreement, CannotRun, Way, agreement, name_of
 from regard.proofs.certification import declare
-from regard.proofs.locating import in_double
+from regard.proofs.locating import in_double, steps
 from regard.proofs.theorem import Refusal
 
 READOUT = (
@@ -36,13 +38,14 @@ SAMPLES = 8
 @dataclass(frozen=True)
 class Classifier:
     """whole: from tokens (n, d) to logits (1, classes), as one map. parts: what was given, run as it is;
-    crosswise: which of them are modules that take batches as (n, batch, d). remedy: what to do where it gives
-    something else.
+    ways: how each of them is called on a batch. agreed: what was checked of the modules among them. remedy:
+    what to do where it gives something else.
     """
 
     whole: Any
     parts: tuple[Any, ...]
-    crosswise: tuple[bool, ...]
+    ways: tuple[Way, ...]
+    agreed: tuple[Hypothesis, ...] = ()
     remedy: str = READOUT
 
     @cached_property
@@ -65,8 +68,8 @@ class Classifier:
         batch = points.reshape(-1, *points.shape[-2:])
         with torch.no_grad():
             value = batch.to(self.dtype)
-            for part, crosswise in zip(self.parts, self.crosswise, strict=True):
-                value = _run(part, value, crosswise)
+            for part, way in zip(self.parts, self.ways, strict=True):
+                value = way(part, value)
         return self._logits(batch, value).reshape(*points.shape[:-2], -1)
 
     def rounding(self, x: Tensor) -> Tensor:
@@ -106,7 +109,7 @@ class Classifier:
     @cached_property
     def split(self) -> tuple[tuple[Any, ...], Tensor | None, Tensor | None]:
         """The maps before the last affine one, with its weights and bias; all maps where there is none."""
-        chain = _flat(self.exact)
+        chain = steps(self.exact)
         last = chain[-1]
         if len(chain) > 1 and isinstance(last, maps.Affine):
             return chain[:-1], last.w, last.b
@@ -116,17 +119,20 @@ class Classifier:
 def classifier(model: Any, x: Tensor, readout: Any = None, verb: str = "decide") -> Classifier:
     """A model and its readout as one classifier; modules are compared with their declarations at x (n, d)."""
     parts = {"model": model} if readout is None else {"model": model, "readout": readout}
-    crosswise, declared, value = [], [], x.detach().double()
+    ways, declared, agreed, value = list[Way](), [], [], x.detach().double()
     for name, part in parts.items():
         _check_weights(name, part)
         map = part if isinstance(part, (Attention, Map)) else _declared(name, part, verb)
         after = _value(name, map, value)
-        crosswise.append(isinstance(part, nn.Module) and _is_crosswise(name, part, map, value))
+        if isinstance(part, nn.Module):
+            found = _agreement(name, part, map, value)
+            agreed.append(found.hypothesis(part, "x and x/2"))
+        ways.append(found.way if isinstance(part, nn.Module) else _sequences)
         declared.append(map)
         value = after
     whole = declared[0] if len(declared) == 1 else Compose(tuple(declared))
     remedy = EMBEDDED if verb == "certified_cosine" else READOUT
-    return Classifier(whole, tuple(parts.values()), tuple(crosswise), remedy)
+    return Classifier(whole, tuple(parts.values()), tuple(ways), tuple(agreed), remedy)
 
 
 def _check_weights(name: str, part: Any) -> None:
@@ -153,25 +159,12 @@ def _value(name: str, map: Any, x: Tensor) -> Tensor:
     return found.detach()
 
 
-def _is_crosswise(name: str, module: nn.Module, map: Any, x: Tensor) -> bool:
-    """Whether a module takes batches as (n, batch, d), by what it does to two sequences; it is an error where
-    it is not what it was declared as either way.
-    """
-    both, exactly = torch.stack([x, 0.5 * x]), in_double(map)
-    expected = torch.stack([exactly(one).detach() for one in both])
-    kind = _dtype([module])
-    eps, apart = torch.finfo(kind).eps, []
-    for crosswise in (False, True):
-        with torch.no_grad():
-            found = _in_batches(module, both, crosswise)
-        if found.shape == expected.shape:
-            apart.append(float((found.double() - expected).abs().max()))
-            if apart[-1] <= 4 * eps**0.5 * float(expected.abs().max()) + 16 * eps:
-                return crosswise
-    said = f"differs by {min(apart):.2g} from what it is declared as" if apart else "gives another shape"
-    raise ArgumentError(
-        name, f"{said}, on x", "declare what it does (regard.declare.rule), or give the declaration itself"
-    )
+def _agreement(name: str, module: nn.Module, map: Any, x: Tensor) -> Agreement:
+    """How a module takes batches; an error where it is not its declaration at x and x/2."""
+    try:
+        return agreement(name, module, map, torch.stack([x, 0.5 * x]))
+    except CannotRun as error:
+        raise error.raised from None
 
 
 def _dtype(parts: Sequence[Any]) -> torch.dtype:
@@ -181,27 +174,12 @@ def _dtype(parts: Sequence[Any]) -> torch.dtype:
     return found[0] if found else torch.float64
 
 
-def _run(part: Any, batch: Tensor, crosswise: bool) -> Tensor:
-    """A module on sequences as it takes them, a declaration in float64, sequence by sequence."""
-    if isinstance(part, nn.Module):
-        return _in_batches(part, batch, crosswise)
-    exactly = in_double(part)
+
+
+def _sequences(map: Any, batch: Tensor) -> Tensor:
+    """A declaration in float64, sequence by sequence."""
+    exactly = in_double(map)
     return torch.stack([exactly(one) for one in batch.double()])
-
-
-def _in_batches(module: nn.Module, batch: Tensor, crosswise: bool) -> Tensor:
-    """A module on sequences (batch, n, d), in its own dtype."""
-    kind = next((weight.dtype for weight in module.parameters()), batch.dtype)
-    given = batch.to(kind).transpose(0, 1) if crosswise else batch.to(kind)
-    alone = isinstance(module, nn.MultiheadAttention)  # which is told queries, keys and values
-    found: Tensor = module(given, given, given, need_weights=False)[0] if alone else module(given)
-    return found.transpose(0, 1) if crosswise else found
-
-
-def _flat(map: Any) -> tuple[Any, ...]:
-    if not isinstance(map, Compose):
-        return (map,)
-    return tuple(inner for part in map.maps for inner in _flat(part))
 
 
 def check_steps(steps: int) -> None:
@@ -225,8 +203,3 @@ def check_held(x: Tensor, kind: torch.dtype) -> None:
         found = f"has numbers that {name}, in which the model runs, does not hold"
         remedy = f"give x.to(torch.{name}) and make the domain of that, or the model {name_of(x.dtype)}"
         raise ArgumentError("x", found, remedy)
-
-
-def name_of(kind: torch.dtype) -> str:
-    """Without "torch."."""
-    return str(kind).rpartition(".")[-1]

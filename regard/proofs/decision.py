@@ -247,7 +247,7 @@ def _norm(domain: Near) -> Any:
 
 def arithmetic_of(found: Classifier, rounding: float) -> tuple[Hypothesis, ...]:
     """What is assumed of the machine, and of the dtype that a model runs in."""
-    return arithmetic(), *dtype_of(found, rounding)
+    return (*found.agreed, arithmetic(), *dtype_of(found, rounding))
 
 
 def dtype_of(found: Classifier, rounding: float) -> tuple[Hypothesis, ...]:

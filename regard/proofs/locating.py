@@ -90,6 +90,13 @@ def summands(map: maps.Added) -> list[maps.Mapping]:
     ]
 
 
+def steps(map: Any) -> tuple[Any, ...]:
+    """The maps of a composition in their order, compositions among them taken apart; any other map alone."""
+    return (
+        tuple(step for part in map.maps for step in steps(part)) if isinstance(map, maps.Compose) else (map,)
+    )
+
+
 def in_double(map: Any) -> Any:
     """The same declaration in float64, cut off from any graph."""
     return pytree.tree_map(

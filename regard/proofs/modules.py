@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from regard._upper import Upper, exact
 from regard.attention import Attention
@@ -19,17 +21,19 @@ from regard.maps import (
     Gelu,
     Heads,
     Map,
+    Mapping,
     Normalize,
     Pointwise,
     Relu,
     Silu,
     Tanh,
-    feed_forward,
     post_norm,
     pre_norm,
 )
 from regard.potentials import Dot
 from regard.proofs.certification import declare
+from regard.proofs.intact import in_training, refuse_altered
+from regard.proofs.locating import steps
 from regard.proofs.theorem import Refusal
 from regard.proofs.tokenwise import steepness
 
@@ -58,6 +62,8 @@ FUNCTIONS: dict[Any, Activation] = {
 """Activations that encoder layers hold as functions."""
 ACTIVATIONS: dict[type[nn.Module], Activation] = {nn.ReLU: Relu(), nn.SiLU: Silu(), nn.Tanh: Tanh()}
 """Activations that are modules without settings."""
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+"""Modules that do nothing outside of training."""
 
 
 @declare.rule(object)
@@ -75,61 +81,79 @@ def _unknown(module: Any) -> Map:
 
 @declare.rule(nn.Linear)
 def _linear(module: nn.Linear) -> Affine:
-    _refuse_changed_module(module, nn.Linear)
+    refuse_altered(module, nn.Linear)
     return Affine(_copy(module.weight).mT.contiguous(), _optional(module.bias))
 
 
 @declare.rule(nn.LayerNorm)
 def _layer_norm(module: nn.LayerNorm) -> Normalize:
-    _refuse_changed_module(module, nn.LayerNorm)
+    refuse_altered(module, nn.LayerNorm)
     _one_axis(module.normalized_shape)
     return Normalize(float(module.eps), _optional(module.weight), _optional(module.bias))
 
 
 @declare.rule(nn.RMSNorm)
 def _rms_norm(module: nn.RMSNorm) -> Normalize:
-    """Without an eps the module takes that of its input's dtype, here that of its weights."""
-    _refuse_changed_module(module, nn.RMSNorm)
+    refuse_altered(module, nn.RMSNorm)
     _one_axis(module.normalized_shape)
+    return Normalize(eps_of(module), _optional(module.weight), None, centered=False)
+
+
+def eps_of(module: nn.RMSNorm) -> float:
+    """The eps of an RMSNorm. Without one, PyTorch takes that of the dtype it computes in: float32 for
+    bfloat16 and float16 too. A module without weights has the default dtype.
+    """
+    if module.eps is not None:
+        return float(module.eps)
     kind = torch.get_default_dtype() if module.weight is None else module.weight.dtype
-    eps = torch.finfo(kind).eps if module.eps is None else module.eps
-    return Normalize(float(eps), _optional(module.weight), None, centered=False)
+    return float(torch.finfo(torch.promote_types(kind, torch.float32)).eps)
 
 
 @declare.rule(nn.ReLU)
 @declare.rule(nn.SiLU)
 @declare.rule(nn.Tanh)
 def _pointwise(module: nn.Module) -> Pointwise:
-    kind = next(kind for kind in ACTIVATIONS if isinstance(module, kind))
-    _refuse_changed_module(module, kind)
+    kind = _known(module, ACTIVATIONS)
+    refuse_altered(module, kind)
     return Pointwise(ACTIVATIONS[kind])
 
 
 @declare.rule(nn.GELU)
 def _gelu(module: nn.GELU) -> Pointwise:
-    _refuse_changed_module(module, nn.GELU)
+    refuse_altered(module, nn.GELU)
     return Pointwise(Gelu(tanh=module.approximate == "tanh"))
 
 
 @declare.rule(nn.Sequential)
-def _sequential(module: nn.Sequential) -> Map:
+def _sequential(module: nn.Sequential) -> Mapping:
     """The modules one after another; those that do nothing are left out."""
-    _refuse_changed_module(module, nn.Sequential)
-    maps = [declare.one(inner) for inner in module if not _does_nothing(inner)] or [Pointwise(Unchanged())]
-    return maps[0] if len(maps) == 1 else Compose(tuple(maps))
+    refuse_altered(module, nn.Sequential)
+    return _chain([declare.one(inner) for inner in module])
 
 
 @declare.rule(nn.Identity)
+def _identity(module: nn.Identity) -> Pointwise:
+    refuse_altered(module, nn.Identity)
+    return Pointwise(Unchanged())
+
+
 @declare.rule(nn.Dropout)
-def _identity(module: nn.Module) -> Pointwise:
-    _does_nothing(module)
+@declare.rule(nn.Dropout1d)
+@declare.rule(nn.Dropout2d)
+@declare.rule(nn.Dropout3d)
+@declare.rule(nn.AlphaDropout)
+@declare.rule(nn.FeatureAlphaDropout)
+def _dropout(module: Any) -> Pointwise:
+    refuse_altered(module, _known(module, DROPOUTS))
+    if module.training and module.p > 0:
+        raise in_training("its dropout is random")
     return Pointwise(Unchanged())
 
 
 @declare.rule(nn.MultiheadAttention)
 def _attention(module: nn.MultiheadAttention) -> Heads:
     """Self-attention: queries, keys and values are projections of one sequence."""
-    _refuse_changed_module(module, nn.MultiheadAttention)
+    refuse_altered(module, nn.MultiheadAttention)
     _check_attention(module)
     count = module.num_heads
     (w_q, w_k, w_v), (b_q, b_k, b_v) = _projections(module), _biases(module)
@@ -143,43 +167,60 @@ def _attention(module: nn.MultiheadAttention) -> Heads:
 
 @declare.rule(nn.TransformerEncoderLayer)
 def _encoder_layer(module: nn.TransformerEncoderLayer) -> Compose:
-    _refuse_changed_module(module, nn.TransformerEncoderLayer)
-    for dropout in (module.dropout, module.dropout1, module.dropout2):
-        _does_nothing(dropout)
-    attention, first, second = (
-        declare.one(inner) for inner in (module.self_attn, module.norm1, module.norm2)
-    )
-    before, after = declare.one(module.linear1), declare.one(module.linear2)
-    hidden = feed_forward(_activation(module.activation), before.w, after.w, before.b, after.b)
+    refuse_altered(module, nn.TransformerEncoderLayer)
+    activation = _activation(module.activation)
+    _refuse_other_fused(module, activation)
+    inner = (module.linear1, module.dropout, module.linear2, module.dropout2)
+    before, *after = (declare.one(part) for part in inner)
+    attention = _chain([declare.one(module.self_attn), declare.one(module.dropout1)])
+    first, second = declare.one(module.norm1), declare.one(module.norm2)
+    hidden = _chain([before, Pointwise(activation), *after])
     return (pre_norm if module.norm_first else post_norm)(attention, hidden, first, second)
+
+
+FUSED: dict[int, Activation] = {1: Relu(), 2: Gelu()}
+"""The activations of PyTorch's fused encoder layer, by the number that a layer keeps of its own."""
+
+
+def _refuse_other_fused(module: nn.TransformerEncoderLayer, activation: Activation) -> None:
+    """Refuse a layer that has another activation where PyTorch runs it fused: in eval mode, without
+    gradients, on batches.
+    """
+    fused, attention = FUSED.get(module.activation_relu_or_gelu), module.self_attn
+    if fused is None or fused == activation or type(attention) is not nn.MultiheadAttention:
+        return
+    if (
+        torch.backends.mha.get_fastpath_enabled()
+        and not module.training
+        and attention.batch_first
+        and attention.num_heads % 2 == 0
+        and attention.in_proj_bias is not None
+        and attention._qkv_same_embed_dim
+        and getattr(module.norm1, "eps", None) == getattr(module.norm2, "eps", None)
+    ):
+        raise Refusal(
+            f"without gradients PyTorch runs this layer fused, with {fused!r} in place of {activation!r}; "
+            "call torch.backends.mha.set_fastpath_enabled(False), or build the layer with that activation"
+        )
 
 
 @declare.rule(nn.TransformerEncoder)
 def _encoder(module: nn.TransformerEncoder) -> Compose:
-    _refuse_changed_module(module, nn.TransformerEncoder)
-    maps = [inner for layer in module.layers for inner in declare.one(layer).maps]
-    return Compose((*maps, declare.one(module.norm)) if module.norm is not None else tuple(maps))
+    refuse_altered(module, nn.TransformerEncoder)
+    last = [] if module.norm is None else [declare.one(module.norm)]
+    return Compose(steps(Compose((*(declare.one(layer) for layer in module.layers), *last))))
 
 
-def _refuse_changed_module(module: nn.Module, kind: type[nn.Module]) -> None:
-    """Refuse a module of torch whose forward was replaced or that has hooks."""
-    name = type(module).__name__
-    if type(module).forward is not kind.forward or "forward" in vars(module):
-        raise Refusal(
-            f"{name} computes something other than {kind.__name__}; say what with @declare.rule({name})"
-        )
-    if module._forward_hooks or module._forward_pre_hooks:
-        raise Refusal(f"{name} has hooks, which may change what it computes; remove them first")
+def _known(module: nn.Module, kinds: Iterable[type[nn.Module]]) -> type[nn.Module]:
+    """Which of these a module is."""
+    return next(kind for kind in kinds if isinstance(module, kind))
 
 
-def _does_nothing(module: nn.Module) -> bool:
-    """Whether a module is the identity; dropout is, unless it is training."""
-    if not isinstance(module, (nn.Identity, nn.Dropout)):
-        return False
-    _refuse_changed_module(module, nn.Dropout if isinstance(module, nn.Dropout) else nn.Identity)
-    if isinstance(module, nn.Dropout) and module.training and module.p > 0:
-        raise Refusal("dropout in training mode is random; call module.eval() first")
-    return True
+def _chain(maps: Sequence[Mapping]) -> Mapping:
+    """Maps one after another, without those that do nothing."""
+    acting = [map for map in maps if not (isinstance(map, Pointwise) and type(map.activation) is Unchanged)]
+    acting = acting or [Pointwise(Unchanged())]
+    return acting[0] if len(acting) == 1 else Compose(tuple(acting))
 
 
 def _copy(parameter: Tensor) -> Tensor:
@@ -208,8 +249,8 @@ def _check_attention(module: nn.MultiheadAttention) -> None:
             "context) instead"
         )
     if module.training and module.dropout > 0:
-        raise Refusal("attention dropout in training mode is random; call module.eval() first")
-    _refuse_changed_module(module.out_proj, nn.Linear)
+        raise in_training("its dropout of attention weights is random")
+    refuse_altered(module.out_proj, _known(module.out_proj, (NonDynamicallyQuantizableLinear, nn.Linear)))
 
 
 def _projections(module: nn.MultiheadAttention) -> tuple[Tensor, ...]:

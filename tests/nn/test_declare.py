@@ -310,7 +310,6 @@ def hooked():
 
 
 REFUSED = {
-    "training": (lambda: EncoderLayer(Design(WIDTH, HEADS, dropout=0.1)), "dropout in training mode"),
     "other forward": (lambda: Twice(Design(WIDTH, HEADS)), "computes something other than EncoderLayer"),
     "hooks": (hooked, "MultiHeadAttention has hooks"),
     "context": (lambda: Decoder(Design(WIDTH, HEADS), 1), r"depends on a context; module.declare\(context\)"),

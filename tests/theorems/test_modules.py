@@ -107,10 +107,6 @@ def _hooked() -> nn.Linear:
 @pytest.mark.parametrize(
     ("module", "sentence"),
     [
-        (nn.Dropout(0.1), "random; call module.eval"),
-        (nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1)), "random; call module.eval"),
-        (nn.MultiheadAttention(4, 2, dropout=0.1), "random; call module.eval"),
-        (nn.TransformerEncoderLayer(4, 2, 8), "random; call module.eval"),
         (nn.MultiheadAttention(4, 2, add_bias_kv=True), "add keys that are not tokens"),
         (nn.MultiheadAttention(4, 2, add_zero_attn=True), "add keys that are not tokens"),
         (nn.MultiheadAttention(4, 2, kdim=3), "kdim and vdim"),

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.normed import Normed
+from regard.proofs.modules import eps_of
 
 CLOSE = 1e-4
 """How far the formula may be from the module, relative."""
@@ -63,8 +64,7 @@ def inner_norms(module: nn.Module) -> list[InnerNorm]:
 def read_norm(name: str, module: nn.Module) -> InnerNorm | None:
     """A module as a norm layer; None where it is something else."""
     weight, bias = _own(module, "weight"), _own(module, "bias")
-    numbers = (getattr(module, key, None) for key in NUMBERS)
-    eps = next((float(number) for number in numbers if isinstance(number, (int, float))), 0.0)
+    eps = _eps(module)
     if list(module.children()) or not eps > 0 or (weight is not None and weight.ndim > 2):
         return None
     probes = _probes((PROBED,) if weight is None else tuple(weight.shape), eps)
@@ -100,6 +100,14 @@ def _same(norm: InnerNorm, probes: Tensor, wanted: Tensor) -> bool:
     found = norm(points) if probes.ndim == 2 else norm(points).transpose(0, 1)
     gap, size = (found - wanted.double()).flatten(1).norm(dim=1), wanted.double().flatten(1).norm(dim=1)
     return bool((gap <= CLOSE * size).all())
+
+
+def _eps(module: nn.Module) -> float:
+    """The small number under the root; zero where none is found."""
+    if isinstance(module, nn.RMSNorm):
+        return eps_of(module)
+    numbers = (getattr(module, key, None) for key in NUMBERS)
+    return next((float(number) for number in numbers if isinstance(number, (int, float))), 0.0)
 
 
 def _own(module: nn.Module, name: str) -> Tensor | None:

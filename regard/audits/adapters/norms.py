@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from regard.audits.adapters.inner_norms import read_norm
 from regard.maps import Normalize
+from regard.proofs.modules import eps_of
 
 SCALED = (
     "LlamaRMSNorm",
@@ -60,7 +61,6 @@ def _of_torch(module: Any) -> Normalize:
     """torch's own norms of one dimension; without parameters the weight is one, which says the width."""
     weight = torch.ones(module.normalized_shape) if module.weight is None else module.weight.detach()
     if type(module) is nn.RMSNorm:
-        eps = torch.finfo(weight.dtype).eps if module.eps is None else module.eps
-        return Normalize(float(eps), weight.double(), centered=False)
+        return Normalize(eps_of(module), weight.double(), centered=False)
     bias: Tensor | None = module.bias
     return Normalize(float(module.eps), weight.double(), None if bias is None else bias.detach().double())

@@ -20,6 +20,7 @@ from regard.audits.watching.seen import Seen, Sight
 from regard.derive import linearize
 from regard.derive.chain import Chain
 from regard.derive.jacobian import Jacobian
+from regard.proofs.agreement import relative_gap
 
 AGAIN = 1e-4
 """How far a second call may be from the first, relative."""
@@ -206,9 +207,8 @@ class ObservedSite:
         return _joined(self.reads.run(tokens).sight.at(self._resolved[1]))
 
     def _check_again(self, found: Tensor, wanted: Tensor) -> None:
-        gap, scale = float((found - wanted.to(found)).norm()), float(wanted.norm())
-        if not gap <= AGAIN * scale:
-            apart = gap / scale if scale > 0 else gap
+        apart = relative_gap(found, wanted.to(found))
+        if apart > AGAIN:
             raise NotCovered(
                 f"the module returns a different output when it is called again, by {apart:.1e} "
                 f"(relative): it "

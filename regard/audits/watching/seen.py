@@ -18,6 +18,7 @@ from regard.compute.tensors import attend
 from regard.errors import ArgumentError
 from regard.normalizers import Normalizer, Reference
 from regard.potentials import Potential
+from regard.proofs.agreement import relative_gap
 from regard.supports import Support
 
 TOLERANCE = 1e-4
@@ -52,8 +53,7 @@ class Seen:
         """|attend - call| / |call| in the Frobenius norm."""
         own = self.double
         found = attend(*own.tensors, potential=own.potential, normalizer=own.normalizer, support=own.support)
-        scale, gap = float(own.output.norm()), float((found - own.output).norm())
-        return gap / scale if scale > 0 else gap
+        return relative_gap(found, own.output)
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
