@@ -1,4 +1,4 @@
-"""The card: the main numbers of a report and what sort they are, for the description of a model."""
+"""The card: the main numbers of a report with their status, for the description of a model."""
 
 from __future__ import annotations
 
@@ -6,27 +6,30 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
 
-from regard.audits.checks.base import PROVED, Column
+from regard.audits.checks.base import STATUSES, Column
 from regard.audits.findings import Finding, findings
 from regard.audits.report import Report, Row
+from regard.audits.words import inputs_named
 from regard.audits.yardstick import compared
 
 MAIN = {
-    "expansion": "The changed word that spread most: the tokens of both texts end this many times as far "
-    "apart as they began",
-    "network_constant": "End to end, a small change of the input can come out this many times as large",
-    "attention_branch_constant": "In the steepest attention layer, with its norm, this many times",
-    "head_branch_constant": "In the steepest head, with its norm, this many times",
-    "block_constant": "In the steepest block, norms and residual connections included, this many times",
-    "largest_logit": "The largest score that a softmax sees",
-    "word_deviation": "One word of the first input moves by 1 %: a layer's attention amplifies that by",
-    "ball_bound": "For every input whose tokens stay in the ball that these tokens fill: a head amplifies by",
-    "qk_norm": "Largest QK norm: how fast the scores of a head can grow with its tokens",
-    "ov_norm": "Largest OV norm: how strongly the content of a key enters the output",
+    "expansion": "Most amplified word change (distance of the tokens after the network over before)",
+    "network_constant": "End-to-end gain for a small change of the input",
+    "attention_branch_constant": "Largest attention gain, including its norm",
+    "head_branch_constant": "Largest head gain, including its norm",
+    "mlp_branch_constant": "Largest MLP gain, including its norm",
+    "block_constant": "Largest block gain, including norms and residual connections",
+    "largest_logit": "Largest score before a softmax",
+    "word_deviation": "Largest attention gain for a 1 % move of one word",
+    "ball_bound": "Largest head gain for all inputs whose tokens stay in the ball that these fill",
+    "qk_norm": "Largest QK norm (how fast the scores of a head can grow with its tokens)",
+    "ov_norm": "Largest OV norm (how strongly the content of a key enters the output)",
 }
 """The columns that say most, and what to call the largest number of each."""
+PARTS = ("attention_branch_constant", "mlp_branch_constant", "block_constant")
+"""Of these the largest comes first."""
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -45,41 +48,61 @@ class Figure:
         return self.row.values[self.column.name]
 
     @property
+    def place(self) -> str:
+        """Where it is: the head, the attention module, or the block around it."""
+        if self.column.name in ("mlp_branch_constant", "block_constant"):
+            return self.report.block(self.row.site) or place_in_words(self.row)
+        return place_in_words(self.row)
+
+    @property
     def yardstick(self) -> str:
         """What it is in known models; nothing where they were not measured."""
-        found = compared(self.report, self.column.name, self.value)
+        found = compared(self.report, self.row, self.column.name)
         return "" if found is None else found.text
 
     @property
     def over(self) -> str:
-        """How the numbers of several inputs became this one."""
-        several = len(self.row.inputs.get(self.column.name, [])) > 1
-        return (
-            {"mean": "mean over inputs", "median": "median over inputs"}.get(self.column.over, "")
-            if several
-            else ""
-        )
+        """How the numbers of several inputs became this one, and which inputs these are."""
+        numbers = self.row.inputs.get(self.column.name, [])
+        inputs = [place for place, value in enumerate(numbers) if not math.isnan(value)]
+        if len(numbers) < 2:
+            return ""
+        if len(inputs) == 1:
+            return inputs_named(inputs).text
+        some = "inputs" if len(inputs) == len(numbers) else f"{len(inputs)} of {len(numbers)} inputs"
+        return f"{self.column.over} over {some}"
+
+    @property
+    def beside(self) -> str:
+        """What a number is compared with, over the same inputs; nothing where that is not known."""
+        values, _ = self.report.together(self.row, self.column.name, self.column.beside)
+        other = self.report.column(self.column.beside)
+        if not values or other is None or other.kind == self.column.kind or values[0] != self.value:
+            return ""
+        words = " ".join(part for part in (other.kind, other.side) if part)
+        return f"{words or other.title} {three_digits(values[1], other.side)} there"
 
 
 def figures(report: Report) -> list[Figure]:
     """The main numbers that a report has, the most telling first."""
-    found = ((words, report.column(name), report.ranked(name)) for name, words in MAIN.items())
-    return [
+    every = ((words, report.column(name), report.ranked(name)) for name, words in MAIN.items())
+    found = [
         Figure(words, column, ranked[0], report)
-        for words, column, ranked in found
+        for words, column, ranked in every
         if column is not None and ranked
     ]
+    parts = iter(sorted((one for one in found if one.column.name in PARTS), key=lambda one: -one.value))
+    return [next(parts) if one.column.name in PARTS else one for one in found]
 
 
-def three_digits(value: float, kind: str) -> str:
-    """Three digits; what is proved is rounded up, so that it stays true when printed."""
+def three_digits(value: float, side: str = "") -> str:
+    """Three digits; what stands behind ≤ is rounded up and behind ≥ down, so that it stays true."""
     if math.isnan(value):
         return "–"
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
-    digits = Context(prec=3, rounding=ROUND_CEILING if kind == PROVED else ROUND_HALF_EVEN).create_decimal(
-        Decimal(value)
-    )
+    rounding = {"≤": ROUND_CEILING, "≥": ROUND_FLOOR}.get(side, ROUND_HALF_EVEN)
+    digits = Context(prec=3, rounding=rounding).create_decimal(Decimal(value))
     return _write_number(digits).replace("-", "−") if digits else "0"
 
 
@@ -98,7 +121,7 @@ def place_in_words(row: Row | Finding) -> str:
 
 
 def markdown(report: Report) -> str:
-    """A few lines of Markdown: numbers with what sort they are, coverage, findings,
+    """A few lines of Markdown: numbers with their status, coverage, findings,
     and how to make them again.
     """
     parts = [
@@ -140,24 +163,20 @@ def _table(entries: Sequence[Figure]) -> str:
     if not entries:
         return "Nothing was measured."
     lines = [
-        f"| {entry.words} | {_value(entry)} | {_sort(entry)} | {escape(place_in_words(entry.row))} |"
-        for entry in entries
+        f"| {entry.words} | {_value(entry)} | {_sort(entry)} | {escape(entry.place)} |" for entry in entries
     ]
-    return "\n".join(["| | value | sort | where |", "|---|---:|---|---|", *lines]) + _LEGEND
+    return "\n".join(["| | value | status | where |", "|---|---:|---|---|", *lines]) + _LEGEND
 
 
-_LEGEND = (
-    "\n\n*exact*: computed at these inputs. *estimated*: found by a search, the truth may be beyond it. "
-    "*proved*: a certificate, rounded up; nothing exceeds it under its hypotheses."
-)
+_LEGEND = "\n\n" + " ".join(f"*{word}*: {meaning}." for word, meaning in STATUSES.items())
 
 
 def _value(entry: Figure) -> str:
-    return ("≤ " if entry.column.kind == PROVED else "") + three_digits(entry.value, entry.column.kind)
+    return f"{entry.column.side} {three_digits(entry.value, entry.column.side)}".strip()
 
 
 def _sort(entry: Figure) -> str:
-    return ", ".join(part for part in (entry.column.kind, entry.over) if part)
+    return ", ".join(part for part in (entry.column.kind, entry.over, entry.beside) if part)
 
 
 def _findings(found: Sequence[Finding]) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from regard._written import number
@@ -22,14 +20,6 @@ if TYPE_CHECKING:
 
 TWIN = "twin"
 """The name of a result in the store: what the same architecture has with random weights."""
-OVER: dict[str, Callable[[list[float]], float]] = {
-    "largest": max,
-    "smallest": min,
-    "mean": statistics.fmean,
-    "median": statistics.median,
-    "only": lambda values: values[0],
-}
-"""How the numbers of several inputs become one."""
 
 
 class Measured(Protocol):
@@ -162,7 +152,7 @@ class _Gathering:
                 for name, value in (answer.get("numbers") or {}).items():
                     _place(found, columns[name], where, index, value, len(self.run.inputs))
         return [
-            Row(scope, site, places.get(site, -1), head, _combine(values, columns), values)
+            Row(scope, site, places.get(site, -1), head, _combined(values, columns), values)
             for (scope, site, head), values in sorted(
                 found.items(), key=lambda pair: (pair[0][0], places.get(pair[0][1], -1), pair[0][2])
             )
@@ -207,12 +197,8 @@ def _place(found: Any, column: Column, where: str, index: int | None, value: Any
         numbers[0 if index is None else index] = number(one)
 
 
-def _combine(values: dict[str, list[float]], columns: dict[str, Column]) -> dict[str, float]:
-    combined = {}
-    for name, numbers in values.items():
-        known = [value for value in numbers if not math.isnan(value)]
-        combined[name] = OVER[columns[name].over](known) if known else math.nan
-    return combined
+def _combined(values: dict[str, list[float]], columns: dict[str, Column]) -> dict[str, float]:
+    return {name: columns[name].combined(numbers) for name, numbers in values.items()}
 
 
 def _head_count(unit: Any) -> int:

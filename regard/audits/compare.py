@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,16 +80,25 @@ def _report(file: Path, data: object) -> Report:
 def compare(before: Report, after: Report) -> Comparison:
     """What changed from one report to the other."""
     _refuse_other(before, after)
-    columns = tuple(column for column in before.columns if after.column(column.name) is not None)
+    alike = _inputs(before) == _inputs(after)
+    columns = tuple(
+        column
+        for column in before.columns
+        if after.column(column.name) is not None and (alike or column.over == "only")
+    )
     covered = [{entry.site for entry in report.covered} for report in (before, after)]
     return Comparison(
         names=(before.name, after.name),
-        remarks=tuple(_remarks(before, after)),
+        remarks=tuple(_remarks(before, after, columns)),
         columns=columns,
         changes={column.name: _changes(before, after, column.name) for column in columns},
         gained=tuple(sorted(covered[1] - covered[0])),
         lost=tuple(sorted(covered[0] - covered[1])),
     )
+
+
+def _inputs(report: Report) -> list[str]:
+    return [entry.name for entry in report.inputs]
 
 
 def _refuse_other(before: Report, after: Report) -> None:
@@ -110,7 +120,7 @@ def _describe(report: Report) -> str:
     )
 
 
-def _remarks(before: Report, after: Report) -> list[str]:
+def _remarks(before: Report, after: Report, columns: Sequence[Column]) -> list[str]:
     """Differences other than in the numbers."""
     remarks = [
         f"The {word} report is partial: {r.partial}."
@@ -119,15 +129,13 @@ def _remarks(before: Report, after: Report) -> list[str]:
     ]
     if before.name != after.name:
         remarks.append(f"The names differ: {before.name}, then {after.name}.")
-    if [entry.name for entry in before.inputs] != [entry.name for entry in after.inputs]:
-        remarks.append("The inputs differ, so numbers that depend on them cannot be compared.")
+    if _inputs(before) != _inputs(after):
+        remarks.append("The inputs differ, so only numbers of the weights are compared.")
     names = [{column.name for column in report.columns} for report in (before, after)]
     for word, only in (("first", names[0] - names[1]), ("second", names[1] - names[0])):
         if only:
             remarks.append(f"Only the {word} report has {', '.join(sorted(only))}.")
-    return remarks + [
-        sentence for name in sorted(names[0] & names[1]) for sentence in _alone(before, after, name)
-    ]
+    return remarks + [sentence for column in columns for sentence in _alone(before, after, column.name)]
 
 
 def _alone(before: Report, after: Report, column: str) -> list[str]:

@@ -42,8 +42,9 @@ def _measured(report: Report, finding: Finding) -> Finding:
     """The same with what its number is in known models and in the untrained twin."""
     places = (finding.site, finding.layer, finding.head)
     row = next((row for row in report.rows if (row.site, row.layer, row.head) == places), None)
-    size = math.nan if row is None else row.values.get(finding.column, math.nan)
-    said = None if math.isnan(size) or finding.column in LOW else compared(report, finding.column, size)
+    if row is None or finding.column in LOW or math.isnan(row.values.get(finding.column, math.nan)):
+        return finding
+    said = compared(report, row, finding.column)
     if said is None:
         return finding
     numbers, names = {**finding.numbers, **said.numbers}, {**finding.names, **said.names}

@@ -34,14 +34,14 @@ def short(report: Report) -> str:
 
 def markup(report: Report) -> str:
     """The verdict, the sentences, and the main numbers, escaped."""
-    from regard.audits.card import figures, place_in_words, three_digits
+    from regard.audits.card import figures, three_digits
     from regard.audits.page import verdict
 
     seen = verdict(report)
     said = "".join(f"<li>{escape(_cut(sentence))}</li>" for sentence in report.summary())
     numbers = "".join(
-        f"<tr>{_cell(one.words)}{_cell(three_digits(one.value, one.column.kind))}{_cell(one.column.kind)}"
-        f"{_cell(place_in_words(one.row))}</tr>"
+        f"<tr>{_cell(one.words)}{_cell(three_digits(one.value, one.column.side))}{_cell(one.column.kind)}"
+        f"{_cell(one.place)}</tr>"
         for one in figures(report)
     )
     table = f'<table style="border-collapse:collapse">{numbers}</table>' if numbers else ""

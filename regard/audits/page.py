@@ -16,7 +16,7 @@ from regard._pages import content_hash, embedded, environment, markup
 from regard._written import plain
 from regard.audits.card import figures, markdown, place_in_words, three_digits
 from regard.audits.checks import checks
-from regard.audits.checks.base import Column
+from regard.audits.checks.base import STATUSES, Column
 from regard.audits.findings import ALARMING, NOTABLE, NOTE, Finding, findings
 from regard.audits.report import Report, Row
 from regard.audits.yardstick import comparisons
@@ -24,11 +24,6 @@ from regard.audits.yardstick import comparisons
 TEMPLATES = Path(__file__).parent / "templates"
 FIGURES = 4
 """How many numbers stand at the top of the page."""
-KINDS = {
-    "exact": "Exact at these inputs, up to rounding.",
-    "estimated": "Estimated: the truth may be beyond it.",
-    "proved": "Proved: a certificate. Printed rounded up.",
-}
 
 
 @dataclass(frozen=True)
@@ -66,6 +61,7 @@ def _page(report: Report, data: dict[str, Any]) -> str:
             heads=sum(entry.heads for entry in report.covered),
             skipped=omissions(report),
             comparisons=comparisons(report),
+            statuses=STATUSES,
             data=markup(embed(data)),
             style=markup(style),
             style_hash=content_hash(style),
@@ -94,7 +90,7 @@ def embed(data: dict[str, Any]) -> str:
         {"name": check.name, "question": check.question, "columns": [c.name for c in check.columns]}
         for check in checks()
     ]
-    whole = {**data, "checks": questions}
+    whole = {**data, "checks": questions, "statuses": STATUSES}
     return embedded(whole)
 
 
@@ -137,8 +133,9 @@ def place(row: Row | Finding) -> str:
 
 
 def explanation(column: Column) -> str:
-    """What a number is, and what sort of number."""
-    return f"{column.meaning} {KINDS.get(column.kind, column.kind)}"
+    """What a number is, and what its status means."""
+    status = STATUSES.get(column.kind)
+    return column.meaning if status is None else f"{column.meaning} {column.kind.capitalize()}: {status}."
 
 
 def raw(value: float) -> str:

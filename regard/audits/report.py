@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from regard.errors import ArgumentError
 if TYPE_CHECKING:
     from regard.audits.findings import Finding
 
-SCHEMA = 4
+SCHEMA = 5
 DECLARED, OBSERVED = "declared", "observed"
 """How a layer is covered: as a declaration that is proved to be the module, or as what it was seen to
 compute.
@@ -166,6 +167,10 @@ class Report:
         """A column by its name."""
         return next((column for column in self.columns if column.name == name), None)
 
+    def block(self, site: str) -> str:
+        """The path of the block around an attention module; of that module where no block is known."""
+        return next((entry.block for entry in self.coverage if entry.site == site and entry.block), site)
+
     def ranked(self, name: str) -> list[Row]:
         """The rows that have a column, in the order in which one should look at them."""
         column = self.column(name)
@@ -174,6 +179,45 @@ class Report:
         low_first = column is not None and column.high_is_alarming is False
         known = [row for row in self.rows if not math.isnan(row.values.get(name, math.nan))]
         return sorted(known, key=lambda row: row.values[name], reverse=not low_first)
+
+    def together(self, row: Row, *names: str) -> tuple[list[float], list[int]]:
+        """Return numbers of one row that may be compared, and the inputs that they are of.
+
+        What is compared is combined alike: each number is over the inputs that have all of them, so it can
+        differ from the one in `row.values`. Both lists are empty where no input has all of them.
+        """
+        columns = [column for name in names for column in [self.column(name)] if column is not None]
+        if len({column.over for column in columns}) > 1:
+            how = ", ".join(f"{column.name} the {column.over}" for column in columns)
+            raise ArgumentError(
+                "names", f"are combined differently ({how})", "compare what is combined alike"
+            )
+        numbers = [row.inputs.get(name, []) for name in names]
+        inputs = [
+            place
+            for place in range(min(map(len, numbers)))
+            if not any(math.isnan(own[place]) for own in numbers)
+        ]
+        if len(columns) < len(names) or not inputs:
+            return [], []
+        pairs = zip(columns, numbers, strict=True)
+        return [column.combined(own[place] for place in inputs) for column, own in pairs], inputs
+
+    def over(self, name: str, inputs: Sequence[int]) -> list[tuple[Row, float]]:
+        """Return the rows that have a column on some inputs, with their numbers over these inputs alone.
+
+        Numbers of weights are of every input.
+        """
+        column = self.column(name)
+        if column is None:
+            return []
+        every = [(row, row.inputs.get(name, [])) for row in self.rows]
+        own = [
+            (row, column.combined(numbers if len(numbers) == 1 else [numbers[place] for place in inputs]))
+            for row, numbers in every
+            if numbers
+        ]
+        return [(row, value) for row, value in own if not math.isnan(value)]
 
     def summary(self) -> list[str]:
         """What a reader should know first, in sentences."""
@@ -221,7 +265,23 @@ class Report:
             "findings": [dataclasses.asdict(finding) for finding in self.findings()],
             "yardstick": beside(self),
         }
-        return plain({"schema": SCHEMA, **words, **dataclasses.asdict(self)})
+        whole = dataclasses.asdict(self)
+        for row, written in zip(self.rows, whole["rows"], strict=True):
+            written["beside"] = self._beside(row)
+        return plain({"schema": SCHEMA, **words, **whole})
+
+    def _beside(self, row: Row) -> dict[str, dict[str, Any]]:
+        """For each number of a row what it is compared with, both over the inputs that have both."""
+        pairs = {
+            column.name: (column.beside, *self.together(row, column.name, column.beside))
+            for column in self.columns
+            if column.beside and column.name in row.values
+        }
+        return {
+            name: {"column": other, "value": values[0], "other": values[1], "inputs": inputs}
+            for name, (other, values, inputs) in pairs.items()
+            if inputs
+        }
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Report:
@@ -278,4 +338,5 @@ def _consistent(data: dict[str, Any]) -> None:
 def _row(data: dict[str, Any]) -> Row:
     values = {name: number(value) for name, value in data["values"].items()}
     inputs = {name: [number(value) for value in numbers] for name, numbers in data["inputs"].items()}
-    return Row(**{**data, "values": values, "inputs": inputs})
+    kept = {name: value for name, value in data.items() if name != "beside"}
+    return Row(**{**kept, "values": values, "inputs": inputs})

@@ -27,8 +27,10 @@ LARGE_NETWORK = 1000.0
 def branches(report: Report) -> Iterator[Finding]:
     for row in report.layers:
         mlp, attention = value(row, "mlp_branch_constant"), value(row, "attention_branch_constant")
-        if mlp > HEAVY_BRANCH and not mlp < 4 * attention:
-            beside = " Its attention amplifies by {attention}." if not math.isnan(attention) else ""
+        alike, _ = report.together(row, "mlp_branch_constant", "attention_branch_constant")
+        compared = attention if alike == [mlp, attention] else math.nan  # over the same inputs, or not at all
+        if mlp > HEAVY_BRANCH and not mlp < 4 * compared:
+            beside = " Its attention amplifies by {attention}." if not math.isnan(compared) else ""
             yield at(
                 row,
                 "mlp_branch_constant",
@@ -38,9 +40,9 @@ def branches(report: Report) -> Iterator[Finding]:
                     + _over(row, "mlp_branch_constant")
                     + "."
                     + beside,
-                    block=_block(report, row.site),
+                    block=report.block(row.site),
                     mlp=mlp,
-                    **({} if math.isnan(attention) else {"attention": attention}),
+                    **({} if math.isnan(compared) else {"attention": compared}),
                 ),
                 _responsible(report, row),
                 "See the tokens of this layer, and the down projection of this MLP.",
@@ -63,11 +65,6 @@ def branches(report: Report) -> Iterator[Finding]:
 def _over(row: Row, column: str) -> str:
     """How the numbers of several inputs became one."""
     return ", the median over inputs" if len(row.inputs.get(column, [])) > 1 else ""
-
-
-def _block(report: Report, site: str) -> str:
-    """The block around a module, by its path."""
-    return next((entry.block for entry in report.coverage if entry.site == site and entry.block), site)
 
 
 def _responsible(report: Report, row: Row) -> Sentence:
@@ -132,7 +129,7 @@ def massive(report: Report) -> Iterator[Finding]:
             NOTABLE,
             say(
                 "A token that enters {place} is {ratio} times as long as the median token.",
-                place=_block(report, row.site) or "the model",
+                place=report.block(row.site) or "the model",
                 ratio=row.values["token_ratio"],
             ),
             _longest(report, row)
@@ -174,7 +171,7 @@ def collapse(report: Report) -> Iterator[Finding]:
             NOTABLE,
             say(
                 "Tokens that enter {place} have mean cosine {cosine}, sinks left out.",
-                place=_block(report, row.site) or "the model",
+                place=report.block(row.site) or "the model",
                 cosine=row.values["mean_cosine_without_sinks"],
             ),
             say(

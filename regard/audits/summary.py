@@ -12,7 +12,8 @@ from typing import Any
 
 from regard.audits.findings import ALARMING, findings
 from regard.audits.report import Report, Row
-from regard.audits.words import Proved, Sentence, counted, joined, say
+from regard.audits.words import Proved, Sentence, counted, inputs_named, joined, say
+from regard.audits.yardstick import TWIN_INPUTS
 
 KINDS = {"typo": "typos", "replacement": "replaced words", "deletion": "deleted words"}
 """Ways to change a word, in the plural."""
@@ -109,15 +110,15 @@ def _missing(report: Report) -> Sentence | None:
 def _words(report: Report) -> Sentence | None:
     """What one changed word did: the most tangible of all numbers."""
     every = changes(report)
-    worst = max(every, key=lambda entry: entry["moved"], default=None)
-    if worst is None:
+    if not every:
         return None
+    of_length = [entry for entry in every if entry.get("size", math.nan) > 0]
+    worst = max(of_length, key=_share) if of_length else max(every, key=lambda entry: float(entry["moved"]))
     counts = {kind: sum(entry["kind"] == kind for entry in every) for kind in KINDS}
     made = joined([say("{count} " + KINDS[kind], count=n) for kind, n in counts.items() if n], ", ")
-    size = worst.get("size", math.nan)
     moved = (
-        say("moved the mean output most, by {share} % of its length:", share=100 * worst["moved"] / size)
-        if size > 0
+        say("moved the mean output most, by {share} % of its length:", share=100 * _share(worst))
+        if of_length
         else say("moved the mean output most, by {moved}:", moved=worst["moved"])
     )
     told = say(
@@ -131,6 +132,11 @@ def _words(report: Report) -> Sentence | None:
     if "decision" in report.tables:
         return found
     return found + say("What any small change of a word can do at most is proved by --checks decision.")
+
+
+def _share(change: dict[str, Any]) -> float:
+    """How much a change moved the mean output, over the length of that output: what is ranked is printed."""
+    return float(change["moved"] / change["size"])
 
 
 def changes(report: Report) -> list[dict[str, Any]]:
@@ -187,27 +193,37 @@ def _heads(report: Report) -> Sentence | None:
     return None
 
 
-def _layers(report: Report) -> Sentence | None:
-    ranked = report.ranked("attention_branch_constant")
+GAINS = {
+    "attention_branch_constant": "attention in {place}",
+    "mlp_branch_constant": "the MLP of {place}",
+    "block_constant": "the block {place}",
+}
+"""The parts of a layer, which are ranked together."""
+
+
+def _parts(report: Report) -> Sentence | None:
+    """The parts of all layers with the largest gains, and the largest of each sort that is not among them."""
+    ranked = [(name, row) for name in GAINS for row in report.ranked(name)]
+    ranked.sort(key=lambda found: found[1].values[found[0]], reverse=True)
     if not ranked:
         return None
-    first = ranked[0]
-    alone = not _normed(report, "layer_constant", "attention_branch_constant")
-    found = say(
-        "Attention that amplifies most"
-        + ("" if alone else ", with the norm before it")
-        + ": {place}, by {attention}.",
-        place=first.label,
-        attention=first.values["attention_branch_constant"],
+    named = ranked[:FIRST]
+    for name in GAINS:
+        named += [found for found in ranked if found[0] == name and name not in [one for one, _ in named]][:1]
+    parts = [
+        say(
+            GAINS[name] + " ({gain})",
+            place=row.label if name == "attention_branch_constant" else report.block(row.site) or row.label,
+            gain=row.values[name],
+        )
+        for name, row in named
+    ]
+    before = _normed(report, "layer_constant", "attention_branch_constant")
+    listed = joined(parts, ", ")
+    text = (
+        f"Largest gains of attention, MLPs and blocks{', with their norms' if before else ''}: {listed.text}."
     )
-    blocks = report.ranked("block_constant")
-    if not blocks:
-        return found
-    return found + say(
-        "The largest block is that of {site}: {block}.",
-        site=blocks[0].label,
-        block=blocks[0].values["block_constant"],
-    )
+    return Sentence(text, listed.numbers, listed.names)
 
 
 def _network(report: Report) -> Sentence | None:
@@ -218,12 +234,22 @@ def _network(report: Report) -> Sentence | None:
             place=row.label,
             constant=row.values["network_constant"],
         )
-        product = row.values.get("product", math.nan)
-        if not math.isnan(product):
-            beside = say("where the product of its blocks and its last norm is {product}", product=product)
-            whole = Sentence(f"{whole.text}, {beside.text}", {**whole.numbers, **beside.numbers}, whole.names)
+        values, inputs = report.together(row, "network_constant", "product")
+        if inputs:
+            whole = _with_product(report, whole, values, inputs)
         parts.append(Sentence(f"{whole.text}.", whole.numbers, whole.names))
     return joined(parts, " ") if parts else None
+
+
+def _with_product(report: Report, whole: Sentence, values: list[float], inputs: list[int]) -> Sentence:
+    """The gain of a network beside the product of its blocks, both over the inputs that have both."""
+    product = say("where the product of its blocks and its last norm is {product}", product=values[1])
+    between = ", "
+    if values[0] != whole.numbers["constant"]:
+        there, between = inputs_named(inputs), "; "
+        alike = say("it amplifies by {alike},", alike=values[0])
+        product = Sentence(f"on {there.text}", there.numbers) + alike + product
+    return Sentence(f"{whole.text}{between}{product.text}", {**whole.numbers, **product.numbers}, whole.names)
 
 
 def _medians(report: Report) -> Sentence | None:
@@ -237,23 +263,28 @@ def _medians(report: Report) -> Sentence | None:
 
 
 TWINS = {
-    "head_branch_constant": "its steepest head by {}",
-    "attention_branch_constant": "its steepest attention by {}",
-    "network_constant": "end to end by {}",
+    "head_branch_constant": "largest head gain",
+    "attention_branch_constant": "largest attention gain",
+    "network_constant": "end-to-end gain",
 }
-"""What is said of the untrained twin."""
+"""What is compared with the untrained twin."""
 
 
 def _twin(report: Report) -> Sentence | None:
-    """What the architecture alone gives."""
-    parts = [
-        say(words.format("{amplified}"), amplified=report.twin[name][-1])
-        for name, words in TWINS.items()
-        if name in report.twin
-    ]
+    """What the architecture alone gives, on the input on which its twin was measured."""
+    parts = []
+    for name, words in TWINS.items():
+        own = [value for _, value in report.over(name, TWIN_INPUTS)]
+        if name in report.twin and own:
+            parts.append(say(words + " {own} (twin {twin})", own=max(own), twin=report.twin[name][-1]))
+    if not parts:
+        return None
     found = joined(parts, ", ")
-    text = f"Its untrained twin, the same architecture with random weights, amplifies {found.text}."
-    return Sentence(text, found.numbers, found.names) if parts else None
+    where = inputs_named(TWIN_INPUTS)
+    text = "Compared with its untrained twin, the same architecture with random weights"
+    if len(report.inputs) == 1:
+        return Sentence(f"{text}: {found.text}.", found.numbers)
+    return Sentence(f"{text}, on {where.text}: {found.text}.", {**where.numbers, **found.numbers})
 
 
 def _promises(report: Report) -> Sentence | None:
@@ -277,30 +308,32 @@ def _proofs(report: Report) -> Sentence | None:
     here, everywhere = (statistics.median(ratios[name]) for name in ("point_bound", "ball_bound"))
     percent = 100 * (here - 1)
     close = (
-        say("less than {above} % above the exact constant", above=0.01)
+        say("less than {above} % above the measured constant", above=0.01)
         if percent < 0.01
-        else say("{above} % above the exact constant", above=percent)
+        else say("{above} % above the measured constant", above=percent)
         if here < 1.1
-        else say("{times} times the exact constant", times=here)
+        else say("{times} times the measured constant", times=here)
     )
     return (
         say("Proved, per head:")
         + close
         + say(
-            "at the input, and {everywhere} times it on the whole ball that its tokens fill (medians).",
+            "of the same input, and {everywhere} times it on the whole ball that its tokens fill (medians).",
             everywhere=everywhere,
         )
     )
 
 
 def _ratios(report: Report, name: str) -> list[float]:
-    """A bound over the exact constant, for each head and input that has both."""
+    """A bound over the measured constant, for each head and input that has both."""
     pairs = [
-        (bound, exact)
+        (bound, measured)
         for row in report.heads
-        for bound, exact in zip(row.inputs.get(name, []), row.inputs.get("head_constant", []), strict=False)
+        for bound, measured in zip(
+            row.inputs.get(name, []), row.inputs.get("head_constant", []), strict=False
+        )
     ]
-    return [bound / exact for bound, exact in pairs if exact > 0 and math.isfinite(bound)]
+    return [bound / measured for bound, measured in pairs if measured > 0 and math.isfinite(bound)]
 
 
 def _alarm(report: Report) -> Sentence | None:
@@ -345,6 +378,6 @@ def _omissions(report: Report) -> Sentence | None:
 
 
 PARTS: tuple[Callable[[Report], Sentence | None], ...] = (
-    _partial, _coverage, _alarm, _decision, _words, _heads, _layers, _network, _medians, _twin, _promises,
+    _partial, _coverage, _alarm, _decision, _words, _heads, _parts, _network, _medians, _twin, _promises,
     _proofs, _omissions,
 )  # fmt: skip

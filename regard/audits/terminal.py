@@ -34,20 +34,21 @@ from regard.audits.report import Report, Row
 from regard.audits.series import Series, Track
 from regard.audits.series_page import verdict
 from regard.audits.summary import summary
+from regard.audits.words import counted
 
 SHOWN = (
-    "qk_norm",
-    "ov_norm",
-    "largest_logit",
-    "entropy",
     "head_branch_constant",
     "attention_branch_constant",
     "mlp_branch_constant",
     "block_constant",
+    "largest_logit",
+    "entropy",
+    "qk_norm",
+    "ov_norm",
 )
 """Columns in the order in which they get a place on a narrow screen; the report has all."""
-CELL = 21
-"""How wide a cell with a median and a head is."""
+BORDER = 3
+"""How much wider than its cells a column is."""
 LINES = 30.0
 """Seconds between lines of progress where there is no terminal."""
 WIDTH = 120
@@ -171,9 +172,12 @@ def show(report: Report, paths: Sequence[Path], console: Console) -> None:
     for sentence in summary(report):
         say(console, f"• {sentence}")
     if report.rows:
-        table = layer_table(report, console.width)
+        table, hidden = layer_table(report, console.width)
         if len(table.columns) > 1 and table.rows:  # checks that measure no layer leave it empty
             console.print(table)
+        if hidden:
+            count = f"{len(hidden)} {counted(len(hidden), 'column')} hidden"
+            say(console, f"… {count}: {', '.join(column.title for column in hidden)} (report.html has all)")
     show_findings(report, console)
     show_paths(paths, console)
 
@@ -228,21 +232,40 @@ def show_paths(paths: Sequence[Path], console: Console) -> None:
         say(console, "Written: " + ", ".join(str(path) for path in paths))
 
 
-def layer_table(report: Report, width: int) -> Table:
-    """For each layer the median of its heads and the head to look at first, or its own number."""
-    known = [column for name in SHOWN if report.ranked(name) for column in [report.column(name)]]
-    columns = [column for column in known if column is not None][: max(1, (width - 8) // CELL)]
+def layer_table(report: Report, width: int) -> tuple[Table, list[Column]]:
+    """For each layer the median of its heads and the head to look at first, or its own number; and the
+    columns for which the screen is too narrow.
+    """
+    columns = [column for name in SHOWN if report.ranked(name) for column in [report.column(name)] if column]
+    layers = sorted({row.layer for row in report.rows if row.scope != STACK})
+    own = [[row for row in report.rows if row.layer == layer and row.scope != STACK] for layer in layers]
     table = Table(
         title="Median over the heads of each layer (the head to look at first: its value)",
         title_justify="left",
     )
-    table.add_column("layer", justify="right")
+    cells = {column: [_cell(column, rows) for rows in own] for column in columns}
+    left = width - len("layer") - BORDER - 1
+    roomy = sum(_needed([column.title, *cells[column]]) for column in columns) <= left
+    shown, hidden = [list(map(str, layers))], []
+    table.add_column("layer", justify="right", no_wrap=True)
     for column in columns:
-        table.add_column(Text(column.title), justify="right")
-    for layer in sorted({row.layer for row in report.rows if row.scope != STACK}):
-        own = [row for row in report.rows if row.layer == layer and row.scope != STACK]
-        table.add_row(str(layer), *(_cell(column, own) for column in columns))
-    return table
+        words = [column.title] if roomy else column.title.split()
+        needed = _needed([*words, *cells[column]])
+        if needed > left:
+            hidden.append(column)
+            continue
+        left -= needed
+        title = textwrap.fill(column.title, needed - BORDER, break_long_words=False)
+        table.add_column(Text(title), justify="right", no_wrap=True)
+        shown.append(cells[column])
+    for line in zip(*shown, strict=True):
+        table.add_row(*line)
+    return table, hidden
+
+
+def _needed(texts: Sequence[str]) -> int:
+    """How wide a column of these texts is, with its border."""
+    return max(map(len, texts)) + BORDER
 
 
 def _cell(column: Column, rows: list[Row]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from regard.certificate import round_up
@@ -47,6 +48,12 @@ def joined(parts: list[Sentence], between: str) -> Sentence:
     numbers = {f"{key} {place}": v for place, part in enumerate(parts) for key, v in part.numbers.items()}
     names = {f"{key} {place}": v for place, part in enumerate(parts) for key, v in part.names.items()}
     return Sentence(between.join(part.text for part in parts), numbers, names)
+
+
+def inputs_named(inputs: Sequence[int]) -> Sentence:
+    """Inputs by their numbers: input 1; inputs 1, 2."""
+    named = joined([say("{input}", input=place + 1) for place in inputs], ", ")
+    return Sentence(f"{counted(len(inputs), 'input')} {named.text}", named.numbers)
 
 
 def _written(value: float | str) -> str:

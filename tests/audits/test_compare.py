@@ -14,6 +14,7 @@ from regard.audits.compare import compare, read
 from regard.audits.terminal import output, show, show_comparison
 from regard.audits.weights import WeightAudit
 from tests.audits.checkpoints import regard, save
+from tests.audits.test_page import changed_values, made
 
 pytest.importorskip("transformers")
 
@@ -63,6 +64,18 @@ def test_numbers_that_one_report_lacks(report):
     found = compare(report, changed(report, {(0, 0): math.nan, (1, 1): math.nan}))
     assert found.remarks == ("2 numbers of qk_norm are in one report only.",)
     assert len(found.changes["qk_norm"]) == len(report.heads) - 2
+
+
+def test_numbers_of_other_texts_are_not_compared():
+    """Of reports on other texts only what the weights say is set side by side."""
+    before = made()
+    after = changed_values(before, lambda name, value: 2 * value)
+    inputs = [dataclasses.replace(entry, name="another text") for entry in after.inputs]
+    found = compare(before, dataclasses.replace(after, inputs=inputs))
+    assert {column.name for column in found.columns} >= {"qk_norm", "ov_norm"}
+    assert {column.over for column in found.columns} == {"only"}
+    assert found.remarks == ("The inputs differ, so only numbers of the weights are compared.",)
+    assert len(compare(before, after).columns) == len(before.columns)
 
 
 def test_coverage_and_remarks(report, capsys):

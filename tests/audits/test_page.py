@@ -14,7 +14,7 @@ import pytest
 import regard
 from regard.audits import card, page, series
 from regard.audits.checks import checks
-from regard.audits.checks.base import EXACT, HEAD, LAYER, PROVED, STACK, Column
+from regard.audits.checks.base import HEAD, LAYER, MEASURED, PROVED, SEARCHED, STACK, STATUSES, Column
 from regard.audits.report import Coverage, InputEntry, Report, Row, Skipped
 from regard.audits.series import Series, Track
 from regard.errors import ArgumentError
@@ -85,7 +85,7 @@ def _row(draw, columns, scope, site, layer, head, model):
         c.name: [draw.lognormvariate(1, 1) for _ in range(1 if c.over == "only" else model.inputs)]
         for c in own
     }
-    return Row(scope, site, layer, head, {name: max(numbers) for name, numbers in inputs.items()}, inputs)
+    return Row(scope, site, layer, head, {c.name: c.combined(inputs[c.name]) for c in own}, inputs)
 
 
 def _tables(draw, sites, model):
@@ -169,16 +169,15 @@ def _tables(draw, sites, model):
 
 
 def changed_values(report, change):
-    """The report with every row's numbers changed."""
-    rows = [
-        dataclasses.replace(
-            row,
-            values={name: change(name, value) for name, value in row.values.items()},
-            inputs={name: [change(name, value) for value in numbers] for name, numbers in row.inputs.items()},
-        )
-        for row in report.rows
-    ]
-    return dataclasses.replace(report, rows=rows)
+    """The report with every row's numbers changed, input by input."""
+    columns = {column.name: column for column in report.columns}
+
+    def changed(row):
+        inputs = {name: [change(name, value) for value in numbers] for name, numbers in row.inputs.items()}
+        values = {name: columns[name].combined(numbers) for name, numbers in inputs.items()}
+        return dataclasses.replace(row, values=values, inputs=inputs)
+
+    return dataclasses.replace(report, rows=[changed(row) for row in report.rows])
 
 
 def weights_only():
@@ -297,10 +296,10 @@ def opened(chromium, tmp_path):
 
 
 def shown(tab, selector):
-    """The numbers of an element, as [what is meant, sort, what is printed]."""
-    read = "(e) => [e.dataset.number, e.dataset.kind, e.textContent, e.dataset.tip]"
+    """The numbers of an element, as [what is meant, status, what is printed, the tip, on which side]."""
+    read = "(e) => [e.dataset.number, e.dataset.kind, e.textContent, e.dataset.tip, e.dataset.side || '']"
     found = tab.evaluate(f"[...document.querySelectorAll({json.dumps(selector)})].map({read})")
-    return [(number(value), sort, text, tip) for value, sort, text, tip in found]
+    return [(number(value), *others) for value, *others in found]
 
 
 def number(text):
@@ -354,7 +353,7 @@ def test_a_click_opens_a_head(opened):
         every = row.inputs[column.name]
         assert [entry[0] for entry in found] == [row.values[column.name], every[0]]
         assert [entry[2] for entry in found] == [
-            card.three_digits(value, column.kind) for value in (row.values[column.name], every[0])
+            card.three_digits(value, column.side) for value in (row.values[column.name], every[0])
         ]
     tab.press("Escape")
     tab.until("!document.getElementById('panel').open && location.hash === ''")
@@ -371,8 +370,8 @@ def test_the_ladder_shows_every_rung(opened):
     exact = next(row for row in report.heads if (row.layer, row.head) == (0, 1)).inputs["head_constant"][0]
     found = shown(tab, "#panel .ladder .number")
     assert [entry[0] for entry in found] == [exact, *(rung[1] for rung in rungs["point"] + rungs["ball"])]
-    assert [entry[1] for entry in found] == [EXACT, PROVED, PROVED, PROVED]
-    assert tab.texts("#panel .ladder .kind") == [EXACT, PROVED, PROVED, PROVED]
+    assert [entry[1] for entry in found] == [MEASURED, PROVED, PROVED, PROVED]
+    assert tab.texts("#panel .ladder .kind") == [MEASURED, PROVED, PROVED, PROVED]
     assert tab.texts("#panel .ladder li:nth-child(3) b") == ["≤ ∞"]
 
 
@@ -384,6 +383,52 @@ def test_another_input_changes_the_panel(opened):
     assert found[1][0] == report.heads[0].inputs["entropy"][1]
     influence = next(entry for entry in report.tables["influence"] if entry["input"] == 1)["influence"]
     assert [entry[0] for entry in shown(tab, "#panel .sentence .number")] == influence
+
+
+def on_first_input(report, names):
+    """The report with columns that only the first input has, as proofs are."""
+    nan = math.nan
+    rows = [
+        dataclasses.replace(
+            row,
+            inputs={
+                name: [own[0], *[nan] * (len(own) - 1)] if name in names else own
+                for name, own in row.inputs.items()
+            },
+        )
+        for row in report.rows
+    ]
+    return changed_values(dataclasses.replace(report, rows=rows), lambda name, value: value)
+
+
+def test_a_proof_stands_beside_the_number_of_the_same_input(opened):
+    """A bound of the first input is shown with its input and with the constant measured there, and not in the
+    map beside medians over all inputs.
+    """
+    limited = ("point_bound", "ball_bound", "word_deviation", "word_attack", "product")
+    report = on_first_input(made(Model(inputs=3)), limited)
+    tab = opened(report, fragment="#head-1-0")
+    row = next(row for row in report.heads if (row.layer, row.head) == (1, 0))
+    bound, measured = row.inputs["point_bound"][0], row.inputs["head_constant"][0]
+    cell = "#panel tr[data-column=point_bound] td:nth-child(2)"
+    assert [entry[0] for entry in shown(tab, f"{cell} .number")] == [bound, measured]
+    assert tab.texts(cell)[0].startswith("input 1 ")
+    alone = "#panel tr[data-column=head_constant] td:nth-child(2)"
+    assert [entry[0] for entry in shown(tab, f"{alone} .number")] == [row.values["head_constant"]]
+    assert tab.texts(alone)[0].startswith("median ")
+    (stack,) = report.stacks
+    product, network = stack.inputs["product"][0], stack.inputs["network_constant"][0]
+    found = [entry[0] for entry in shown(tab, "#depth table .number")]
+    assert found[:3] == [stack.values["network_constant"], product, network]
+
+    def titles():
+        return tab.texts("#heads table.map th.layer-title")
+
+    proved = report.column("word_deviation").title
+    assert titles()
+    assert proved not in titles()
+    tab.choose("#heads .controls label:nth-child(2) select", "0")
+    assert proved in titles()
 
 
 def test_keys_alone(opened):
@@ -460,10 +505,12 @@ def test_every_number_is_in_the_json_and_explained(opened, name):
         found += shown(tab, "#panel .number")
     derived = {entry[0] for entry in shown(tab, ".derived .number")}
     assert len(found) > 10
-    for value, sort, text, tip in found:
+    for value, status, text, tip, side in found:
         assert math.isnan(value) or value in known or value in derived, value
-        assert text == card.three_digits(value, sort) or re.fullmatch(r"\d\.\d{3}", text)
-        assert re.search(r"Exact|Estimated|Proved", tip)
+        assert text == card.three_digits(value, side) or re.fullmatch(r"\d\.\d{3}", text)
+        assert status.capitalize() in tip
+        assert status in STATUSES or "promise" in tip
+        assert (side != "") == (status in (PROVED, SEARCHED))
 
 
 def test_findings_lead_to_their_place(opened):
@@ -487,7 +534,7 @@ def test_the_map_of_influence_reads_its_numbers(opened):
     size = len(own)
     assert tab.evaluate("document.querySelectorAll('#influence svg.law rect:not(.cursor)').length") == size**2
     tab.evaluate("document.querySelector('#influence svg.law').focus()")
-    assert shown(tab, "#influence .readout .number")[0][:2] == (own[0][0], "estimated")
+    assert shown(tab, "#influence .readout .number")[0][:2] == (own[0][0], "measured")
     tab.press("ArrowDown")
     assert shown(tab, "#influence .readout .number")[0][0] == own[1][0]
     assert tab.texts("#influence .readout bdi") == report.inputs[0].tokens[1::-1]
@@ -622,7 +669,7 @@ def test_card():
     known = numbers_in(report.to_dict())
     for (_, value, sort, *_), entry in zip(lines, entries, strict=True):
         assert entry.value in known
-        assert value.removeprefix("≤ ") == card.three_digits(entry.value, entry.column.kind)
+        assert value.removeprefix("≤ ") == card.three_digits(entry.value, entry.column.side)
         assert sort.startswith(entry.column.kind)
         assert value.startswith("≤") == (entry.column.kind == PROVED)
     assert "the declaration differs from the module" in text
@@ -646,34 +693,43 @@ def test_a_card_is_not_markup():
 
 
 @pytest.mark.parametrize(
-    ("value", "kind", "text"),
+    ("value", "side", "text"),
     [
-        (1.8788448, EXACT, "1.88"),
-        (1.8711, PROVED, "1.88"),
-        (1.87, PROVED, "1.88"),
-        (9.991, PROVED, "10.0"),
-        (3342.3, EXACT, "3340"),
-        (3342.3, PROVED, "3350"),
-        (226662.9, EXACT, "2.27·10⁵"),
-        (226001.0, PROVED, "2.27·10⁵"),
-        (0.00131, EXACT, "0.00131"),
-        (1.31e-7, EXACT, "1.31·10⁻⁷"),
-        (math.inf, PROVED, "∞"),
-        (math.nan, EXACT, "–"),
-        (0.0, PROVED, "0"),
-        (-0.721, EXACT, "−0.721"),
-        (99999.0, EXACT, "1.00·10⁵"),
-        (0.25, PROVED, "0.250"),
+        (1.8788448, "", "1.88"),
+        (1.8711, "≤", "1.88"),
+        (1.87, "≤", "1.88"),
+        (9.991, "≤", "10.0"),
+        (3342.3, "", "3340"),
+        (3342.3, "≤", "3350"),
+        (226662.9, "", "2.27·10⁵"),
+        (226001.0, "≤", "2.27·10⁵"),
+        (0.00131, "", "0.00131"),
+        (1.31e-7, "", "1.31·10⁻⁷"),
+        (math.inf, "≤", "∞"),
+        (math.nan, "", "–"),
+        (0.0, "≤", "0"),
+        (-0.721, "", "−0.721"),
+        (99999.0, "", "1.00·10⁵"),
+        (0.25, "≤", "0.250"),
+        (0.013579, "≥", "0.0135"),
+        (1.0, "≥", "1.00"),
+        (0.9999, "≥", "0.999"),
     ],
 )
-def test_three_digits(value, kind, text):
-    assert card.three_digits(value, kind) == text
+def test_three_digits(value, side, text):
+    assert card.three_digits(value, side) == text
 
 
 def test_the_browser_prints_as_python_does(opened):
-    """Both ways to print a number agree, on numbers of every size and sort."""
+    """Both ways to print a number agree, on numbers of every size and status; a radius that is proved is
+    rounded down.
+    """
     draw = random.Random(1)
-    columns = [Column("a", "a", "A.", EXACT, HEAD), Column("b", "b", "B.", PROVED, HEAD)]
+    kinds = [(MEASURED, True), (PROVED, True), (PROVED, False), (SEARCHED, True), (SEARCHED, False)]
+    columns = [
+        Column(f"{place}", f"{place}", "A.", kind, HEAD, high) for place, (kind, high) in enumerate(kinds)
+    ]
+    assert [column.side for column in columns] == ["", "≤", "≥", "≥", "≤"]
     whole = weights_only()
     values = [
         {c.name: math.copysign(10 ** draw.uniform(-9, 9), draw.random() - 0.1) for c in columns}
@@ -692,10 +748,8 @@ def test_the_browser_prints_as_python_does(opened):
     tab = opened(report)
     for head in range(0, 60, 3):
         tab.go(f"#head-0-{head}")
-        found = {entry[1]: entry[2] for entry in shown(tab, "#panel .numbers .number")}
-        assert found == {
-            column.kind: card.three_digits(values[head][column.name], column.kind) for column in columns
-        }
+        found = [entry[2] for entry in shown(tab, "#panel .numbers .number")]
+        assert found == [card.three_digits(values[head][column.name], column.side) for column in columns]
 
 
 def test_a_real_audit(opened):

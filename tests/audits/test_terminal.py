@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,13 +12,17 @@ from rich.console import Console
 
 from regard.audits.checks import checks
 from regard.audits.series import Series, Track
-from regard.audits.terminal import show_series, show_table
+from regard.audits.terminal import SHOWN, show, show_series, show_table
 from regard.cli.letters import stand_in, without_errors
 from regard.cli.overview import HELP
 from tests.audits.checkpoints import regard
+from tests.audits.test_page import made
 
 ROOT = Path(__file__).parents[2]
 CELLS = [("a head of a layer with a long name", "1234.5678", "+0.123", "checkpoint-100000")] * 3
+
+
+SHOWN_COLUMNS = [column for check in checks() for column in check.columns if column.name in SHOWN]
 
 
 def screen(width):
@@ -48,6 +53,27 @@ def test_a_series_on_a_narrow_screen(width):
     assert "…" not in text
     assert text.count("1.235e+04") >= 2
     assert text.count(f"{math.log(12345.678):+.3f}") == 2
+
+
+@pytest.mark.parametrize("width", [30, 45, 60, 80, 120, 200])
+def test_a_column_that_does_not_fit_is_announced(width):
+    """Each column of the table is in it, or is named below it; and no number is cut."""
+    report = made()
+    console = screen(width)
+    show(report, [], console)
+    table, _, below = console.file.getvalue().partition("└")
+    table = table[table.index("┏") :]
+    (line,) = re.findall(r"… (\d+ columns? hidden: .*) \(report.html has all\)", below, re.DOTALL) or [""]
+    hidden = [column.title for column in SHOWN_COLUMNS if column.title in " ".join(line.split())]
+    shown = [column for column in SHOWN_COLUMNS if column.title not in hidden]
+    assert bool(line) == bool(hidden)
+    if hidden:
+        noun = "column" if len(hidden) == 1 else "columns"
+        assert f"{len(hidden)} {noun} hidden" in line
+    first = table[: table.index("┡")]
+    assert len(re.findall("┳", first)) == len(shown)
+    assert all(word in first for column in shown for word in column.title.split())
+    assert max(map(len, table.splitlines())) <= width
 
 
 def test_letters_without_utf8():

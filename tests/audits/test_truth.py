@@ -101,7 +101,7 @@ def test_the_headline_has_the_norm_in_it():
     )
     said = " ".join(report.summary())
     assert f"{first.label} " in said
-    assert f"{attention.label}, " in said
+    assert f"attention in {attention.label} (" in said
     assert "layers.0" not in said.partition("largest block")[0].partition("amplif")[2].partition(";")[0]
 
 

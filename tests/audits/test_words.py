@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 import regard
 from regard.audits import Report
 from regard.audits.card import markdown
+from regard.audits.checks import checks
+from regard.audits.checks.base import MEASURED, STATUSES
 from regard.audits.findings import ALARMING, findings
 from regard.audits.page import html, verdict
 from regard.audits.report import Skipped
@@ -23,7 +25,7 @@ from regard.audits.summary import sentences
 from regard.audits.words import Proved, in_words, say
 from regard.certificate import round_up
 from regard.errors import ArgumentError
-from tests.audits.test_page import Model, made, nothing_covered
+from tests.audits.test_page import Model, changed_values, made, nothing_covered
 
 pytest.importorskip("jinja2")
 
@@ -90,10 +92,7 @@ def reports(draw):
         place = next(turn)
         return values[place % len(values)] if place % 3 == 0 else value
 
-    rows = [
-        dataclasses.replace(row, values={name: change(value) for name, value in row.values.items()})
-        for row in whole.rows
-    ]
+    whole = changed_values(whole, lambda name, value: change(value))
     lost = draw(st.integers(0, len(heads)))
     coverage = [
         dataclasses.replace(entry, rounding=draw(st.sampled_from([0.0, 0.00014])))
@@ -106,7 +105,7 @@ def reports(draw):
     skipped = [Skipped("depth", "", 0, "the text is too long") for _ in range(draw(st.integers(0, 2)))]
     return dataclasses.replace(
         whole,
-        rows=[row for row in rows if row.scope == "stack" or row.site in kept],
+        rows=[row for row in whole.rows if row.scope == "stack" or row.site in kept],
         coverage=coverage,
         tables={name: table for name, table in whole.tables.items() if name in names},
         skipped=skipped,
@@ -194,6 +193,176 @@ def test_headlines_are_the_largest(report):
     assert calm == (measured and not alarmed and not report.missing)
     assert (verdict(report).level == "note") == calm
     assert ("Nothing was measured" in said) == (not measured)
+
+
+@given(reports())
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_the_largest_gain_of_all_parts_is_named(report):
+    """Attention, MLPs and blocks are ranked together, and each sort is named."""
+    gains = {
+        name: [row.values[name] for row in report.ranked(name)]
+        for name in ("attention_branch_constant", "mlp_branch_constant", "block_constant")
+    }
+    if any(gains.values()):
+        (said,) = [one for one in sentences(report) if one.text.startswith("Largest gains of attention")]
+        printed = list(said.numbers.values())
+        assert printed[:3] == sorted((gain for own in gains.values() for gain in own), reverse=True)[:3]
+        assert all(max(own) in printed for own in gains.values() if own)
+
+
+moves = st.lists(
+    st.tuples(st.floats(0, 1e3), st.sampled_from([0.0, 1e-3, 0.5, 1.0, 7.0])), min_size=1, max_size=9
+)
+
+
+@given(moves)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_the_change_that_is_named_is_the_largest_of_what_is_printed(found):
+    """Shares of outputs of different lengths: the change named first has the largest share, not the largest
+    distance.
+    """
+    report = made(Model(inputs=1))
+    (table,) = report.tables["misspecification"]
+    entries = [
+        {**table["changes"][0], "word": f"word {place}", "moved": moved, "size": size}
+        for place, (moved, size) in enumerate(found)
+    ]
+    tables = {**report.tables, "misspecification": [{**table, "changes": entries}]}
+    (said,) = [s for s in sentences(dataclasses.replace(report, tables=tables)) if "moved the mean" in s.text]
+    shares = [moved / size for moved, size in found if size > 0]
+    if shares:
+        assert said.numbers["share"] == 100 * max(shares)
+        assert f"by {in_words(100 * max(shares))} % of its length" in said.text
+    else:
+        assert said.numbers["moved"] == max(moved for moved, _ in found)
+
+
+def every_column():
+    return {column.name: column for check in checks() for column in check.columns}
+
+
+def test_what_is_compared_is_combined_alike():
+    """The rule about columns: what stands beside a number is of the same places, and combined as it is."""
+    known = every_column()
+    pairs = [(column, known[column.beside]) for column in known.values() if column.beside]
+    assert len(pairs) > 8
+    for column, other in pairs:
+        assert (column.scope, column.over) == (other.scope, other.over), column.name
+    gains = [column for column in known.values() if column.kind == MEASURED and "constant" in column.name]
+    assert {column.over for column in gains} == {"median"}
+    assert known["point_bound"].beside == known["ball_bound"].beside == "head_constant"
+    assert known["product"].beside == "network_constant"
+
+
+numbers = st.lists(
+    st.tuples(st.floats(1e-3, 1e3), st.floats(1, 50), st.booleans(), st.booleans()), min_size=1, max_size=6
+)
+
+
+@given(st.sampled_from([column for column in every_column().values() if column.beside]), numbers)
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_numbers_that_stand_together_are_of_the_same_inputs(column, drawn):
+    """On inputs that have both; so what is at least another number on each input is so as it is printed,
+    whichever inputs lack one of them.
+    """
+    report = made(Model(inputs=len(drawn)))
+    other = report.column(column.beside)
+    small = [value if known else math.nan for value, _, known, _ in drawn]
+    large = [value * factor if known else math.nan for value, factor, _, known in drawn]
+    row = dataclasses.replace(report.rows[0], inputs={column.name: large, other.name: small})
+    values, inputs = report.together(row, column.name, other.name)
+    both = [place for place, (_, _, *known) in enumerate(drawn) if all(known)]
+    assert inputs == both
+    assert (values == []) == (both == [])
+    if both:
+        assert values[0] >= values[1]
+        assert values == [c.combined(own[k] for k in both) for c, own in ((column, large), (other, small))]
+        written = dataclasses.replace(report, rows=[row], tables={}, coverage=[]).to_dict()["rows"][0]
+        if column.name in row.values:
+            assert [written["beside"][column.name][key] for key in ("value", "other")] == values
+
+
+def test_numbers_that_are_combined_differently_are_not_compared():
+    report = made()
+    with pytest.raises(ArgumentError, match="entropy the mean, largest_logit the largest"):
+        report.together(report.heads[0], "entropy", "largest_logit")
+
+
+@given(reports(), st.lists(st.booleans(), min_size=3, max_size=3))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_a_network_and_its_product_are_of_the_same_inputs(report, known):
+    """End to end beside the product of the blocks, which is measured on some inputs only."""
+    report = changed_values(report, lambda name, value: value)
+    rows = [
+        dataclasses.replace(
+            row,
+            inputs={
+                **row.inputs,
+                "product": [
+                    value if keep else math.nan
+                    for value, keep in zip(row.inputs["product"], known, strict=False)
+                ],
+            },
+        )
+        if row.scope == "stack"
+        else row
+        for row in report.rows
+    ]
+    report = changed_values(dataclasses.replace(report, rows=rows), lambda name, value: value)
+    (row,) = report.stacks
+    both = [
+        pair
+        for pair in zip(row.inputs["network_constant"], row.inputs["product"], strict=True)
+        if not any(map(math.isnan, pair))
+    ]
+    found = [said for said in sentences(report) if said.text.startswith("End to end")]
+    assert bool(found) == (not math.isnan(row.values["network_constant"]))
+    for said in found:
+        facts = {name.rpartition(" ")[0]: value for name, value in said.numbers.items()}
+        assert ("product" in facts) == bool(both)
+        if both:
+            network, product = (statistics.median(own) for own in zip(*both, strict=True))
+            assert facts["product"] == product
+            assert facts.get("alike", facts["constant"]) == network
+
+
+@given(reports())
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_the_twin_stands_beside_numbers_of_its_own_input(report):
+    """It is measured on the first input alone, so this model's numbers are those of the first input."""
+    names = ("head_branch_constant", "attention_branch_constant", "network_constant")
+    twin = {name: [0.1, 0.2, 0.3, 0.4 + place] for place, name in enumerate(names)}
+    report = dataclasses.replace(report, twin=twin)
+    own = {
+        name: [
+            row.inputs[name][0] for row in report.rows if not math.isnan(row.inputs.get(name, [math.nan])[0])
+        ]
+        for name in names
+    }
+    found = [said for said in sentences(report) if "untrained twin" in said.text]
+    assert bool(found) == any(own.values())
+    for said in found:
+        printed = [value for name, value in said.numbers.items() if name.startswith("own")]
+        assert printed == [max(values) for values in own.values() if values]
+        assert ("on input 1" in said.text) == (len(report.inputs) > 1)
+
+
+def test_four_words():
+    """Run, measured, searched, proved: every column has one of them, but a promise, which was not found. They
+    are all that a page, a card and a notebook show.
+    """
+    known = every_column()
+    assert {column.kind for column in known.values()} == {*STATUSES, ""}
+    assert [name for name, column in known.items() if not column.kind] == ["promised"]
+    assert known["expansion"].kind == known["entropy"].kind == "run"
+    assert known["product"].kind == known["head_constant"].kind == known["qk_norm"].kind == "measured"
+    report = made()
+    page, card = html(report), markdown(report)
+    assert set(re.findall(r'class="kind (\w*)"', page)) == set(STATUSES)
+    assert set(re.findall(r'(?:data-kind="|kind: ")(\w+)"', page)) <= set(STATUSES)
+    assert all(f"*{word}*: {meaning}." in card for word, meaning in STATUSES.items())
+    cells = re.findall(r">(\w+)</td>", report._repr_html_())
+    assert not {"exact", "estimated"} & set(cells)
 
 
 def test_no_page_is_calm_when_nothing_was_measured():

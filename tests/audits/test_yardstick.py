@@ -12,9 +12,10 @@ import torch
 import regard as r
 from regard.audits import Report, page, yardstick
 from regard.audits.checks import checks
+from regard.audits.report import InputEntry
 from regard.audits.twin import random_twin
 from regard.audits.yardstick import QUANTILES, columns_of, compared, quantiles, table
-from tests.audits.test_page import made
+from tests.audits.test_page import Model, made
 
 DECODER = "SmolLM2-135M-Instruct"
 
@@ -59,12 +60,56 @@ def test_what_is_said():
         (1.5 * largest[-1], "Above what known models have:"),
         (5.0 * largest[-1], "Far above what known models have:"),
     ):
-        said = compared(made(), "largest_logit", value)
+        said = compared(*of_known_text(value), "largest_logit")
         assert said.text.startswith(words)
         assert DECODER in said.text
         assert "untrained)" in said.text
         assert "twin" not in said.text
-    assert compared(made(), "promised", 1.0) is None
+    report = made()
+    assert compared(report, report.stacks[0], "promised") is None
+
+
+def of_known_text(*values):
+    """A report on the text of the table, and texts before it, whose first head has these largest logits; and
+    that head.
+    """
+    report = made(Model(inputs=len(values)))
+    inputs = [InputEntry(f"text {place}", []) for place in range(len(values) - 1)]
+    inputs.append(InputEntry(table()["texts"][0], []))
+    first = report.heads[0]
+    row = dataclasses.replace(first, inputs={**first.inputs, "largest_logit": list(values)})
+    row = dataclasses.replace(row, values={**first.values, "largest_logit": max(values)})
+    rows = [row if other is first else other for other in report.rows]
+    return dataclasses.replace(report, inputs=inputs, rows=rows), row
+
+
+def test_only_numbers_of_the_same_text_are_compared():
+    """A number is ordinary or large on the text of the table, and beside the twin on the input of the twin;
+    where the report has not that text, others' numbers stand alone.
+    """
+    least = min(model["columns"]["largest_logit"][-1] for model in table()["models"])
+    report, row = of_known_text(1e6, 0.25 * least)
+    twin = dataclasses.replace(report, twin={"largest_logit": [3.0, 4.0, 5.0, 6.0]})
+    said = compared(twin, row, "largest_logit").text
+    first = f"On input 2 it is {0.25 * least:.3g}. Ordinary: it is "
+    assert said.startswith(first)
+    assert said.endswith("On input 1 it is 1,000,000. Its untrained twin has 6.")
+    elsewhere = dataclasses.replace(report, inputs=[InputEntry("one", []), InputEntry("two", [])])
+    assert compared(elsewhere, row, "largest_logit").text.startswith("On another text it is ")
+    weights = compared(elsewhere, row, "qk_norm").text  # needs no text
+    assert "another text" not in weights
+    assert "On input" not in weights
+
+
+def test_the_table_of_the_page_compares_the_same_text():
+    report, _ = of_known_text(1e6, 0.25)
+    report = dataclasses.replace(report, twin={"largest_logit": [3.0, 4.0, 5.0, 6.0]})
+    (entry,) = [one for one in yardstick.comparisons(report) if one.column.name == "largest_logit"]
+    rows = dict(entry.rows)
+    own = [[row.inputs["largest_logit"][place] for row in report.heads] for place in (0, 1)]
+    assert rows["this model, input 1"] == quantiles(own[0])
+    assert rows["this model, input 2"] == quantiles(own[1])
+    assert rows["its untrained twin"] == [3.0, 4.0, 5.0, 6.0]
 
 
 def test_a_model_is_no_yardstick_for_itself():
@@ -74,11 +119,12 @@ def test_a_model_is_no_yardstick_for_itself():
     entry = next(model for model in table()["models"] if model["name"] == DECODER)
     own = {"name": DECODER, "kind": entry["kind"], "parameters": entry["parameters"]}
     report = dataclasses.replace(made(), model=own)
-    assert DECODER in compared(report, "largest_logit", 1.0).text  # its weights say something else
+    row = report.heads[0]
+    assert DECODER in compared(report, row, "largest_logit").text  # its weights say something else
     without = dataclasses.replace(report, columns=[c for c in report.columns if c.name != "ov_norm_alone"])
-    assert DECODER not in compared(without, "largest_logit", 1.0).text
+    assert DECODER not in compared(without, row, "largest_logit").text
     other = dataclasses.replace(without, model={**own, "name": "another"})
-    assert DECODER in compared(other, "largest_logit", 1.0).text
+    assert DECODER in compared(other, row, "largest_logit").text
 
 
 def test_the_untrained_twin():

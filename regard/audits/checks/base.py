@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import statistics
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -20,12 +22,24 @@ from regard.audits.watching import ObservedSite, Sight, Spot
 from regard.errors import ArgumentError
 from regard.maps import Normalize
 
-EXACT, ESTIMATED, PROVED = "exact", "estimated", "proved"
-"""What sort of number a column holds: exact up to rounding; estimated, with a side it errs on; proved,
-with a certificate.
-"""
+RUN, MEASURED, SEARCHED, PROVED = "run", "measured", "searched", "proved"
+STATUSES = {
+    RUN: "what happened on these inputs",
+    MEASURED: "from the weights, or from derivatives at these inputs, ± rounding or the stated residual",
+    SEARCHED: "at least: the worst case that a search found; the true one may be worse",
+    PROVED: "at most: a certificate that no case is worse, under its hypotheses; rounded to the safe side",
+}
+"""Where a number comes from, in one word, and what that word means."""
 HEAD, LAYER, STACK = "head", "layer", "stack"
 """What a column has one number for."""
+OVER: dict[str, Callable[[list[float]], float]] = {
+    "largest": max,
+    "smallest": min,
+    "mean": statistics.fmean,
+    "median": statistics.median,
+    "only": lambda values: values[0],
+}
+"""How the numbers of several inputs become one."""
 
 Measurable = Site | ObservedSite
 """A layer that is declared, or one that was seen to compute attention and is not."""
@@ -35,8 +49,11 @@ _checks: dict[str, Check] = {}
 
 @dataclass(frozen=True)
 class Column:
-    """One measured quantity. over: how the numbers of several inputs become one; high_is_alarming:
-    None where neither end is.
+    """One quantity of a report.
+
+    kind: one of STATUSES; empty for a number that is declared and not found. over: how the numbers of several
+    inputs become one. high_is_alarming: None where neither end is. beside: the column of the same scope that
+    this one is compared with; the two are combined alike, over the inputs that have both.
     """
 
     name: str
@@ -46,6 +63,19 @@ class Column:
     scope: str
     high_is_alarming: bool | None = None
     over: str = "largest"
+    beside: str = ""
+
+    @property
+    def side(self) -> str:
+        """≤ for what is proved and ≥ for what is searched; reversed where small numbers are the bad ones."""
+        if self.kind not in (PROVED, SEARCHED):
+            return ""
+        return "≤" if (self.kind == PROVED) != (self.high_is_alarming is False) else "≥"
+
+    def combined(self, numbers: Iterable[float]) -> float:
+        """Return the numbers of several inputs as one; NaN where no input has one."""
+        known = [value for value in numbers if not math.isnan(value)]
+        return OVER[self.over](known) if known else math.nan
 
 
 @dataclass(frozen=True)
@@ -184,7 +214,7 @@ def provable(scene: Scene, site: Measurable, inputs: int) -> Site | None:
         raise NotCovered(f"nothing is proved about what is observed and not declared: {site.reason}")
     if site.context is not None:
         raise NotCovered(
-            "nothing is proved about cross-attention; its exact constants are in the columns of the layer"
+            "nothing is proved about cross-attention; its measured constants are in the columns of the layer"
         )
     if site.blind:
         raise ArgumentError(

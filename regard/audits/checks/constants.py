@@ -1,4 +1,4 @@
-"""Exact local constants: how much each part of a layer amplifies a small change of its own input,
+"""Local constants: how much each part of a layer amplifies a small change of its own input,
 at that input.
 """
 
@@ -15,9 +15,9 @@ from torch import Generator, Tensor
 from regard.audits.adapters.base import NotCovered
 from regard.audits.capture import Function, branch, output_tensor, replay, tokens_in
 from regard.audits.checks.base import (
-    EXACT,
     HEAD,
     LAYER,
+    MEASURED,
     Check,
     Column,
     Measurable,
@@ -231,7 +231,7 @@ def _pairs(found: Any) -> list[Found]:
 
 
 _HOW = (
-    " The largest singular value of the exact derivative, in Frobenius norm, found from below, to the "
+    " The largest singular value of the derivative, in Frobenius norm, found from below, to the "
     "residual of this layer."
 )
 
@@ -245,7 +245,7 @@ register(
                 "head alone",
                 "How much a head (rows times values, before the output projection) amplifies a small "
                 "change of all that it reads." + _HOW,
-                EXACT,
+                MEASURED,
                 HEAD,
                 True,
                 "median",
@@ -255,7 +255,7 @@ register(
                 "head after its norm",
                 "The same for the head with the norm layer before it, which is how it acts in the model; the "
                 "head alone where nothing stands before it." + _HOW,
-                EXACT,
+                MEASURED,
                 HEAD,
                 True,
                 "median",
@@ -265,7 +265,7 @@ register(
                 "attention alone",
                 "The same for all heads together, mixed by the output projection. Cross-attention: its "
                 "queries and its context move together." + _HOW,
-                EXACT,
+                MEASURED,
                 LAYER,
                 True,
                 "median",
@@ -276,7 +276,7 @@ register(
                 "The same for the attention branch of the block with the norm layer before it, without the "
                 "residual connection: how attention acts in the model. Attention alone where nothing stands "
                 "before it." + _HOW,
-                EXACT,
+                MEASURED,
                 LAYER,
                 True,
                 "median",
@@ -285,7 +285,7 @@ register(
                 "queries_constant",
                 "cross-attention, its queries move",
                 "The same for cross-attention where its queries move and its context is held." + _HOW,
-                EXACT,
+                MEASURED,
                 LAYER,
                 True,
                 "median",
@@ -294,7 +294,7 @@ register(
                 "context_constant",
                 "cross-attention, its context moves",
                 "The same for cross-attention where its context moves and its queries are held." + _HOW,
-                EXACT,
+                MEASURED,
                 LAYER,
                 True,
                 "median",
@@ -304,17 +304,18 @@ register(
                 "MLP after its norm",
                 "The same for the feed-forward branch of the block with its norm. Where each token passes "
                 "through it alone, this is the one that is amplified most." + _HOW,
-                EXACT,
+                MEASURED,
                 LAYER,
                 True,
                 "median",
+                "attention_branch_constant",
             ),
             Column(
                 "block_constant",
                 "block",
                 "The same for the whole block, residual connections and norm layers included, by the "
                 "sequence that passes through it; an encoder's output that it also reads is held." + _HOW,
-                EXACT,
+                MEASURED,
                 LAYER,
                 True,
                 "median",
@@ -325,7 +326,7 @@ register(
                 "Largest residual |Jᵀu - σv|/σ of the constants of this layer. Small: each is a singular "
                 "value to about its square, "
                 "and all but surely the largest.",
-                EXACT,
+                MEASURED,
                 LAYER,
                 None,
             ),

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from regard._durations import spoken_time
-from regard.audits.checks.base import ESTIMATED, PROVED, STACK, Check, Column, Result, Scene, register
+from regard.audits.checks.base import PROVED, SEARCHED, STACK, Check, Column, Result, Scene, register
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -89,13 +89,14 @@ register(
                 STACK,
                 False,
                 "smallest",
+                "answer_attack",
             ),
             Column(
                 "answer_attack",
                 "answer changed, attacked",
                 "The shortest relative move of a word that was found to change the answer; for an embedding, "
                 "the smallest cosine that was found.",
-                ESTIMATED,
+                SEARCHED,
                 STACK,
                 False,
                 "smallest",

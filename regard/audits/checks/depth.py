@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.audits.capture import Function, passage, replay, tokens_in
 from regard.audits.checks.base import (
-    EXACT,
+    MEASURED,
     STACK,
     Check,
     Column,
@@ -96,7 +96,7 @@ register(
                 "How much all blocks together amplify a small change of the tokens that enter the first: "
                 "the largest singular value of the "
                 "derivative, in Frobenius norm.",
-                EXACT,
+                MEASURED,
                 STACK,
                 True,
                 "median",
@@ -104,14 +104,15 @@ register(
             Column(
                 "product",
                 "product of the blocks",
-                "The product of the local constants of all blocks, and of the norm after the last. It is "
+                "The product of the measured constants of all blocks, and of the norm after the last. It is "
                 "how bounds of layers compose, "
                 f"and shows how loose that is. From the first {CURVES} inputs, where they have at most "
                 f"{LONGEST}.",
-                EXACT,
+                MEASURED,
                 STACK,
                 None,
                 "median",
+                "network_constant",
             ),
         ),
         of_input=depth,

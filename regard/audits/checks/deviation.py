@@ -11,9 +11,9 @@ from torch import Tensor
 
 from regard._round import EPS, up
 from regard.audits.checks.base import (
-    ESTIMATED,
     LAYER,
     PROVED,
+    SEARCHED,
     Check,
     Column,
     Cost,
@@ -155,6 +155,7 @@ register(
                 PROVED,
                 LAYER,
                 True,
+                beside="word_attack",
             ),
             Column(
                 "word_attack",
@@ -162,7 +163,7 @@ register(
                 "How many times as far as the token an attack by gradient ascent moved the output, for the "
                 "same moves of the same "
                 "token. The truth is between this and what is proved.",
-                ESTIMATED,
+                SEARCHED,
                 LAYER,
                 None,
             ),

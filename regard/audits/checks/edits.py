@@ -14,9 +14,9 @@ from regard._heads import mix_heads
 from regard.audits.capture import entering
 from regard.audits.changes import typo
 from regard.audits.checks.base import (
-    EXACT,
     LAYER,
     PROVED,
+    RUN,
     Check,
     Column,
     Cost,
@@ -292,9 +292,9 @@ register(
                 "a token is left out: others move by",
                 "How far the attention output of another token moves when one token is left out of the "
                 "layer's input and all others stay where they are, in lengths of a mean output; the largest "
-                f"over all pairs, exact. "
+                f"over all pairs, each run. "
                 f"Measured on the first {INPUTS.usual} inputs (all of them in a thorough audit).",
-                EXACT,
+                RUN,
                 LAYER,
                 True,
             ),
@@ -303,9 +303,9 @@ register(
                 "any word is inserted: others move by",
                 "The same when one word is inserted before the last token, which shifts: the largest over "
                 "all words "
-                "of the embedding table, each tried, exact. The first layer, on the first input, where all "
+                "of the embedding table, each of them run. The first layer, on the first input, where all "
                 "tokens see each other.",
-                EXACT,
+                RUN,
                 LAYER,
                 True,
             ),
@@ -318,12 +318,13 @@ register(
                 PROVED,
                 LAYER,
                 True,
+                beside="typo_moved",
             ),
             Column(
                 "typo_moved",
                 "typos: what they did",
                 "The same, as it actually happened.",
-                EXACT,
+                RUN,
                 LAYER,
                 None,
             ),

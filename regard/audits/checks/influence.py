@@ -10,8 +10,8 @@ from torch import Tensor
 
 from regard.audits.capture import output_tensor, passage, tokens_in
 from regard.audits.checks.base import (
-    ESTIMATED,
-    EXACT,
+    MEASURED,
+    SEARCHED,
     STACK,
     Check,
     Column,
@@ -52,7 +52,7 @@ def influence(scene: Scene) -> Result:
     share = float(values.max() / values.sum()) if float(values.sum()) > 0 else math.nan
     stack = next(iter(scene.stacks))
     point, width = tokens_in(scene.trace[scene.stacks[stack][0].path]), _width(scene, stack)
-    kind = EXACT if width <= _room(point) else ESTIMATED
+    kind = MEASURED if width <= _room(point) else SEARCHED
     table = {"influence": as_list(values), "kind": kind, "map": influence_map(scene)}
     return Result({"influence_share": {stack: share}}, table)
 
@@ -135,11 +135,9 @@ register(
                 "The influence of a token is the norm of the derivative of the mean output token by it. "
                 "This is the largest, "
                 "over the sum of all: near one, the output depends on a single token. For long or wide "
-                "inputs the "
-                "norms are estimated from "
-                f"below, with random directions of the output. "
+                "inputs both are of random directions of the output, a lower bound on each norm. "
                 f"Measured on the first {INPUTS.usual} inputs (all of them in a thorough audit).",
-                ESTIMATED,
+                MEASURED,
                 STACK,
                 True,
                 "median",

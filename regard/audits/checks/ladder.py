@@ -86,13 +86,14 @@ register(
                 PROVED,
                 HEAD,
                 None,
-                "largest",
+                "median",
+                "head_constant",
             ),
             Column(
                 "point_bound",
                 "proved at the input",
-                "A certificate of the local constant of the head at the first input, beside the exact "
-                "value: the smallest of all theorems. "
+                "A certificate of the local constant of the head at the first input, beside the measured "
+                "one: the smallest of all theorems. "
                 "Where tokens times width, as the head reads them, are more than 1536, its proof may have "
                 "a random start: it then holds "
                 "with probability 1 - 1e-6 for each head, and the ladder of the head says so. "
@@ -100,7 +101,8 @@ register(
                 PROVED,
                 HEAD,
                 None,
-                "largest",
+                "median",
+                "head_constant",
             ),
         ),
         of_site=ladder,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.audits.capture import capture, output_tensor, tokens_in
 from regard.audits.changes import CHANGES
-from regard.audits.checks.base import EXACT, STACK, Check, Column, Result, Scene, register
+from regard.audits.checks.base import RUN, STACK, Check, Column, Result, Scene, register
 from regard.audits.checks.influence import INPUTS, token_influence
 from regard.errors import ArgumentError
 from regard.transport import wasserstein
@@ -141,7 +141,7 @@ def _correlation_column(kind: str) -> Column:
         "Spearman's rank correlation, over the words of a text, of a word's influence and how far its "
         f"{kind} moved the mean output. "
         f"Measured on the first {INPUTS.usual} inputs (all of them in a thorough audit).",
-        EXACT,
+        RUN,
         STACK,
         None,
         "mean",
@@ -156,10 +156,10 @@ register(
             Column(
                 "expansion",
                 "largest expansion of a changed word",
-                "W1 distance of the output tokens over that of the input tokens, for the worst of all "
-                "typos, replacements and deletions "
-                f"of the words of the first {INPUTS.usual} inputs (all of them in a thorough audit).",
-                EXACT,
+                "W1 distance of the output tokens over that of the input tokens, the largest of the "
+                "typos, replacements and deletions that were run "
+                f"with the words of the first {INPUTS.usual} inputs (all of them in a thorough audit).",
+                RUN,
                 STACK,
                 True,
             ),

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from regard.audits.checks.base import ESTIMATED, EXACT, PROVED, STACK, Check, Column, Result, Scene, register
+from regard.audits.checks.base import PROVED, SEARCHED, STACK, Check, Column, Result, Scene, register
 from regard.domains import Whole
 from regard.proofs import falsify
 
@@ -67,7 +67,7 @@ register(
                 "promised",
                 "promise",
                 "The Lipschitz constant that a part was built to keep, in the norm of its promise.",
-                EXACT,
+                "",
                 STACK,
             ),
             Column(
@@ -77,14 +77,16 @@ register(
                 "promise, the promise is broken.",
                 PROVED,
                 STACK,
+                beside="promised",
             ),
             Column(
                 "promise_attacked",
                 "promise, attacked",
                 f"The largest constant that gradient ascent found on sequences of {TOKENS} tokens, or of as "
                 "many as the part is made for: from below.",
-                ESTIMATED,
+                SEARCHED,
                 STACK,
+                beside="promised",
             ),
         ),
         of_input=promises,

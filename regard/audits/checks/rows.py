@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.audits.checks.base import EXACT, HEAD, Check, Column, Measurable, Result, Scene, as_list, register
+from regard.audits.checks.base import HEAD, RUN, Check, Column, Measurable, Result, Scene, as_list, register
 from regard.audits.row_blocks import row_blocks
 
 SHOWN = 3
@@ -63,7 +63,7 @@ register(
                 "entropy (nats)",
                 "Mean entropy of the attention rows. Zero: each query looks at one key; log n: "
                 "at all of them equally.",
-                EXACT,
+                RUN,
                 HEAD,
                 False,
                 "mean",
@@ -72,7 +72,7 @@ register(
                 "effective_support",
                 "effective support",
                 "Mean of exp(entropy): how many keys a query looks at, in effect.",
-                EXACT,
+                RUN,
                 HEAD,
                 None,
                 "mean",
@@ -82,7 +82,7 @@ register(
                 "largest logit",
                 "Largest absolute score before the softmax, scale included, over all visible pairs whose "
                 "weight is not zero in float32. Where it grows, rows saturate.",
-                EXACT,
+                RUN,
                 HEAD,
                 True,
             ),
@@ -91,7 +91,7 @@ register(
                 "sink mass",
                 "Largest share of all attention that a single key receives. Near one: every query looks at "
                 "the same token.",
-                EXACT,
+                RUN,
                 HEAD,
                 None,
                 "mean",
@@ -102,7 +102,7 @@ register(
                 "Largest p₁(1 - p₁ + p₂) of the rows, p₁ ≥ p₂ their largest entries: a bound of the norm "
                 "of the softmax's derivative "
                 "there. At most 1/2; zero for rows that look at one key only, or at very many equally.",
-                EXACT,
+                RUN,
                 HEAD,
                 True,
             ),

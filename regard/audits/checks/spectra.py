@@ -13,7 +13,17 @@ from regard.attention import Attention
 from regard.audits.adapters.base import Matrices
 from regard.audits.adapters.declaration import potential_of
 from regard.audits.adapters.rotary import Turning
-from regard.audits.checks.base import EXACT, HEAD, PROVED, Check, Column, Result, Weights, as_list, register
+from regard.audits.checks.base import (
+    HEAD,
+    MEASURED,
+    PROVED,
+    Check,
+    Column,
+    Result,
+    Weights,
+    as_list,
+    register,
+)
 from regard.audits.narrowing import MARGIN, narrow_head
 from regard.audits.site import in_double
 from regard.domains import Ball, Whole
@@ -160,7 +170,7 @@ register(
                 "head reads: how fast scores can grow with what that norm makes of the tokens. The matrices "
                 "alone where no norm is known. With rotary positions it is that of two tokens at the same "
                 "position.",
-                EXACT,
+                MEASURED,
                 HEAD,
                 True,
                 "only",
@@ -170,7 +180,7 @@ register(
                 "OV norm",
                 "Largest singular value of W_V W_O, with the gain of the norm that the head reads: how "
                 "strongly a key's content enters the output of the layer.",
-                EXACT,
+                MEASURED,
                 HEAD,
                 True,
                 "only",
@@ -179,7 +189,7 @@ register(
                 "qk_norm_alone",
                 "QK norm, matrices alone",
                 "The same without the gain of the norm before.",
-                EXACT,
+                MEASURED,
                 HEAD,
                 None,
                 "only",
@@ -188,7 +198,7 @@ register(
                 "ov_norm_alone",
                 "OV norm, matrices alone",
                 "The same without the gain of the norm before.",
-                EXACT,
+                MEASURED,
                 HEAD,
                 None,
                 "only",

@@ -9,11 +9,6 @@
   const DEEP = 0.6; // beyond this shade, text is in the other color
   const BESIDE = ["attention_branch_constant", "mlp_branch_constant", "block_constant", "word_deviation"];
   const PLACE = /^#(head|layer)-(\d+)(?:-(\d+))?$/;
-  const KINDS = {
-    exact: "Exact at these inputs, up to rounding.",
-    estimated: "Estimated: the truth may be beyond it.",
-    proved: "Proved: a certificate. Printed rounded up.",
-  };
   const state = { column: null, input: null, shown: 0, sort: "moved", descending: true, text: null, change: null };
 
   // Numbers
@@ -24,21 +19,30 @@
     return typeof value === "number" ? value : NaN;
   }
 
-  function threeDigits(value, up) {
-    const [digits, exponent] = value.toExponential(2).split("e").map(Number);
-    if (!up || Number(`${digits}e${exponent}`) >= value) return [digits, exponent];
-    return (digits + 0.01).toFixed(2) === "10.00" ? [1, exponent + 1] : [Number((digits + 0.01).toFixed(2)), exponent];
+  /* ≤ for what is proved and ≥ for what is searched; reversed where small numbers are the bad ones. */
+  function side(column) {
+    if (column.kind !== "proved" && column.kind !== "searched") return "";
+    return (column.kind === "proved") !== (column.high_is_alarming === false) ? "≤" : "≥";
+  }
+
+  function threeDigits(value, way) {
+    if (!way) return value.toExponential(2).split("e").map(Number);
+    const [all, exponent] = Math.abs(value).toExponential(100).split("e");
+    const away = (way === "≤") === value > 0 && /[1-9]/.test(all.slice(4));
+    const digits = (Number(all.slice(0, 4)) + (away ? 0.01 : 0)).toFixed(2);
+    const signed = Math.sign(value) * Number(digits === "10.00" ? 1 : digits);
+    return [signed, Number(exponent) + (digits === "10.00" ? 1 : 0)];
   }
 
   function superscript(integer) {
     return [...String(integer)].map((sign) => (sign === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[sign])).join("");
   }
 
-  function written(value, kind) {
+  function written(value, way = "") {
     if (Number.isNaN(value)) return "–";
     if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
     if (value === 0) return "0";
-    const [digits, exponent] = threeDigits(value, kind === "proved");
+    const [digits, exponent] = threeDigits(value, way);
     if (exponent < -3 || exponent > 4) return `${digits.toFixed(2)}·10${superscript(exponent)}`.replace("-", "−");
     return Number(`${digits}e${exponent}`).toFixed(Math.max(0, 2 - exponent)).replace("-", "−");
   }
@@ -53,13 +57,14 @@
   }
 
   function explained(column) {
-    return `${column.meaning} ${KINDS[column.kind] || column.kind}`;
+    const status = report.statuses[column.kind];
+    return status ? `${column.meaning} ${column.kind[0].toUpperCase()}${column.kind.slice(1)}: ${status}.` : column.meaning;
   }
 
   function figure(value, column, where) {
     const exactly = Number.isFinite(value) ? String(value) : written(value);
     const text = `${where ? `${where}. ` : ""}${column.title}: ${exactly}\n${explained(column)}${column.over ? over(column) : ""}`;
-    return element("span", { class: "number", "data-number": value, "data-kind": column.kind, "data-tip": text }, written(value, column.kind));
+    return element("span", { class: "number", "data-number": value, "data-kind": column.kind, "data-side": side(column) || null, "data-tip": text }, written(value, side(column)));
   }
 
   // Elements: texts become text nodes, never markup
@@ -83,7 +88,7 @@
   }
 
   function kind(name) {
-    return element("span", { class: `kind ${name}` }, name);
+    return name ? element("span", { class: `kind ${name}` }, name) : null;
   }
 
   function choice(label, options, value, changed) {
@@ -324,9 +329,15 @@
   }
 
   function beside() {
-    const names = known("layer").map((column) => column.name);
+    const names = known("layer").map((column) => column.name).filter((name) => sameInputs(name, state.column));
     const wanted = BESIDE.filter((name) => names.includes(name));
     return (wanted.length ? wanted : names.slice(0, 4)).map((name) => [columns.get(name), scale([...layers.values()].map((row) => valueOf(row, name, state.input)))]);
+  }
+
+  /* Whether numbers of two columns may stand side by side: those of one input, or those over the same inputs. */
+  function sameInputs(name, other) {
+    const covered = (one) => (columns.get(one).over === "only" ? report.inputs.length : Math.max(0, ...report.rows.map((row) => inputsOf(row, one).length)));
+    return state.input !== null || report.inputs.length < 2 || covered(name) === covered(other);
   }
 
   function mapHead(widest, besides) {
@@ -348,7 +359,7 @@
   function headCell(row, column, share, first) {
     const value = valueOf(row, column.name, state.input);
     const shown = figure(value, column, `${row.site || "the model"}, head ${row.head}`);
-    const label = `${row.site || "the model"}, head ${row.head}: ${written(value, column.kind)}${first ? ", look at it first" : ""}`;
+    const label = `${row.site || "the model"}, head ${row.head}: ${written(value, side(column))}${first ? ", look at it first" : ""}`;
     const made = element("a", { class: "cell", href: `#head-${row.layer}-${row.head}`, tabindex: -1, "aria-label": label, "data-tip": shown.dataset.tip }, first ? "◆ " : null, shown);
     made.classList.toggle("first", first);
     made.classList.toggle("unknown", Number.isNaN(value));
@@ -439,16 +450,27 @@
     return own.map((finding) => element("div", { class: `finding ${finding.level}` }, paragraph(element("span", { class: `level ${finding.level}` }, finding.level), element("b", {}, finding.what)), paragraph(finding.why), paragraph(element("b", {}, "What to do. "), finding.advice)));
   }
 
-  function asked(row, name) {
-    return (row.inputs[name] || []).filter((value) => !Number.isNaN(number(value))).length;
+  function inputsOf(row, name) {
+    return (row.inputs[name] || []).flatMap((value, i) => (Number.isNaN(number(value)) ? [] : [i]));
+  }
+
+  /* A number with the inputs that it is of, and beside it what it is compared with, over the same inputs. */
+  function overInputs(row, column) {
+    const [shown, inputs] = [figure(valueOf(row, column.name), column), inputsOf(row, column.name)];
+    if (report.inputs.length < 2 || column.over === "only" || !inputs.length) return [shown];
+    if (inputs.length === report.inputs.length) return [element("small", {}, `${column.over} `), shown];
+    const where = `${inputs.length > 1 ? `${column.over} of inputs` : "input"} ${inputs.map((i) => i + 1).join(", ")} `;
+    const pair = (row.beside || {})[column.name];
+    const other = pair && pair.inputs.length === inputs.length ? columns.get(pair.column) : null;
+    return [element("small", {}, where), shown, other ? element("small", {}, ` (${other.title} there: `, figure(number(pair.other), { ...other, over: "" }), ")") : null];
   }
 
   function numbersOf(row, scope) {
     const several = report.inputs.length > 1;
-    const titles = ["", several ? "all inputs" : "value", ...(several ? [`input ${state.shown + 1}`] : []), "sort"];
+    const titles = ["", several ? "all inputs" : "value", ...(several ? [`input ${state.shown + 1}`] : []), "status"];
     const lines = known(scope).filter((column) => column.name in row.values).map((column) => element("tr", { "data-column": column.name },
       element("th", { scope: "row" }, column.title, " ", info(column)),
-      element("td", { class: "right" }, asked(row, column.name) > 1 && column.over !== "only" ? element("small", {}, `${column.over} `) : null, figure(valueOf(row, column.name), column)),
+      element("td", { class: "right" }, ...overInputs(row, column)),
       several ? element("td", { class: "right" }, figure(valueOf(row, column.name, state.shown), { ...column, over: "" })) : null,
       element("td", {}, kind(column.kind))));
     const made = element("table", { class: "plain numbers" }, element("thead", {}, element("tr", {}, titles.map((title, i) => element("th", { scope: "col", class: i && i < titles.length - 1 ? "right" : null }, title)))), element("tbody", {}, lines));
@@ -460,7 +482,7 @@
     return those.length ? soft(`${what} of this input ${what.endsWith("s") ? "are" : "is"} not in the report; see input ${those.map((i) => i + 1).join(", ")}.`) : null;
   }
 
-  // The ladder: everything proved about a head, beside its exact constant
+  // The ladder: everything proved about a head, beside its measured constant
 
   function rungsOf(row) {
     const found = table("bounds", row.site, state.shown);
@@ -472,27 +494,27 @@
 
   function ladder(row) {
     const proved = rungsOf(row);
-    const exact = valueOf(row, "head_constant", report.inputs.length ? state.shown : null);
+    const measured = valueOf(row, "head_constant", report.inputs.length ? state.shown : null);
     if (!proved.length) return [known("head").some((column) => column.name === "point_bound") ? absent("bounds", "Bounds") : null];
-    const first = Number.isNaN(exact) ? [] : [{ theorem: "local constant, exact", full: columns.get("head_constant").meaning, where: "at this input", value: exact, kind: "exact" }];
+    const first = Number.isNaN(measured) ? [] : [{ theorem: "local constant", full: columns.get("head_constant").meaning, where: "at this input", value: measured, kind: "measured" }];
     const rungs = [...first, ...proved];
     const positive = rungs.map((rung) => rung.value).filter((value) => Number.isFinite(value) && value > 0);
     const axis = { log: true, ...(positive.length ? decades(Math.min(...positive), Math.max(...positive)) : { low: 1, high: 10, ticks: [1, 10] }) };
     const at = (value) => (value === Infinity ? 100 : value > 0 ? Math.max(0.5, position(axis, 0, 100)(value)) : 0);
     const ticks = element("div", { class: "ticks", "aria-hidden": "true" }, axis.ticks.map((tick) => { const made = element("span", {}, tickText(tick, axis)); made.style.left = `${Math.min(97, Math.max(2, at(tick)))}%`; return made; }));
-    return [element("h3", {}, "Ladder of bounds"), soft("Each rung is a theorem that applies to this head; the smallest counts. The solid bar and the dashed line are the exact constant at this input, hatched bars are proved. Logarithmic scale.", ...ballRadius(row)), element("ol", { class: "ladder" }, rungs.map((rung) => rungRow(rung, at, exact))), ticks];
+    return [element("h3", {}, "Ladder of bounds"), soft("Each rung is a theorem that applies to this head; the smallest counts. The solid bar and the dashed line are the constant measured at this input, hatched bars are proved. Logarithmic scale.", ...ballRadius(row)), element("ol", { class: "ladder" }, rungs.map((rung) => rungRow(rung, at, measured))), ticks];
   }
 
   function ballRadius(row) {
     const radius = number(table("bounds", row.site, state.shown).heads[row.head].radius);
-    const column = { title: "radius", meaning: "Largest distance of a token from their mean, in the coordinates that the head reads.", kind: "exact" };
+    const column = { title: "radius", meaning: "Largest distance of a token from their mean, in the coordinates that the head reads.", kind: "run" };
     return Number.isNaN(radius) ? [] : [" The ball that the tokens fill has radius ", figure(radius, column), "."];
   }
 
-  function rungRow(rung, at, exact) {
+  function rungRow(rung, at, measured) {
     const column = { title: rung.theorem, meaning: `${rung.full} (${rung.where}).`, kind: rung.kind };
     const bar = drawn("rect", { class: `bar ${rung.kind}`, x: 0, y: 3, height: 10, width: `${at(rung.value).toFixed(2)}%` });
-    const here = Number.isNaN(exact) ? null : drawn("line", { class: "here", x1: `${at(exact).toFixed(2)}%`, x2: `${at(exact).toFixed(2)}%`, y1: -3, y2: 19 });
+    const here = Number.isNaN(measured) ? null : drawn("line", { class: "here", x1: `${at(measured).toFixed(2)}%`, x2: `${at(measured).toFixed(2)}%`, y1: -3, y2: 19 });
     const words = element("span", {}, kind(rung.kind), " ", rung.theorem, element("span", { class: "soft" }, `, ${rung.where}`));
     return element("li", {}, element("div", { class: "row" }, words, element("b", {}, rung.kind === "proved" ? "≤ " : null, figure(rung.value, column))), drawn("svg", { "aria-hidden": "true" }, drawn("line", { class: "track", x1: 0, x2: "100%", y1: 8, y2: 8 }), bar, here));
   }
@@ -504,7 +526,7 @@
     const own = found && found.laws && found.laws[row.head];
     if (!own || !own.length || !own[0].length) return [absent("rows", "Laws")];
     const readout = element("p", { class: "readout", "aria-live": "polite" }, "Hover over a cell, or use the arrow keys.");
-    return [element("h3", {}, "Where it looks"), soft("A row is the law of one query over the keys; the numbers of a row add up to one. The shade is the square root of the number. ", kind("exact"), " to three decimals."), scrolling("Law of the head", lawPicture(own, readout)), readout];
+    return [element("h3", {}, "Where it looks"), soft("A row is the law of one query over the keys; the numbers of a row add up to one. The shade is the square root of the number. ", kind("run"), " to three decimals."), scrolling("Law of the head", lawPicture(own, readout)), readout];
   }
 
   function short(name, length) {
@@ -512,7 +534,7 @@
     return letters.length > length ? `${letters.slice(0, length - 1).join("")}…` : name;
   }
 
-  const LAW = { shade: Math.sqrt, printed: (value) => (value >= 0.1 ? value.toFixed(2).replace(/^0/, "") : ""), said: (value) => value.toFixed(3), verb: "looks at", after: "with", kind: "exact", tip: "A weight of the attention row, to three decimals. Exact.", label: (n, m) => `Attention of ${n} queries over ${m} keys; arrow keys read the numbers` };
+  const LAW = { shade: Math.sqrt, printed: (value) => (value >= 0.1 ? value.toFixed(2).replace(/^0/, "") : ""), said: (value) => value.toFixed(3), verb: "looks at", after: "with", kind: "run", tip: "A weight of the attention row, to three decimals. Run.", label: (n, m) => `Attention of ${n} queries over ${m} keys; arrow keys read the numbers` };
 
   function lawPicture(matrix, readout, input = state.shown, way = LAW) {
     const [queries, keys] = [tokenNames(input, matrix.length), tokenNames(input, matrix[0].length)];
@@ -562,7 +584,7 @@
     return element("ul", { class: "sentence" }, names.map((name, i) => shaded(element("li", { class: "token" }, element("bdi", {}, name), marked.includes(i) ? element("span", { class: "sink", "data-tip": "A sink: it receives a large share of the attention of the layer, or is far longer than the others." }, "sink ") : null, figure(values[i], column, `“${name}”`)), shade.share(values[i]))));
   }
 
-  const INFLUENCE = { title: "influence", meaning: "Norm of the derivative of the mean output token by this token, through the whole network.", kind: "exact" };
+  const INFLUENCE = { title: "influence", meaning: "Norm of the derivative of the mean output token by this token, through the whole network.", kind: "measured" };
 
   function influenceIn(input, level) {
     const found = table("influence", "", input);
@@ -576,12 +598,12 @@
     if (!found.map || !found.map.length) return [];
     const most = Math.max(...found.map.flat().map(number).filter(Number.isFinite), 0);
     const way = {
-      shade: (value) => (most > 0 ? Math.sqrt(value / most) : 0), printed: () => "", said: (value) => written(value, "estimated"), verb: "depends on", after: "by", kind: "estimated",
-      tip: "Frobenius norm of the derivative of this output token by that input token, through the whole network, from random directions of the output. Estimated.",
+      shade: (value) => (most > 0 ? Math.sqrt(value / most) : 0), printed: () => "", said: (value) => written(value), verb: "depends on", after: "by", kind: "measured",
+      tip: "Frobenius norm of the derivative of this output token by that input token, through the whole network. Measured with 8 random directions of the output: ± 25 %.",
       label: (n, m) => `Influence of ${m} input tokens on ${n} output tokens; arrow keys read the numbers`,
     };
     const readout = element("p", { class: "readout", "aria-live": "polite" }, "Hover over a cell, or use the arrow keys.");
-    return [element("h3", {}, "Token by token"), soft("A row is an output token, a column an input token: how strongly the one depends on the other through the whole network. The shade is the square root of the number over the largest. ", kind("estimated"), " by random directions."), scrolling("Influence of tokens on tokens", lawPicture(found.map, readout, input, way)), readout];
+    return [element("h3", {}, "Token by token"), soft("A row is an output token, a column an input token: how strongly the one depends on the other through the whole network. The shade is the square root of the number over the largest. ", kind("measured"), " with 8 random directions of the output: ± 25 %."), scrolling("Influence of tokens on tokens", lawPicture(found.map, readout, input, way)), readout];
   }
 
   function drawInfluence(box) {
@@ -635,7 +657,7 @@
     const found = table("geometry", site.site, state.shown);
     if (!found || !found.norms) return [absent("geometry", "Token norms")];
     const values = found.norms.map(number);
-    const column = { title: "norm of the token", meaning: "Euclidean norm of the token that enters the layer.", kind: "exact" };
+    const column = { title: "norm of the token", meaning: "Euclidean norm of the token that enters the layer.", kind: "run" };
     return [element("h3", {}, "Tokens that enter it, by norm"), sentence(tokenNames(state.shown, values.length), values, column, found.sinks || [])];
   }
 
@@ -644,14 +666,14 @@
     if (!found || !found.moves) return [absent("deviation", "Moves of one word")];
     const names = report.inputs[state.shown] ? report.inputs[state.shown].tokens : [];
     const proved = { title: "proved", meaning: "The output of the layer moves by no more than this (Frobenius norm), whatever the direction.", kind: "proved" };
-    const attack = { title: "found", meaning: "The farthest that an attack moved the output; the truth is between this and what is proved.", kind: "estimated" };
-    const points = (name) => found.moves.map((move) => ({ x: move.share, y: number(move[name]), text: `${percent(move.share)} of its norm, ${name}: ${written(number(move[name]), name === "proved" ? "proved" : "estimated")}` }));
-    const lines = found.moves.map((move) => element("tr", {}, element("th", { scope: "row" }, percent(move.share)), element("td", { class: "right" }, "≤ ", figure(number(move.proved), proved)), element("td", { class: "right" }, figure(number(move.found), attack)), element("td", {}, move.theorem)));
+    const attack = { title: "found", meaning: "The farthest that an attack moved the output; the truth is between this and what is proved.", kind: "searched" };
+    const points = (name) => found.moves.map((move) => ({ x: move.share, y: number(move[name]), text: `${percent(move.share)} of its norm, ${name}: ${written(number(move[name]), name === "proved" ? "≤" : "≥")}` }));
+    const lines = found.moves.map((move) => element("tr", {}, element("th", { scope: "row" }, percent(move.share)), element("td", { class: "right" }, "≤ ", figure(number(move.proved), proved)), element("td", { class: "right" }, "≥ ", figure(number(move.found), attack)), element("td", {}, move.theorem)));
     const title = (text, column) => element("th", { scope: "col", class: "right" }, text, " ", kind(column.kind), " ", info(column));
     const made = element("table", { class: "plain" }, element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "the token moves"), title("proved", proved), title("found", attack), element("th", { scope: "col" }, "theorem"))), element("tbody", {}, lines));
-    const norm = { title: "norm of the token", meaning: "Euclidean norm of the token that moves.", kind: "exact" };
+    const norm = { title: "norm of the token", meaning: "Euclidean norm of the token that moves.", kind: "run" };
     return [element("h3", {}, "One word moves"), soft("The token that this layer listens to most, “", element("bdi", {}, names[found.token] === undefined ? String(found.token) : names[found.token]), "”, of norm ", figure(number(found.norm), norm), ", moves by a share of its norm: how far can the output of the layer go?"),
-      chart({ x: { log: true, label: "share of the token's norm", every: found.moves.map((move) => move.share), name: percent }, y: { log: true, label: "the output moves by" }, series: [{ name: "found by an attack (estimated)", points: points("found") }, { name: "proved", points: points("proved") }], label: "How far the output moves, found and proved, against how far the token moves" }), scrolling("One word moves", made)];
+      chart({ x: { log: true, label: "share of the token's norm", every: found.moves.map((move) => move.share), name: percent }, y: { log: true, label: "the output moves by" }, series: [{ name: "found by an attack (searched)", points: points("found") }, { name: "proved", points: points("proved") }], label: "How far the output moves, found and proved, against how far the token moves" }), scrolling("One word moves", made)];
   }
 
   // Depth and geometry
@@ -660,7 +682,7 @@
     const those = inputsWith("depth");
     const place = element("div");
     const again = (index) => place.replaceChildren(...depthOf(index));
-    box.append(soft("A constant is the largest singular value of the exact derivative. Blocks rarely share their worst direction, so the product of their constants, which is how bounds of layers compose, overstates what they do together."));
+    box.append(soft("A constant is the largest singular value of the derivative. Blocks rarely share their worst direction, so the product of their constants, which is how bounds of layers compose, overstates what they do together."));
     box.append(...stackNumbers(["network_constant", "product"]));
     if (those.length > 1) box.append(element("div", { class: "controls" }, choice("input", those.map((i) => option(String(i), inputName(i))), String(those[0]), (index) => again(Number(index)))));
     box.append(place);
@@ -671,7 +693,7 @@
     const own = names.filter((name) => rows("stack").some((row) => name in row.values));
     if (!own.length) return [];
     const head = element("tr", {}, element("th", { scope: "col" }, "stack"), own.map((name) => element("th", { scope: "col", class: "right" }, columns.get(name).title, " ", kind(columns.get(name).kind), " ", info(columns.get(name)))));
-    const lines = rows("stack").map((row) => element("tr", {}, element("th", { scope: "row" }, element("code", {}, row.site || "the model")), own.map((name) => element("td", { class: "right" }, figure(valueOf(row, name), columns.get(name))))));
+    const lines = rows("stack").map((row) => element("tr", {}, element("th", { scope: "row" }, element("code", {}, row.site || "the model")), own.map((name) => element("td", { class: "right" }, ...(name in row.values ? overInputs(row, columns.get(name)) : ["–"])))));
     return [scrolling("Stacks of blocks", element("table", { class: "plain" }, element("thead", {}, head), element("tbody", {}, lines)))];
   }
 
@@ -686,8 +708,8 @@
     const product = alone.map((value) => (so *= value));
     const points = (values, words) => values.map((value, i) => ({ x: i, y: value, text: `${words} ${i}: ${written(value)}` }));
     const series = [{ name: "from the first block to here", points: points(soFar, "after block") }, { name: "the block alone", points: points(alone, "block") }, { name: "product of the blocks so far", points: points(product, "product up to block") }];
-    const so_far = { title: "from the first block to here", meaning: "Largest singular value of the derivative of all blocks up to this one.", kind: "exact" };
-    const block = { title: "the block alone", meaning: "Largest singular value of the derivative of this block.", kind: "exact" };
+    const so_far = { title: "from the first block to here", meaning: "Largest singular value of the derivative of all blocks up to this one.", kind: "measured" };
+    const block = { title: "the block alone", meaning: "Largest singular value of the derivative of this block.", kind: "measured" };
     const lines = alone.map((value, i) => element("tr", {}, element("th", { scope: "row" }, String(i)), element("td", { class: "right" }, figure(soFar[i], so_far)), element("td", { class: "right" }, figure(value, block))));
     const head = element("tr", {}, ["block", so_far.title, block.title].map((title, i) => element("th", { scope: "col", class: i ? "right" : null }, title)));
     return [element("h3", {}, element("code", {}, stack || "the model")), chart({ x: { label: "block", every: alone.map((_, i) => i) }, y: { log: true, label: "constant" }, series, label: `Constants of ${stack} by depth` }), fold("The numbers of this plot", scrolling("Constants by depth", element("table", { class: "plain" }, element("thead", {}, head), element("tbody", {}, lines))))];
@@ -699,7 +721,7 @@
     box.append(...found.sentences.map((sentence) => paragraph(sentence)));
     if (!spent.length) return;
     const points = (of, words) => spent.map((one) => ({ x: one.block, y: of(one), text: `${words} block ${one.block}: ${written(of(one))}` }));
-    const series = [{ name: "proved", points: points((one) => one.whole, "proved, after") }, { name: "the exact derivative alone", points: points((one) => one.linear, "the derivative, after") }];
+    const series = [{ name: "proved", points: points((one) => one.whole, "proved, after") }, { name: "the derivative alone", points: points((one) => one.linear, "the derivative, after") }];
     const title = { title: "proved", meaning: "All tokens together move by at most this after the block.", kind: "proved" };
     const lines = spent.map((one) => element("tr", {}, element("th", { scope: "row" }, String(one.block)), element("td", { class: "right" }, figure(one.whole, title)), element("td", { class: "right" }, percent(Number(one.share.toPrecision(2))))));
     const head = element("tr", {}, ["block", "proved", "beyond the derivative"].map((words, i) => element("th", { scope: "col", class: i ? "right" : null }, words)));
@@ -728,11 +750,11 @@
   const CHANGE = {
     kind: { title: "kind", meaning: "", kind: "" },
     word: { title: "word → text", meaning: "", kind: "" },
-    enters: { title: "W₁ in", meaning: "Wasserstein distance between the tokens that enter the first block, with and without the change.", kind: "exact" },
-    leaves: { title: "W₁ out", meaning: "The same for the tokens that leave the last block.", kind: "exact" },
-    expansion: { title: "expansion", meaning: "W₁ out over W₁ in.", kind: "exact" },
-    moved: { title: "output moved", meaning: "How far the mean output token went.", kind: "exact" },
-    predicted: { title: "predicted", meaning: "The influence of the word: the sum of the influences of its tokens. It predicts an order, not a distance.", kind: "exact" },
+    enters: { title: "W₁ in", meaning: "Wasserstein distance between the tokens that enter the first block, with and without the change.", kind: "run" },
+    leaves: { title: "W₁ out", meaning: "The same for the tokens that leave the last block.", kind: "run" },
+    expansion: { title: "expansion", meaning: "W₁ out over W₁ in.", kind: "run" },
+    moved: { title: "output moved", meaning: "How far the mean output token went.", kind: "run" },
+    predicted: { title: "predicted", meaning: "The influence of the word: the sum of the influences of its tokens. It predicts an order, not a distance.", kind: "measured" },
   };
   const SORTS = ["typo", "replacement", "deletion"];
 
@@ -826,7 +848,7 @@
     if (!change) return null;
     const last = change.distances.length - 1;
     const points = change.distances.map((value, i) => ({ x: i, y: value, text: `${i === last ? "leaving the last block" : `entering block ${i}`}: W₁ ${written(value)}` }));
-    const column = { title: "W₁", meaning: "Wasserstein distance between the tokens of both texts.", kind: "exact" };
+    const column = { title: "W₁", meaning: "Wasserstein distance between the tokens of both texts.", kind: "run" };
     const lines = change.distances.map((value, i) => element("tr", {}, element("th", { scope: "row" }, i === last ? "out" : String(i)), element("td", { class: "right" }, figure(value, column))));
     return element("div", {}, element("h3", {}, "Layer by layer"), soft(`${change.kind} of “`, element("bdi", {}, change.word), "”: ", element("bdi", {}, change.text)), chart({ x: { label: "entering block", every: change.distances.map((_, i) => i), name: (i) => (i === last ? "out" : String(i)) }, y: { label: "W₁ between the tokens", zero: true }, series: [{ name: "W₁", points }], label: "Wasserstein distance layer by layer" }), fold("The numbers of this plot", scrolling("W₁ by layer", element("table", { class: "plain" }, element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "entering block"), element("th", { scope: "col", class: "right" }, "W₁"))), element("tbody", {}, lines)))));
   }
