@@ -15,8 +15,8 @@ from regard.audits.report import Report, Row
 from regard.audits.words import Proved, Sentence, counted, inputs_named, joined, say
 from regard.audits.yardstick import TWIN_INPUTS
 
-KINDS = {"typo": "typos", "replacement": "replaced words", "deletion": "deleted words"}
-"""Ways to change a word, in the plural."""
+KINDS = {"typo": "typos", "replacement": "replaced {unit}s", "deletion": "deleted {unit}s"}
+"""Ways to change a word or a token, in the plural."""
 FIRST = 3
 """How many heads are named."""
 
@@ -115,7 +115,9 @@ def _words(report: Report) -> Sentence | None:
     of_length = [entry for entry in every if entry.get("size", math.nan) > 0]
     worst = max(of_length, key=_share) if of_length else max(every, key=lambda entry: float(entry["moved"]))
     counts = {kind: sum(entry["kind"] == kind for entry in every) for kind in KINDS}
-    made = joined([say("{count} " + KINDS[kind], count=n) for kind, n in counts.items() if n], ", ")
+    unit = "word" if any(entry["unit"] == "word" for entry in every) else "token"
+    names = {kind: name.format(unit=unit) for kind, name in KINDS.items()}
+    made = joined([say("{count} " + names[kind], count=n) for kind, n in counts.items() if n], ", ")
     moved = (
         say("moved the mean output most, by {share} % of its length:", share=100 * _share(worst))
         if of_length
