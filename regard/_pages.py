@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from regard._printable import printable, printable_values
 from regard.errors import MissingExtraError
 
 UNSAFE = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
@@ -16,7 +17,8 @@ UNSAFE = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
 
 def embedded(data: Any) -> str:
     """Plain values as JSON that no text can break out of."""
-    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(UNSAFE)
+    clean = printable_values(data)
+    return json.dumps(clean, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(UNSAFE)
 
 
 def content_hash(text: str) -> str:
@@ -32,11 +34,15 @@ def markup(text: str) -> Any:
 
 
 def environment(templates: Path) -> Any:
-    """Templates in which every text is escaped and every name must be there."""
+    """Templates in which every text is printable and escaped, and every name must be there."""
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError as error:
         raise MissingExtraError("jinja2", "report") from error
     return Environment(
-        loader=FileSystemLoader(templates), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=FileSystemLoader(templates),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,  # markup is our own
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,31 @@ from torch.nn import Parameter
 
 from regard._object import Object, rebuild
 from regard.errors import ArgumentError
+
+DEEPEST = 100
+"""Levels of JSON that are read; what regard and transformers write has fewer than twenty."""
+
+
+def parsed(content: str | bytes) -> Any:
+    """Return the values of JSON; a ValueError says why there are none, also where it is nested so deeply that
+    no function could walk through it.
+    """
+    try:
+        found = json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    level, depth = [found], 0
+    while level := [part for value in level for part in _inside(value)]:
+        depth += 1
+        if depth > DEEPEST:
+            raise ValueError("it is nested too deeply")
+    return found
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
 
 
 def write_object(value: Any) -> Any:

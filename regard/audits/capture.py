@@ -21,10 +21,11 @@ class _Enough(Exception):
     """Raised inside a model once the output that was asked for is there."""
 
 
-def capture(model: nn.Module, options: dict[str, Any], paths: Sequence[str]) -> dict[str, Call]:
+def capture(model: nn.Module, options: dict[str, Any], names: Sequence[str]) -> dict[str, Call]:
     """Every call of these modules while the model runs, by name: the path for the first call of a module,
-    `called` for others.
+    `called` for others. A module may be named by any of its calls.
     """
+    paths = list(dict.fromkeys(path_and_turn(name)[0] for name in names))
     with recording(model, paths) as calls, quiet(model), torch.no_grad():
         model(**fresh(options))
     return calls

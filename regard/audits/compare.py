@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from regard._written import parsed
 from regard.audits.checks.base import Column
 from regard.audits.report import Report, Row
 from regard.errors import ArgumentError
@@ -50,7 +50,7 @@ def read(path: Path) -> Report:
     """A report from its file, or from the directory it was written to."""
     file = path / REPORT if path.is_dir() else path
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = parsed(file.read_bytes())
     except OSError as error:
         raise ArgumentError(
             "REPORT", f"{file} cannot be read ({error.strerror})", f"give a {REPORT} or its directory"

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-import json
+import re
 import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from regard._written import parsed
 from regard.errors import ArgumentError
 
 POINTER = b"version https://git-lfs.github.com/spec/"
 """How a file begins that stands for another one in Git LFS."""
+LAYERS = re.compile(r"layers$|^n_layer$|blocks$|^depths?$|stages$")
+WIDTHS = re.compile(
+    r"vocab|hidden|intermediate|inner|head|label|expert|embd|(^|_)dim$|^d_|width|ffn|^source$|^target$"
+)
+"""Names of fields that say how much of something there is, and how wide."""
+FEW, FEW_LAYERS = 10_000, 256
+"""So much is made of any config, whatever its weights are."""
 
 
 def refuse_pointer(path: Path) -> None:
@@ -22,6 +31,34 @@ def refuse_pointer(path: Path) -> None:
         raise ArgumentError("MODEL", found, "run `git lfs pull` in its directory, or download the file")
 
 
+def refuse_sizes(directory: Path, config: dict[str, Any], sizes: Sequence[int]) -> None:
+    """Refuse a width that no tensor can have, and more layers than there are tensors, before anything is made
+    of them.
+    """
+    numbers, most = max(sum(sizes), FEW), max(len(sizes), FEW_LAYERS)
+    for name, value in _numbers(config):
+        limit = most if LAYERS.search(name) else numbers if WIDTHS.search(name) else value
+        if value > limit:
+            found = (
+                f"{directory / 'config.json'} has {value} for {name}, and the weights beside it are "
+                f"{len(sizes)} tensors of {sum(sizes):,} numbers"
+            )
+            raise ArgumentError("MODEL", found, "check that config and weights belong together")
+
+
+def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers of a config, each with the name of its field; names of classes are no fields."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            if key not in ("label2id", "id2label"):
+                yield from _numbers(part, key)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _numbers(part, name)
+    elif isinstance(value, (int, float)) and value == value:
+        yield name, value
+
+
 def missing_pieces(directory: Path) -> list[str]:
     """The files that the tokenizer of a directory says it is made of, and that are not there or are
     pointers.
@@ -30,7 +67,7 @@ def missing_pieces(directory: Path) -> list[str]:
 
     path = directory / "tokenizer_config.json"
     try:
-        name = json.loads(path.read_text(encoding="utf-8")).get("tokenizer_class", "")
+        name = parsed(path.read_bytes()).get("tokenizer_class", "")
     except (OSError, ValueError, AttributeError):
         return [] if path.is_file() else [path.name]
     names = getattr(getattr(transformers, str(name), None), "vocab_files_names", None) or {}
@@ -61,11 +98,12 @@ def guess_type(weights: Path, config: dict[str, Any]) -> str:
     from transformers import CONFIG_MAPPING
 
     plain = {kind.replace("-", "").replace("_", ""): kind for kind in CONFIG_MAPPING}
-    classes = [str(name).lower() for name in config.get("architectures") or ()]
+    named = config.get("architectures")
+    classes = [str(name).lower() for name in named] if isinstance(named, list) else []
     fits = [kind for short, kind in plain.items() if any(name.startswith(short) for name in classes)]
     fits = fits or [plain[name] for name in _prefixes(weights) if name in plain]
     if not fits:
-        found = f"{weights.parent} has a config without model_type, and nothing else in it tells the type"
+        found = f"{weights.parent} has a config that has no model_type, and nothing else tells the type"
         raise ArgumentError("MODEL", found, 'add "model_type" to config.json')
     best = max(fits, key=len)
     source = "its architectures" if classes else "the names of its weights"

@@ -23,6 +23,8 @@ FILES = (".txt", ".md", ".csv", ".tsv", ".json", ".jsonl")
 """How names of files with texts end."""
 ENDLESS = 10**9
 """Tokenizers that do not know how much their model takes say a number beyond this."""
+LONGEST, LETTERS = 1 << 15, 16
+"""Tokens of a text where neither model nor tokenizer says how many, and letters of a token to begin with."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,14 @@ def _is_file(value: str) -> bool:
 def _text(value: str) -> str:
     if not value.strip():
         raise ArgumentError("--text", "is empty", "write a text, or name a file with one text per line")
-    return value
+    return refuse_halves("--text", value)
+
+
+def refuse_halves(argument: str, text: str) -> str:
+    """The text, where it is one: bytes that are no UTF-8 become halves of characters in an argument."""
+    if re.search("[\ud800-\udfff]", text):
+        raise ArgumentError(argument, "is not UTF-8 text", "write it in UTF-8")
+    return text
 
 
 def _lines(path: Path) -> list[str]:
@@ -93,7 +102,7 @@ def inputs_of(model: nn.Module, items: Sequence[Any], tokenizer: Any) -> list[In
             options = without_padding(given, len(found))
             names = _tokens(options, tokenizer)
             encode = None if text is None else (lambda other: _encode(model, tokenizer, other))
-            reading = None if text is None else Reading.of(text, tokenizer, _longest(model, tokenizer))
+            reading = None if text is None else Reading.of(text, tokenizer, longest(model, tokenizer))
             cut = (
                 text is not None
                 and len(tokenizer(text, verbose=False)["input_ids"]) > options[ids_name(model)].shape[-1]
@@ -142,7 +151,8 @@ def _options(
             raise ArgumentError("tokenizer", "is missing and the inputs are texts", remedy)
         if not item.strip():
             raise ArgumentError("inputs", f"text {position + 1} is empty", "remove it or write something")
-        return [(_encode(model, tokenizer, item), item)]
+        text = beginning(tokenizer, refuse_halves("inputs", item), longest(model, tokenizer))
+        return [(_encode(model, tokenizer, text), text)]
     named = _by_name(model, item, position)
     _one_sequence(model, named)
     return [(options, None) for options in _separate(named, _device(model), _time_first(model))]
@@ -199,8 +209,8 @@ def _encode(model: nn.Module, tokenizer: Any, text: str) -> dict[str, Any]:
     """A single text needs no padding and so no mask;
     an encoder-decoder model is given the text on both sides, shifted by one.
     """
-    longest = _longest(model, tokenizer)
-    numbers = tokenizer(text, truncation=longest is not None, max_length=longest)["input_ids"]
+    most = longest(model, tokenizer)
+    numbers = tokenizer(text, truncation=True, max_length=most)["input_ids"]
     ids = torch.tensor([_check_tokens(model, text, numbers)], device=_device(model))
     config = getattr(model, "config", None)
     if not getattr(config, "is_encoder_decoder", False):
@@ -215,12 +225,31 @@ def ids_name(model: nn.Module) -> str:
     return "ids" if "ids" in inspect.signature(model.forward).parameters else "input_ids"
 
 
-def _longest(model: nn.Module, tokenizer: Any) -> int | None:
-    """How many tokens model and tokenizer take; None where neither says."""
+def longest(model: nn.Module, tokenizer: Any) -> int:
+    """How many tokens of a text are read: as many as model and tokenizer take."""
     config = getattr(model, "config", None)
     limits = [getattr(config, "max_position_embeddings", None), getattr(tokenizer, "model_max_length", None)]
-    known = [limit for limit in limits if isinstance(limit, int) and 0 < limit < ENDLESS]
-    return min(known, default=None)
+    known = [limit for limit in [*limits, *_offset_tables(model)] if isinstance(limit, int)]
+    return min((limit for limit in known if 0 < limit < ENDLESS), default=LONGEST)
+
+
+def _offset_tables(model: nn.Module) -> list[int]:
+    """The room in tables of positions whose first rows are for padding, as RoBERTa has them."""
+    return [
+        module.num_embeddings - module.padding_idx - 1
+        for name, module in model.named_modules()
+        if name.endswith("position_embeddings")
+        and isinstance(module, nn.Embedding)
+        and module.padding_idx is not None
+    ]
+
+
+def beginning(tokenizer: Any, text: str, most: int) -> str:
+    """The part of a text that its first tokens are from: a long rest takes memory and is cut off anyway."""
+    size = LETTERS * most
+    while size < len(text) and len(tokenizer(text[:size], verbose=False)["input_ids"]) <= 2 * most:
+        size *= 2
+    return text[:size]
 
 
 def _check_tokens(model: nn.Module, text: str, numbers: list[int]) -> list[int]:

@@ -5,6 +5,7 @@ Never runs code from a checkpoint.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -13,13 +14,17 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from regard._allocation import memory
 from regard.audits import own
 from regard.audits.checkpoint import Checkpoint, find, first_line, read_json
-from regard.audits.files import guess_type, missing_pieces, nearest_types
+from regard.audits.files import FEW, guess_type, missing_pieces, nearest_types
 from regard.errors import ArgumentError
 
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "tokenizer.*", "sentencepiece*")
 """Files without which there is no tokenizer, whatever transformers would make up."""
+
+PACKED = 32
+"""So many numbers of a matrix are in one that a quantized checkpoint stores, at most."""
 
 
 def load(model: str | None) -> tuple[nn.Module, Any, str]:
@@ -40,8 +45,9 @@ def config_of(checkpoint: Checkpoint) -> Any:
         return plain
     transformers = _quiet_transformers()
     try:
-        if "model_type" not in plain and not checkpoint.quantized:
-            return transformers.AutoConfig.for_model(guess_type(checkpoint.weights[0], plain), **plain)
+        if plain.get("model_type") is None and not checkpoint.quantized:
+            named = {**plain, "model_type": guess_type(checkpoint.weights[0], plain)}
+            return transformers.AutoConfig.for_model(**named)
         return transformers.AutoConfig.from_pretrained(checkpoint.directory, **_way(checkpoint))
     except ArgumentError:
         raise
@@ -67,25 +73,22 @@ def architecture(config: Any) -> nn.Module:
     """The model of a config without its weights."""
     if isinstance(config, dict):
         return own.build(config)
-    return _build(config, torch.device("meta"))
+    return _build(config, torch.device("meta"), _quiet_transformers().AutoModel)
 
 
 def skeleton(config: Any) -> nn.Module:
     """The model of a config without its weights, and with the buffers that it computes itself,
     such as rotary frequencies.
     """
-    if isinstance(config, dict):
-        raise ArgumentError(
-            "--low-memory", "is given for a model of regard.nn", "leave it out: these are loaded whole"
-        )
-    return _build(config, _leave_parameters_out())
+    return _build(config, _leave_parameters_out(), _quiet_transformers().AutoModel)
 
 
-def _build(config: Any, where: AbstractContextManager[Any]) -> nn.Module:
-    transformers = _quiet_transformers()
+def _build(config: Any, where: AbstractContextManager[Any], door: Any) -> nn.Module:
+    """door: the class of transformers that makes it."""
     try:
         with where:
-            return transformers.AutoModel.from_config(config, trust_remote_code=False).eval()
+            made: nn.Module = door.from_config(config, trust_remote_code=False).eval()
+            return made
     except Exception as error:
         found = f"transformers cannot build a model from its config ({first_line(error)})"
         raise ArgumentError(
@@ -138,7 +141,23 @@ def load_head(checkpoint: Checkpoint) -> nn.Module:
     return _pretrained(checkpoint, config, door)
 
 
+def _refuse_large(checkpoint: Checkpoint, config: Any, door: Any) -> None:
+    """Compare what the config describes with the file, and with memory, before any of it is allocated."""
+    model = _build(copy.deepcopy(config), torch.device("meta"), door)
+    described, stored = sum(p.numel() for p in model.parameters()), sum(checkpoint.sizes)
+    packed = PACKED if getattr(config, "quantization_config", None) else 1
+    if checkpoint.sizes and described > packed * (2 * stored + FEW):
+        found = f"{checkpoint.directory} has a config of {described:,} numbers and weights of {stored:,}"
+        raise ArgumentError("MODEL", found, "check that config and weights belong together")
+    needed = 4 * described + sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
+    if needed > memory():
+        found = f"takes {needed / 1e9:,.1f} GB in float32, and this process may have {memory() / 1e9:,.1f} GB"
+        remedy = "use a larger machine; regard audit has --low-memory and --weights-only for such models"
+        raise ArgumentError("MODEL", found, remedy)
+
+
 def _pretrained(checkpoint: Checkpoint, config: Any, door: Any) -> nn.Module:
+    _refuse_large(checkpoint, config, door)
     try:
         model, notes = door.from_pretrained(
             checkpoint.directory,
@@ -184,7 +203,9 @@ def tokenizer_of(checkpoint: Checkpoint) -> Any:
     ):
         raise _without_tokenizer(checkpoint, "has no tokenizer")
     try:
-        return transformers.AutoTokenizer.from_pretrained(checkpoint.directory, **_way(checkpoint))
+        found = transformers.AutoTokenizer.from_pretrained(checkpoint.directory, **_way(checkpoint))
+        found("a text")  # some settings are wrong only when they are used
+        return found
     except Exception as error:  # as above: files of a stranger
         lacking = [] if checkpoint.quantized else missing_pieces(checkpoint.directory)
         why = f"without {' and '.join(lacking)}" if lacking else first_line(error)

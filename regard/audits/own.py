@@ -78,7 +78,9 @@ class Characters:
             for at, character in enumerate(text)
             for _ in (character if whole else character.encode())
         ]
-        return {"input_ids": encode(self._alphabet, "--text", text), "offset_mapping": places}
+        most = options.get("max_length")
+        found = {"input_ids": encode(self._alphabet, "--text", text), "offset_mapping": places}
+        return {name: values[:most] for name, values in found.items()}
 
     def convert_ids_to_tokens(self, numbers: list[int]) -> list[str]:
         """The characters of tokens; bytes by their numbers."""

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
+from regard._written import parsed
 from regard.errors import ArgumentError
 
 try:
@@ -162,7 +163,7 @@ def _named(file: int, patiently: bool) -> Owner | None:
     while True:
         try:
             os.lseek(file, 0, os.SEEK_SET)
-            found = json.loads(os.read(file, os.fstat(file).st_size))
+            found = parsed(os.read(file, os.fstat(file).st_size))
             return Owner(int(found["process"]), str(found["host"]), str(found["since"]), str(found["group"]))
         except (OSError, ValueError, TypeError, KeyError):
             if time.monotonic() >= deadline:

@@ -329,7 +329,8 @@ def _consistent(data: dict[str, Any]) -> None:
     seen = [(row["scope"], row["site"], row["head"]) for row in data["rows"]]
     strange = sorted({name for row in data["rows"] for name in row["values"]} - known)
     lost = sorted({site for scope, site, _ in seen if scope != STACK} - sites)
-    typed = isinstance(data["model"], dict) and all(isinstance(row["layer"], int) for row in data["rows"])
+    named = isinstance(data["model"], dict) and {"name", "kind", "parameters"} <= data["model"].keys()
+    typed = named and all(isinstance(row["layer"], int) for row in data["rows"])
     if strange or lost or len(set(seen)) != len(seen) or not typed:
         what = f"the column {strange[0]}" if strange else f"the module {lost[0]}" if lost else "rows"
         raise ArgumentError("report", f"does not agree with itself ({what})", "run the audit again")

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.errors import ArgumentError
+
 DOMAINS = ("sentences", "proteins", "molecules", "code")
 """The samples, one text per line in a file of that name; the first that a tokenizer knows is taken."""
 UNKNOWN = 0.05
@@ -107,6 +109,9 @@ def drawn(tokenizer: Any) -> list[RandomTokens]:
     """Sequences of tokens of the vocabulary itself, with the special tokens that a text would have."""
     special = set(tokenizer.all_special_ids)
     known = [number for number in range(len(tokenizer)) if number not in special]
+    if not known:
+        found = f"has {len(tokenizer)} tokens, all of them special"
+        raise ArgumentError("tokenizer", found, "give the tokenizer that the model was trained with")
     generator = torch.Generator().manual_seed(0)
     (start, end), found = _around(tokenizer), []
     for _ in range(DRAWN):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from regard._files import write_text, writing
-from regard._written import plain
+from regard._written import parsed, plain
 from regard.audits.owning import Hold, Owner
 from regard.errors import ArgumentError
 
@@ -122,6 +122,6 @@ def _refuse_other(directory: Path, subject: dict[str, str]) -> None:
 def _read(path: Path) -> Any:
     """A unit, or None where the file is not whole: then it is measured again."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parsed(path.read_bytes())
     except (OSError, ValueError):
         return None

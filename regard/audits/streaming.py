@@ -4,7 +4,6 @@ each block is read from the checkpoint when it runs or is measured, and freed af
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard._allocation import memory
 from regard.audits.checkpoint import Checkpoint
 from regard.audits.checks import Check
 from regard.audits.load import architecture, config_of, skeleton
@@ -93,6 +93,9 @@ class Streamed:
     def __init__(self, checkpoint: Checkpoint, device: str = "cpu") -> None:
         _refuse_old_pickles(checkpoint)
         config, self._tensors, self._device = config_of(checkpoint), Tensors(checkpoint), device
+        if isinstance(config, dict):
+            found = "is a model of regard.nn, which is loaded whole"
+            raise ArgumentError("MODEL", found, "leave --low-memory out, or give --no-low-memory")
         self._stored = config.dtype = _stored_dtype(config, self._tensors)
         self._dtype = torch.promote_types(self._stored, torch.float32)
         self.original = architecture(config)
@@ -211,15 +214,7 @@ def is_quantized(checkpoint: Checkpoint) -> bool:
 def exceeds_memory(checkpoint: Checkpoint) -> bool:
     """Whether the weights in float32 would take most of the machine's memory."""
     numbers = sum(parameter.numel() for parameter in architecture(config_of(checkpoint)).parameters())
-    return 4 * numbers > SHARE * physical_memory()
-
-
-def physical_memory() -> float:
-    """In bytes; without end where the system does not say."""
-    try:
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (AttributeError, ValueError, OSError):
-        return float("inf")
+    return 4 * numbers > SHARE * memory()
 
 
 def _blocks(model: nn.Module) -> dict[str, list[str]]:

@@ -8,11 +8,11 @@ import os
 import statistics
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -23,9 +23,11 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from regard._printable import printable
 from regard.audits.checks import Check, Column
 from regard.audits.checks.base import HEAD, STACK
 from regard.audits.compare import Comparison
@@ -66,6 +68,15 @@ QUANTIZED = (
 STYLES = {ALARMING: "bold red", NOTABLE: "yellow", NOTE: "dim"}
 
 
+class PlainConsole(Console):
+    """A console on which text is printable: names and texts of strangers do not command the terminal."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The parts of anything that is printed; what moves the cursor is rich's own."""
+        for part in super().render(renderable, options):
+            yield part if part.control else Segment(printable(part.text), part.style)
+
+
 def output() -> Console:
     """Where answers go."""
     return _console(stderr=False)
@@ -77,9 +88,9 @@ def messages() -> Console:
 
 
 def _console(stderr: bool) -> Console:
-    found = Console(stderr=stderr, highlight=False)
+    found = PlainConsole(stderr=stderr, highlight=False)
     wide = found.is_terminal or "COLUMNS" in os.environ
-    return found if wide else Console(stderr=stderr, highlight=False, width=WIDTH)
+    return found if wide else PlainConsole(stderr=stderr, highlight=False, width=WIDTH)
 
 
 def say(console: Console, sentence: str, style: str = "") -> None:

@@ -5,7 +5,6 @@ and the model is never loaded.
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,8 +58,9 @@ class WeightAudit:
         if not self._take(outline_of(plain_config(checkpoint))):
             self._take(architecture(config_of(checkpoint)))
         self.model = copy.deepcopy(self.original).to(torch.float64)
-        if self._keys:
-            self.original.to(self._tensors.dtype(next(iter(self._keys.values()))))
+        stored = self._tensors.dtype(next(iter(self._keys.values()))) if self._keys else torch.int8
+        if stored.is_floating_point:  # whole numbers are no matrix: measuring says so
+            self.original.to(stored)
 
     def _take(self, original: nn.Module | None) -> bool:
         """Read the checkpoint as that of this model; whether it has every tensor that is to be read."""
@@ -180,8 +180,7 @@ class Tensors:
     @cached_property
     def _quantization(self) -> dict[str, Any]:
         """What the config says of how matrices are stored."""
-        found = json.loads((self.checkpoint.directory / "config.json").read_text())
-        return dict(found.get("quantization_config") or {})
+        return dict(plain_config(self.checkpoint).get("quantization_config") or {})
 
     def _stored(self, keys: Sequence[str]) -> list[Tensor]:
         """Some tensors as they are stored."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.audits.inputs import beginning, longest
 from regard.errors import ArgumentError
 
 
@@ -53,7 +54,6 @@ def read_text(path: Path, tokenizer: Any, model: nn.Module, tokens: int) -> Text
         raise ArgumentError("--text", f"{path} is not UTF-8 text", "give a file in UTF-8") from None
     if not words.strip():
         raise ArgumentError("--text", f"{path} is empty", "give a file with a text")
-    config = getattr(model, "config", None)
-    most = min(tokens, getattr(config, "max_position_embeddings", None) or tokens)
-    found = tokenizer(words[: 40 * most], truncation=True, max_length=most)["input_ids"]
+    most = min(tokens, longest(model, tokenizer))
+    found = tokenizer(beginning(tokenizer, words, most), truncation=True, max_length=most)["input_ids"]
     return Text(path.name, torch.tensor([found]))

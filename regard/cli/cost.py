@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import importlib.util
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from regard.costs import Cost, Sizes
 
 T = TypeVar("T")
+MOST = 10**15
 REMEDY = "give a config.json, the directory of a model, a hub id that has been downloaded, or nothing"
 
 HELP = """What does a model take to run and to train: flops, bytes and parameters, part by part?
@@ -82,23 +83,30 @@ def cost(
 
 def _sizes(sizes: type[Sizes], tokens: int, batch: int, causal: bool | None) -> Sizes:
     for option, value in (("--tokens", tokens), ("--batch", batch)):
-        if value < 1:
-            raise ArgumentError(option, f"is {value}", "give a whole number, one or more")
+        if not 1 <= value <= MOST:
+            raise ArgumentError(option, f"is {value}", "give a whole number from 1 to 10¹⁵")
     return sizes(tokens, batch, causal=causal)
 
 
 def _config(model: str | None) -> tuple[dict[str, Any], str]:
     """The config of that name, and how it is called."""
+    from regard.audits.checkpoint import read_json
+
     path, name = _path(model)
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ArgumentError(
-            "MODEL", f"{path} cannot be read as JSON ({type(error).__name__})", REMEDY
-        ) from error
-    if not isinstance(found, dict):
-        raise ArgumentError("MODEL", f"{path} is not a JSON object", REMEDY)
-    return found, name
+    return _typed(path, read_json(path, REMEDY)), name
+
+
+def _typed(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """The config with the type of its model, which is guessed where it says none, as regard audit does."""
+    from regard.audits.files import guess_type
+    from regard.audits.own import is_own
+
+    if config.get("model_type") is not None or is_own(config):
+        return config
+    if importlib.util.find_spec("transformers") is None:
+        raise MissingExtraError("transformers", "hf")
+    weights = path.with_name("model.safetensors")
+    return {**config, "model_type": guess_type(weights if weights.is_file() else path, config)}
 
 
 def _notes(config: dict[str, Any], tokens: int) -> list[str]:
@@ -159,7 +167,7 @@ def _count(config: dict[str, Any], sizes: Sizes) -> Cost:
     from regard.costs.families import has_closed_form
 
     if is_own(config):
-        return counted(build(config), sizes)
+        return _about(lambda: counted(build(config), sizes))
     if _about(lambda: has_closed_form(config)) or not isinstance(config.get("model_type"), str):
         return _about(lambda: counted(config, sizes))
     with _quiet():
@@ -170,6 +178,10 @@ def _about(read: Callable[[], T]) -> T:
     """Errors name what the user gave."""
     try:
         return read()
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        raise ArgumentError("--tokens", "is more than a tensor of shapes can have", "give fewer") from error
     except ArgumentError as error:
         if error.argument == "config":
             raise ArgumentError("MODEL", f"its config {error.found}", error.remedy) from error
@@ -182,6 +194,8 @@ def _about(read: Callable[[], T]) -> T:
 
 def _build(config: dict[str, Any]) -> Any:
     """The model of a config on a device without memory; code that the config names is never run."""
+    from regard.audits.checkpoint import first_line
+    from regard.audits.files import nearest_types
     from regard.costs.families import class_name, refuse_cross_attention
 
     try:
@@ -204,12 +218,12 @@ def _build(config: dict[str, Any]) -> Any:
                 else maker(made)
             ).eval()
     except Exception as error:  # a config is any JSON, and what is wrong with it decides who complains
-        said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ArgumentError(
-            "MODEL",
-            f"transformers cannot build a model of the type {kind!r} from its config ({said})",
-            REMEDY,
-        ) from error
+        found = (
+            f"transformers cannot build a model of the type {kind!r} from its config ({first_line(error)})"
+        )
+        near = ", ".join(nearest_types(kind))
+        remedy = f"the nearest names are {near}: correct config.json" if near else REMEDY
+        raise ArgumentError("MODEL", found, remedy) from error
 
 
 def _maker(name: str | None, transformers: Any) -> Any:

@@ -193,7 +193,7 @@ def _show(milestone: Milestone, console: Console) -> None:
         say(console, f"the promise is kept: the constant is proved to be at most {proved}")
     for line in milestone.table.splitlines()[1:]:
         say(console, line)
-    for line in printable(entry["sample"]).splitlines():
+    for line in entry["sample"].splitlines():
         say(console, f"  │ {line}", "dim")
 
 
@@ -206,13 +206,6 @@ def _warn(messages: Sequence[str], console: Console) -> None:
         say(console, f"warning: {message}", "yellow")
     more = f"{len(messages) - NAMED} more in history.jsonl; " if len(messages) > NAMED else ""
     say(console, f"         {more}{ADVICE}", "yellow")
-
-
-def printable(text: str) -> str:
-    """Text without the signs that would command a terminal."""
-    return "".join(
-        sign if sign in "\n\t" or sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text
-    )
 
 
 def _again(training: Training) -> str:

@@ -4,7 +4,6 @@ and what its family leaves unsaid.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from regard._check import describe
+from regard._written import parsed
 from regard.costs.account import Cost
 from regard.costs.architecture import Architecture
 from regard.costs.costing import assess
@@ -133,7 +133,7 @@ def _assess_file(path: Path | str, sizes: Sizes, inputs: Any) -> Cost:
     place = Path(path).expanduser()
     place = place / "config.json" if place.is_dir() else place
     try:
-        config = json.loads(place.read_text(encoding="utf-8"))
+        config = parsed(place.read_bytes())
     except (OSError, ValueError) as error:
         raise ArgumentError(
             "subject",

@@ -92,11 +92,14 @@ def loaded_on(name: str, text: str) -> Asked:
         ('embedding', ['[CLS]', 'a', 'cat', 'sat', '[SEP]'])
     """
     from regard.audits.checkpoint import find
+    from regard.audits.inputs import beginning, longest, refuse_halves
     from regard.audits.load import load_head, tokenizer_of
 
     checkpoint = find(name)
     model, tokenizer = load_head(checkpoint), tokenizer_of(checkpoint)
-    encoded = tokenizer(text, return_tensors="pt", truncation=True)
+    most = longest(model, tokenizer)
+    words = beginning(tokenizer, refuse_halves("--text", text), most)
+    encoded = tokenizer(words, return_tensors="pt", truncation=True, max_length=most)
     options = {key: encoded[key] for key in ("input_ids", "attention_mask") if key in encoded}
     ids = options["input_ids"][0].tolist()
     special = set(getattr(tokenizer, "all_special_ids", ()))

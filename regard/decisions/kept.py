@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from regard._files import write_text
+from regard._written import parsed
 
 if TYPE_CHECKING:
     from regard.decisions.asked import Asked
@@ -29,7 +30,7 @@ class Kept:
 
     def _read(self) -> dict[str, Any]:
         try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
+            found = parsed(self.path.read_bytes())
             return dict(found["words"]) if found["question"] == self.question else {}
         except (OSError, ValueError, KeyError, TypeError):
             return {}

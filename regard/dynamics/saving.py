@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard._files import write_whole
 from regard._object import Object
-from regard._written import read_object, write_object
+from regard._written import parsed, read_object, write_object
 from regard.compute import Engine
 from regard.dynamics import schemes, spaces
 from regard.dynamics.fields import read_maps
@@ -85,7 +85,7 @@ def resume(
         raise MissingExtraError("safetensors", "hf") from None
     try:
         with safe_open(os.fspath(path), "pt") as file:
-            head = json.loads((file.metadata() or {})["trajectory"])
+            head = parsed((file.metadata() or {})["trajectory"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
     except FileNotFoundError:
         raise ArgumentError("path", f"{path} is not there", "give a file that save() wrote") from None

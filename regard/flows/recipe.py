@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard._allocation import memory
 from regard.attention import Attention
 from regard.dynamics import DormandPrince, Euler, Heun, RungeKutta, Scheme
 from regard.errors import ArgumentError
@@ -22,6 +23,9 @@ SCHEMES: dict[str, type[Euler] | type[Heun] | type[RungeKutta]] = {
 }
 ADAPTIVE = "dormand-prince"
 LARGEST_SEED = 2**31
+NUMBER, COPIES = 8, 10
+"""Bytes of a coordinate, and how many tensors of all coordinates there are at once, at the least."""
+MOST_FRAMES = 10_000
 STEEPEST = 300.0
 """e^β is a number of float64 far beyond this, and no step is short enough for it."""
 
@@ -79,6 +83,17 @@ class Recipe:
             )
         if not 0 <= self.seed < LARGEST_SEED:
             raise ArgumentError("--seed", f"is {self.seed}", f"give a number from 0 to {LARGEST_SEED - 1}")
+        self._refuse_large()
+
+    def _refuse_large(self) -> None:
+        """Compare the particles with memory before they take any, and the frames with what a page plays."""
+        if self.frames > MOST_FRAMES:
+            raise ArgumentError("--frames", f"is {self.frames}", f"a page plays {MOST_FRAMES:,} at most")
+        name = "dimension" if self.dimension > self.particles else "particles"
+        if (needed := COPIES * NUMBER * self.particles * self.dimension) > memory():
+            found = f"is {getattr(self, name)}, and a run takes at least {needed / 2**30:,.1f} GiB of memory"
+            remedy = f"this process may have {memory() / 2**30:,.1f}: give a smaller number"
+            raise ArgumentError(option(name), found, remedy)
 
     def attention(self) -> Attention:
         """The field, before it is projected to the sphere."""

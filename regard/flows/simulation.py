@@ -41,6 +41,10 @@ PAIRED = 20000
 """Up to so many particles a number of all pairs is worth waiting for."""
 CALL = 5e-4
 """Seconds of an evaluation, whatever the particles."""
+LOOK = 3e-3
+"""Seconds of a frame, which is computed and written."""
+COORDINATE = 4e-10
+"""Seconds of a coordinate of a pair, in addition."""
 FEWER = 0.9
 """Particles are united where at most this share of them is left."""
 STATE = "trajectory-"
@@ -83,9 +87,10 @@ class Simulation:
         count = self.recipe.evaluations()
         if count is None:
             return None
+        looks = LOOK * self.recipe.frames
         if self.engine is not None and isinstance(self.plan, FourierPlan):
-            return count * self.plan.seconds()
-        return count * (CALL + self._pairs())
+            return looks + count * self.plan.seconds()
+        return looks + count * (CALL + self._pairs())
 
     def announcement(self) -> list[str]:
         """How sums are taken, to what tolerance, and how long that is predicted to take."""
@@ -260,7 +265,7 @@ class Simulation:
         return count
 
     def _pairs(self) -> float:
-        return PAIR * float(self.recipe.particles) ** 2
+        return (PAIR + COORDINATE * self.recipe.dimension) * float(self.recipe.particles) ** 2
 
 
 def _closeness(recipe: Recipe) -> float:

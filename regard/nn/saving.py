@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import regard
 from regard._files import write_together, write_whole
-from regard._written import read_object, write_object
+from regard._written import parsed, read_object, write_object
 from regard.errors import ArgumentError, MissingExtraError, RegardError
 from regard.nn import (
     design,
@@ -287,12 +287,12 @@ def _read_configuration(directory: Path, notes: dict[str, str]) -> dict[str, Any
             "give a directory that it wrote",
         )
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parsed(path.read_bytes())
     except FileNotFoundError:
         raise ArgumentError(
             str(path), "does not exist", "give a directory that regard.nn.save wrote"
         ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ArgumentError(
             str(path), f"cannot be read ({error})", "restore it from where it was saved"
         ) from None
@@ -308,8 +308,8 @@ def _read_configuration(directory: Path, notes: dict[str, str]) -> dict[str, Any
 def _parse_notes(directory: Path, text: str) -> Any:
     """The configuration as the weights carry it."""
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
+        return parsed(text)
+    except ValueError as error:
         path = str(directory / "model.safetensors")
         raise ArgumentError(
             path, f"has a damaged header ({error})", "restore it from where it was saved"

@@ -174,8 +174,6 @@ def _dtype(parts: Sequence[Any]) -> torch.dtype:
     return found[0] if found else torch.float64
 
 
-
-
 def _sequences(map: Any, batch: Tensor) -> Tensor:
     """A declaration in float64, sequence by sequence."""
     exactly = in_double(map)

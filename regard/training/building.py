@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import os
-
+from regard._allocation import memory
 from regard.errors import ArgumentError
 from regard.nn import Design, LanguageModel, RelativePositions, RotaryPositions
 from regard.nn.promises import Promise
@@ -49,18 +47,10 @@ def weight_count(recipe: Recipe, symbols: int) -> int:
 
 
 def window_bytes(recipe: Recipe, symbols: int) -> int:
-    """What an update keeps of its windows at the least: scores of tokens and their gradient,
-    two states of each layer.
+    """What an update keeps of its windows at the least: scores of tokens and their gradient, and what the
+    derivative of a layer reads: queries, keys, values, four times the width inside, what enters its norms.
     """
-    return NUMBER * recipe.batch * recipe.context * 2 * (symbols + recipe.layers * recipe.width)
-
-
-def memory() -> float:
-    """The bytes of this machine; infinite where it does not say."""
-    try:
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (AttributeError, ValueError, OSError):  # a system without these names
-        return math.inf
+    return NUMBER * recipe.batch * recipe.context * (2 * symbols + 12 * recipe.layers * recipe.width)
 
 
 def _model(recipe: Recipe, symbols: int) -> LanguageModel:

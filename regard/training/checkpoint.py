@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import IO, Any
 
 from regard._files import writing
+from regard._written import parsed
 from regard.errors import ArgumentError
 
 fcntl: ModuleType | None
@@ -76,7 +77,7 @@ class Checkpoint:
         """The bytes of state.json, and their values."""
         try:
             content = (self.path / STATE).read_bytes()
-            found: dict[str, Any] = json.loads(content)
+            found: dict[str, Any] = parsed(content)
             return content, {name: found[name] for name in (*NEEDED, *found)}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise self.damage_error(f"{STATE} cannot be read") from error

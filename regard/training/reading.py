@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from regard._written import parsed
 from regard.errors import ArgumentError
 from regard.training.text import Alphabet
 
@@ -29,7 +29,7 @@ def beginning(alphabet: Alphabet) -> str:
 def _read_state(checkpoint: Path, name: str) -> Any:
     path = checkpoint / "state.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))[name]
+        return parsed(path.read_bytes())[name]
     except (OSError, ValueError, KeyError, TypeError) as error:
         found = f"does not say its {name} ({type(error).__name__})"
         raise ArgumentError(

@@ -162,7 +162,7 @@ def test_random_weights_are_not_audited(tmp_path):
     """
     assert load_weights(find(str(save(tmp_path / "whole")))).pooler is not None
     refused(edit(save(tmp_path / "deep"), num_hidden_layers=3), "lacks", "encoder.layer.2.")
-    refused(edit(save(tmp_path / "wide"), hidden_size=64), "could not be loaded")
+    refused(edit(save(tmp_path / "wide"), hidden_size=64), "config and weights belong together")
 
 
 def test_a_model_without_a_tokenizer(tmp_path):

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 import regard as r
+from regard._allocation import memory as own_memory
 from regard.audits import streaming, terminal
 from regard.audits.checkpoint import find
 from regard.audits.checks import checks
 from regard.audits.load import architecture, config_of, load_weights, skeleton
 from regard.audits.run import BLOCKWISE, Audit
 from regard.audits.store import Store
-from regard.audits.streaming import Streamed, StreamedAudit, exceeds_memory, physical_memory
+from regard.audits.streaming import Streamed, StreamedAudit, exceeds_memory
 from regard.cli import main
 from tests.audits.checkpoints import ENVIRONMENT, model_of, save, save_pickle, tokenizer
 
@@ -274,9 +275,9 @@ def test_parameters_are_left_out_for_one_model_only(tmp_path):
 def test_memory(tmp_path, monkeypatch):
     checkpoint = shards(tmp_path, "bert")
     size = 4 * sum(parameter.numel() for parameter in load_weights(checkpoint).parameters())
-    assert size < physical_memory() < 2**60
+    assert size < own_memory() < 2**60
     for memory, large in ((size / 0.61, True), (size / 0.59, False)):
-        monkeypatch.setattr(streaming, "physical_memory", lambda memory=memory: memory)
+        monkeypatch.setattr(streaming, "memory", lambda memory=memory: memory)
         assert exceeds_memory(checkpoint) is large
 
 
@@ -316,7 +317,7 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
 def test_by_itself_where_the_memory_is_small(tmp_path, monkeypatch, capsys):
     model = shards(tmp_path / "model", "bert").directory
     asked = (model, "--text", "the cat", "--checks", "rows,depth", "--out", tmp_path / "out")
-    monkeypatch.setattr(streaming, "physical_memory", lambda: 1000.0)
+    monkeypatch.setattr(streaming, "memory", lambda: 1000.0)
     for more, sentence, skipped in (((), f"{terminal.BLOCKWISE}\n", 1), (("--no-low-memory",), "", 0)):
         assert run_here(monkeypatch, *asked, *more) in (0, None)
         assert capsys.readouterr().err == sentence

@@ -158,7 +158,7 @@ def test_wrong_arguments(regard, arguments, message):
     ("changes", "message"),
     [
         ({"hidden_size": None}, "MODEL: its config has no hidden_size"),
-        ({"model_type": None}, "MODEL: its config has no model_type"),
+        ({"model_type": None, "architectures": None}, "tiny has a config that has no model_type"),
         ({"model_type": "unheard"}, "MODEL: transformers cannot build a model of the type 'unheard'"),
         ({"num_attention_heads": "four"}, "MODEL: its config has 'four' for num_attention_heads"),
         ({"architectures": 5}, "MODEL: its config has 5 for architectures"),

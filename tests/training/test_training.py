@@ -511,6 +511,6 @@ def test_the_head_whose_logits_grew_is_named(half):
 
 
 def test_what_commands_a_terminal_is_not_shown():
-    from regard.cli.train import printable
+    from regard._printable import printable
 
     assert printable("a\x1b[31mé\n\tb\x07") == "a�[31mé\n\tb�"
