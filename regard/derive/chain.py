@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Generator, Tensor
 
+from regard.certificate import Hypothesis
 from regard.derive.graph import check_index
 from regard.derive.jacobian import Jacobian
 from regard.errors import ArgumentError
@@ -23,6 +24,9 @@ class Chain(Jacobian):
         self._outer, self._inner = outer, inner
         self.point, self.value = inner.point, outer.value
         self.batch_shape, self.batch_leads = outer.batch_shape, outer.batch_leads
+
+    def trusted(self) -> tuple[Hypothesis, ...]:
+        return (*self._inner.trusted(), *self._outer.trusted())
 
     def mv(self, tangent: Tensor) -> Tensor:
         return self._outer.mv(self._inner.mv(tangent))

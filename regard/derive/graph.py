@@ -9,6 +9,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard._object import Object
 from regard._transforms import moves
+from regard.certificate import Hypothesis
+from regard.derive.differences import APART, DIRECTIONS, disagreement
 from regard.derive.jacobian import Jacobian
 from regard.derive.long_attention import LongAttention
 from regard.errors import ArgumentError
@@ -81,9 +84,7 @@ class GraphJacobian(Jacobian):
         self.batch_leads = True
         self.point = point.detach().clone()
         self.batch_shape = self.point.shape[:batch]
-        leaf = self.point.clone().requires_grad_()
-        with torch.enable_grad(), twice_differentiable():
-            value = function(leaf)
+        leaf, value = self._run(self.point)
         if not isinstance(value, Tensor):
             remedy = "linearize a function whose value is one tensor, e.g. lambda x: model(x)[0]"
             raise ArgumentError("map", f"returns a {type(value).__name__}", remedy)
@@ -96,6 +97,29 @@ class GraphJacobian(Jacobian):
             )
         self._graph = Graph(leaf, [value])
         self.value = value.detach()
+
+    def _run(self, point: Tensor) -> tuple[Tensor, Any]:
+        """A leaf at a point and the function's value there, with its graph."""
+        leaf = point.clone().requires_grad_()
+        with torch.enable_grad(), twice_differentiable():
+            return leaf, self._function(leaf)
+
+    def trusted(self) -> tuple[Hypothesis, ...]:
+        return (self._agreement,)
+
+    @cached_property
+    def _agreement(self) -> Hypothesis:
+        """That autograd differentiates the map; an error where values of the map say something else."""
+        apart = disagreement(lambda z: self._run(z)[1].detach(), self.point, self.value, self.mv)
+        if apart > APART:
+            found = f"has another derivative than autograd takes: its values differ from that by {apart:.1%}"
+            remedy = (
+                "remove detach, no_grad, .data and numpy from it, repair its backward pass, call eval() where "
+                "it is random, or move the point off a kink; norm() and singular() are of autograd's derivative"
+            )
+            raise ArgumentError("map", found, remedy)
+        seen = f"differences of values agree with it to {APART:.1%} in {DIRECTIONS} random directions"
+        return Hypothesis(f"autograd's derivative is that of the map; {seen}", False)
 
     def mv(self, tangent: Tensor) -> Tensor:
         check_vector("tangent", tangent, self.shape_in)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard._heads import mix_heads
+from regard.certificate import Hypothesis
 from regard.derive.graph import check_vector, nudge_tensor
 from regard.derive.jacobian import Jacobian
 
@@ -23,6 +24,9 @@ class HeadsJacobian(Jacobian):
         self.point, self.batch_shape = heads.point, torch.Size()
         value = mix_heads(heads.value, self._w_o)
         self.value = value if b_o is None else value + b_o.detach()
+
+    def trusted(self) -> tuple[Hypothesis, ...]:
+        return self._heads.trusted()
 
     def mv(self, tangent: Tensor) -> Tensor:
         return mix_heads(self._heads.mv(tangent), self._w_o)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from regard import _check
 from regard._verb import Verb
 from regard.attention import Attention, as_measure
+from regard.certificate import Hypothesis
 from regard.compute import apply
 from regard.compute.application import problem_of
 from regard.compute.engine import working_dtype
@@ -166,6 +167,9 @@ class AttentionJacobian(Jacobian):
             if isinstance(result, Measure) and isinstance(self._attention.moment, Mean)
             else result
         )
+
+    def trusted(self) -> tuple[Hypothesis, ...]:
+        return self._products.trusted() if isinstance(self._products, GraphJacobian) else ()
 
     def mv(self, tangent: Tensor) -> Tensor:
         check_vector("tangent", tangent, self.shape_in)

@@ -230,3 +230,68 @@ def test_coupled_rows_with_heads_and_a_batch():
     alone = r.linearize(a, x[1, 0]).influence()
     assert torch.allclose(influence[1], alone, atol=1e-7)
     assert jacobian.norm(r.TokenSum()).value.shape == (3, 1)
+
+
+class Stopped(torch.nn.Module):
+    """4x, of which autograd sees half."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            rest = 2 * x
+        return 2 * x + rest
+
+
+@pytest.mark.parametrize(
+    ("f", "dtype"),
+    [
+        (lambda x: 2 * x + 2 * x.detach(), D),
+        (lambda x: x + (x.round() - x).detach(), D),
+        (lambda x: x + 0.01 * x.detach()[:1], D),
+        (lambda x: torch.relu(x - x[0, 0]) - torch.relu(x[0, 0] - x).detach(), D),
+        (lambda x: torch.from_numpy(3 * x.detach().numpy()), D),
+        (Stopped(), torch.float32),
+    ],
+    ids=["detach", "straight through", "small part", "beside a kink", "numpy", "module"],
+)
+def test_a_derivative_that_autograd_does_not_take_is_not_certified(f, dtype):
+    jacobian = r.linearize(f, torch.randn(4, 3, dtype=dtype))
+    assert torch.isfinite(jacobian.norm().value)  # of autograd's derivative, an estimate
+    with pytest.raises(r.errors.ArgumentError, match="map: has another derivative than autograd takes"):
+        jacobian.norm_certificate()
+
+
+@pytest.mark.parametrize(
+    ("f", "point", "runs"),
+    [
+        (torch.relu, torch.zeros(4, 3, dtype=D), 6),
+        (torch.relu, torch.randn(4, 3, dtype=D), 6),
+        (lambda x: x + x.abs(), torch.zeros(4, 3, dtype=D), 6),
+        (lambda x: x.max(-1).values, torch.randn(4, 3, dtype=D), 6),
+        (lambda x: x.norm(dim=-1), torch.randn(4, 3, dtype=D), 6),
+        (lambda x: (1e5 * x).sin(), torch.randn(4, 3, dtype=D), 20),
+        (lambda x: 1e12 + x, torch.randn(4, 3, dtype=D), 6),
+        (lambda x: (x.float() @ torch.ones(3, 2)).sin().double(), torch.randn(4, 3, dtype=D), 20),
+        (lambda x: torch.ones_like(x), torch.randn(4, 3, dtype=D), 6),
+        (lambda x: x.square() @ torch.ones(3, 2, dtype=D), 1e90 * torch.randn(4, 3, dtype=D), 6),
+    ],
+    ids=["kinks", "relu", "abs", "max", "lengths", "sharp", "offset", "float32 inside", "constant", "huge"],
+)
+def test_plain_functions_keep_their_certificates(f, point, runs):
+    """Kinks, rounding and curvature are no disagreement; the comparison costs four runs, and more where its
+    first step is too long or too short.
+    """
+    ran = []
+    jacobian = r.linearize(lambda x: ran.append(0) or f(x), point)
+    found, exact = jacobian.norm_certificate(), float(torch.linalg.matrix_norm(jacobian.dense(), 2))
+    assert exact <= found.value <= exact * (1 + 1e-4) + 1e-300
+    assert any("autograd's derivative is that of the map" in str(one) for one in found.hypotheses)
+    assert len(ran) <= runs
+
+
+def test_closed_forms_need_no_autograd():
+    layer, x = r.Attention(r.Dot()), torch.randn(4, 3, dtype=D)
+    said = [str(one) for one in r.linearize(layer, x).norm_certificate().hypotheses]
+    assert not any("autograd" in one for one in said)
+    coupled = r.Attention(r.Dot(), normalizer=r.Sinkhorn())
+    said = [str(one) for one in r.linearize(coupled, 0.2 * x).norm_certificate().hypotheses]
+    assert any("autograd" in one for one in said)
