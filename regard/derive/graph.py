@@ -112,10 +112,10 @@ class GraphJacobian(Jacobian):
         """That autograd differentiates the map; an error where values of the map say something else."""
         apart = disagreement(lambda z: self._run(z)[1].detach(), self.point, self.value, self.mv)
         if apart > APART:
-            found = f"has another derivative than autograd takes: its values differ from that by {apart:.1%}"
+            found = f"has another derivative than autograd takes; values differ from it by {apart:.1%}"
             remedy = (
-                "remove detach, no_grad, .data and numpy from it, repair its backward pass, call eval() where "
-                "it is random, or move the point off a kink; norm() and singular() are of autograd's derivative"
+                "remove detach, no_grad, .data and numpy from it, repair its backward pass, call eval() if it is "
+                "random, or move the point off a kink; norm() and singular() are of autograd's derivative"
             )
             raise ArgumentError("map", found, remedy)
         seen = f"differences of values agree with it to {APART:.1%} in {DIRECTIONS} random directions"
