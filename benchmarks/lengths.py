@@ -168,7 +168,11 @@ def _whole_model(tokens: int) -> int:
         for column in ("head_constant", "point_bound", "ball_bound")
     )
     table = Table("", "smallest", "median", "largest")
-    rows = {"exact": exact, "proved at the input, over exact": point / exact, "on the ball": ball / exact}
+    rows = {
+        "measured": exact,
+        "proved at the input, over measured": point / exact,
+        "on the ball": ball / exact,
+    }
     for what, numbers in rows.items():
         table.add_row(what, *(f"{float(f(numbers)):.4g}" for f in (torch.min, torch.median, torch.max)))
     console.print(table)

@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run as a script, the root of the repository is not on the path
 
 from regard.audits.checks import checks  # noqa: E402
+from regard.audits.checks.base import STATUSES  # noqa: E402
 
 PAGE = ROOT / "docs" / "columns.md"
 NOTICE = "<!-- written by docs/make_columns.py: change the check's file and run it again -->"
@@ -26,20 +27,20 @@ def text() -> str:
         "# The columns of an audit",
         "Each question is a check, named on the command line with `--checks`; each column has a number for "
         "every head, layer or stack of "
-        "layers. *Exact* numbers are right up to rounding or a stated residual, *estimated* ones say on "
-        "which side they err, *proved* ones "
-        "come with a certificate. “Look at” says which end deserves a look; “inputs” how the numbers of "
-        "several inputs become one.",
+        "layers. The status is one of four words: "
+        + "; ".join(f"*{word}* ({meaning.replace(';', ',')})" for word, meaning in STATUSES.items())
+        + ". “Look at” says which end deserves a look; “inputs” how the numbers of several inputs become "
+        "one; “beside” which column a number is compared with, over the inputs that have both.",
     ]
     for check in checks():
         rows = [
-            f"| `{c.name}` | {c.title} | {c.meaning.replace('|', BAR)} | {c.kind} | {c.scope} | "
-            f"{LOOK[c.high_is_alarming]} | {c.over} |"
+            f"| `{c.name}` | {c.title} | {c.meaning.replace('|', BAR)} | {c.kind or '–'} | {c.scope} | "
+            f"{LOOK[c.high_is_alarming]} | {c.over} | {f'`{c.beside}`' if c.beside else '–'} |"
             for c in check.columns
         ]
         head = [
-            "| column | on the page | what it is | sort | for each | look at | inputs |",
-            "|---|---|---|---|---|---|---|",
+            "| column | on the page | what it is | status | for each | look at | inputs | beside |",
+            "|---|---|---|---|---|---|---|---|",
         ]
         parts += [f"## `{check.name}`: {check.question}", "\n".join([*head, *rows])]
     return "\n\n".join(parts) + "\n"

@@ -48,6 +48,16 @@ class Figure:
         return self.row.values[self.column.name]
 
     @property
+    def status(self) -> str:
+        """Run, measured, searched or proved; over which inputs; and what it is compared with there."""
+        return ", ".join(part for part in (self.column.kind, self.over, self.beside) if part)
+
+    @property
+    def shown(self) -> str:
+        """Three digits, behind ≤ or ≥ where it is a bound."""
+        return f"{self.column.side} {three_digits(self.value, self.column.side)}".strip()
+
+    @property
     def place(self) -> str:
         """Where it is: the head, the attention module, or the block around it."""
         if self.column.name in ("mlp_branch_constant", "block_constant"):
@@ -163,20 +173,12 @@ def _table(entries: Sequence[Figure]) -> str:
     if not entries:
         return "Nothing was measured."
     lines = [
-        f"| {entry.words} | {_value(entry)} | {_sort(entry)} | {escape(entry.place)} |" for entry in entries
+        f"| {entry.words} | {entry.shown} | {entry.status} | {escape(entry.place)} |" for entry in entries
     ]
     return "\n".join(["| | value | status | where |", "|---|---:|---|---|", *lines]) + _LEGEND
 
 
 _LEGEND = "\n\n" + " ".join(f"*{word}*: {meaning}." for word, meaning in STATUSES.items())
-
-
-def _value(entry: Figure) -> str:
-    return f"{entry.column.side} {three_digits(entry.value, entry.column.side)}".strip()
-
-
-def _sort(entry: Figure) -> str:
-    return ", ".join(part for part in (entry.column.kind, entry.over, entry.beside) if part)
 
 
 def _findings(found: Sequence[Finding]) -> str:

@@ -34,14 +34,13 @@ def short(report: Report) -> str:
 
 def markup(report: Report) -> str:
     """The verdict, the sentences, and the main numbers, escaped."""
-    from regard.audits.card import figures, three_digits
+    from regard.audits.card import figures
     from regard.audits.page import verdict
 
     seen = verdict(report)
     said = "".join(f"<li>{escape(_cut(sentence))}</li>" for sentence in report.summary())
     numbers = "".join(
-        f"<tr>{_cell(one.words)}{_cell(three_digits(one.value, one.column.side))}{_cell(one.column.kind)}"
-        f"{_cell(one.place)}</tr>"
+        f"<tr>{_cell(one.words)}{_cell(one.shown)}{_cell(one.status)}{_cell(one.place)}</tr>"
         for one in figures(report)
     )
     table = f'<table style="border-collapse:collapse">{numbers}</table>' if numbers else ""

@@ -222,9 +222,7 @@ def _parts(report: Report) -> Sentence | None:
     ]
     before = _normed(report, "layer_constant", "attention_branch_constant")
     listed = joined(parts, ", ")
-    text = (
-        f"Largest gains of attention, MLPs and blocks{', with their norms' if before else ''}: {listed.text}."
-    )
+    text = f"Parts that amplify most{', with the norms before them' if before else ''}: {listed.text}."
     return Sentence(text, listed.numbers, listed.names)
 
 
@@ -258,7 +256,7 @@ def _medians(report: Report) -> Sentence | None:
     """How the numbers of several inputs became those above."""
     several = len(report.inputs) > 1 and report.ranked("attention_branch_constant")
     return (
-        say("These constants are medians over {inputs} inputs.", inputs=len(report.inputs))
+        say("Where no input is named, these are medians over {inputs} inputs.", inputs=len(report.inputs))
         if several
         else None
     )

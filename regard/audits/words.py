@@ -51,9 +51,10 @@ def joined(parts: list[Sentence], between: str) -> Sentence:
 
 
 def inputs_named(inputs: Sequence[int]) -> Sentence:
-    """Inputs by their numbers: input 1; inputs 1, 2."""
+    """Inputs by their numbers: input 1; inputs 1, 2 and 4."""
     named = joined([say("{input}", input=place + 1) for place in inputs], ", ")
-    return Sentence(f"{counted(len(inputs), 'input')} {named.text}", named.numbers)
+    text = " and ".join(named.text.rsplit(", ", 1))
+    return Sentence(f"{counted(len(inputs), 'input')} {text}", named.numbers)
 
 
 def _written(value: float | str) -> str:

@@ -487,8 +487,28 @@ def test_words_are_sorted_and_drawn(opened):
     least = min(changes, key=lambda change: change["predicted"])
     tab.click(".changes tbody tr:first-child .choose")
     assert [entry[0] for entry in shown(tab, "#words details .number")] == least["distances"]
-    expansion = shown(tab, ".changes tbody tr:first-child .derived .number")[0][0]
+    expansion, share = (one[0] for one in shown(tab, ".changes tbody tr:first-child .derived .number"))
     assert expansion == pytest.approx(least["distances"][-1] / least["distances"][0], rel=1e-12)
+    assert share == pytest.approx(least["moved"] / least["size"], rel=1e-12)
+
+
+def test_the_change_that_the_summary_names_is_the_first_of_the_table(opened):
+    """Outputs have different lengths: both rank by the share of that length."""
+    report = made(Model(inputs=1))
+    (table,) = report.tables["misspecification"]
+    sizes = [1.0 + 0.5 * place for place in range(len(table["changes"]))]
+    pairs = zip(table["changes"], sizes, strict=True)
+    entries = [{**change, "size": size, "moved": size**0.5} for change, size in pairs]
+    tables = {**report.tables, "misspecification": [{**table, "changes": entries}]}
+    tab = opened(dataclasses.replace(report, tables=tables))
+    (said,) = [text for text in report_words(tab) if "moved the mean output most" in text]
+    assert "by 100 % of its length" in said
+    assert shown(tab, ".changes tbody tr:first-child td:nth-child(6) .number")[0][0] == 1.0
+    assert f"of “{entries[0]['word']}”" in said
+
+
+def report_words(tab):
+    return tab.texts("#summary .sentences li")
 
 
 @pytest.mark.parametrize("name", ["whole", "gaps", "weights only"])

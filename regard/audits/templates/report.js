@@ -753,7 +753,7 @@
     enters: { title: "W₁ in", meaning: "Wasserstein distance between the tokens that enter the first block, with and without the change.", kind: "run" },
     leaves: { title: "W₁ out", meaning: "The same for the tokens that leave the last block.", kind: "run" },
     expansion: { title: "expansion", meaning: "W₁ out over W₁ in.", kind: "run" },
-    moved: { title: "output moved", meaning: "How far the mean output token went.", kind: "run" },
+    moved: { title: "output moved", meaning: "How far the mean output token went, over its length.", kind: "run" },
     predicted: { title: "predicted", meaning: "The influence of the word: the sum of the influences of its tokens. It predicts an order, not a distance.", kind: "measured" },
   };
   const SORTS = ["typo", "replacement", "deletion"];
@@ -761,7 +761,7 @@
   const changes = (report.tables.misspecification || []).flatMap((entry) => entry.changes.map((change) => {
     const distances = change.distances.map(number);
     const [enters, leaves] = [distances[0], distances[distances.length - 1]];
-    return { ...change, input: entry.input, distances, enters, leaves, expansion: enters > 0 ? leaves / enters : NaN, moved: number(change.moved), predicted: number(change.predicted) };
+    return { ...change, input: entry.input, distances, enters, leaves, expansion: enters > 0 ? leaves / enters : NaN, moved: number(change.moved) / number(change.size), predicted: number(change.predicted) };
   }));
 
   function drawWords(box) {
@@ -810,7 +810,7 @@
   function changeRow(change, pick) {
     const choose = element("button", { type: "button", class: "choose", "aria-label": `${change.kind} of ${change.word}: layer by layer` }, element("bdi", {}, change.word));
     choose.addEventListener("click", () => pick(change));
-    const numbers = ["enters", "leaves", "expansion", "moved", "predicted"].map((name) => element("td", { class: name === "expansion" ? "derived" : null }, figure(change[name], CHANGE[name], `${change.kind} of “${change.word}”`)));
+    const numbers = ["enters", "leaves", "expansion", "moved", "predicted"].map((name) => element("td", { class: name === "expansion" || name === "moved" ? "derived" : null }, figure(change[name], CHANGE[name], `${change.kind} of “${change.word}”`)));
     return element("tr", { "aria-selected": String(change === state.change) }, element("td", { class: "left" }, change.kind), element("td", { class: "left", "data-tip": change.text }, choose, " → ", element("bdi", {}, ...changed(change))), numbers);
   }
 
