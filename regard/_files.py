@@ -28,16 +28,14 @@ class writing:
 
 
 def check_writable(directory: Path) -> None:
-    """Find out now, and not after the work, whether a directory can be written; leaves nothing behind."""
-    new = [path for path in (directory, *directory.parents) if not path.exists()]
+    """Find out now, and not after the work, whether a directory can be written; makes nothing, so that others
+    may do the same at once.
+    """
+    there = next(path for path in (directory, *directory.absolute().parents) if os.path.lexists(path))
     with writing(directory):
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=directory).close()
-        finally:
-            for path in new:
-                if path.is_dir():
-                    path.rmdir()
+        with contextlib.suppress(FileNotFoundError):  # other errors tell that it cannot be made
+            os.lstat(directory)
+        tempfile.TemporaryFile(dir=there).close()
 
 
 def write_text(path: Path, text: str) -> None:

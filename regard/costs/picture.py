@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from regard._pages import source_hash
+from regard._printable import printable
 from regard.costs.account import FEED_FORWARD, Cost
 from regard.costs.wording import COLUMNS, count, remarks, rows
 from regard.errors import ArgumentError
@@ -107,6 +109,7 @@ def bars(cost: Cost) -> list[str]:
 
 def svg(cost: Cost, title: str) -> str:
     """The picture, by itself."""
+    title = printable(title)
     lines, xs = curves(cost), lengths(cost)
     values = [curve.at(x) for curve in lines for x in (xs[0], xs[-1])] or [1.0]
     plot = _Plot(
@@ -128,14 +131,18 @@ def svg(cost: Cost, title: str) -> str:
 
 def page(cost: Cost, title: str) -> str:
     """The table, what is to be said of it, and the picture, as one file that asks nothing of the network."""
+    title = printable(title)
     header = "".join(f"<th>{escape(name)}</th>" for name in COLUMNS)
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows(cost)
     )
     said = "".join(f"<li>{escape(remark)}</li>" for remark in remarks(cost))
+    styles = f"{source_hash(PAGE)} {source_hash(STYLE)}"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
         'content="width=device-width, initial-scale=1">'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+        f"style-src {styles}; base-uri 'none'; form-action 'none'\">"
         f'<meta name="color-scheme" content="light dark"><title>{escape(title)}</title>'
         f"<style>{PAGE}</style></head>\n"
         f"<body><h1>{escape(title)}</h1>\n"

@@ -25,7 +25,7 @@ ADAPTIVE = "dormand-prince"
 LARGEST_SEED = 2**31
 NUMBER, COPIES = 8, 10
 """Bytes of a coordinate, and how many tensors of all coordinates there are at once, at the least."""
-MOST_FRAMES = 10_000
+MOST_FRAMES, MOST_STEPS = 10_000, 1e12
 STEEPEST = 300.0
 """e^β is a number of float64 far beyond this, and no step is short enough for it."""
 
@@ -75,6 +75,9 @@ class Recipe:
             raise ArgumentError(
                 "--step", f"is {self.step}, beyond the end {self.until}", "give a smaller one"
             )
+        if self.scheme != ADAPTIVE and self.until / self.step > MOST_STEPS:
+            found = f"is {self.step}, which takes {self.until / self.step:.1e} steps"
+            raise ArgumentError("--step", found, f"give a larger one: {MOST_STEPS:.0e} steps take years")
         if self.scheme not in (*SCHEMES, ADAPTIVE):
             raise ArgumentError("--scheme", f"is {self.scheme}", f"give {', '.join(SCHEMES)} or {ADAPTIVE}")
         if self.noise > 0 and self.scheme != "euler":

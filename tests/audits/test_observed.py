@@ -247,15 +247,38 @@ def test_the_plug_is_declared(name):
         assert torch.allclose(seen.laws, wanted[path], atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["llama", "bert"])
 @pytest.mark.parametrize(
-    "nouns", [{"potential": r.Laplace()}, {"normalizer": r.Softmax(temperature=2.0)}], ids=["kernel", "law"]
+    "nouns",
+    [
+        {"potential": r.Laplace(bandwidth=3.0)},
+        {"potential": r.Dot(scale=0.1), "normalizer": r.normalizers.Entmax(1.5)},
+        {"normalizer": r.Softmax(temperature=2.0)},
+    ],
+    ids=["kernel", "scale", "law"],
 )
-def test_the_plug_with_other_nouns_is_observed(nouns):
+def test_what_is_registered_is_declared(name, nouns):
+    """With the projections of the module, and its rows are those that the model was seen to compute."""
     r.hf.register("observed-other", **nouns)
-    model = FAMILIES["bert"].make("sdpa")
+    model = FAMILIES[name].make("sdpa")
     model.set_attn_implementation("observed-other")
+    options = {"input_ids": torch.tensor([[5, 6, 7, 8]])}
+    report = r.audit(model, [options], checks=named("rows", "heads"))
+    assert {entry.level for entry in report.coverage} == {"declared"}
+    assert max(entry.disagreement for entry in report.coverage) < 1e-5
+    laws = look(model.double(), options)[report.coverage[0].site].laws.flatten(0, -3)
+    wanted = torch.special.entr(laws).sum(-1).mean(-1)
+    found = [row.values["entropy"] for row in report.heads if row.layer == 0]
+    assert torch.allclose(torch.tensor(found, dtype=wanted.dtype), wanted, atol=1e-6)
+
+
+def test_what_is_registered_and_is_not_of_projected_points_is_observed():
+    r.hf.register("observed-bilinear", potential=r.potentials.Bilinear(torch.eye(8)))
+    model = FAMILIES["bert"].make("sdpa")
+    model.set_attn_implementation("observed-bilinear")
     report = r.audit(model, [{"input_ids": torch.tensor([[5, 6, 7, 8]])}], checks=named("rows"))
     assert {entry.level for entry in report.coverage} == {"observed"}
+    assert "is not one of projected points" in report.coverage[0].reason
 
 
 def test_the_plug_with_another_kernel_is_seen_as_that():

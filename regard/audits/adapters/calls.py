@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from regard.audits.adapters.base import Call, NotCovered, refuse_unknown
 from regard.hf.plug import Plug
-from regard.normalizers import Softmax
 
 HARMLESS = {
     *("output_attentions", "output_hidden_states", "return_dict", "use_cache", "cache_position"),
@@ -38,27 +37,27 @@ def options_of(module: nn.Module, call: Call, known: set[str]) -> dict[str, Any]
 
 
 def implementation_of(module: nn.Module) -> str:
-    """eager or sdpa: how a module of transformers computes; regard's own softmax of dot products reads masks
-    as sdpa does. Other implementations treat masks in their own way and are refused.
+    """eager or sdpa: how a transformers module computes. What regard.hf registers reads masks as sdpa does.
+    Other implementations treat masks in their own way and are refused.
     """
     config: Any = module.config
     name: str = config._attn_implementation
-    if name not in IMPLEMENTATIONS and _is_plain_plug(name):
+    if plug_of(module) is not None:
         return "sdpa"
     if name not in IMPLEMENTATIONS:
-        raise NotCovered(
-            f"the attention implementation {name} is not known; load the model with "
-            "attn_implementation='sdpa' or 'eager'"
-        )
+        raise NotCovered(f"the attention implementation {name} is not known here")
     return name
 
 
-def _is_plain_plug(name: str) -> bool:
-    """Whether this is regard's attention with the scores and the normalizer of transformers."""
+def plug_of(module: nn.Module) -> Plug | None:
+    """The attention that regard.hf registered and that a module of transformers runs; None for others."""
+    name = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    if name is None or name in IMPLEMENTATIONS:
+        return None
     from transformers import AttentionInterface
 
     found = AttentionInterface._global_mapping.get(name)
-    return isinstance(found, Plug) and found.potential is None and found.normalizer == Softmax()
+    return found if isinstance(found, Plug) else None
 
 
 def refuse_cache(module: nn.Module, cache: Any, keys: int, cross: bool = False) -> None:

@@ -12,8 +12,13 @@ from regard.audits.adapters.base import Call, Declared, Matrices, NotCovered
 from regard.audits.adapters.calls import first_output
 from regard.audits.adapters.masks import Pairs, bias_of, support_of
 from regard.audits.adapters.rotary import Turning, check_turning, marks_of, positions_of
+from regard.hf.plug import Plug
 from regard.lookups import Linear
+from regard.normalizers import Softmax
 from regard.potentials import Dot, Potential, Rotary, SoftCap
+
+PROJECTIONS = ("w_q", "w_k", "b_q", "b_k")
+"""What a potential on projected points has, besides its own numbers."""
 
 
 def potential_of(matrices: Matrices, turning: Turning | None = None) -> Potential:
@@ -25,13 +30,29 @@ def potential_of(matrices: Matrices, turning: Turning | None = None) -> Potentia
     return potential if matrices.softcap is None else SoftCap(potential, matrices.softcap)
 
 
+def plugged(potential: Potential, plug: Plug | None) -> Potential:
+    """The potential that regard.hf registered in the place of dot products, on the same projections and under
+    the same positions and cap.
+    """
+    if plug is None or plug.potential is None:
+        return potential
+    if isinstance(potential, (Rotary, SoftCap)):
+        return potential.replace(potential=plugged(potential.potential, plug))
+    own = {name: getattr(plug.potential, name, potential) for name in PROJECTIONS}
+    if type(potential) is not Dot or any(value is not None for value in own.values()):
+        raise NotCovered(f"the registered potential {plug.potential!r} is not one of projected points")
+    return plug.potential.replace(**{name: getattr(potential, name) for name in PROJECTIONS})
+
+
 def declare_self_attention(
     matrices: Matrices, potential: Potential, pairs: Pairs, points: Tensor, own: Tensor
 ) -> Declared:
     """Self-attention whose positions are 0, 1, 2, ..."""
-    bias = bias_of(pairs, len(matrices.w_q))
+    bias, potential = bias_of(pairs, len(matrices.w_q)), plugged(potential, pairs.plug)
     potential = potential if bias is None else potential + bias
-    attention = Attention(potential, Linear(matrices.w_v, matrices.b_v), support=support_of(pairs.allowed))
+    normalizer = Softmax() if pairs.plug is None else pairs.plug.normalizer
+    lookup, support = Linear(matrices.w_v, matrices.b_v), support_of(pairs.allowed)
+    attention = Attention(potential, lookup, normalizer=normalizer, support=support)
     return Declared(attention, matrices.w_o, matrices.b_o, points, None, None, own)
 
 

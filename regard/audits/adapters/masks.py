@@ -5,14 +5,15 @@ absent — and the supports and position biases they are.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.audits.adapters.base import NotCovered
-from regard.audits.adapters.calls import implementation_of
+from regard.audits.adapters.calls import implementation_of, plug_of
+from regard.hf.plug import Plug
 from regard.potentials import Clipped, Potential, RelativeBias
 from regard.supports import Causal, Full, Padding, Support, Where, Window
 
@@ -55,11 +56,12 @@ Allowed = Tensor | Related
 @dataclass(frozen=True)
 class Pairs:
     """allowed (batch, 1 or h, n, m): which query sees which key; bias (batch, 1 or h, n, m):
-    what is added to their scores.
+    what is added to their scores; plug: what regard.hf registered to be done with them.
     """
 
     allowed: Allowed
     bias: Tensor | None = None
+    plug: Plug | None = None
 
 
 def row_parts(shape: torch.Size) -> Iterator[slice]:
@@ -78,6 +80,12 @@ def masked_pairs(
     module: nn.Module, options: dict[str, Any], sizes: tuple[int, int, int], name: str = "attention_mask"
 ) -> Pairs:
     """What a module of transformers does with its mask, for sizes (batch, n, m)."""
+    return replace(_masked_pairs(module, options, sizes, name), plug=plug_of(module))
+
+
+def _masked_pairs(
+    module: nn.Module, options: dict[str, Any], sizes: tuple[int, int, int], name: str
+) -> Pairs:
     implementation, mask = implementation_of(module), options.get(name)
     if mask is None:
         causal = implementation == "sdpa" and sizes[1] > 1 and _is_causal(module, options)

@@ -14,6 +14,8 @@ from torch import Generator, Tensor, nn
 
 from regard._durations import spoken_time
 from regard.audits.adapters.base import Adapter, Block, Call, Matrices, NotCovered
+from regard.audits.adapters.calls import plug_of
+from regard.audits.adapters.declaration import plugged, potential_of
 from regard.audits.adapters.norms import any_normalize
 from regard.audits.adapters.surroundings import may_turn
 from regard.audits.changes import Reading, Unit
@@ -111,7 +113,12 @@ class Weights:
         module = model.get_submodule(path)
         norm = adapter.entering(model, path, module)
         entering = None if norm is None else any_normalize(model.get_submodule(norm))
-        return cls(path, layer, adapter.matrices(model, path, module), entering, may_turn(model, path))
+        matrices, plug = adapter.matrices(model, path, module), plug_of(module)
+        if plug is not None and plug.potential is not None:
+            matrices = replace(
+                matrices, potential=plugged(potential_of(replace(matrices, softcap=None)), plug)
+            )
+        return cls(path, layer, matrices, entering, may_turn(model, path))
 
 
 @dataclass(frozen=True, eq=False)
