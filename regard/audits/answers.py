@@ -6,6 +6,7 @@ from typing import Any
 
 from regard.audits.adapters.base import NotCovered
 from regard.audits.checks.base import Result
+from regard.audits.failure import failure
 from regard.audits.inputs import Input
 from regard.audits.places import Place
 from regard.errors import ArgumentError, MissingExtraError
@@ -35,6 +36,6 @@ def answer(measure: Any, *arguments: Any) -> dict[str, Any]:
     except (
         Exception
     ) as error:  # a strange module must not take the other checks with it: what went wrong is in the report
-        return {"reason": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
+        return {"reason": failure(error)}
     found = {"numbers": result.numbers, "table": result.table}
     return {**found, "reason": result.reason} if result.reason else found

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any
 
 import torch
@@ -15,6 +18,8 @@ from regard.audits.adapters.base import Block, Call, NotCovered
 from regard.audits.calling import called, fresh, moving_tensors, path_and_turn
 
 Function = Callable[[Tensor], Tensor]
+Leaves = dict[str, tuple[int, ...]]
+"""By the names of calls, places among the leaves of their arguments."""
 
 
 class _Enough(Exception):
@@ -64,7 +69,7 @@ def _record(calls: dict[str, Call], path: str, module: nn.Module) -> list[Any]:
 
 @contextmanager
 def quiet(model: nn.Module) -> Iterator[None]:
-    """Without dropout, caches of keys, and fused paths that pass hooks by."""
+    """Without dropout, caches of keys, and what passes hooks by: fused paths, and direct calls of forward."""
     modes, fast = (
         [(module, module.training) for module in model.modules()],
         torch.backends.mha.get_fastpath_enabled(),
@@ -74,14 +79,33 @@ def quiet(model: nn.Module) -> Iterator[None]:
     torch.backends.mha.set_fastpath_enabled(False)
     for config in caching:
         config.use_cache = False
+    changed = [module for module in model.modules() if "forward" not in vars(module)]
+    for module in changed:
+        vars(module)["forward"] = MethodType(_hooked(type(module)), module)
     try:
         yield
     finally:
+        for module in changed:
+            vars(module).pop("forward", None)
         for module, training in modes:
             module.training = training
         torch.backends.mha.set_fastpath_enabled(fast)
         for config in caching:
             config.use_cache = True
+
+
+def _hooked(kind: type[nn.Module]) -> Callable[..., Any]:
+    """The forward method of a class, which calls the module with its hooks where the model calls it as a
+    method: `layer.forward(x)`.
+    """
+
+    @functools.wraps(kind.forward)
+    def forward(module: nn.Module, *arguments: Any, **options: Any) -> Any:
+        if sys._getframe(1).f_code.co_filename == torch.nn.modules.module.__file__:
+            return kind.forward(module, *arguments, **options)
+        return nn.Module.__call__(module, *arguments, **options)
+
+    return forward
 
 
 def _caching(model: nn.Module) -> list[Any]:
@@ -174,51 +198,69 @@ def branch(model: nn.Module, trace: dict[str, Call], block: Block, names: Sequen
     if not block.through or tuple(names) == (block.path,):
         return replay(model, trace, names)
     module = _module(model, path_and_turn(block.path)[0])
-    start, end = ((path_and_turn(name)[0], 0) for name in (names[0], names[-1]))
-    return _between(model, lambda: call_again(module, trace[block.path], {}), start, end)
+    start, end = (path_and_turn(name)[0] for name in (names[0], names[-1]))
+    leaves = {start: leaves_of(trace[names[0]], first_tensor(trace[names[0]]))}
+    return _between(model, lambda: call_again(module, trace[block.path], {}), leaves, end)
 
 
-def passage(model: nn.Module, options: dict[str, Any], start: str, end: str) -> Function:
-    """The tokens that enter one call to the tokens that leave another, the rest of the model as it is."""
-    return _between(model, lambda: model(**fresh(options)), path_and_turn(start), path_and_turn(end))
+def passage(model: nn.Module, options: dict[str, Any], leaves: Leaves, end: str) -> Function:
+    """What a call returns as a function of the tokens at some leaves, the rest of the model as it is."""
+    return _between(model, lambda: model(**fresh(options)), leaves, end)
 
 
-def _between(
-    model: nn.Module, call: Callable[[], Any], start: tuple[str, int], end: tuple[str, int]
-) -> Function:
-    """The same in one call of the model or of a part of it, from one call of a module to another."""
+def leaves_of(call: Call, tokens: Tensor) -> tuple[int, ...]:
+    """Which leaves of the arguments of a call are these tokens: where a sequence is compared with itself,
+    all of them.
+    """
+    rows = tokens.reshape(-1, tokens.shape[-1])
+
+    def same(leaf: Any) -> bool:
+        alike = isinstance(leaf, Tensor) and leaf.ndim > 1 and leaf.data_ptr() == tokens.data_ptr()
+        return bool(alike and leaf.numel() == tokens.numel() and torch.equal(leaf.reshape(rows.shape), rows))
+
+    leaves = pytree.tree_leaves((call.arguments, call.options))
+    return tuple(place for place, leaf in enumerate(leaves) if leaf is tokens or same(leaf))
+
+
+@contextmanager
+def replaced(model: nn.Module, leaves: Leaves, x: Tensor) -> Iterator[None]:
+    """While inside, calls are given other tokens at these leaves of their arguments."""
+
+    def enter(places: tuple[int, ...], module: nn.Module, arguments: Any, named: Any) -> Any:
+        flat, structure = pytree.tree_flatten((arguments, named))
+        for place in places:
+            flat[place] = x.reshape(*flat[place].shape[:-1], x.shape[-1])
+        return pytree.tree_unflatten(flat, structure)
+
+    handles: list[Any] = []
+    with _hooks(handles):
+        for name, places in leaves.items():
+            path, turn = path_and_turn(name)
+            hook = _only(turn, functools.partial(enter, places))
+            handles.append(_module(model, path).register_forward_pre_hook(hook, with_kwargs=True))
+        yield
+
+
+def _between(model: nn.Module, call: Callable[[], Any], leaves: Leaves, end: str) -> Function:
+    """The same in one call of the model or of a part of it, which stops after the call it ends with."""
+    path, turn = path_and_turn(end)
 
     def run(x: Tensor) -> Tensor:
         found: list[Tensor] = []
-
-        def enter(module: nn.Module, arguments: Any, named: Any) -> Any:
-            return _with_tokens(Call(arguments, named, None), x)
 
         def leave(module: nn.Module, arguments: Any, output: Any) -> None:
             found.append(output_tensor(output))
             raise _Enough
 
-        handles = [
-            _module(model, start[0]).register_forward_pre_hook(_only(start[1], enter), with_kwargs=True),
-            _module(model, end[0]).register_forward_hook(_only(end[1], leave)),
-        ]
-        with quiet(model), _hooks(handles):
+        handle = _module(model, path).register_forward_hook(_only(turn, leave))
+        with _hooks([handle]), quiet(model), replaced(model, leaves, x):
             try:
                 call()
             except _Enough:
                 return found[0]
-        raise RuntimeError(f"the model did not call {end[0]}")
+        raise NotCovered(f"{end} was not called as a module when the model ran again")
 
     return run
-
-
-def _with_tokens(call: Call, x: Tensor) -> Any:
-    """The arguments of a call with x in place of its first tensor; where a sequence is compared with itself,
-    in each of those places.
-    """
-    old = first_tensor(call)
-    new = x.reshape(*old.shape[:-1], x.shape[-1])
-    return pytree.tree_map(lambda leaf: new if leaf is old else leaf, (call.arguments, call.options))
 
 
 def _only(turn: int, hook: Callable[..., Any]) -> Callable[..., Any]:

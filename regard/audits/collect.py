@@ -135,7 +135,7 @@ class _Gathering:
             not reasons,
             next(iter(reasons), observed),
             worst,
-            "" if block is None else block.path,
+            "" if block is None or not block.single else block.path,
             max((unit.get("rounding", 0.0) for unit in measured), default=0.0),
             "" if reasons else OBSERVED if observed else DECLARED,
         )

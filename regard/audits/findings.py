@@ -75,6 +75,7 @@ RULES: tuple[Callable[[Report], Iterator[Finding]], ...] = (
     head_findings.promises,
     head_findings.rounding,
     head_findings.logits,
+    head_findings.overflow,
     stack_findings.branches,
     stack_findings.network,
     head_findings.outliers,

@@ -11,6 +11,8 @@ from regard.audits.words import Proved, Sentence, counted, say
 
 LARGE_LOGIT = 50.0
 """Scores beyond this are rounded to steps of a quarter in bfloat16."""
+OVERFLOW = 65504.0
+"""The largest number of float16."""
 OUTLIER = 4.0
 """How many times the median makes a head stand out."""
 SATURATED = 0.05
@@ -67,15 +69,17 @@ def rounding(report: Report) -> Iterator[Finding]:
 
 
 def logits(report: Report) -> Iterator[Finding]:
-    large = above(report, "largest_logit", LARGE_LOGIT)
+    """Logits that vary within a row: what is the same for a whole row changes no weight."""
+    large = [row for row in report.ranked("largest_logit") if _varying(row) > LARGE_LOGIT]
+    large = sorted((row for row in large if not _constant(row) > OVERFLOW), key=_varying, reverse=True)
     for row in large[:NAMED]:
         logit, entropy = row.values["largest_logit"], value(row, "entropy")
         why = say(
             "In bfloat16 scores of that size are rounded to steps of {step}. {count} of {heads} "
             + counted(len(report.heads), "head")
             + (" has" if len(large) == 1 else " have")
-            + " a logit above {limit}.",
-            step=_bfloat_step(logit),
+            + " logits that vary by more than {limit} within a row.",
+            step=_bfloat_step(_varying(row)),
             count=len(large),
             heads=len(report.ranked("largest_logit")),
             limit=LARGE_LOGIT,
@@ -86,10 +90,50 @@ def logits(report: Report) -> Iterator[Finding]:
             row,
             "largest_logit",
             ALARMING,
-            say("{place} has a logit of {logit}.", place=row.label, logit=logit),
+            say(
+                "{place} has a logit of {logit}; within a row its logits vary by {spread}.",
+                place=row.label,
+                logit=logit,
+                spread=_varying(row),
+            ),
             why,
             "Normalize queries and keys, cap the scores, or decay W_Q and W_K of this head.",
         )
+
+
+def overflow(report: Report) -> Iterator[Finding]:
+    """Logits whose part that is the same for a whole row is beyond float16."""
+    large = [row for row in report.ranked("largest_logit") if _constant(row) > OVERFLOW]
+    for row in large[:NAMED]:
+        yield at(
+            row,
+            "largest_logit",
+            ALARMING,
+            say(
+                "{place} overflows in float16: it has a logit of {logit}.",
+                place=row.label,
+                logit=row.values["largest_logit"],
+            ),
+            say(
+                "At least {constant} of it is the same for all keys of a row and changes no weight: it is "
+                "from the bias of the keys, or from what they have in common. Within a row its logits "
+                "vary by {spread}. The largest number of float16 is {limit}.",
+                constant=_constant(row),
+                spread=_varying(row),
+                limit=OVERFLOW,
+            ),
+            "Set the bias of its keys to zero, or subtract their mean from them: its weights stay the same.",
+        )
+
+
+def _varying(row: Row) -> float:
+    """What of the largest logit varies within a row; all of it where that was not measured."""
+    return min(row.values["largest_logit"], row.values.get("logit_spread", math.inf))
+
+
+def _constant(row: Row) -> float:
+    """Lower bound on the part of the largest logit that is the same for all keys of its row."""
+    return row.values["largest_logit"] - _varying(row)
 
 
 def _bfloat_step(value: float) -> float:

@@ -19,6 +19,7 @@ from regard.audits.calling import moving_tensors, path_and_turn
 from regard.audits.capture import capture, first_tensor, output_tensor
 from regard.audits.inputs import Input
 from regard.audits.places import Place
+from regard.audits.residual import Stream, blocks_of, final_norms
 from regard.audits.watching import Sight, Spot, spots, watching
 from regard.errors import ArgumentError
 
@@ -57,6 +58,31 @@ def typical(inputs: Iterable[Input]) -> list[Input]:
 
 def _size(options: dict[str, Any]) -> int:
     return sum(leaf.numel() for leaf in pytree.tree_leaves(options) if isinstance(leaf, Tensor))
+
+
+def with_blocks(model: nn.Module, calls: dict[str, Call], found: list[Place]) -> list[Place]:
+    """Places with the blocks and the norms after stacks that no adapter names, found by what modules did."""
+    own = {place.spot: place.block(model) for place in found}
+    alone = [(place.path, place.spot.turn) for place in found if own[place.spot] is None]
+    around = blocks_of(model, calls, alone, [place.path for place in found])
+    known = [block for block in own.values() if block is not None]
+    known += [block for block in around.values() if isinstance(block, Block)]
+    norms = final_norms(model, calls, known)
+    placed = []
+    for place in found:
+        block = own[place.spot] or around.get((place.path, place.spot.turn))
+        if isinstance(block, Block) and not block.single and _holds(block, known):
+            block = "the module around it holds the blocks of other attention too"
+        named = replace(place, around=None if own[place.spot] is not None else block)
+        final = norms.get(block.stack) if isinstance(block, Block) else None
+        alone = not isinstance(block, Block) or not block.single
+        direct = alone and Stream(calls).direct(place.path, place.spot.turn)
+        placed.append(replace(named, final=final, direct=direct))
+    return placed
+
+
+def _holds(block: Block, known: list[Block]) -> bool:
+    return any(other.path.startswith(f"{block.path}.") for other in known)
 
 
 def learned(model: nn.Module, place: Place, calls: dict[str, Call], noticed: dict[Spot, Sight]) -> Place:

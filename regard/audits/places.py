@@ -23,11 +23,15 @@ BESIDE = ("Output", "Norm", "Mask", "Bias", "Embedding", "Embeddings", "Structur
 """How the names end of modules that stand beside attention and have its name in theirs."""
 
 
+NO_BLOCK = "no residual stream was found around it"
+
+
 @dataclass(frozen=True)
 class Place:
     """Where attention is in a model, and who knows it.
 
-    around: the block around it, found by what modules do, or why none is known.
+    around: the block around it, found by what modules do, or why none is known; final: the norm that was
+    found after its stack; direct: whether it was seen to read the residual stream itself.
     """
 
     spot: Spot
@@ -35,6 +39,8 @@ class Place:
     kind: str
     adapter: Adapter
     around: Block | str | None = None
+    final: str | None = None
+    direct: bool = False
 
     @property
     def path(self) -> str:
@@ -59,9 +65,19 @@ class Place:
     def block(self, model: nn.Module) -> Block | None:
         """What stands around it."""
         found = self.adapter.block(model, self.path, model.get_submodule(self.path))
-        if found is not None:
-            return block_in_call(found, self.spot.turn)
-        return self.around if isinstance(self.around, Block) else None
+        found = self.around if found is None else block_in_call(found, self.spot.turn)
+        if not isinstance(found, Block):
+            return None
+        return replace(found, final=self.final) if found.final is None else found
+
+    def alone(self, model: nn.Module, trace: dict[str, Call]) -> str:
+        """Why there are no numbers of a block around it; nothing where there are."""
+        block = self.block(model)
+        if block is None:
+            return self.around if isinstance(self.around, str) else NO_BLOCK
+        if not block.single:
+            return "the module around it holds the attention of several layers"
+        return not_called(block, trace)
 
     def site(self, model: nn.Module, call: Call | None) -> Site:
         """The declaration for one call."""
@@ -141,9 +157,21 @@ def block_paths(block: Block) -> tuple[str, ...]:
     return (block.path, *block.attention, *block.mlp, *(() if block.final is None else (block.final,)))
 
 
+def not_called(block: Block, trace: dict[str, Call]) -> str:
+    """Which module of a block was not called as a module; nothing where each was."""
+    missing = [name for name in block_paths(block) if name not in trace]
+    return f"{missing[0]} was not called as a module" if missing else ""
+
+
+def whole_stacks(blocks: list[Block], trace: dict[str, Call]) -> list[Block]:
+    """The blocks of stacks all of which were called: others are no chain of maps."""
+    bad = {block.stack for block in blocks if not_called(block, trace)}
+    return [block for block in blocks if block.stack not in bad]
+
+
 def block_in_call(block: Block, turn: int) -> Block:
     """The block in a later call of it; the norm after the last block is called once."""
     if turn == 0:
         return block
     attention, mlp = (tuple(called(path, turn) for path in part) for part in (block.attention, block.mlp))
-    return Block(called(block.path, turn), attention, mlp, block.final)
+    return replace(block, path=called(block.path, turn), attention=attention, mlp=mlp)

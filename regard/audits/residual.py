@@ -4,6 +4,7 @@ comes next, in numbers.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.audits.adapters.base import Block, Call, NotCovered
+from regard.audits.adapters.norms import any_normalize
 from regard.audits.adapters.surroundings import ancestors
 from regard.audits.calling import called, moving_tensors, path_and_turn
 from regard.audits.capture import (
@@ -23,6 +25,7 @@ from regard.audits.capture import (
     recording,
     tokens_in,
 )
+from regard.audits.failure import failure
 
 EQUAL = 1e-5
 """How far a sum may be from what comes next, relative."""
@@ -55,17 +58,33 @@ def key_of(tensor: Tensor) -> Key:
     return tensor.data_ptr(), tensor.numel()
 
 
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """What is added to the stream: the memory it may start from, the module that ends it, the modules of
+    attention in it, and the sum.
+    """
+
+    starts: set[Key]
+    end: Step
+    attentions: tuple[str, ...]
+    after: Tensor
+
+
 @dataclass(frozen=True)
 class Stream:
-    """The calls of all modules of a model on one input, in the order in which they returned."""
+    """The calls of all modules of a model on one input, in the order in which they returned, and the paths
+    of the modules that compute attention.
+    """
 
     calls: dict[str, Call]
+    attentions: tuple[str, ...] = ()
 
     def block(self, path: str, turn: int) -> Block:
         """The block around the attention module at a path; NotCovered where no residual stream is found.
 
         It may hold a part that adds attention alone (BERT's relatives): the first with a second branch is the
-        block, up to the element of a list, which is not passed.
+        block, up to the element of a list, which is not passed. Where nothing smaller is a block, a module
+        with several layers is returned as that.
         """
         reasons, found = [], None
         for above in [own for own in ancestors(path) if own][:LEVELS]:
@@ -73,14 +92,14 @@ class Stream:
                 block = _Candidate(self, above, turn, path).block()
                 found = block if found is None or block.mlp else found
             except NotCovered as reason:
-                reasons.append(f"{above}: {reason}")
-            if found is not None and (found.mlp or above.rpartition(".")[2].isdigit()):
+                reasons.append(str(reason))
+            ends = found is not None and (found.mlp or not found.single)
+            if found is not None and (ends or above.rpartition(".")[2].isdigit()):
                 return found
         if found is not None:
             return found
-        raise NotCovered(
-            "no residual stream was found around it" + "".join(f"; {one}" for one in reasons[:2])
-        )
+        why = ", or ".join(dict.fromkeys(reasons))
+        raise NotCovered("no residual stream was found around it" + (f": modules there {why}" if why else ""))
 
     def steps(self, above: str, turn: int) -> list[Step]:
         """What happened inside a module, and last the module itself."""
@@ -98,17 +117,22 @@ class Stream:
         """The modules that were called, in the order in which they first returned."""
         return [name for name in self.calls if not name.endswith(")")]
 
-    def final(self, blocks: list[Block]) -> str | None:
-        """The norm that reads what the last block of a stack gives, and nothing else."""
-        last = _step(blocks[-1].path, self.calls[blocks[-1].path])
-        for path in self.paths if last is not None else []:
-            step = None if path.startswith(blocks[-1].path) else _step(path, self.calls[path])
-            if (
-                step is not None
-                and last is not None
-                and step.source == last.result
-                and "norm" in path.lower()
-            ):
+    def direct(self, path: str, turn: int) -> bool:
+        """Whether what enters attention, plus what it returns, is what comes next: nothing stands before."""
+        step = _step(path, self.calls[called(path, turn)]) if called(path, turn) in self.calls else None
+        if step is None or not path:
+            return not path
+        others = (other for name, call in self.calls.items() if (other := _step(name, call)) is not None)
+        sums = (tensor for other in others for tensor in (other.entering, other.leaving))
+        return any(_is_sum(found, step.entering, step.leaving, True) for found in sums)
+
+    def final(self, model: nn.Module, last: str) -> str | None:
+        """The norm that reads what the last block of a stack returns, and nothing else."""
+        own = _step(last, self.calls[last]) if last in self.calls else None
+        for path in self.paths if own is not None else []:
+            step = None if f"{path}.".startswith(f"{last}.") else _step(path, self.calls[path])
+            reads = step is not None and own is not None and _same(step.entering, own.leaving)
+            if reads and any_normalize(model.get_submodule(path)) is not None:
                 return path
         return None
 
@@ -123,18 +147,83 @@ class _Candidate:
     attention: str
 
     def block(self) -> Block:
-        """The block with its two branches."""
-        own, ends = self.own, self.ends
-        for end in ends:
-            after = self._after(own.entering, end.leaving)
-            if after is not None:
-                mlp = self._mlp(after, end)
-                return self._named(self._branch(end, {own.source}), mlp)
-        for end in ends:  # both branches may read the same tokens
-            other = self._beside(end)
+        """The block with its two branches; without them where it holds several layers."""
+        own = self.own
+        if self.attention not in self.order:
+            raise NotCovered("hold attention that takes or returns no tokens")
+        if self.repeated and any(self.order[0] in added.attentions for added in self.branches):
+            return self._holder()
+        for place, added in enumerate(self.branches):
+            if self.attention in added.attentions:
+                return self._found(place)
+        for end in self._ends(0) if self.order == [self.attention] else []:
+            attends = self.attention in self._attending(0, end)
+            other = self._beside(end) if attends else None  # both branches may read the same tokens
             if other is not None:
                 return self._named(self._branch(end, {own.source}), self._branch(other, {own.source}))
-        raise NotCovered("its output is not its input plus a branch with attention in it")
+        raise NotCovered("do not return their input plus a branch with this attention")
+
+    def _found(self, place: int) -> Block:
+        """The block by the branch of attention; an MLP is the one other branch where there is one."""
+        attends = [bool(added.attentions) for added in self.branches]
+        first, last = attends.index(True), len(attends) - attends[::-1].index(True)
+        if not all(attends[first:last]):
+            return self._holder()
+        others = [added for added in self.branches if not added.attentions]
+        mlp = self._named_branch(others[0]) if len(others) == 1 and first == 0 else ()
+        return self._named(self._named_branch(self.branches[place]), mlp)
+
+    def _holder(self) -> Block:
+        return Block(called(self.path, self.turn), (), (), None, True, False)
+
+    def _named_branch(self, added: Branch) -> tuple[str, ...]:
+        return self._branch(added.end, added.starts)
+
+    @cached_property
+    def order(self) -> list[str]:
+        """The modules in it that compute attention, in the order in which they returned."""
+        known = {*self.stream.attentions, self.attention}
+        return [step.path for step in self.steps if step.path in known and step.path != self.path]
+
+    @property
+    def repeated(self) -> bool:
+        """Whether attention is in several elements of one list: these are layers of their own."""
+        places = [re.sub(r"\b[0-9]+\b", "*", path) for path in self.order]
+        return len(set(places)) < len(places)
+
+    @cached_property
+    def branches(self) -> list[Branch]:
+        """What is added to the stream that enters the block, in order; of repeated layers the first alone."""
+        found: list[Branch] = []
+        starts = [self.own.entering]
+        while starts and not (found and self.repeated):
+            added = self._next(starts, found)
+            if added is None:
+                break
+            found.append(added)
+            key = key_of(added.after)
+            starts = [added.after, *(step.leaving for step in self.steps if step.source == key)]
+            starts = starts if key != self.own.result else []
+        return found
+
+    def _next(self, starts: list[Tensor], found: list[Branch]) -> Branch | None:
+        """The branch that is added to the stream next; one whose sum has no factor first."""
+        begin = 0 if not found else self.steps.index(found[-1].end) + 1
+        ends = self._ends(begin)
+        ends = ends if not found else ends[::-1]
+        for exact in (True, False):
+            for start in starts:
+                for end in ends:
+                    new = end.result != key_of(start) and start.shape == end.leaving.shape
+                    after = self._after(start, end.leaving, exact) if new else None
+                    if after is not None:
+                        return Branch({key_of(start)}, end, self._attending(begin, end), after)
+        return None
+
+    def _attending(self, begin: int, end: Step) -> tuple[str, ...]:
+        """The attention that returned on the way to the end of a branch, or has the end in it."""
+        inside = [step.path for step in self.steps[begin : self.steps.index(end) + 1]]
+        return tuple(path for path in self.order if path in inside or f"{end.path}.".startswith(f"{path}."))
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -143,25 +232,18 @@ class _Candidate:
     @cached_property
     def own(self) -> Step:
         """The block as a whole: as many tokens leave as enter, and as wide."""
+        if called(self.path, self.turn) not in self.stream.calls:
+            raise NotCovered("were not called as modules")
         found = next((step for step in self.steps if step.path == self.path), None)
         if found is None or found.entering.shape != found.leaving.shape:
-            raise NotCovered("it does not return tokens of the shape it takes")
+            raise NotCovered("do not return new tokens of the shape they take")
         return found
 
-    @cached_property
-    def ends(self) -> list[Step]:
-        """What may end the branch of attention: all that returned since, the outermost of equal ones."""
-        paths = [step.path for step in self.steps]
-        if self.attention not in paths:
-            raise NotCovered("attention in it takes or gives no tokens")
-        inside = [step for step in self.steps if step.path.startswith(f"{self.attention}.")]
-        later = [*inside, *self.steps[paths.index(self.attention) :]]
-        later = [
-            step for step in later if step.path != self.path and step.leaving.shape == self.own.leaving.shape
-        ]
-        outermost = {
-            step.result: step for step in later
-        }  # of equal results the last, which contains the others
+    def _ends(self, begin: int) -> list[Step]:
+        """What may end a branch: all that returned from a step on, the outermost of equal ones."""
+        steps = [step for step in self.steps[begin:] if step.path != self.path]
+        same = [step for step in steps if step.leaving.shape == self.own.leaving.shape]
+        outermost = {step.result: step for step in same}  # of equal results the last contains the others
         return list(outermost.values())
 
     @cached_property
@@ -170,19 +252,9 @@ class _Candidate:
         shape = self.own.leaving.shape
         return [step.entering for step in self.steps if step.entering.shape == shape] + [self.own.leaving]
 
-    def _after(self, stream: Tensor, branch: Tensor) -> Tensor | None:
-        """The sum of the stream and a branch, where it is somewhere."""
-        return next((found for found in self.sums if _is_sum(found, stream, branch)), None)
-
-    def _mlp(self, after: Tensor, attention: Step) -> tuple[str, ...]:
-        """The other branch, which starts where attention was added, or at the norm of that."""
-        norms = [step.leaving for step in self.steps if step.source == key_of(after)]
-        for start in [after, *norms]:
-            for end in self.ends[::-1]:
-                new = end.result not in (attention.result, key_of(start))
-                if new and start.shape == end.leaving.shape and self._after(start, end.leaving) is not None:
-                    return self._branch(end, {key_of(start)})
-        return ()
+    def _after(self, stream: Tensor, branch: Tensor, exact: bool) -> Tensor | None:
+        """The sum of the stream and a branch, where it is somewhere; exact: without a factor."""
+        return next((found for found in self.sums if _is_sum(found, stream, branch, exact)), None)
 
     def _beside(self, attention: Step) -> Step | None:
         """A second branch that is added with that of attention."""
@@ -214,14 +286,17 @@ def _step(path: str, call: Call) -> Step | None:
     leaving = next(moving_tensors(call.output), None)
     if entering is None or leaving is None or entering.ndim < 2 or leaving.ndim < 2:
         return None
-    return Step(path, entering.reshape(-1, entering.shape[-1]), leaving.reshape(-1, leaving.shape[-1]))
+    entering, leaving = (part.detach().reshape(-1, part.shape[-1]) for part in (entering, leaving))
+    return Step(path, entering, leaving)
 
 
-def _is_sum(found: Tensor, stream: Tensor, branch: Tensor) -> bool:
+def _is_sum(found: Tensor, stream: Tensor, branch: Tensor, exact: bool) -> bool:
     """Whether found = stream + c · branch for a number c, which is one in most models."""
     if found.shape != stream.shape or branch.shape != stream.shape:
         return False
     moved = found - stream
+    if exact:
+        return float(moved.norm()) > 0 and _close(moved, branch, stream)
     size = float(branch.norm()) ** 2
     if size == 0 or float(moved.norm()) == 0:
         return False
@@ -236,28 +311,33 @@ def _close(first: Tensor, second: Tensor, scale: Tensor | None = None) -> bool:
 
 
 def blocks_of(
-    model: nn.Module, calls: dict[str, Call], spots: Iterable[tuple[str, int]]
+    model: nn.Module,
+    calls: dict[str, Call],
+    spots: Iterable[tuple[str, int]],
+    attentions: Iterable[str],
 ) -> dict[tuple[str, int], Block | str]:
     """For attention modules and their calls the block around each, with the norm after its stack, or the
-    reason why there is none.
+    reason why there is none; attentions: all modules of the model that compute attention.
     """
-    stream, found = Stream(calls), {}  # type: Stream, dict[tuple[str, int], Block | str]
+    stream, found = Stream(calls, tuple(attentions)), {}  # type: Stream, dict[tuple[str, int], Block | str]
     for path, turn in spots:
         try:
             found[path, turn] = _confirmed(model, calls, stream.block(path, turn))
         except NotCovered as reason:
             found[path, turn] = str(reason)
-    return {spot: _ended(stream, block, found) for spot, block in found.items()}
+        except Exception as error:  # a strange module must not take the audit with it: the page says why
+            found[path, turn] = failure(error)
+    return found
 
 
-def _ended(stream: Stream, block: Block | str, every: dict[tuple[str, int], Block | str]) -> Block | str:
-    if isinstance(block, str):
-        return block
-    stack = block.path.rpartition(".")[0]
-    blocks = [
-        own for own in every.values() if isinstance(own, Block) and own.path.rpartition(".")[0] == stack
-    ]
-    return replace(block, final=stream.final(blocks))
+def final_norms(model: nn.Module, calls: dict[str, Call], blocks: Iterable[Block]) -> dict[str, str | None]:
+    """For each stack of blocks the norm that reads what its last block returns."""
+    last = {block.stack: block.path for block in blocks}
+    return {stack: Stream(calls).final(model, path) for stack, path in last.items()}
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one, other)
 
 
 def _confirmed(model: nn.Module, calls: dict[str, Call], block: Block) -> Block:
@@ -267,6 +347,8 @@ def _confirmed(model: nn.Module, calls: dict[str, Call], block: Block) -> Block:
     tokens = first_tensor(calls[block.path])
     drawn = torch.randn(tokens.shape, generator=torch.Generator().manual_seed(0)).to(tokens)
     other = (tokens + 0.1 * tokens.std() * drawn).reshape(-1, tokens.shape[-1])
+    if not block.single:
+        return block
     path = path_and_turn(block.path)[0]
     inner = sorted({path_and_turn(name)[0] for name in (*block.attention, *block.mlp)})
     with recording(model, inner) as there, quiet(model), torch.no_grad():

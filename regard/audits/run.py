@@ -17,21 +17,22 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from regard.audits.adapters.base import Block, Call, NotCovered
+from regard.audits.adapters.base import Call, NotCovered
 from regard.audits.adapters.general import General
+from regard.audits.adapters.surroundings import elements
 from regard.audits.answers import answer, input_key, site_key, weights_key
 from regard.audits.calling import path_and_turn
 from regard.audits.checks import Check
 from regard.audits.checks import checks as all_checks
 from regard.audits.checks.base import Measurable, Scene, Weights
 from regard.audits.collect import TWIN, collect
+from regard.audits.failure import failure
 from regard.audits.inputs import Input, inputs_of, notes_on
 from regard.audits.memory import give_back
-from regard.audits.noticing import Noticed, learned, modules_of, notice, run_on, typical
+from regard.audits.noticing import Noticed, learned, modules_of, notice, run_on, typical, with_blocks
 from regard.audits.padding import answered_otherwise
-from regard.audits.places import Place, all_places, block_paths
+from regard.audits.places import Place, all_places, block_paths, whole_stacks
 from regard.audits.report import Report
-from regard.audits.residual import blocks_of
 from regard.audits.samples import samples
 from regard.audits.steps import Progress, Step, in_order
 from regard.audits.store import Store
@@ -172,14 +173,12 @@ class Audit:
     def places(self) -> list[Place]:
         """Where attention is: in modules that an adapter knows, and wherever it is seen to be computed."""
         found = list(all_places(self.original, self.noticed.seen))
-        alone = [place for place in found if place.block(self.model) is None]
-        if self.disk is not None or not self.inputs or not alone:
+        if self.disk is not None or not self.inputs:
             return found
         calls: dict[str, Call] = {}
         for item in typical(self.inputs):
             calls = run_on(self.model, self._options(item), list(modules_of(self.model)), item.index) | calls
-        blocks = blocks_of(self.model, calls, ((place.path, place.spot.turn) for place in alone))
-        around = [place.within(blocks.get((place.path, place.spot.turn)), found) for place in found]
+        around = [place.within(place.around, found) for place in with_blocks(self.model, calls, found)]
         return [learned(self.model, place, calls, self.noticed.seen) for place in around]
 
     def _options(self, item: Input) -> dict[str, Any]:
@@ -235,6 +234,7 @@ class Audit:
         blocks = [block for place in self.places if (block := place.block(self.model)) is not None]
         paths = {place.path for place in self.places}
         paths |= {path_and_turn(name)[0] for block in blocks for name in block_paths(block)}
+        paths |= {path for stack in {block.stack for block in blocks} for path in elements(self.model, stack)}
         options = self._options(item)
         with nullcontext(None) if self.disk is not None else watching(modules_of(self.model)) as watch:
             trace = run_on(self.model, options, sorted(paths), item.index)
@@ -243,13 +243,14 @@ class Audit:
             options,
             trace,
             item.tokens,
-            _chain(blocks, trace),
+            whole_stacks(blocks, trace),
             item.index,
             item.text,
             item.reading,
             item.encode,
             {} if watch is None else spots(watch.noticed),
-            next((place.around for place in self.places if isinstance(place.around, str)), ""),
+            {place.name: why for place in self.places if (why := place.alone(self.model, trace))},
+            frozenset(place.name for place in self.places if place.direct),
             self.thorough,
         )
 
@@ -283,7 +284,7 @@ class Audit:
         except (NotCovered, ArgumentError) as error:
             reason: Exception = error
         except Exception as error:  # a strange module must not take the audit with it: the page says why
-            reason = _failed(error)
+            reason = NotCovered(f"it was not declared: {failure(error)}")
         if place.spot not in scene.seen or place.spot.call not in scene.trace:
             raise reason
         observed = place.observe(scene, str(reason))
@@ -326,8 +327,7 @@ class Audit:
             other.measure()
             self.store.put(TWIN, {"columns": columns_of(other.report())})
         except Exception as error:  # a strange model must not take the audit with it: the report says why
-            why = (str(error).splitlines() or [""])[0]
-            self.store.put(TWIN, {"reason": f"it could not be made ({type(error).__name__}: {why})"})
+            self.store.put(TWIN, {"reason": f"it could not be made: {failure(error)}"})
         give_back()
 
 
@@ -361,11 +361,6 @@ def working(model: nn.Module) -> nn.Module:
     return other.to(torch.float32)
 
 
-def _failed(error: Exception) -> NotCovered:
-    first = (str(error).splitlines() or [""])[0]
-    return NotCovered(f"regard failed to declare it ({type(error).__name__}: {first})")
-
-
 def _check_all(checks: Sequence[Check | str] | None) -> tuple[Check, ...]:
     known = {check.name: check for check in all_checks()}
     usual = [check for check in known.values() if not check.named]
@@ -375,16 +370,6 @@ def _check_all(checks: Sequence[Check | str] | None) -> tuple[Check, ...]:
             remedy = f"give names of {', '.join(known)}"
             raise ArgumentError("checks", f"has {check!r}, a {type(check).__name__}", remedy)
     return tuple(known[check] if isinstance(check, str) else check for check in found)
-
-
-def _chain(blocks: list[Block], trace: dict[str, Call]) -> list[Block]:
-    """The blocks of stacks all of which were called: others are no chain of maps."""
-    bad = {
-        block.path.rpartition(".")[0]
-        for block in blocks
-        if any(name not in trace for name in block_paths(block))
-    }
-    return [block for block in blocks if block.path.rpartition(".")[0] not in bad]
 
 
 def _cast_options(options: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:

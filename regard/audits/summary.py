@@ -236,20 +236,29 @@ def _network(report: Report) -> Sentence | None:
         )
         values, inputs = report.together(row, "network_constant", "product")
         if inputs:
-            whole = _with_product(report, whole, values, inputs)
+            whole = _with_product(report, whole, row, values, inputs)
         parts.append(Sentence(f"{whole.text}.", whole.numbers, whole.names))
     return joined(parts, " ") if parts else None
 
 
-def _with_product(report: Report, whole: Sentence, values: list[float], inputs: list[int]) -> Sentence:
+def _with_product(
+    report: Report, whole: Sentence, row: Row, values: list[float], inputs: list[int]
+) -> Sentence:
     """The gain of a network beside the product of its blocks, both over the inputs that have both."""
-    product = say("where the product of its blocks and its last norm is {product}", product=values[1])
+    norm = " and its last norm" if _last_norm(report, row.site) else ""
+    product = say("where the product of its blocks" + norm + " is {product}", product=values[1])
     between = ", "
     if values[0] != whole.numbers["constant"]:
         there, between = inputs_named(inputs), "; "
         alike = say("it amplifies by {alike},", alike=values[0])
         product = Sentence(f"on {there.text}", there.numbers) + alike + product
     return Sentence(f"{whole.text}{between}{product.text}", {**whole.numbers, **product.numbers}, whole.names)
+
+
+def _last_norm(report: Report, stack: str) -> bool:
+    """Whether a norm reads what the last block of a stack returns."""
+    curves = (table["stacks"].get(stack, {}) for table in report.tables.get("depth", []))
+    return any(curve.get("final") not in (None, 1.0) for curve in curves)
 
 
 def _medians(report: Report) -> Sentence | None:

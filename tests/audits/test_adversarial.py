@@ -153,7 +153,7 @@ class Hidden(Heads):
 
 
 def test_pairs_that_are_hidden_by_a_number_have_no_logit():
-    """Their weight is zero in float32; no alarm is made of the number that hides them."""
+    """A number alone takes their weight below 10⁻³⁸; no alarm is made of the number that hides them."""
     model = enlivened(Hidden()).double()
     report = r.audit(model, [{"x": X}], checks=["rows"])
     q, k = (layer(X).unflatten(-1, (3, 4)).transpose(1, 2)[0] for layer in (model.q, model.k))

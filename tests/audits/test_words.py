@@ -154,9 +154,22 @@ def test_every_claim_is_counted_again(report):
             assert facts["ratio"] == pytest.approx(facts["norm"] / statistics.median(known))
             assert facts["norm"] == own[0].values["qk_norm"]
         if column == "largest_logit":
-            assert facts["logit"] == own[0].values["largest_logit"] > 50
-            assert facts["count"] == sum(value > 50 for value in known)
-            assert facts["heads"] == len(known)
+            varying = [
+                min(r.values[column], r.values.get("logit_spread", math.inf))
+                for r in report.rows
+                if not math.isnan(r.values.get(column, math.nan))
+            ]
+            constant = [whole - part for whole, part in zip(known, varying, strict=True)]
+            spread = min(own[0].values[column], own[0].values.get("logit_spread", math.inf))
+            assert facts["logit"] == own[0].values[column]
+            assert facts["spread"] == spread
+            if "constant" in facts:
+                assert facts["constant"] == facts["logit"] - spread > 65504
+            else:
+                assert spread > 50
+                large = [not off > 65504 and part > 50 for part, off in zip(varying, constant, strict=True)]
+                assert facts["count"] == sum(large)
+                assert facts["heads"] == len(known)
         if column == "mlp_branch_constant":
             assert facts["mlp"] == own[0].values[column]
             tables = [t for t in report.tables.get("constants", []) if t["site"] == finding.site]

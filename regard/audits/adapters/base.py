@@ -89,7 +89,8 @@ class Block:
     modules is empty);
     final: the norm after the last block;
     through: whether a branch is what happens in the block from its first module to its last, and not only a
-    chain of modules.
+    chain of modules;
+    single: whether it holds the attention of one layer, of which its numbers are then.
     """
 
     path: str
@@ -97,6 +98,13 @@ class Block:
     mlp: tuple[str, ...]
     final: str | None
     through: bool = False
+    single: bool = True
+
+    @property
+    def stack(self) -> str:
+        """What holds this block and those before and after it."""
+        above, _, own = self.path.partition(" ")[0].rpartition(".")
+        return above if self.single or own.isdigit() else self.path
 
 
 class Adapter(ABC):

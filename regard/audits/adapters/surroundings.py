@@ -24,6 +24,13 @@ def ancestors(path: str) -> Iterator[str]:
         yield path
 
 
+def elements(model: nn.Module, stack: str) -> list[str]:
+    """The modules of a list or a sequence; none of what is no list."""
+    holder = model.get_submodule(stack)
+    listed = isinstance(holder, (nn.ModuleList, nn.Sequential))
+    return [f"{stack}.{name}".lstrip(".") for name, _ in holder.named_children()] if listed else []
+
+
 def exists(model: nn.Module, path: str) -> bool:
     """Whether there is a module at a path."""
     try:

@@ -72,12 +72,13 @@ class MultiheadAttention(Adapter):
         name = path.rpartition(".")[2]
         if not isinstance(layer, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):
             return None
-        mlp = ("linear1", "activation", "linear2") if isinstance(layer.activation, nn.Module) else ()
-        if not layer.norm_first:
-            return block_at(model, above, (name,), mlp, "norm")
         last = "norm3" if isinstance(layer, nn.TransformerDecoderLayer) else "norm2"
         first = "norm2" if name == "multihead_attn" else "norm1"
-        return block_at(model, above, (first, name), (last, *mlp) if mlp else (), "norm")
+        attention, mlp = (first, name), (last, "linear2")  # the activation may be a function
+        if not layer.norm_first:
+            attention, mlp = (name,), ("linear1", "linear2")
+        found = block_at(model, above, attention, mlp, "norm")
+        return None if found is None else replace(found, through=True)
 
     def parameters(self, model: nn.Module, path: str, module: nn.Module) -> tuple[str, ...]:
         own = tuple(

@@ -18,6 +18,7 @@ from regard.audits.adapters.calls import plug_of
 from regard.audits.adapters.declaration import plugged, potential_of
 from regard.audits.adapters.norms import any_normalize
 from regard.audits.adapters.surroundings import may_turn
+from regard.audits.calling import moving_tensors
 from regard.audits.changes import Reading, Unit
 from regard.audits.site import Site
 from regard.audits.watching import ObservedSite, Sight, Spot
@@ -126,8 +127,9 @@ class Scene:
     """One input: the model, how it is called, what its modules did, the blocks around attention,
     and random numbers of its own.
 
-    seen: where attention was seen to happen; alone: why some attention has no block around it; thorough:
-    whether long inputs are worth the time they take.
+    seen: where attention was seen to happen; alone: why there are no numbers of a block around some
+    attention, by its name; direct: attention that reads the residual stream itself, nothing before it;
+    thorough: whether long inputs are worth the time they take.
     """
 
     model: nn.Module
@@ -140,7 +142,8 @@ class Scene:
     reading: Reading | None = None
     encode: Callable[[str], dict[str, Any]] | None = None
     seen: dict[Spot, Sight] = field(default_factory=dict)
-    alone: str = ""
+    alone: dict[str, str] = field(default_factory=dict)
+    direct: frozenset[str] = frozenset()
     thorough: bool = False
 
     @property
@@ -153,15 +156,30 @@ class Scene:
         """Blocks by the list they are in: one for most models, encoder and decoder for some."""
         found: dict[str, list[Block]] = {}
         for block in self.blocks:
-            own = found.setdefault(block.path.rpartition(".")[0], [])
+            own = found.setdefault(block.stack, [])
             if block.path not in [other.path for other in own]:
                 own.append(block)
         return found
 
+    @property
+    def stackless(self) -> str:
+        """Why no stack of blocks was found."""
+        return next(iter(self.alone.values()), "no attention has a block around it")
+
     def end(self, stack: str) -> str:
-        """The module whose output a stack gives: the norm after its last block, where there is one."""
+        """The module whose output a stack gives: the norm that reads what its last block returns, where
+        there is one.
+        """
         last = self.stacks[stack][-1]
-        return last.path if last.final is None else last.final
+        return last.path if last.final is None or not self.follows(last.path, last.final) else last.final
+
+    def follows(self, first: str, second: str) -> bool:
+        """Whether a call was given the tokens that another returned, as they were."""
+        given = next(moving_tensors(self.trace[first].output), None)
+        taken = next(moving_tensors((self.trace[second].arguments, self.trace[second].options)), None)
+        if given is None or taken is None or given.shape[-1:] != taken.shape[-1:]:
+            return False
+        return given.numel() == taken.numel() and torch.equal(given.flatten(), taken.flatten())
 
     def generator(self, *key: int) -> Generator:
         """Random numbers that depend on the input and the key alone."""

@@ -39,6 +39,8 @@ singular value.
 """
 SUSPECT = 20.0
 """From which constant on an MLP is measured token by token."""
+AFTER = ("head_branch_constant", "attention_branch_constant")
+"""Columns with what stands before attention."""
 Found = tuple[float, float]
 """A constant and its residual."""
 
@@ -51,12 +53,37 @@ def constants(scene: Scene, site: Measurable) -> Result:
     tokens = _mlp(scene, site)
     if tokens:
         found["mlp_branch_constant"] = tokens[0]
-    if site.block is not None and site.block.path in scene.trace:
+    if site.path not in scene.alone and site.block is not None:
         found["block_constant"] = block_constant(scene, site.block.path)
     worst = max(residual for _, residual in (*heads, *after, *found.values()))
     numbers: dict[str, Any] = {name: value for name, (value, _) in found.items()}
     numbers |= {"head_constant": _values(heads), "head_branch_constant": _values(after), "residual": worst}
-    return Result(numbers, _by_token(scene, site, tokens), missing)
+    if not _placed(scene, site):
+        numbers = {name: value for name, value in numbers.items() if name not in AFTER}
+    return Result(numbers, _by_token(scene, site, tokens), joined_reasons(missing, _outside(scene, site)))
+
+
+def _placed(scene: Scene, site: Measurable) -> bool:
+    """Whether it is known what stands between the residual stream and a layer."""
+    branch = () if site.block is None or site.path in scene.alone else site.block.attention
+    return bool(branch) or site.path in scene.direct
+
+
+def joined_reasons(*reasons: str) -> str:
+    """Several reasons as one."""
+    return "; ".join(reason for reason in reasons if reason)
+
+
+def _outside(scene: Scene, site: Measurable) -> str:
+    """Why there is no constant of the block around a layer, or of its MLP; nothing where there are both."""
+    if site.path in scene.alone:
+        before = "" if _placed(scene, site) else "with what stands before it, "
+        return f"no constants {before}of its block and its MLP: {scene.alone[site.path]}"
+    if not _placed(scene, site):
+        return "no constants with what stands before it: that is more than modules of its block"
+    if site.block is None or not site.block.mlp:
+        return "no constant of the MLP: no one branch of its block was found to be it"
+    return ""
 
 
 def _parts(scene: Scene, site: Measurable) -> tuple[list[Found], list[Found], dict[str, Found], str]:
@@ -99,10 +126,12 @@ def branches(scene: Scene, site: Measurable) -> Result:
     """What a quick look takes: attention with its norm and the MLP, without heads and the block."""
     tokens = _mlp(scene, site)
     attention, missing = _quick_attention(scene, site)
+    attention = attention if _placed(scene, site) else {k: v for k, v in attention.items() if k not in AFTER}
     found = attention | ({"mlp_branch_constant": tokens[0]} if tokens else {})
     numbers = {name: value for name, (value, _) in found.items()}
     worst = max((residual for _, residual in found.values()), default=math.nan)
-    return Result({**numbers, "residual": worst}, _by_token(scene, site, tokens), missing)
+    reason = joined_reasons(missing, _outside(scene, site))
+    return Result({**numbers, "residual": worst}, _by_token(scene, site, tokens), reason)
 
 
 def _quick_attention(scene: Scene, site: Measurable) -> tuple[dict[str, Found], str]:
@@ -174,7 +203,7 @@ def _branch(moving: Moving) -> Found | None:
 def _mlp(scene: Scene, site: Measurable) -> list[Found]:
     """Of the feed-forward branch; and of it at each token, where it is large and no token meets another."""
     paths = () if site.block is None else site.block.mlp
-    if site.block is None or not paths or not all(path in scene.trace for path in paths):
+    if site.block is None or not paths or site.path in scene.alone:
         return []
     run = branch(scene.model, scene.trace, site.block, paths)
     point = tokens_in(scene.trace[paths[0]])

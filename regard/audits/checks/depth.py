@@ -5,11 +5,14 @@ and how loose the product of its blocks is.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from regard.audits.capture import Function, passage, replay, tokens_in
+from regard.audits.adapters.surroundings import elements
+from regard.audits.calling import path_and_turn
+from regard.audits.capture import Function, replay, tokens_in
 from regard.audits.checks.base import (
     MEASURED,
     STACK,
@@ -22,7 +25,8 @@ from regard.audits.checks.base import (
     register,
     too_long,
 )
-from regard.audits.checks.constants import block_constant, largest
+from regard.audits.checks.constants import block_constant, joined_reasons, largest
+from regard.audits.sources import Source, origins
 from regard.derive import linearize
 
 CURVES = 2
@@ -34,51 +38,88 @@ LONGEST = Limit(128, 512, Cost("for six layers of width 384", 512, 38.0, 1.3))
 
 
 def depth(scene: Scene) -> Result:
-    """For each stack: the constant from the tokens that enter it to those that leave it,
-    and the product of the blocks' constants.
+    """For each stack: the constant from the tokens that enter it to those that leave it, for all that it is
+    computed from, and the product of the blocks' constants.
     """
-    found = {stack: _stack(scene, stack) for stack in scene.stacks}
-    if not found:
-        return Result(reason=scene.alone)
-    numbers = {
-        name: {stack: values[name] for stack, values in found.items()}
-        for name in ("network_constant", "product")
-    }
-    curves = {stack: values["curve"] for stack, values in found.items() if values["curve"]}
-    reason = next((values["reason"] for values in found.values() if values["reason"]), "")
-    return Result(numbers, {"stacks": curves} if curves else None, reason)
+    numbers: dict[str, dict[str, float]] = {"network_constant": {}, "inner_constant": {}, "product": {}}
+    if not scene.stacks:
+        return Result(reason=scene.stackless)
+    curves, reasons = {}, []
+    for stack in scene.stacks:
+        reason = _incomplete(scene, stack)
+        whole = math.nan
+        for name, source in {} if reason else _named(scene, stack).items():
+            constant = _norm(scene, source.passage(scene, scene.end(stack)), source.point)
+            numbers["network_constant" if source.given else "inner_constant"][name] = constant
+            whole = constant if source.stack == stack and math.isnan(whole) else whole
+        why, curve = _curve(scene, stack, whole) if scene.index < CURVES else ("", None)
+        reasons += [reason, why]
+        numbers["product"][stack] = math.nan
+        if curve is not None:
+            curves[stack] = curve
+            numbers["product"][stack] = math.prod(curve["blocks"]) * (curve["final"] or 1.0)
+    return Result(numbers, {"stacks": curves} if curves else None, joined_reasons(*dict.fromkeys(reasons)))
 
 
-def _stack(scene: Scene, stack: str) -> dict[str, Any]:
-    first = scene.stacks[stack][0].path
-    point = tokens_in(scene.trace[first])
-    whole = _norm(scene, passage(scene.model, scene.options, first, scene.end(stack)), point)
-    found = {"network_constant": whole, "product": math.nan, "curve": None, "reason": ""}
-    if scene.index >= CURVES:
-        return found
-    reason = too_long(scene, len(point), LONGEST, "no constants after every layer, and no product of them,")
-    return {**found, "reason": reason} if reason else {**found, **_curve(scene, stack, point, whole)}
+def _named(scene: Scene, stack: str) -> dict[str, Source]:
+    """What a stack is computed from, by the names of rows: the stack where that is one sequence."""
+    found = origins(scene, stack)
+    if len(found) == 1:
+        return {stack: next(iter(found.values()))}
+    return {f"{stack or 'the model'} from {name}": source for name, source in found.items()}
 
 
-def _curve(scene: Scene, stack: str, point: Tensor, whole: float) -> dict[str, Any]:
-    """The constants of blocks alone, of the first ones together, and of the norm after the last."""
+def _incomplete(scene: Scene, stack: str) -> str:
+    """Why the blocks of a stack are not all that is between its ends; nothing where they are."""
+    paths = [block.path for block in scene.stacks[stack]]
+    known = {*paths, scene.end(stack)}
+    kinds = {type(scene.model.get_submodule(path_and_turn(path)[0])) for path in paths}
+    listed = isinstance(scene.model.get_submodule(stack), nn.ModuleList)
+    for path in elements(scene.model, stack):
+        if path in known or path not in scene.trace:
+            continue
+        outside = scene.follows(path, paths[0]) or scene.follows(paths[-1], path)
+        if outside and (listed or type(scene.model.get_submodule(path)) in kinds):
+            return f"no constant end to end: {path} stands next to the blocks and has no attention in it"
+    return ""
+
+
+def _unchained(scene: Scene, stack: str) -> str:
+    """Why the blocks of a stack are no chain of maps with a layer each; nothing where they are."""
+    blocks = scene.stacks[stack]
+    if not all(block.single for block in blocks):
+        return f"no product of blocks: those of {stack} hold the attention of several layers"
+    for one, other in pairwise(blocks):
+        if not scene.follows(one.path, other.path):
+            return f"no product of blocks: {other.path} does not read what {one.path} returns, as it is"
+    return ""
+
+
+def _curve(scene: Scene, stack: str, whole: float) -> tuple[str, Any]:
+    """The constants of blocks alone, of the first ones together, and of the norm after the last; or why they
+    are missing.
+    """
+    point = tokens_in(scene.trace[scene.stacks[stack][0].path])
+    reason = _unchained(scene, stack)
+    reason = reason or too_long(
+        scene, len(point), LONGEST, "no constants after every layer, and no product of them,"
+    )
+    if reason:
+        return reason, None
     paths, end = [block.path for block in scene.stacks[stack]], scene.end(stack)
     alone = [block_constant(scene, path)[0] for path in paths]
     step = -(-len(paths) // DEPTHS)
     so_far = alone[:1] + [math.nan] * (len(paths) - 1)
     for last in range(len(paths) - 1, 0, -step):
         part = paths[: last + 1]
-        own = part[-1] == end
+        own = part[-1] == end and not math.isnan(whole)
         so_far[last] = whole if own else _norm(scene, replay(scene.model, scene.trace, part), point)
     final = (
-        1.0
+        None
         if paths[-1] == end
         else _norm(scene, replay(scene.model, scene.trace, (end,)), tokens_in(scene.trace[end]))
     )
-    return {
-        "product": math.prod(alone) * final,
-        "curve": {"blocks": alone, "so_far": so_far, "final": final, "end": whole},
-    }
+    return "", {"blocks": alone, "so_far": so_far, "final": final, "end": whole}
 
 
 def _norm(scene: Scene, function: Function, point: Tensor) -> float:
@@ -95,10 +136,21 @@ register(
                 "network, end to end",
                 "How much all blocks together amplify a small change of the tokens that enter the first: "
                 "the largest singular value of the "
-                "derivative, in Frobenius norm.",
+                "derivative, in Frobenius norm. Blocks that read a second input have a number for each "
+                "argument of the model.",
                 MEASURED,
                 STACK,
                 True,
+                "median",
+            ),
+            Column(
+                "inner_constant",
+                "network, from within",
+                "The same for tokens that the blocks read and that the model was not given: learned ones, or "
+                "what another stack returns.",
+                MEASURED,
+                STACK,
+                None,
                 "median",
             ),
             Column(

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from regard.audits.capture import output_tensor, passage, tokens_in
+from regard.audits.capture import output_tensor, tokens_in
 from regard.audits.checks.base import (
     MEASURED,
     SEARCHED,
@@ -21,6 +21,7 @@ from regard.audits.checks.base import (
     as_list,
     register,
 )
+from regard.audits.sources import not_given, sources
 from regard.derive.graph import twice_differentiable
 from regard.derive.jacobian import spectral_norms
 
@@ -47,10 +48,12 @@ def influence(scene: Scene) -> Result:
     if scene.index >= INPUTS.of(scene):
         return Result()
     if not scene.stacks:
-        return Result(reason=scene.alone)
+        return Result(reason=scene.stackless)
+    stack = next(iter(scene.stacks))
+    if reason := not_given(scene):
+        return Result(reason=reason)
     values = token_influence(scene)
     share = float(values.max() / values.sum()) if float(values.sum()) > 0 else math.nan
-    stack = next(iter(scene.stacks))
     point, width = tokens_in(scene.trace[scene.stacks[stack][0].path]), _width(scene, stack)
     kind = MEASURED if width <= _room(point) else SEARCHED
     table = {"influence": as_list(values), "kind": kind, "map": influence_map(scene)}
@@ -66,7 +69,7 @@ def influence_map(scene: Scene) -> list[list[float]]:
     if len(point) > LONGEST_MAP:
         return []
     with torch.enable_grad(), twice_differentiable():
-        output = passage(scene.model, scene.options, blocks[0].path, scene.end(stack))(point)
+        output = sources(scene, stack)[0].passage(scene, scene.end(stack))(point)
         size = (len(output), DIRECTIONS, output.shape[-1])
         drawn = torch.randn(size, generator=scene.generator(1), dtype=torch.float64)
         rows = [
@@ -104,7 +107,7 @@ def _measure(scene: Scene) -> Tensor:
     stack, blocks = next(iter(scene.stacks.items()))
     point = tokens_in(scene.trace[blocks[0].path]).detach().requires_grad_()
     with torch.enable_grad(), twice_differentiable():
-        pooled = passage(scene.model, scene.options, blocks[0].path, scene.end(stack))(point).mean(0)
+        pooled = sources(scene, stack)[0].passage(scene, scene.end(stack))(point).mean(0)
         directions = _directions(scene, pooled, _room(point))
         parts = directions.split(max(1, min(TOGETHER, PAIRS // len(point) ** 2)))
         pulled = [

@@ -16,6 +16,7 @@ from regard.audits.capture import capture, output_tensor, tokens_in
 from regard.audits.changes import CHANGES
 from regard.audits.checks.base import RUN, STACK, Check, Column, Result, Scene, register
 from regard.audits.checks.influence import INPUTS, token_influence
+from regard.audits.sources import not_given
 from regard.errors import ArgumentError
 from regard.transport import wasserstein
 
@@ -66,8 +67,10 @@ def _refuse_other_inputs(scene: Scene) -> None:
         raise ArgumentError("inputs", "are not texts", "give texts and a tokenizer to see what a typo does")
     if not scene.stacks:
         raise ArgumentError(
-            "model", f"has no stack of blocks ({scene.alone})", "other checks do not need one"
+            "model", f"has no stack of blocks ({scene.stackless})", "other checks do not need one"
         )
+    if reason := not_given(scene):
+        raise ArgumentError("model", f"has words elsewhere ({reason})", "other checks do not need them")
     if not scene.units:
         raise ArgumentError(
             "tokenizer", "does not say which token is from which word", "use a fast tokenizer"

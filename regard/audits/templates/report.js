@@ -683,7 +683,7 @@
     const place = element("div");
     const again = (index) => place.replaceChildren(...depthOf(index));
     box.append(soft("A constant is the largest singular value of the derivative. Blocks rarely share their worst direction, so the product of their constants, which is how bounds of layers compose, overstates what they do together."));
-    box.append(...stackNumbers(["network_constant", "product"]));
+    box.append(...stackNumbers(["network_constant", "inner_constant", "product"]));
     if (those.length > 1) box.append(element("div", { class: "controls" }, choice("input", those.map((i) => option(String(i), inputName(i))), String(those[0]), (index) => again(Number(index)))));
     box.append(place);
     if (those.length) again(those[0]);

@@ -13,6 +13,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from regard.audits.adapters.base import NotCovered
+from regard.audits.failure import failure
 from regard.audits.site import in_double
 from regard.compute.tensors import attend
 from regard.errors import ArgumentError
@@ -118,8 +119,10 @@ class Sight:
                     return seen, ()
                 closest = min(closest, gap)
             reason = _unlike(self.output, closest)
-        except (ArgumentError, NotCovered, RuntimeError) as error:
-            reason = (str(error).splitlines() or [""])[0]
+        except (ArgumentError, NotCovered) as error:
+            reason = str(error)
+        except RuntimeError as error:
+            reason = failure(error)
         return self._inner(reason)
 
     def _inner(self, reason: str) -> tuple[Seen, tuple[int, ...]]:

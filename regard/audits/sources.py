@@ -1,0 +1,210 @@
+"""Sources: the tokens that a stack of blocks is computed from, and the arguments of the model that they are
+made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from regard.audits.adapters.base import Call
+from regard.audits.calling import fresh, path_and_turn
+from regard.audits.capture import (
+    Function,
+    Leaves,
+    first_tensor,
+    leaves_of,
+    passage,
+    quiet,
+    recording,
+    replaced,
+)
+from regard.audits.checks.base import Scene
+from regard.audits.residual import key_of
+
+NO_TOKENS = ("mask", "position", "token_type")
+"""Arguments of a model with these in their names are not tokens."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Tokens (n, d) that enter a stack; leaves: where they are among the arguments of its blocks; made_of:
+    the arguments of the model that change them; before: the stack whose output they are made of.
+    """
+
+    stack: str
+    leaves: Leaves
+    point: Tensor
+    made_of: tuple[str, ...]
+    before: str | None
+
+    @property
+    def given(self) -> bool:
+        """Whether they are what the model was given, and not learned or the output of another stack."""
+        return bool(self.made_of) and self.before is None
+
+    @property
+    def name(self) -> str:
+        """How a reader finds it."""
+        if self.before is not None:
+            return f"the output of {self.before}"
+        return ", ".join(self.made_of) or "learned tokens"
+
+    def passage(self, scene: Scene, end: str) -> Function:
+        """What a call returns as a function of them."""
+        return passage(scene.model, scene.options, self.leaves, end)
+
+
+def sources(scene: Scene, stack: str) -> list[Source]:
+    """The tokens that enter a stack: those of its residual stream, and all others that its blocks read and
+    that change with the input; computed once for an input.
+    """
+    known = _known.setdefault(scene, {})
+    if stack not in known:
+        known[stack] = _sources(scene, stack)
+    return known[stack]
+
+
+_known: WeakKeyDictionary[Scene, dict[str, list[Source]]] = WeakKeyDictionary()
+
+
+def not_given(scene: Scene) -> str:
+    """Why the tokens that enter the first stack are not those of the input; nothing where they are."""
+    stack = next(iter(scene.stacks))
+    own = sources(scene, stack)[0]
+    return "" if own.given else f"the tokens that enter {stack} are {own.name}, and not those of the input"
+
+
+def origins(scene: Scene, stack: str) -> dict[str, Source]:
+    """By name, all sources that reach a stack: its own, and those of the stacks that these are made of."""
+    own = sources(scene, stack)
+    earlier = [
+        replace(one, made_of=_made_of(scene, [one.leaves])[0])
+        for before in dict.fromkeys(source.before for source in own if source.before)
+        for one in origins(scene, before).values()
+    ]
+    found: dict[str, Source] = {}
+    for source in (*earlier, *own):
+        name = source.name if source.name not in found else f"{source.name} as it enters {source.stack}"
+        found[name] = source
+    return found
+
+
+def _sources(scene: Scene, stack: str) -> list[Source]:
+    entering = _entering(scene, stack)
+    plain = Source(stack, *entering[0], ("its tokens",), None)
+    if len(entering) == 1:
+        return [plain]
+    made = _made_of(scene, [leaves for leaves, _ in entering])
+    kept = [0, *(place for place, names in enumerate(made) if names and place)]
+    if len(kept) == 1:
+        return [plain]
+    own = [(*entering[place], made[place]) for place in kept]
+    return [Source(stack, *one, _before(scene, stack, one[0])) for one in own]
+
+
+def _made_of(scene: Scene, several: list[Leaves]) -> list[tuple[str, ...]]:
+    """For tokens at some leaves each: the arguments of the model that change them. Where the model takes no
+    other argument, the first are what it was given.
+    """
+    paths = {path for leaves in several for path in leaves}
+    changed = {name: _run(scene, paths, options) for name, options in _other_options(scene)}
+    found = [
+        tuple(name for name, calls in changed.items() if _differs(scene, leaves, calls)) for leaves in several
+    ]
+    refused = tuple(name for name, calls in changed.items() if not calls)
+    return [found[0] or refused, *found[1:]]
+
+
+def _entering(scene: Scene, stack: str) -> list[tuple[Leaves, Tensor]]:
+    """The different tokens among the arguments of the blocks of a stack that no block of it made, those of
+    the residual stream first, and where they are.
+    """
+    calls = [scene.trace[block.path] for block in scene.stacks[stack]]
+    first = first_tensor(calls[0])
+    inside = {key_of(part) for call in calls for part in (*_tokens(call.output), first_tensor(call))}
+    entering = [part for call in calls for part in _tokens((call.arguments, call.options))]
+    different = {key_of(part): part for part in entering[::-1] if key_of(part) not in inside}
+    found = []
+    for part in [first, *different.values()]:
+        leaves = {block.path: leaves_of(scene.trace[block.path], part) for block in scene.stacks[stack]}
+        found.append(({path: own for path, own in leaves.items() if own}, part.reshape(-1, part.shape[-1])))
+    return found
+
+
+def _tokens(value: Any) -> Iterator[Tensor]:
+    """What may be a sequence of tokens: real numbers (n, d) or (batch, n, d)."""
+    for leaf in pytree.tree_leaves(value):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.ndim in (2, 3):
+            yield leaf
+
+
+def _other_options(scene: Scene) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The call of the model with one argument after the other changed."""
+    for name, value in scene.options.items():
+        tensors = any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value))
+        if tensors and not any(part in name for part in NO_TOKENS):
+            yield name, {**scene.options, name: pytree.tree_map(_changed, value)}
+
+
+def _changed(value: Any) -> Any:
+    """Other numbers in a tensor; ids in another order, so that they stay what the model knows."""
+    if not isinstance(value, Tensor) or value.dtype == torch.bool or value.numel() == 0:
+        return value
+    if value.is_floating_point():
+        drawn = torch.randn(value.shape, generator=torch.Generator().manual_seed(0)).to(value)
+        return value + 0.1 * (1 + value.abs()) * drawn
+    other = value.clone()
+    for place in range(value.shape[-1] - 1, 0, -1) if value.ndim else ():
+        other[..., place], other[..., place - 1] = value[..., place - 1], value[..., place]
+        if not torch.equal(other, value):
+            return other
+    return torch.where(value > 0, value - 1, value + 1)
+
+
+def _run(
+    scene: Scene, paths: Iterable[str], options: dict[str, Any], leaves: Leaves | None = None, x: Any = None
+) -> dict[str, Call]:
+    """The calls of modules on other arguments, or with other tokens somewhere; none where the model does not
+    take them.
+    """
+    modules = sorted({path_and_turn(path)[0] for path in paths})
+    try:
+        with (
+            recording(scene.model, modules) as calls,
+            replaced(scene.model, leaves or {}, x),
+            quiet(scene.model),
+            torch.no_grad(),
+        ):
+            scene.model(**fresh(options))
+    except Exception:  # what a model does not take says nothing about what its tokens are made of
+        return {}
+    return calls
+
+
+def _differs(scene: Scene, leaves: Leaves, calls: dict[str, Call]) -> bool:
+    """Whether tokens are others in other calls."""
+    for path, places in leaves.items():
+        if path in calls:
+            both = (scene.trace[path], calls[path])
+            old, new = (pytree.tree_leaves((call.arguments, call.options))[places[0]] for call in both)
+            return old.shape != new.shape or not torch.equal(old, new)
+    return False
+
+
+def _before(scene: Scene, stack: str, leaves: Leaves) -> str | None:
+    """The last other stack whose tokens change these."""
+    order = list(scene.trace)
+    others = [other for other in scene.stacks if other != stack]
+    others.sort(key=lambda other: order.index(scene.stacks[other][-1].path))
+    for other in others[::-1]:
+        (entering, point), *_ = _entering(scene, other)
+        if _differs(scene, leaves, _run(scene, leaves, scene.options, entering, _changed(point))):
+            return other
+    return None
