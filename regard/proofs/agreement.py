@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import remove_parametrizations
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from regard._verb import Verb
 from regard.certificate import Hypothesis
@@ -228,11 +228,18 @@ def _compare_copy(module: nn.Module, map: Any, both: Tensor, kind: torch.dtype) 
 
 
 def copy_in(kind: torch.dtype, module: nn.Module) -> nn.Module:
-    """A copy in another dtype, with the weights as they are read: parametrizations are not computed anew."""
+    """A copy in another dtype, with the weights as they are read: parametrizations are not computed anew.
+
+    A parametrized module and its copy share a class, so torch's own removal would break the original.
+    """
     copied = copy.deepcopy(module)
     for part in [*copied.modules()]:
-        for weight in parametrized(part):
-            remove_parametrizations(part, weight)
+        weights = {name: nn.Parameter(getattr(part, name).detach().clone()) for name in parametrized(part)}
+        if weights:
+            part.__class__ = type_before_parametrizations(part)
+            del part.parametrizations
+        for name, weight in weights.items():
+            part.register_parameter(name, weight)
     return copied.to(kind)
 
 

@@ -190,6 +190,8 @@ def test_weight_norm_in_bfloat16_keeps_the_bound_of_its_weights():
     with torch.no_grad():
         plain.weight.copy_(module.weight)
     assert bound(module) == bound(plain) < math.inf
+    assert parametrize.is_parametrized(module, "weight")
+    assert bound(module) == bound(plain)  # a copy was made, and the module is as it was
 
 
 def test_weight_norm_inside_a_layer_keeps_the_bound():
