@@ -15,7 +15,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from regard.audits.changes import Reading
-from regard.audits.padding import without_padding
+from regard.audits.padding import Padded, without_padding
 from regard.audits.samples import LOWER_CASED, UNKNOWN, RandomTokens, loses_capitals, repair_of, unknown_share
 from regard.errors import ArgumentError
 
@@ -34,7 +34,7 @@ class Input:
 
     cut: whether the text was longer than the model takes, and was cut off; unknown: the share of tokens that
     the tokenizer does not know, and repair: what makes it know them; random: whether the tokens were drawn at
-    random; padded: the keyword arguments as they were given, where padding was omitted.
+    random; padded: what was given, where padding was omitted.
     """
 
     index: int
@@ -48,7 +48,7 @@ class Input:
     unknown: float = 0.0
     repair: str = ""
     random: bool = False
-    padded: dict[str, Any] | None = None
+    padded: Padded | None = None
 
 
 def texts_of(values: Sequence[str]) -> list[str]:
@@ -99,7 +99,7 @@ def inputs_of(model: nn.Module, items: Sequence[Any], tokenizer: Any) -> list[In
     found: list[Input] = []
     for position, item in enumerate(items):
         for given, text in _options(model, item, tokenizer, position):
-            options = without_padding(given, len(found))
+            options, padded = without_padding(given, len(found))
             names = _tokens(options, tokenizer)
             encode = None if text is None else (lambda other: _encode(model, tokenizer, other))
             reading = None if text is None else Reading.of(text, tokenizer, longest(model, tokenizer))
@@ -122,7 +122,7 @@ def inputs_of(model: nn.Module, items: Sequence[Any], tokenizer: Any) -> list[In
                     unknown,
                     repair=repair_of(tokenizer, text) if text is not None and unknown > UNKNOWN else "",
                     random=isinstance(item, RandomTokens),
-                    padded=None if options is given else given,
+                    padded=padded,
                 )
             )
     return found
@@ -286,7 +286,8 @@ def _separate(options: dict[str, Any], device: torch.device, time_first: bool) -
     def one(name: str, value: Any, element: int) -> Any:
         if not isinstance(value, Tensor):
             return value
-        whole = time_first or value.ndim < 2 or len(value) != batch or (name in PAIRS and value.ndim == 2)
+        square = value.ndim == 2 and (name != "mask" or len(value) == value.shape[1])  # else (batch, n)
+        whole = time_first or value.ndim < 2 or len(value) != batch or (name in PAIRS and square)
         return (value if whole else value[element : element + 1]).to(device)
 
     return [

@@ -4,14 +4,21 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from regard.audits.adapters.base import NotCovered
 from regard.errors import ArgumentError
+from regard.supports import Support
+
+if TYPE_CHECKING:
+    from regard.audits.watching import Sight
 
 KEEPS, HIDES = "attention_mask", "key_padding_mask"
 """How the names of masks (1, n) end: in the first 1 is a token; in the second True, or a number that is not
@@ -25,14 +32,61 @@ AGREES = 1e-3
 """How much the output at the other tokens may change where padding is omitted, relative."""
 
 
-def without_padding(options: dict[str, Any], index: int) -> dict[str, Any]:
-    """The keyword arguments of one sequence without the tokens that its masks hide."""
+@dataclass(frozen=True, eq=False)
+class Padded:
+    """The keyword arguments of one sequence as they were given, and which of its tokens were kept."""
+
+    given: dict[str, Any]
+    kept: tuple[Tensor, ...]
+
+
+def without_padding(options: dict[str, Any], index: int) -> tuple[dict[str, Any], Padded | None]:
+    """The keyword arguments of one sequence without the tokens that its masks hide, and what was cut."""
+    given, every = options, []
     for name in options:
         kept = _kept(name, options[name])
-        if kept is not None and not bool(kept.any()):
+        if kept is None:
+            continue
+        if not bool(kept.any()):
             raise ArgumentError("inputs", f"{index + 1} has nothing but padding by its {name}", "remove it")
-        options = options if kept is None else _cut(options, name, kept)
-    return options
+        options, before = _cut(options, name, kept), options
+        every += [kept] if options is not before else []
+    return options, Padded(given, tuple(every)) if every else None
+
+
+def without_unseen(options: dict[str, Any], sights: Iterable[Sight]) -> tuple[dict[str, Any], Padded | None]:
+    """The same without the tokens that none of a sequence sees, itself included, in any layer: padding that
+    the model finds without a mask that is known here.
+    """
+    seen: dict[int, Tensor] = {}
+    for sight in sights:
+        with suppress(NotCovered):
+            found = sight.resolve()[0]
+            batch, _, n, m = found.sizes
+            if batch == 1 and n == m:
+                some = found.allowed.flatten(0, -2).any(0)
+                seen[n] = seen[n] | some if n in seen else some
+    given, every = options, []
+    for kept in seen.values():
+        if bool(kept.any()) and not bool(kept.all()):
+            options, before = _cut(options, "", kept), options
+            every += [kept] if options is not before else []
+    return options, Padded(given, tuple(every)) if every else None
+
+
+def may_be_padded(options: dict[str, Any]) -> bool:
+    """Whether an argument of a sequence may hide tokens: integers or truth values that end alike or in zero,
+    or a support.
+    """
+    for leaf in pytree.tree_leaves(options, is_leaf=lambda value: isinstance(value, Support)):
+        if isinstance(leaf, Support):
+            return True
+        if isinstance(leaf, Tensor) and leaf.ndim == 2 and len(leaf) == 1 and leaf.shape[1] > 1:
+            row = leaf[0]
+            alike = row[0] == 0 or row[-1] == 0 or row[0] == row[1] or row[-1] == row[-2]
+            if not row.dtype.is_floating_point and bool(alike) and not bool((row == row[0]).all()):
+                return True
+    return False
 
 
 def _kept(name: str, mask: Any) -> Tensor | None:
@@ -56,13 +110,12 @@ def _cut(options: dict[str, Any], mask: str, kept: Tensor) -> dict[str, Any]:
     return found if moved else options
 
 
-def answered_otherwise(options: dict[str, Any], padded: Any, alone: Any) -> str:
+def answered_otherwise(kept: Sequence[Tensor], padded: Any, alone: Any) -> str:
     """Why numbers of the tokens alone are not those of the padded call; nothing where the model gives these
     tokens the same output in both.
     """
-    masks = [kept for name, value in options.items() if (kept := _kept(name, value)) is not None]
     pairs = zip(pytree.tree_leaves(padded), pytree.tree_leaves(alone), strict=False)
-    apart = max((_apart(one, other, masks) for one, other in pairs), default=0.0)
+    apart = max((_apart(one, other, kept) for one, other in pairs), default=0.0)
     if apart <= AGREES:
         return ""
     return (
@@ -71,7 +124,7 @@ def answered_otherwise(options: dict[str, Any], padded: Any, alone: Any) -> str:
     )
 
 
-def _apart(padded: Any, alone: Any, masks: list[Tensor]) -> float:
+def _apart(padded: Any, alone: Any, masks: Sequence[Tensor]) -> float:
     """How far two outputs are apart at the tokens that masks keep; zero where they cannot be compared."""
     if not isinstance(padded, Tensor) or not isinstance(alone, Tensor) or padded.ndim != alone.ndim:
         return 0.0

@@ -30,7 +30,7 @@ from regard.audits.failure import failure
 from regard.audits.inputs import Input, inputs_of, notes_on
 from regard.audits.memory import give_back
 from regard.audits.noticing import Noticed, learned, modules_of, notice, run_on, typical, with_blocks
-from regard.audits.padding import answered_otherwise
+from regard.audits.padding import Padded, answered_otherwise, may_be_padded, without_unseen
 from regard.audits.places import Place, all_places, block_paths, whole_stacks
 from regard.audits.report import Report
 from regard.audits.samples import samples
@@ -159,6 +159,8 @@ class Audit:
         )
         if not self.inputs and any(check.of_site or check.of_input for check in self.checks):
             raise ArgumentError("inputs", "are empty", "give at least one text")
+        if self.disk is None:
+            self.inputs = [self._unpadded(item) for item in self.inputs]
         self.twin = twin and bool(self.inputs)
 
     @cached_property
@@ -307,14 +309,28 @@ class Audit:
         scenes.forget()
         give_back()
 
-    def _padding(self, given: dict[str, Any], item: Input) -> str:
+    def _unpadded(self, item: Input) -> Input:
+        """An input without the tokens that the model hides although no mask that is known here names them."""
+        if item.padded is not None or item.text is not None or not may_be_padded(item.options):
+            return item
+        seen = notice(self.model, self._options(item), item.index).seen
+        options, padded = without_unseen(item.options, seen.values())
+        if padded is None:
+            return item
+        names = item.tokens
+        for kept in padded.kept:
+            if len(kept) == len(names):
+                names = [name for name, own in zip(names, kept.tolist(), strict=True) if own]
+        return replace(item, options=options, tokens=names, padded=padded)
+
+    def _padding(self, padded: Padded, item: Input) -> str:
         """What is to be said about an input whose padding was omitted."""
         with nullcontext() if self.disk is None else self.disk.running():
-            padded, alone = (
+            given, alone = (
                 run_on(self.model, self._cast(options), [""], item.index)[""].output
-                for options in (given, item.options)
+                for options in (padded.given, item.options)
             )
-        return answered_otherwise(given, padded, alone)
+        return answered_otherwise(padded.kept, given, alone)
 
     def _twin(self) -> None:
         """What the columns are with random weights, on the first input."""

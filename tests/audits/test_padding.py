@@ -155,6 +155,49 @@ def test_a_model_that_padding_changes_is_measured_on_the_tokens_alone_and_says_s
     assert r.audits.Report.from_dict(report.to_dict()).skipped == [entry]
 
 
+class Written(nn.Module):
+    """A model written by hand that hides zeros, or what its mask has as zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.qkv, self.out = nn.Embedding(40, 32), nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, tokens, mask=None):
+        x, keep = self.embed(tokens), (tokens != 0) if mask is None else mask.bool()
+        q, k, v = (part.unflatten(-1, (4, 8)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        scores = (q @ k.mT).masked_fill(~keep[:, None, None], -math.inf)
+        return x + self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("named", [False, True])
+def test_a_model_that_finds_its_padding_itself(named, left):
+    model, texts = enlivened(Written()), padded(left)
+    call = {"tokens": texts["input_ids"], **({"mask": texts["attention_mask"]} if named else {})}
+    alone = [{"tokens": LONG}, {"tokens": SHORT}]
+    reports = [r.audit(model, inputs, checks=["rows", "constants", "geometry"]) for inputs in (call, alone)]
+    found, wanted = map(numbers_of, reports)
+    assert found.keys() == wanted.keys()
+    assert len(found) > 30
+    assert found == pytest.approx(wanted, rel=1e-4, nan_ok=True)
+    assert [len(entry.tokens) for entry in reports[0].inputs] == [
+        len(entry.tokens) for entry in reports[1].inputs
+    ]
+
+
+def test_tokens_that_are_zero_and_seen_are_tokens():
+    model, call = FAMILIES["bert"].make("sdpa"), {"input_ids": torch.tensor([[5, 6, 7, 0, 0]])}
+    report = r.audit(model, call, checks=["rows"])
+    assert [len(entry.tokens) for entry in report.inputs] == [5]
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        rows = model(**call, output_attentions=True)
+    for row in report.heads:
+        law = rows.attentions[row.layer][0, row.head]
+        entropy = float(torch.special.entr(law).sum(-1).mean())
+        assert row.values["entropy"] == pytest.approx(entropy, rel=1e-4)
+
+
 def test_an_input_of_padding_alone_is_refused():
     call = {"input_ids": SHORT, "attention_mask": torch.zeros(1, 5, dtype=torch.long)}
     with pytest.raises(r.errors.ArgumentError, match="1 has nothing but padding by its attention_mask"):
