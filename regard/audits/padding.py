@@ -4,7 +4,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -105,7 +105,7 @@ def _cut(options: dict[str, Any], mask: str, kept: Tensor) -> dict[str, Any]:
     side, found = _side(mask, options), {}
     for name, value in options.items():
         axes = partial(_axes, name, options=options, side=side)
-        found[name] = pytree.tree_map(partial(_at, kept=kept, axes=axes), value)
+        found[name] = pytree.tree_map(lambda leaf, axes=axes: _at(leaf, kept, axes(leaf)), value)
     moved = [name for name in found if "mask" not in name and _sizes(found[name]) != _sizes(options[name])]
     return found if moved else options
 
@@ -131,7 +131,7 @@ def _apart(padded: Any, alone: Any, masks: Sequence[Tensor]) -> float:
     for axis, (long, short) in enumerate(zip(padded.shape, alone.shape, strict=True)):
         kept = next((kept for kept in masks if (len(kept), int(kept.sum())) == (long, short)), None)
         if kept is not None:
-            padded = _at(padded, kept, lambda _, axis=axis: [axis])
+            padded = _at(padded, kept, [axis])
     if padded.shape != alone.shape or not alone.dtype.is_floating_point or not float(alone.norm()) > 0:
         return 0.0
     return float((padded - alone).norm() / alone.norm())
@@ -149,8 +149,10 @@ def _side(name: str, options: dict[str, Any]) -> str:
     return side if own else ""  # as the memory of a whole nn.Transformer, which is made of src
 
 
-def _axes(name: str, leaf: Tensor, options: dict[str, Any], side: str) -> list[int]:
+def _axes(name: str, leaf: Any, options: dict[str, Any], side: str) -> list[int]:
     """The dimensions of a tensor that may be the tokens of a sequence."""
+    if not isinstance(leaf, Tensor):
+        return []
     if "mask" in name and leaf.ndim >= 2:  # of pairs, or of one token
         of_pairs = {"memory_mask": ("tgt", "memory"), "attn_mask": ("query", "key")}.get(name, (name, name))
         return [axis for axis, one in zip((-2, -1), of_pairs, strict=True) if _side(one, options) == side]
@@ -161,9 +163,9 @@ def _axes(name: str, leaf: Tensor, options: dict[str, Any], side: str) -> list[i
     return [1] if len(leaf) == 1 else [0] if leaf.dtype.is_floating_point else [-1]
 
 
-def _at(leaf: Any, kept: Tensor, axes: Callable[[Tensor], list[int]]) -> Any:
+def _at(leaf: Any, kept: Tensor, axes: list[int]) -> Any:
     """A tensor at the tokens that are kept, along those of its axes that have as many."""
-    for axis in axes(leaf) if isinstance(leaf, Tensor) else ():
+    for axis in axes:
         if leaf.shape[axis] == len(kept):
             leaf = leaf.index_select(axis, kept.nonzero().flatten().to(leaf.device))
     return leaf

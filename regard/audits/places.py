@@ -83,6 +83,8 @@ class Place:
         """The declaration for one call."""
         if call is None:
             raise NotCovered("the module was not called on this input")
+        if self.spot.part and not isinstance(self.adapter, General):
+            raise NotCovered("its module computes several attentions, and the adapter declares the first")
         with quiet(model):
             declared = self.adapter.declare(model, self.path, model.get_submodule(self.path), call)
         return Site(self.name, self.layer, self.kind, declared, self.block(model))

@@ -41,6 +41,7 @@ SUSPECT = 20.0
 """From which constant on an MLP is measured token by token."""
 AFTER = ("head_branch_constant", "attention_branch_constant")
 """Columns with what stands before attention."""
+NO_NORM = "no constants of heads after their norm: something else stands between the norm and attention"
 Found = tuple[float, float]
 """A constant and its residual."""
 
@@ -90,18 +91,19 @@ def _parts(scene: Scene, site: Measurable) -> tuple[list[Found], list[Found], di
     """Of heads alone, of heads with the norm before them, of all together, and what is missing."""
     if isinstance(site, ObservedSite):
         heads, after = _observed_heads(scene, site)
-        return heads, after, *_observed_layer(scene, site)
+        found, missing = _observed_layer(scene, site)
+        return heads, after, found, missing or ("" if after else NO_NORM)
     moving = Moving(scene, site)
     return *_heads(moving), _attention(moving), ""
 
 
 def _observed_heads(scene: Scene, site: ObservedSite) -> tuple[list[Found], list[Found]]:
-    """By automatic differentiation of the module, head by head."""
+    """By automatic differentiation of the module, head by head; with the norm nothing where it is unknown."""
     alone = [site.head_jacobian(head) for head in range(site.heads)]
     after = [site.after_norm(head, jacobian) for head, jacobian in enumerate(alone)]
     heads = [largest(jacobian, scene.generator(site.layer)) for jacobian in alone]
     if not any(jacobian is not None for jacobian in after):
-        return heads, heads
+        return heads, [] if site.norm_missing else heads
     return heads, [largest(one, scene.generator(site.layer)) for one in after if one is not None]
 
 

@@ -44,12 +44,12 @@ def again(
     module = model.get_submodule(spot.path)
     entered: dict[str, Tensor] = {}
     left: dict[str, Tensor] = {}
-    layers = {} if enter is None else _layers(module)
     with quiet(model), ExitStack() as stack:
-        for path, layer in layers.items():
-            names = map(partial(called, path), itertools.count())
-            for handle in _hooked(layer, names, enter, entered, left):
-                stack.callback(handle.remove)
+        if enter is not None:
+            for path, layer in _layers(module).items():
+                names = map(partial(called, path), itertools.count())
+                for handle in _hooked(layer, names, enter, entered, left):
+                    stack.callback(handle.remove)
         watch = stack.enter_context(watching(dict(module.named_modules())))
         output = call_again(module, call, tokens)
     sight = spots(watch.noticed).get(Spot("", 0, spot.part))

@@ -136,26 +136,35 @@ class ObservedSite:
         self._check_again(found.value, output_tensor(self.trace[names[-1]].output))
         return found
 
+    @property
+    def _branch(self) -> tuple[str, ...]:
+        """The calls of its branch in the block, where it begins before the module; none otherwise."""
+        names = () if self.block is None or self.several else self.block.attention
+        return names if names and names[0] != self.spot.call else ()
+
+    @property
+    def norm_missing(self) -> bool:
+        """Whether its branch begins before the module, and no norm was found that gives it its tokens."""
+        return bool(self._branch) and self._norm is None
+
     def branch_jacobian(self) -> Jacobian | None:
         """The attention branch of the block with the norm before attention; None where there is none."""
-        names = () if self.block is None or self.several else self.block.attention
-        within = bool(names) and names[0] != self.spot.call
-        if self.block is not None and within and self.context is None and set(names) <= self.trace.keys():
+        names, reads, norm = self._branch, self.reads, self._norm
+        if self.block is not None and names and self.context is None and set(names) <= self.trace.keys():
             tokens = tokens_in(self.trace[names[0]])
             return linearize(branch(self.model, self.trace, self.block, names), tokens)
-        reads, norm = self.reads, self._norm
-        if norm is not None:
-            stream = norm[1], *reads.sources[1:]
-            return _linearized(lambda x, *rest: reads.layer(reads.run((norm[0](x), *rest))), stream)
-        if within:
-            raise NotCovered("no constant of the branch: what stands before its queries was not found")
-        return None
+        if self.norm_missing:
+            raise NotCovered("no constant of the branch: the norm before its queries was not found")
+        if norm is None:
+            return None
+        stream = norm[1], *reads.sources[1:]
+        return _linearized(lambda x, *rest: reads.layer(reads.run((norm[0](x), *rest))), stream)
 
     @cached_property
     def _norm(self) -> tuple[Function, Tensor] | None:
         """What stands between the residual stream and attention, where it is one module, and its tokens."""
-        names = () if self.block is None else self.block.attention
-        if self.reads.inside or not names or names[0] == self.spot.call or names[0] not in self.trace:
+        names = self._branch
+        if self.reads.inside or not names or names[0] not in self.trace:
             return self.reads.norm
         left, own = output_tensor(self.trace[names[0]].output), self.reads.sources[0]
         if left.shape != own.shape or not torch.equal(left, own):
