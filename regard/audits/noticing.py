@@ -64,10 +64,11 @@ def with_blocks(model: nn.Module, calls: dict[str, Call], found: list[Place]) ->
     """Places with the blocks and the norms after stacks that no adapter names, found by what modules did."""
     own = {place.spot: place.block(model) for place in found}
     alone = [(place.path, place.spot.turn) for place in found if own[place.spot] is None]
-    around = blocks_of(model, calls, alone, [place.path for place in found])
+    attentions = [place.path for place in found]
+    around = blocks_of(model, calls, alone, attentions)
     known = [block for block in own.values() if block is not None]
     known += [block for block in around.values() if isinstance(block, Block)]
-    norms = final_norms(model, calls, known)
+    norms = final_norms(model, calls, known, attentions)
     placed = []
     for place in found:
         block = own[place.spot] or around.get((place.path, place.spot.turn))
@@ -75,8 +76,8 @@ def with_blocks(model: nn.Module, calls: dict[str, Call], found: list[Place]) ->
             block = "the module around it holds the blocks of other attention too"
         named = replace(place, around=None if own[place.spot] is not None else block)
         final = norms.get(block.stack) if isinstance(block, Block) else None
-        alone = not isinstance(block, Block) or not block.single
-        direct = alone and Stream(calls).direct(place.path, place.spot.turn)
+        single = isinstance(block, Block) and block.single
+        direct = not single and Stream(calls).direct(place.path, place.spot.turn)
         placed.append(replace(named, final=final, direct=direct))
     return placed
 

@@ -65,10 +65,10 @@ class Place:
     def block(self, model: nn.Module) -> Block | None:
         """What stands around it."""
         found = self.adapter.block(model, self.path, model.get_submodule(self.path))
-        found = self.around if found is None else block_in_call(found, self.spot.turn)
-        if not isinstance(found, Block):
+        block = self.around if found is None else block_in_call(found, self.spot.turn)
+        if not isinstance(block, Block):
             return None
-        return replace(found, final=self.final) if found.final is None else found
+        return replace(block, final=self.final) if block.final is None else block
 
     def alone(self, model: nn.Module, trace: dict[str, Call]) -> str:
         """Why there are no numbers of a block around it; nothing where there are."""

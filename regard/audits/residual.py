@@ -127,14 +127,23 @@ class Stream:
         return any(_is_sum(found, step.entering, step.leaving, True) for found in sums)
 
     def final(self, model: nn.Module, last: str) -> str | None:
-        """The norm that reads what the last block of a stack returns, and nothing else."""
+        """The norm that reads what the last block of a stack returns, and belongs to no other attention."""
         own = _step(last, self.calls[last]) if last in self.calls else None
         for path in self.paths if own is not None else []:
             step = None if f"{path}.".startswith(f"{last}.") else _step(path, self.calls[path])
             reads = step is not None and own is not None and _same(step.entering, own.leaving)
-            if reads and any_normalize(model.get_submodule(path)) is not None:
+            if (
+                reads
+                and not self._attends(path, last)
+                and any_normalize(model.get_submodule(path)) is not None
+            ):
                 return path
         return None
+
+    def _attends(self, path: str, last: str) -> bool:
+        """Whether a module stands in one that holds attention, and not the last block."""
+        above = [f"{own}." for own in ancestors(path) if own and not last.startswith(f"{own}.")]
+        return any(attention.startswith(own) for attention in self.attentions for own in above)
 
 
 @dataclass(frozen=True)
@@ -330,10 +339,12 @@ def blocks_of(
     return found
 
 
-def final_norms(model: nn.Module, calls: dict[str, Call], blocks: Iterable[Block]) -> dict[str, str | None]:
+def final_norms(
+    model: nn.Module, calls: dict[str, Call], blocks: Iterable[Block], attentions: Iterable[str]
+) -> dict[str, str | None]:
     """For each stack of blocks the norm that reads what its last block returns."""
-    last = {block.stack: block.path for block in blocks}
-    return {stack: Stream(calls).final(model, path) for stack, path in last.items()}
+    stream, last = Stream(calls, tuple(attentions)), {block.stack: block.path for block in blocks}
+    return {stack: stream.final(model, path) for stack, path in last.items()}
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

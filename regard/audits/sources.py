@@ -35,7 +35,8 @@ NO_TOKENS = ("mask", "position", "token_type")
 @dataclass(frozen=True, eq=False)
 class Source:
     """Tokens (n, d) that enter a stack; leaves: where they are among the arguments of its blocks; made_of:
-    the arguments of the model that change them; before: the stack whose output they are made of.
+    the arguments of the model that change them; before: the stack, or the attention, whose output they are
+    made of.
     """
 
     stack: str
@@ -86,7 +87,7 @@ def origins(scene: Scene, stack: str) -> dict[str, Source]:
     own = sources(scene, stack)
     earlier = [
         replace(one, made_of=_made_of(scene, [one.leaves])[0])
-        for before in dict.fromkeys(source.before for source in own if source.before)
+        for before in dict.fromkeys(source.before for source in own if source.before in scene.stacks)
         for one in origins(scene, before).values()
     ]
     found: dict[str, Source] = {}
@@ -98,15 +99,50 @@ def origins(scene: Scene, stack: str) -> dict[str, Source]:
 
 def _sources(scene: Scene, stack: str) -> list[Source]:
     entering = _entering(scene, stack)
-    plain = Source(stack, *entering[0], ("its tokens",), None)
-    if len(entering) == 1:
+    branched = any(len(origins(scene, other)) > 1 for other in _earlier(scene, stack))
+    reader = None if branched else _reader(scene, stack, entering[0][0])
+    plain = Source(stack, *entering[0], ("its tokens",), reader)
+    if len(entering) == 1 and not branched and reader is None:
         return [plain]
     made = _made_of(scene, [leaves for leaves, _ in entering])
+    if reader is not None:
+        return [replace(plain, made_of=made[0]), *_arguments(scene, stack, made[0])]
     kept = [0, *(place for place, names in enumerate(made) if names and place)]
-    if len(kept) == 1:
+    if len(kept) == 1 and not branched:
         return [plain]
     own = [(*entering[place], made[place]) for place in kept]
     return [Source(stack, *one, _before(scene, stack, one[0])) for one in own]
+
+
+def _reader(scene: Scene, stack: str, leaves: Leaves) -> str | None:
+    """Attention outside of all stacks that the tokens of a stack are made of, as of learned tokens that read
+    the data.
+    """
+    order = list(scene.trace)
+    paths = [block.path for blocks in scene.stacks.values() for block in blocks]
+    for name in order[: order.index(scene.stacks[stack][0].path)]:
+        outside = name in {spot.call for spot in scene.seen} and not any(
+            f"{name}.".startswith(f"{path}.") for path in paths
+        )
+        if outside:
+            call = scene.trace[name]
+            tokens = first_tensor(call)
+            other = _run(scene, leaves, scene.options, {name: leaves_of(call, tokens)}, _changed(tokens))
+            if _differs(scene, leaves, other):
+                return name
+    return None
+
+
+def _arguments(scene: Scene, stack: str, names: tuple[str, ...]) -> list[Source]:
+    """Arguments of the model that are numbers, as sources of a stack."""
+    leaves = pytree.tree_leaves(((), scene.options))
+    found = [(name, scene.options[name]) for name in names]
+    return [
+        Source(stack, {"": (place,)}, leaf.reshape(-1, leaf.shape[-1]), (name,), None)
+        for name, value in found
+        for place, leaf in enumerate(leaves)
+        if leaf is value and leaf.is_floating_point()
+    ]
 
 
 def _made_of(scene: Scene, several: list[Leaves]) -> list[tuple[str, ...]]:
@@ -198,12 +234,17 @@ def _differs(scene: Scene, leaves: Leaves, calls: dict[str, Call]) -> bool:
     return False
 
 
+def _earlier(scene: Scene, stack: str) -> list[str]:
+    """The stacks that had returned when this one began, in order."""
+    order = {name: place for place, name in enumerate(scene.trace)}
+    ends = {other: order[blocks[-1].path] for other, blocks in scene.stacks.items()}
+    before = [other for other, end in ends.items() if end < order[scene.stacks[stack][0].path]]
+    return sorted(before, key=lambda other: ends[other])
+
+
 def _before(scene: Scene, stack: str, leaves: Leaves) -> str | None:
-    """The last other stack whose tokens change these."""
-    order = list(scene.trace)
-    others = [other for other in scene.stacks if other != stack]
-    others.sort(key=lambda other: order.index(scene.stacks[other][-1].path))
-    for other in others[::-1]:
+    """The last earlier stack whose tokens change these."""
+    for other in _earlier(scene, stack)[::-1]:
         (entering, point), *_ = _entering(scene, other)
         if _differs(scene, leaves, _run(scene, leaves, scene.options, entering, _changed(point))):
             return other

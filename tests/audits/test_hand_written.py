@@ -359,6 +359,50 @@ def test_data_and_learned_latents_have_a_number_each():
     assert all("block_constant" not in row.values for row in report.layers)
 
 
+class ReadOnce(nn.Module):
+    """Learned tokens that read the data outside of all blocks, and blocks after that."""
+
+    def __init__(self):
+        super().__init__()
+        self.latents, self.cross = nn.Parameter(torch.randn(4, WIDTH)), Cross()
+        self.blocks = nn.ModuleList([Block(), Block()])
+
+    def after(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def forward(self, data):
+        x = self.latents.expand(len(data), -1, -1)
+        return self.after(x + self.cross(x, data))
+
+
+def test_what_reads_the_data_before_the_blocks_is_counted():
+    model, data = enlivened(ReadOnce()).double(), drawn(1, 7, DATA)
+    report = r.audit(model, [{"data": data}], checks=["depth"])
+    latents = model.latents.unsqueeze(0)
+    assert stack_of(report, "blocks from data") == {"network_constant": about(largest(model, data))}
+    inner = latents + model.cross(latents, data)
+    found = stack_of(report, "blocks from the output of cross")
+    assert found == {"inner_constant": about(largest(model.after, inner))}
+
+
+def test_latents_of_transformers_are_not_the_data():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.PerceiverConfig(
+        num_latents=5, d_latents=12, d_model=DATA, num_self_attends_per_block=2, num_self_attention_heads=2,
+        num_cross_attention_heads=2, qk_channels=12, v_channels=12,
+    )  # fmt: skip
+    model, data = enlivened(transformers.PerceiverModel(config), 1.0).double(), drawn(1, 7, DATA)
+    report = r.audit(model, [{"inputs": data}], checks=["depth"])
+    latents = model.embeddings.latents.unsqueeze(0)
+    given = largest(lambda z: model(inputs=z).last_hidden_state, data)
+    learned = largest(lambda z: model.encoder(z, inputs=data).last_hidden_state, latents)
+    stack = "encoder.self_attends"
+    assert stack_of(report, f"{stack} from inputs") == {"network_constant": about(given)}
+    assert stack_of(report, f"{stack} from learned tokens") == {"inner_constant": about(learned)}
+
+
 def test_encoder_and_decoder_have_a_number_for_each_input():
     torch.manual_seed(0)
     model = nn.Transformer(WIDTH, 2, 2, 2, 24, 0.0, batch_first=True).double().eval()
@@ -583,7 +627,7 @@ def test_the_bias_of_keys_is_what_overflows(bias):
     report = r.audit(model, [{"query": x, "key": x, "value": x}], checks=["rows"])
     alarms = [finding.what for finding in report.findings() if finding.column == "largest_logit"]
     assert [("overflows in float16" in what) for what in alarms] == [True, True] * bool(bias)
-    law = model(x, x, x, average_attn_weights=False)[1][0]
+    law = model(x, x, x, average_attn_weights=False)[1][0].detach()
     for row in report.heads:
         entropy = float(torch.special.entr(law[row.head]).sum(-1).mean())
         assert row.values["entropy"] == pytest.approx(entropy, rel=1e-6)

@@ -74,9 +74,8 @@ class MultiheadAttention(Adapter):
             return None
         last = "norm3" if isinstance(layer, nn.TransformerDecoderLayer) else "norm2"
         first = "norm2" if name == "multihead_attn" else "norm1"
-        attention, mlp = (first, name), (last, "linear2")  # the activation may be a function
-        if not layer.norm_first:
-            attention, mlp = (name,), ("linear1", "linear2")
+        attention = (first, name) if layer.norm_first else (name,)
+        mlp = (last if layer.norm_first else "linear1", "linear2")  # the activation may be a function
         found = block_at(model, above, attention, mlp, "norm")
         return None if found is None else replace(found, through=True)
 
