@@ -67,6 +67,16 @@ def _over(row: Row, column: str) -> str:
     return ", the median over inputs" if len(row.inputs.get(column, [])) > 1 else ""
 
 
+def _block(report: Report, site: str) -> str:
+    """The block around a module, by its path."""
+    return next((entry.block for entry in report.coverage if entry.site == site and entry.block), site)
+
+
+def _layers(report: Report, rows: list[Row]) -> int:
+    """How many layers these are: self- and cross-attention of one block are one."""
+    return len({_block(report, row.site) for row in rows})
+
+
 def _responsible(report: Report, row: Row) -> Sentence:
     """Which token an MLP amplifies most, and whether that token is massive: as measured, or that it was
     not.
@@ -135,8 +145,8 @@ def massive(report: Report) -> Iterator[Finding]:
             _longest(report, row)
             + say(
                 "{count} of {layers} layers receive a token more than {limit} times as long as the median.",
-                count=len(large),
-                layers=len(report.ranked("token_ratio")),
+                count=_layers(report, large),
+                layers=_layers(report, report.ranked("token_ratio")),
                 limit=MASSIVE_TOKEN,
             ),
             "Read the columns without sinks; keep such layers in high precision.",
@@ -176,8 +186,8 @@ def collapse(report: Report) -> Iterator[Finding]:
             ),
             say(
                 "They nearly share one direction, as in {count} of {layers} layers.",
-                count=len(near),
-                layers=len(report.ranked("mean_cosine_without_sinks")),
+                count=_layers(report, near),
+                layers=_layers(report, report.ranked("mean_cosine_without_sinks")),
             ),
             "Compare with the layers before; residual scaling or fewer layers are "
             "the remedies in the literature.",

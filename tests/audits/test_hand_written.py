@@ -2,6 +2,7 @@
 are called by their forward method. Each number is recomputed in plain torch, or absent with its reason.
 """
 
+import dataclasses
 import math
 
 import pytest
@@ -485,6 +486,26 @@ def test_the_mlp_of_torchs_layers_is_measured(norm_first, activation):
     mlp = largest(lambda z: layer.linear2(layer.activation(layer.linear1(after(z)))), middle)
     assert report.layers[0].values["mlp_branch_constant"] == about(mlp)
     assert not report.skipped
+
+
+def test_layers_of_a_decoder_are_counted_once():
+    """Self- and cross-attention of a block are one layer in the sentences about layers."""
+    torch.manual_seed(0)
+    layer = nn.TransformerDecoderLayer(WIDTH, 2, 24, 0.0, batch_first=True, norm_first=True)
+    model = nn.TransformerDecoder(layer, 3).double().eval()
+    x = drawn(1, 5, WIDTH)
+    report = r.audit(
+        model, [{"tgt": x, "memory": drawn(1, 4, WIDTH, seed=1)}], checks=["geometry", "constants"]
+    )
+    assert len(report.coverage) == 6
+    report = dataclasses.replace(report, rows=[with_heavy_token(row) for row in report.rows])
+    (found,) = [finding for finding in report.findings() if finding.column == "token_ratio"]
+    assert (found.numbers["count"], found.numbers["layers"]) == (3, 3)
+
+
+def with_heavy_token(row):
+    values = {**row.values, "token_ratio": 500.0} if row.scope == "layer" else row.values
+    return dataclasses.replace(row, values=values)
 
 
 class Called(nn.Module):
