@@ -205,21 +205,19 @@ GAINS = {
 
 def _parts(report: Report) -> Sentence | None:
     """The parts of all layers with the largest gains, and the largest of each sort that is not among them."""
-    ranked = [(name, row) for name in GAINS for row in report.ranked(name)]
-    ranked.sort(key=lambda found: found[1].values[found[0]], reverse=True)
-    if not ranked:
+    gains: dict[tuple[str, str], float] = {}  # a block with two attentions is one part
+    for name in GAINS:
+        for row in report.ranked(name):
+            place = row.label if name == "attention_branch_constant" else report.block(row.site) or row.label
+            gains.setdefault((name, place), row.values[name])
+    if not gains:
         return None
+    ranked = sorted(gains, key=lambda part: -gains[part])
     named = ranked[:FIRST]
     for name in GAINS:
-        named += [found for found in ranked if found[0] == name and name not in [one for one, _ in named]][:1]
-    parts = [
-        say(
-            GAINS[name] + " ({gain})",
-            place=row.label if name == "attention_branch_constant" else report.block(row.site) or row.label,
-            gain=row.values[name],
-        )
-        for name, row in named
-    ]
+        if name not in [sort for sort, _ in named]:
+            named += [part for part in ranked if part[0] == name][:1]
+    parts = [say(GAINS[name] + " ({gain})", place=place, gain=gains[name, place]) for name, place in named]
     before = _normed(report, "layer_constant", "attention_branch_constant")
     listed = joined(parts, ", ")
     text = f"Parts that amplify most{', with the norms before them' if before else ''}: {listed.text}."
