@@ -17,7 +17,8 @@ LAYERS = re.compile(r"layers$|^n_layer$|blocks$|^depths?$|stages$")
 WIDTHS = re.compile(
     r"vocab|hidden|intermediate|inner|head|label|expert|embd|(^|_)dim$|^d_|width|ffn|^source$|^target$"
 )
-"""Names of fields that say how much of something there is, and how wide."""
+COUNTS = re.compile(r"heads?$|layers?$|_size$|(^|_)dim$|^d_|width")
+"""Names of fields that say how much of something there is, how wide it is, and what is never negative."""
 FEW, FEW_LAYERS = 10_000, 256
 """So much is made of any config, whatever its weights are."""
 
@@ -38,7 +39,7 @@ def refuse_sizes(directory: Path, config: dict[str, Any], sizes: Sequence[int]) 
     numbers, most = max(sum(sizes), FEW), max(len(sizes), FEW_LAYERS)
     for name, value in _numbers(config):
         limit = most if LAYERS.search(name) else numbers if WIDTHS.search(name) else value
-        if value > limit:
+        if value > limit or (value < 0 and COUNTS.search(name)):
             found = (
                 f"{directory / 'config.json'} has {value} for {name}, and the weights beside it are "
                 f"{len(sizes)} tensors of {sum(sizes):,} numbers"

@@ -60,11 +60,11 @@ def _of_the_system(error: Exception) -> str:
         return ""
     try:
         sys.stdout.flush()
-        where = error.filename or "a file"
-    except OSError:
-        where = "stdout"
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
-    return f"{where} cannot be read or written ({error.strerror})"
+    except OSError:  # what is left goes nowhere, or Python complains about it when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.filename is None:
+        return f"the output cannot be written ({error.strerror})"
+    return f"{error.filename} cannot be read or written ({error.strerror})"
 
 
 def _unforeseen(error: Exception) -> str:
