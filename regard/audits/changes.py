@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from regard.errors import ArgumentError
+
 WORD_LENGTHS = (2, 20)
 """Mean lengths of what stands between spaces for which a text is made of words."""
 WIDE = 4
@@ -95,14 +97,17 @@ def replacement(reading: Reading, unit: Unit) -> str | None:
     """Another unit stands there: one of the same text that looks like it, or else the entry of the vocabulary
     nearest to it that does, since vocabularies are sorted by frequency. No replacement adds an unknown token.
     """
-    unknown = getattr(reading.tokenizer, "unk_token_id", None)
+    unknown: Any = getattr(reading.tokenizer, "unk_token_id", None)
     ids, own = reading.ids(reading.text), reading.letters(unit)
     rest = [number for place, number in enumerate(ids) if place not in unit.tokens]
     for candidate in _candidates(reading, unit, ids[unit.tokens[0]]):
         other = _in_case_of(own, candidate)
         if other.casefold() == own.casefold() or not _look_alike(own, other):
             continue
-        changed = reading.ids(reading.written(unit, other))
+        try:
+            changed = reading.ids(reading.written(unit, other))
+        except ArgumentError:  # the alphabet of a training lacks a letter
+            continue
         if changed.count(unknown) <= rest.count(unknown):
             return reading.written(unit, other)
     return None
@@ -152,9 +157,9 @@ def _candidates(reading: Reading, unit: Unit, first: int) -> Iterator[str]:
     for distance in range(1, TRIES + 1):
         for number in (first - distance, first + distance):
             if 0 <= number < size and number not in special:
-                token = tokenizer.convert_ids_to_tokens(number)
-                if isinstance(token, str):  # vocabularies may have gaps
-                    yield tokenizer.convert_tokens_to_string([token]).strip()
+                tokens = tokenizer.convert_ids_to_tokens([number])
+                if isinstance(tokens[0], str):  # vocabularies may have gaps
+                    yield tokenizer.convert_tokens_to_string(tokens).strip()
 
 
 def _in_case_of(own: str, other: str) -> str:

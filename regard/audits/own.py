@@ -64,9 +64,13 @@ class Characters:
     """A tokenizer for models that `regard train` made: tokens are characters, or bytes."""
 
     is_fast = True
+    all_special_ids = ()
 
     def __init__(self, alphabet: Alphabet) -> None:
         self._alphabet = alphabet
+
+    def __len__(self) -> int:
+        return len(self._alphabet)
 
     def __call__(self, text: str, **options: Any) -> dict[str, Any]:
         """The tokens of a text, and where each is from."""
@@ -79,8 +83,17 @@ class Characters:
             for _ in (character if whole else character.encode())
         ]
         most = options.get("max_length")
-        found = {"input_ids": encode(self._alphabet, "--text", text), "offset_mapping": places}
+        found: dict[str, list[Any]] = {
+            "input_ids": encode(self._alphabet, "--text", text),
+            "offset_mapping": places,
+        }
         return {name: values[:most] for name, values in found.items()}
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        """The text of tokens."""
+        if self._alphabet.characters is None:
+            return bytes(int(token, 16) for token in tokens).decode(errors="replace")
+        return "".join(tokens)
 
     def convert_ids_to_tokens(self, numbers: list[int]) -> list[str]:
         """The characters of tokens; bytes by their numbers."""

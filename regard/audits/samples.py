@@ -110,10 +110,11 @@ def drawn(tokenizer: Any) -> list[RandomTokens]:
     special = set(tokenizer.all_special_ids)
     known = [number for number in range(len(tokenizer)) if number not in special]
     if not known:
-        found = f"has {len(tokenizer)} tokens, all of them special"
-        raise ArgumentError("tokenizer", found, "give the tokenizer that the model was trained with")
+        only = f"has {len(tokenizer)} tokens, all of them special"
+        raise ArgumentError("tokenizer", only, "give the tokenizer that the model was trained with")
     generator = torch.Generator().manual_seed(0)
-    (start, end), found = _around(tokenizer), []
+    start, end = _around(tokenizer)
+    found: list[RandomTokens] = []
     for _ in range(DRAWN):
         chosen = torch.randint(len(known), (LENGTH,), generator=generator).tolist()
         ids = [*start, *(known[place] for place in chosen), *end]

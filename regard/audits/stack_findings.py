@@ -67,14 +67,9 @@ def _over(row: Row, column: str) -> str:
     return ", the median over inputs" if len(row.inputs.get(column, [])) > 1 else ""
 
 
-def _block(report: Report, site: str) -> str:
-    """The block around a module, by its path."""
-    return next((entry.block for entry in report.coverage if entry.site == site and entry.block), site)
-
-
 def _layers(report: Report, rows: list[Row]) -> int:
     """How many layers these are: self- and cross-attention of one block are one."""
-    return len({_block(report, row.site) for row in rows})
+    return len({report.block(row.site) for row in rows})
 
 
 def _responsible(report: Report, row: Row) -> Sentence:

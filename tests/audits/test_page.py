@@ -112,6 +112,7 @@ def _tables(draw, sites, model):
         other = model.text.replace(word, word[::-1], 1)
         return {
             "kind": kind,
+            "unit": "word",
             "word": word,
             "text": other,
             "distances": [1 + draw.random() for _ in range(len(sites) + 1)],
