@@ -46,7 +46,7 @@ HEAD = """# Which architectures the audit covers
 Tiny configurations of model types of transformers {version}, built offline with random weights and
 audited on the fullest input that was found for them, of text, pictures, films and sound:
 `python docs/make_coverage.py --all` writes this page. *declared*: each attention layer is a declaration,
-proved to be the module, with weights and certificates; *observed*: each is measured as it was seen to
+checked against the module, with weights and certificates; *observed*: each is measured as it was seen to
 compute, and the reason says which piece was not understood; *part*: some of it is neither, as where no input
 that runs reaches a module, or attention is no softmax of scores. What this command could not build or run is
 at the end.

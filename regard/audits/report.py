@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 5
 DECLARED, OBSERVED = "declared", "observed"
-"""How a layer is covered: as a declaration that is proved to be the module, or as what it was seen to
+"""How a layer is covered: as a declaration that was checked against the module, or as what it was seen to
 compute.
 """
 

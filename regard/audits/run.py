@@ -278,8 +278,8 @@ class Audit:
         self.store.put(site_key(item, place), {**found, "observed": reason} if reason else found)
 
     def _judge(self, item: Input, place: Place, scene: Scene) -> tuple[Measurable, str, dict[str, Any]]:
-        """The layer as a declaration that is proved to be the module; where there is none, as what was seen
-        to happen, and why no more.
+        """The layer as a declaration that agrees with the module; where there is none, as what was seen to
+        happen, and why no more.
         """
         try:
             return self._declared(place, scene)

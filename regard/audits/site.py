@@ -1,5 +1,5 @@
 """Site: one attention layer of a trained model, as a declaration, on one input,
-with the proof that it is the same layer.
+with the check that both agree.
 """
 
 from __future__ import annotations

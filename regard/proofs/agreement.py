@@ -45,7 +45,7 @@ REMEDY = "declare what it does (regard.declare.rule), or give the declaration it
 
 
 class CannotRun(Exception):
-    """A module raised this error on sequences (batch, n, d)."""
+    """A module or its declaration raised this error on sequences (batch, n, d)."""
 
     def __init__(self, raised: Exception) -> None:
         self.raised = raised
@@ -108,7 +108,7 @@ def run_check(module: Any, map: Any, domain: Domain) -> Hypothesis:
     try:
         found = agreement("map", module, map, two_sequences(domain, map))
     except CannotRun as error:
-        return assumed(f"{name} computes its declaration: it does not run on tokens alone ({error})")
+        return assumed(f"{name} computes its declaration: it was not run on the domain ({error})")
     return found.hypothesis(module, "two sequences of the domain")
 
 
@@ -188,9 +188,8 @@ def name_of(kind: torch.dtype) -> str:
 
 def _compare(name: str, module: nn.Module, map: Any, both: Tensor, ways: Sequence[Way] = WAYS) -> Agreement:
     """The first way that agrees, or the one that is closest."""
-    kind, exactly = kind_of(module), in_double(map)
-    with torch.no_grad():
-        expected = torch.stack([exactly(one) for one in both.to(kind).double()])
+    kind = kind_of(module)
+    expected = _declared_values(map, both.to(kind).double())
     room = 10 * slack.one(module) * expected[..., 0].numel() ** 0.5
     found: list[Agreement] = []
     error: Exception | None = None
@@ -211,6 +210,15 @@ def _compare(name: str, module: nn.Module, map: Any, both: Tensor, ways: Sequenc
         shape = list(expected[0].shape)
         raise ArgumentError(name, f"gives another shape than its declaration, {shape}", REMEDY)
     return next((one for one in found if one.holds), min(found, key=lambda one: one.gap))
+
+
+def _declared_values(map: Any, both: Tensor) -> Tensor:
+    exactly = in_double(map)
+    try:
+        with torch.no_grad():
+            return torch.stack([exactly(one) for one in both])
+    except (ArgumentError, RuntimeError) as error:  # a width that neither the domain nor the map states
+        raise CannotRun(error) from None
 
 
 def _value(module: nn.Module, way: Way, both: Tensor, grad: bool) -> Tensor:

@@ -289,7 +289,7 @@ def test_another_shape_is_an_error():
 def test_a_module_that_does_not_run_on_tokens_is_assumed_to_be_its_declaration():
     found = r.certify(made(Named), BALL, NORM)
     assert found.value == bound(made(Right))
-    assert str(found.hypotheses[-1]).startswith("assumed: Named computes its declaration: it does not run on")
+    assert str(found.hypotheses[-1]).startswith("assumed: Named computes its declaration: it was not run at")
     assert "TypeError" in str(found.hypotheses[-1])
     with pytest.raises(TypeError):
         r.decide(made(Named), X, typo(X), readout=Pool())
@@ -346,6 +346,15 @@ def test_a_fixed_point_is_run_within_its_own_tolerance(tolerance):
     module = r.nn.Deep(f, tolerance)
     assert bound(module) == bound(r.nn.Deep(f, 1e-8)) < 2.1
     assert bound(nn.Sequential(module, nn.Linear(6, 6, dtype=D))) < math.inf
+
+
+def test_a_module_of_a_width_that_nothing_states_is_assumed_to_be_its_declaration():
+    found = r.nn.Offset(tokens=3, width=2).certificate()
+    assert found.value < 1 + 1e-6
+    assert found.hypotheses[-1].checked is False
+    layer = nn.LayerNorm(6, elementwise_affine=False)
+    assert r.certify(layer, r.Shell(0.5), NORM).hypotheses[-1].checked is False
+    assert r.certify(layer, r.Ball(1.0, width=6), NORM).hypotheses[-1].checked is True
 
 
 def test_a_language_model_that_takes_words_is_assumed_to_be_its_declaration():
