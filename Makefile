@@ -19,7 +19,7 @@ help:
 	@echo "make bench   ratios to the fused kernel and to peers, certificates over attacks (QUICK=1: the short form)"
 	@echo "make falsify attack every certificate (SECONDS_=3600 for an hour)"
 	@echo "make release  check a release step by step: build, twine, a clean environment, the site (COMMANDS=short: make audit and test-fast from the archive; COMMANDS=1: make audit and all tests)"
-	@echo "make mutate  plant 10 faults in proofs and run the tests about them (NIGHTLY=1: 60; SEED=1: others; NAMED=1: known ones)"
+	@echo "make mutate  plant 10 faults, each in another room, and run the tests about them (NIGHTLY=1: 60; SEED=1: others; NAMED=1: known ones)"
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

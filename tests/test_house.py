@@ -7,13 +7,15 @@ import inspect
 import re
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
 import regard as r
-from benchmarks.mutate.declared import named, read
-from benchmarks.mutate.planting import mutants_of, walk
+from benchmarks.mutate.__main__ import _drawn
+from benchmarks.mutate.declared import named, read, room_of
+from benchmarks.mutate.planting import Mutant, mutants_of, walk
 from tests import nouns
 
 PACKAGE = Path(r.__file__).parent
@@ -134,11 +136,13 @@ def test_every_citation_is_in_the_bibliography():
 
 
 def test_every_proof_names_the_tests_that_are_about_it():
-    """A file of proofs without tests of its own would pass `make mutate` in silence."""
+    """A file without tests of its own would pass `make mutate` in silence."""
     root = PACKAGE.parent
     declared = read(root)
     assert len(declared.proofs) > 60
-    without = [file for file in declared.proofs if not declared.tests.get(file)]
+    every = {str(path.relative_to(root)) for path in FILES if path.name != "__init__.py"}
+    assert every == set(declared.files)
+    without = [file for file in declared.files if not declared.tests[file]]
     assert not without, "say in benchmarks/mutate/tests.toml which tests are about these files"
     assert not [
         test
@@ -146,14 +150,24 @@ def test_every_proof_names_the_tests_that_are_about_it():
         for test in tests
         if not (root / test.split("::")[0]).exists()
     ]
-    assert not [file for file in declared.proofs if not (root / file).exists()]
+    assert declared.proofs <= every
+
+
+def test_faults_are_drawn_from_every_room():
+    """As many faults as there are rooms are one of each."""
+    faults = [Mutant(file, "f", "sign", 1, "+", "-", 0, 1, "-") for file in read(PACKAGE.parent).files]
+    rooms = {room_of(fault.file) for fault in faults}
+    drawn = _drawn(faults, Namespace(all=False, seed=3, count=len(rooms)))
+    assert {room_of(mutant.file) for mutant in drawn} == rooms
+    assert len(drawn) == len(rooms) >= 18
 
 
 def test_every_explained_survivor_is_a_fault_that_can_be_planted():
     """An entry of a line that has changed explains nothing."""
     root = PACKAGE.parent
     declared = read(root)
-    keys = {mutant.key for mutant in walk(root, declared.proofs)}
+    named = {key[0] for key in declared.explained}
+    keys = {mutant.key for mutant in walk(root, {file: declared.files[file] for file in named})}
     assert not [key for key in declared.explained if key not in keys]
     assert all(why.strip() for why in declared.explained.values())
 

@@ -1,8 +1,9 @@
 """python -m benchmarks.mutate [--count 10] [--seed 0] [--all] [--file regard/_round.py]: do tests see faults?
 
-Plants faults in the code of proofs, one at a time, runs the tests that are about the file, and prints the
-faults that no test sees. `tests.toml` says which tests those are; `survivors.toml` lists faults that change
-nothing a test could see, each with a sentence why. The exit status is 1 where more than one in twenty
+Plants faults in the package, one at a time, runs the tests that are about the file, and prints the faults
+that no test sees. Rooms are drawn in turn, so that a small sample has faults of proofs, layers, audits and
+commands. `tests.toml` says which tests are about a file; `survivors.toml` lists faults that change nothing a
+test could see, each with a sentence why. The exit status is 1 where more than one in twenty
 survives unexplained. `--named` plants the faults of `named.toml`, which passed every test once.
 """
 
@@ -12,12 +13,13 @@ import argparse
 import os
 import random
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from itertools import zip_longest
 from pathlib import Path
 from queue import SimpleQueue
 
-from benchmarks.mutate.declared import Declared, named, read
+from benchmarks.mutate.declared import Declared, named, read, room_of
 from benchmarks.mutate.planting import Mutant, walk
 from benchmarks.mutate.running import Outcome, Workshop, warm_up
 
@@ -30,8 +32,8 @@ def main() -> int:
     """Plant, run, print."""
     options = _options()
     declared = read(ROOT, options.survivors)
-    wanted = options.file or list(declared.proofs)
-    chosen = {file: functions for file, functions in declared.proofs.items() if _named(file, wanted)}
+    wanted = options.file or list(declared.files)
+    chosen = {file: functions for file, functions in declared.files.items() if _named(file, wanted)}
     mutants = [fault for fault in walk(ROOT, chosen) if options.match in f"{fault.function} {fault.before}"]
     sampled = named(ROOT) if options.named else _drawn(mutants, options)
     if options.list:
@@ -66,10 +68,14 @@ def _options() -> argparse.Namespace:
 
 
 def _drawn(mutants: list[Mutant], options: argparse.Namespace) -> list[Mutant]:
-    """All faults, or a sample by the seed."""
+    """All faults, or a sample by the seed, one of each room in turn."""
     if options.all:
         return mutants
-    return random.Random(options.seed).sample(mutants, min(options.count, len(mutants)))
+    draw, rooms = random.Random(options.seed), defaultdict[str, list[Mutant]](list)
+    for mutant in draw.sample(mutants, len(mutants)):
+        rooms[room_of(mutant.file)].append(mutant)
+    turns = zip_longest(*draw.sample(list(rooms.values()), len(rooms)))
+    return [mutant for turn in turns for mutant in turn if mutant is not None][: options.count]
 
 
 def _named(file: str, names: list[str]) -> bool:

@@ -1,4 +1,4 @@
-"""What is declared: which files are proofs, which tests are about each, and which faults no test can see."""
+"""What is declared: which files are proofs, which tests are about each file, and which faults no test can see."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Declared:
-    """proofs: files, with the functions that count where not all do. tests: what to run for each.
+    """files: all of the package, with the functions that count where not all do. proofs: those of them that make
+    bounds. tests: what to run for each file.
 
     explained: faults that change nothing a test could see, with the reason. witnesses: of a function, the
     tests that know what it returns.
     """
 
-    proofs: dict[str, frozenset[str] | None]
+    files: dict[str, frozenset[str] | None]
+    proofs: frozenset[str]
     tests: dict[str, tuple[str, ...]]
     explained: dict[tuple[str, str, str, str, str], str]
     witnesses: dict[str, tuple[str, ...]]
@@ -41,15 +43,13 @@ def read(root: Path, survivors: Path = HERE / "survivors.toml") -> Declared:
     """The declarations of `tests.toml`, for the files that are there, and those of a list of survivors."""
     written = _toml(HERE / "tests.toml")
     left_out, only = written["not-proofs"], written["only"]
-    files = [file for room in written["rooms"] for file in _files(root, room)] + written["files"]
-    chosen = sorted(set(files) - set(left_out))
-    proofs = {file: frozenset(only[file]) if file in only else None for file in chosen}
-    own = {file: tuple(written["tests"].get(file) or _same_name(root, file)) for file in proofs}
-    also = written["also"]
-    tests = {file: (*found, *also.get(file.rpartition("/")[0], ())) for file, found in own.items() if found}
+    made = [file for room in written["proofs"] for file in _files(root, room)] + written["files"]
+    proofs = frozenset(made) - frozenset(left_out)
+    files = {file: frozenset(only[file]) if file in only else None for file in _files(root, "regard")}
+    tests = {file: _tests_of(root, file, written, file in proofs) for file in files}
     known = _toml(survivors).get("survivor", []) if survivors.exists() else []
     explained = {(k["file"], k["function"], k["operator"], k["before"], k["after"]): k["why"] for k in known}
-    return Declared(proofs, tests, explained, _witnesses(root))
+    return Declared(files, proofs, tests, explained, _witnesses(root))
 
 
 def _witnesses(root: Path) -> dict[str, tuple[str, ...]]:
@@ -82,10 +82,28 @@ def _files(root: Path, room: str) -> list[str]:
     return [str(path.relative_to(root)) for path in found if path.name != "__init__.py"]
 
 
-def _same_name(root: Path, file: str) -> list[str]:
-    """tests/theorems/test_x.py for x.py."""
-    path = f"tests/theorems/test_{Path(file).stem.lstrip('_')}.py"
-    return [path] if (root / path).exists() else []
+def _tests_of(root: Path, file: str, written: dict[str, Any], proof: bool) -> tuple[str, ...]:
+    """Those that are named for a file, or have its name, and those of its room."""
+    if proof:
+        own = written["tests"].get(file) or _same_name(root, file, "theorems")
+        return (*own, *written["also"].get(file.rpartition("/")[0], ())) if own else ()
+    named = written["tests"].get(file)
+    if named is not None:
+        return tuple(named)
+    room = next(str(room) for room in Path(file).parents if str(room) in written["rooms"])
+    return tuple(dict.fromkeys((*_same_name(root, file, room_of(file)), *written["rooms"][room])))
+
+
+def room_of(file: str) -> str:
+    """The package of a file, or none for those beside them."""
+    parts = file.split("/")
+    return parts[1] if len(parts) > 2 else ""
+
+
+def _same_name(root: Path, file: str, folder: str) -> list[str]:
+    """tests/<folder>/test_x.py for x.py."""
+    path = Path("tests", folder, f"test_{Path(file).stem.lstrip('_')}.py")
+    return [str(path)] if (root / path).exists() else []
 
 
 def _toml(path: Path) -> dict[str, Any]:

@@ -55,7 +55,8 @@ def _options() -> argparse.Namespace:
 
 
 def _chosen() -> dict[str, Entry]:
-    files = {test.split("::")[0] for tests in declared(ROOT).tests.values() for test in tests}
+    known = declared(ROOT)
+    files = {test.split("::")[0] for file in known.proofs for test in known.tests[file]}
     return choose(*_twice(sorted({*files, "tests/ledger/test_instances.py"})))
 
 

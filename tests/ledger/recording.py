@@ -20,7 +20,7 @@ from regard.certificate import Certificate
 from regard.proofs.near import facts
 
 ROOT = Path(__file__).resolve().parents[2]
-PROOFS = frozenset(read(ROOT).proofs)
+PROOFS = read(ROOT).proofs
 DEPTH = 4
 """How far parts of parts of values are looked at."""
 NO_NUMBER = 1000.0
