@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -52,16 +52,6 @@ class Place:
         """What a report calls it."""
         return self.spot.name
 
-    def shared(self, spots: Iterable[Spot]) -> bool:
-        """Whether one call of its module computes other attention too."""
-        return any(spot != self.spot and spot.call == self.spot.call for spot in spots)
-
-    def within(self, around: Block | str | None, others: Iterable[Place]) -> Place:
-        """The place in a block; its branch is not of this attention where the module computes several."""
-        if isinstance(around, Block) and self.shared(other.spot for other in others):
-            around = replace(around, attention=())
-        return replace(self, around=around)
-
     def block(self, model: nn.Module) -> Block | None:
         """What stands around it."""
         found = self.adapter.block(model, self.path, model.get_submodule(self.path))
@@ -100,7 +90,7 @@ class Place:
             scene.trace,
             scene.seen[self.spot],
             self.block(scene.model),
-            self.shared(scene.seen),
+            any(spot != self.spot and spot.call == self.spot.call for spot in scene.seen),
         )
 
     def agreeing_site(self, model: nn.Module, call: Call | None) -> tuple[Site, float, float]:

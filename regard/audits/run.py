@@ -180,7 +180,7 @@ class Audit:
         calls: dict[str, Call] = {}
         for item in typical(self.inputs):
             calls = run_on(self.model, self._options(item), list(modules_of(self.model)), item.index) | calls
-        around = [place.within(place.around, found) for place in with_blocks(self.model, calls, found)]
+        around = with_blocks(self.model, calls, found)
         return [learned(self.model, place, calls, self.noticed.seen) for place in around]
 
     def _options(self, item: Input) -> dict[str, Any]:

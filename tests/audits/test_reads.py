@@ -228,6 +228,44 @@ def test_each_of_two_attentions_in_one_block_has_numbers_of_its_own(depth):
             x = block(x)
 
 
+class Beside(nn.Module):
+    """Two attentions that read the same tokens, behind a norm outside of their module."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(12), Pair()
+
+    def forward(self, x):
+        return x + self.attention(self.norm(x))
+
+
+class Pair(Two):
+    def forward(self, x):
+        return self.o1(joined(self.first(x))) + self.o2(joined(self.second(x, x)))
+
+
+def test_a_norm_outside_of_the_module_stands_before_each_attention_in_it():
+    model, x = nn.Sequential(enlivened(Beside())).double(), tokens(6)
+    report, (block,) = r.audit(model, {"input": x}, checks=CHECKS), model
+    own, pair = block.norm(x).detach(), block.attention
+    runs = {
+        "0.attention": (pair.first, pair.o1),
+        "0.attention (part 2)": (lambda t: pair.second(t, t), pair.o2),
+    }
+    for site, (run, out) in runs.items():
+        heads, layer = rows_at(report, site)
+        whole = lambda t, run=run, out=out: out(joined(run(t)))  # noqa: E731
+        assert layer["layer_constant"] == pytest.approx(norm_of(whole, own), rel=CLOSE)
+        after = norm_of(lambda t, whole=whole: whole(block.norm(t)), x)
+        assert layer["attention_branch_constant"] == pytest.approx(after, rel=CLOSE)
+        assert layer["radius"] == pytest.approx(radius(x), rel=1e-6)
+        for head, row in enumerate(heads):
+            one = lambda t, head=head, run=run: run(t)[0, head]  # noqa: E731
+            assert row["head_constant"] == pytest.approx(norm_of(one, own), rel=CLOSE)
+            after = norm_of(lambda t, one=one: one(block.norm(t)), x)
+            assert row["head_branch_constant"] == pytest.approx(after, rel=CLOSE)
+
+
 def test_cross_attention_beside_self_attention_in_one_module():
     model, x, y = enlivened(Two()).double(), tokens(6), tokens(4)
     report = r.audit(model, {"x": x, "y": y}, checks=CHECKS)

@@ -139,7 +139,7 @@ class ObservedSite:
     @property
     def _branch(self) -> tuple[str, ...]:
         """The calls of its branch in the block, where it begins before the module; none otherwise."""
-        names = () if self.block is None or self.several else self.block.attention
+        names = () if self.block is None else self.block.attention
         return names if names and names[0] != self.spot.call else ()
 
     @property
@@ -150,7 +150,8 @@ class ObservedSite:
     def branch_jacobian(self) -> Jacobian | None:
         """The attention branch of the block with the norm before attention; None where there is none."""
         names, reads, norm = self._branch, self.reads, self._norm
-        if self.block is not None and names and self.context is None and set(names) <= self.trace.keys():
+        whole = not self.several and self.context is None and set(names) <= self.trace.keys()
+        if self.block is not None and names and whole:
             tokens = tokens_in(self.trace[names[0]])
             return linearize(branch(self.model, self.trace, self.block, names), tokens)
         if self.norm_missing:
@@ -164,7 +165,7 @@ class ObservedSite:
     def _norm(self) -> tuple[Function, Tensor] | None:
         """What stands between the residual stream and attention, where it is one module, and its tokens."""
         names = self._branch
-        if self.reads.inside or not names or names[0] not in self.trace:
+        if self.reads.norm is not None or not names or names[0] not in self.trace:
             return self.reads.norm
         left, own = output_tensor(self.trace[names[0]].output), self.reads.sources[0]
         if left.shape != own.shape or not torch.equal(left, own):

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from regard.audits.adapters.base import Call, NotCovered
 from regard.audits.calling import moving_tensors, path_and_turn
 from regard.audits.capture import Function, first_tensor, output_tensor
-from regard.audits.watching.again import Again, again, is_linear
 from regard.audits.watching.places import Spot
+from regard.audits.watching.rerun import Rerun, is_linear, rerun
 
 CLOSE = 1e-4
 """How far two tensors that are one may be apart, relative, after rounding."""
@@ -31,12 +31,12 @@ class Reads:
     """
 
     sources: tuple[Tensor, ...]
-    run: Callable[[Sequence[Tensor]], Again]
+    run: Callable[[Sequence[Tensor]], Rerun]
     inside: bool = False
     projection: str | None = None
     norm: tuple[Function, Tensor] | None = None
 
-    def layer(self, found: Again) -> Tensor:
+    def layer(self, found: Rerun) -> Tensor:
         """All heads together, mixed by the output projection, (n, d)."""
         if not self.inside:
             return output_tensor(found.output)
@@ -66,8 +66,8 @@ def _arguments(model: nn.Module, call: Call, spot: Spot) -> Reads:
     parts = [first, *(part for part in every.values() if part is not first)]
     sources = _sources(model, call, spot, parts) if len(parts) > 1 else parts
 
-    def run(tokens: Sequence[Tensor]) -> Again:
-        return again(model, call, spot, dict(zip(sources, tokens, strict=True)))
+    def run(tokens: Sequence[Tensor]) -> Rerun:
+        return rerun(model, call, spot, dict(zip(sources, tokens, strict=True)))
 
     return Reads(tuple(rows(part.detach()) for part in sources), run)
 
@@ -79,7 +79,7 @@ def _sources(model: nn.Module, call: Call, spot: Spot, parts: list[Tensor]) -> l
     """
     leaves = {part: rows(part.detach()).clone().requires_grad_() for part in parts}
     with torch.enable_grad():
-        seen = again(model, call, spot, leaves).sight.resolve()[0]
+        seen = rerun(model, call, spot, leaves).sight.resolve()[0]
     queries, keys, values = ({part for part in parts if _moves(side, leaves[part])} for side in seen.tensors)
     found, (batch, _, n, m) = parts[:1], seen.sizes
     missing = batch * m - (len(leaves[parts[0]]) if parts[0] in values else 0)
@@ -110,10 +110,10 @@ class _Layers:
         self.model, self.call, self.spot = model, call, spot
 
     @cached_property
-    def plain(self) -> Again:
+    def plain(self) -> Rerun:
         """The call as it was."""
         with torch.no_grad():
-            return again(self.model, self.call, self.spot, {}, lambda name, tokens: tokens)
+            return rerun(self.model, self.call, self.spot, {}, lambda name, tokens: tokens)
 
     @cached_property
     def first(self) -> dict[str, str]:
@@ -138,7 +138,7 @@ class _Layers:
             return False
         leaf = rows(first.detach()).clone().requires_grad_()
         with torch.enable_grad():
-            found = again(self.model, self.call, self.spot, {first: leaf}, lambda name, tokens: tokens)
+            found = rerun(self.model, self.call, self.spot, {first: leaf}, lambda name, tokens: tokens)
         output, mixed = output_tensor(found.output), found.left[self.projection]
         drawn = torch.randn(output.shape, generator=torch.Generator().manual_seed(0)).to(output)
         whole, ends = torch.autograd.grad(output, (leaf, mixed), drawn, retain_graph=True, allow_unused=True)
@@ -150,13 +150,13 @@ class _Layers:
         names = self._sources()
         before = self._norm(names[0])
 
-        def run(tokens: Sequence[Tensor]) -> Again:
+        def run(tokens: Sequence[Tensor]) -> Rerun:
             return self._at(dict(zip(names, tokens, strict=True)))
 
         sources = tuple(rows(self.plain.entered[name]) for name in names)
         return Reads(sources, run, True, self.projection, before)
 
-    def _at(self, tokens: dict[str, Tensor]) -> Again:
+    def _at(self, tokens: dict[str, Tensor]) -> Rerun:
         """The call with other tokens for some layers, and all that are given the same."""
         first = self.first
 
@@ -164,7 +164,7 @@ class _Layers:
             found = tokens.get(first[name])
             return own if found is None else found.reshape(own.shape)
 
-        return again(self.model, self.call, self.spot, {}, enter)
+        return rerun(self.model, self.call, self.spot, {}, enter)
 
     def _sources(self) -> list[str]:
         """The layers from whose tokens queries, keys and values come: one for each of these."""
@@ -178,7 +178,7 @@ class _Layers:
             return leaf.reshape(own.shape)
 
         with torch.enable_grad():
-            seen = again(self.model, self.call, self.spot, {}, enter).sight.resolve()[0]
+            seen = rerun(self.model, self.call, self.spot, {}, enter).sight.resolve()[0]
         known = all(side.requires_grad for side in seen.tensors)
         found: list[str] = []
         for side in seen.tensors if known else (seen.output,):

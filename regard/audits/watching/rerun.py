@@ -26,7 +26,7 @@ Enter = Callable[[str, Tensor], Tensor]
 
 
 @dataclass(eq=False)
-class Again:
+class Rerun:
     """sight: the attention that is meant; output: what the module returned; entered, left: the tokens of each
     layer inside, by its call.
     """
@@ -37,9 +37,9 @@ class Again:
     left: dict[str, Tensor] = field(default_factory=dict)
 
 
-def again(
+def rerun(
     model: nn.Module, call: Call, spot: Spot, tokens: dict[Tensor, Tensor], enter: Enter | None = None
-) -> Again:
+) -> Rerun:
     """The call with other tensors in the place of some arguments, and of what layers take."""
     module = model.get_submodule(spot.path)
     entered: dict[str, Tensor] = {}
@@ -55,13 +55,15 @@ def again(
     sight = spots(watch.noticed).get(Spot("", 0, spot.part))
     if sight is None:
         raise NotCovered("the module computes its attention differently when it is called again")
-    return Again(sight, output, entered, left)
+    return Rerun(sight, output, entered, left)
 
 
 def _layers(module: nn.Module) -> dict[str, nn.Module]:
     """The linear layers and norms inside of a module."""
     inside = {path: layer for path, layer in module.named_modules() if path}
-    return {path: layer for path, layer in inside.items() if is_linear(layer) or any_normalize(layer)}
+    leaves = {path for path, layer in inside.items() if not list(layer.children())}
+    norms = {path for path in leaves if any_normalize(inside[path]) is not None}
+    return {path: layer for path, layer in inside.items() if is_linear(layer) or path in norms}
 
 
 def is_linear(layer: nn.Module) -> bool:
