@@ -16,7 +16,7 @@ from regard._pages import content_hash, embedded, environment, markup
 from regard._written import plain
 from regard.audits.card import figures, markdown, place_in_words, three_digits
 from regard.audits.checks import checks
-from regard.audits.checks.base import STATUSES, Column
+from regard.audits.checks.base import STATUSES
 from regard.audits.findings import ALARMING, NOTABLE, NOTE, Finding, findings
 from regard.audits.report import Report, Row
 from regard.audits.yardstick import comparisons
@@ -132,12 +132,6 @@ def place(row: Row | Finding) -> str:
     return f"#layer-{row.layer}" if row.layer >= 0 else "#depth"
 
 
-def explanation(column: Column) -> str:
-    """What a number is, and what its status means."""
-    status = STATUSES.get(column.kind)
-    return column.meaning if status is None else f"{column.meaning} {column.kind.capitalize()}: {status}."
-
-
 def raw(value: float) -> str:
     """A number as JavaScript prints it, for those who read the page by machine."""
     return "NaN" if math.isnan(value) else json.dumps(plain(value)).strip('"')
@@ -153,7 +147,6 @@ def _template() -> Any:
         "shown": three_digits,
         "spoken": place_in_words,
         "place": place,
-        "explained": explanation,
         "raw": raw,
     }
     return found.get_template("report.html.j2")

@@ -116,6 +116,7 @@ class Series:
                 "schema": SCHEMA,
                 "kind": self.kind,
                 "checkpoints": self.names,
+                "columns": {column.name: column.kind for column in self.columns},
                 "tracks": tracks,
                 "missing": missing,
                 "runaway": None

@@ -307,7 +307,8 @@ def show_series(found: Series, paths: Sequence[Path], console: Console, shown: i
             continue
         ahead = sum(track.fast for track in ranked)
         run = "runs" if ahead == 1 else "run"
-        say(console, f"{column.title}: {ahead} of {len(ranked)} heads {run} ahead of the median head.")
+        what = f"{column.title} ({column.kind})"
+        say(console, f"{what}: {ahead} of {len(ranked)} heads {run} ahead of the median head.")
         title = f"{column.title}: the heads that grow fastest"
         rows = [_track_cells(track, found.names) for track in ranked[:shown]]
         bold = [number for number, track in enumerate(ranked[:shown]) if track.fast]

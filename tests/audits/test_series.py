@@ -115,8 +115,11 @@ def test_the_command(tmp_path):
     assert done.returncode == 0, done.stderr
     assert all("steps after" in line for line in done.stderr.splitlines())  # on a slow machine
     assert "step-1 → step-2" in done.stdout
-    assert "QK norm: 1 of 8 heads runs ahead of the median head." in done.stdout
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["series.html", "series.json"]
+    assert "QK norm (measured): 1 of 8 heads runs ahead of the median head." in done.stdout
+    html, written = sorted((tmp_path / "out").iterdir())
+    assert (html.name, written.name) == ("series.html", "series.json")
+    assert json.loads(written.read_text())["columns"]["qk_norm"] == "measured"
+    assert "Measured: from the weights" in html.read_text()
 
 
 def logits(head, *values):

@@ -75,6 +75,12 @@ class Column:
             return ""
         return "≤" if (self.kind == PROVED) != (self.high_is_alarming is False) else "≥"
 
+    @property
+    def explained(self) -> str:
+        """What the number is, and what its status means."""
+        status = STATUSES.get(self.kind)
+        return self.meaning if status is None else f"{self.meaning} {self.kind.capitalize()}: {status}."
+
     def combined(self, numbers: Iterable[float]) -> float:
         """Return the numbers of several inputs as one; NaN where no input has one."""
         known = [value for value in numbers if not math.isnan(value)]
