@@ -110,8 +110,8 @@ def drawn(tokenizer: Any) -> list[RandomTokens]:
     special = set(tokenizer.all_special_ids)
     known = [number for number in range(len(tokenizer)) if number not in special]
     if not known:
-        only = f"has {len(tokenizer)} tokens, all of them special"
-        raise ArgumentError("tokenizer", only, "give the tokenizer that the model was trained with")
+        size = f"has {len(tokenizer)} tokens, all of them special"
+        raise ArgumentError("tokenizer", size, "give the tokenizer that the model was trained with")
     generator = torch.Generator().manual_seed(0)
     start, end = _around(tokenizer)
     found: list[RandomTokens] = []
