@@ -18,7 +18,8 @@ HELP = """The mathematics of attention as working software.
   regard generate training              what it writes
   regard cost ./my-model --tokens 4096  flops, bytes and parameters, part by part
 
-Each command explains itself: regard audit --help.
+Each command explains itself: regard audit --help. An error that regard did not foresee has exit status 3 and
+names a log with the traceback.
 """
 
 

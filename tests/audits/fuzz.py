@@ -270,7 +270,19 @@ def texts(random_: random.Random, place: Path) -> list[str]:
 
 def numbers(random_: random.Random, *names: str) -> list[str]:
     """Options with sizes that nobody has memory or time for, and with no numbers at all."""
-    values = ("0", "-1", "1000000", "10000000000", "1" + "0" * 30, "nan", "inf", "1e-300", "1e300", "x", "")
+    values = (
+        "0",
+        "-1",
+        "1000000000",
+        "10000000000",
+        "1" + "0" * 30,
+        "nan",
+        "inf",
+        "1e-300",
+        "1e300",
+        "x",
+        "",
+    )
     chosen = random_.sample(names, random_.choice((1, 1, 2)))
     return [part for name in chosen for part in (name, random_.choice(values))]
 
