@@ -31,7 +31,7 @@ LIMIT = 2 << 30
 ESCAPE = "\x1b[31mred\x9b0m\u202e\r"
 DEEP = 100_000
 PATIENCE = 15
-"""Seconds after which a case hangs; all of them together take about as long."""
+"""Seconds of computing after which a case hangs; all of them together take about as long."""
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 TEXT = "the cat sat on the mat ."
 
@@ -339,7 +339,7 @@ def quietly(*arguments: str) -> int:
     from regard.cli import main
 
     before, sys.argv = sys.argv, ["regard", *arguments]
-    signal.alarm(PATIENCE)
+    signal.setitimer(signal.ITIMER_PROF, PATIENCE)
     try:
         main()
     except SystemExit as done:
@@ -348,7 +348,7 @@ def quietly(*arguments: str) -> int:
         traceback.print_exc()
         return -1
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         sys.argv = before
     return 0
 
@@ -425,7 +425,7 @@ def run(seed: int, number: int, found: dict[str, Path], place: Path) -> dict[str
 
 def main(seed: int, count: int, directory: Path, only: list[int]) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (LIMIT, LIMIT))
-    signal.signal(signal.SIGALRM, hangs)
+    signal.signal(signal.SIGPROF, hangs)
     torch.set_num_threads(1)
     tempfile.tempdir = str(directory)
     printed = directory / "bases.txt"
