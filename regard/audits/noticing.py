@@ -60,6 +60,25 @@ def _size(options: dict[str, Any]) -> int:
     return sum(leaf.numel() for leaf in pytree.tree_leaves(options) if isinstance(leaf, Tensor))
 
 
+def around_blocks(model: nn.Module, found: list[Place]) -> list[str]:
+    """The modules whose calls tell what is around attention: all where a block is unknown; else the last
+    block of each stack that has no known norm after it, and what may be one, which keeps little.
+    """
+    blocks = [place.block(model) for place in found]
+    known = [block for block in blocks if block is not None]
+    if len(known) < len(blocks):
+        return list(modules_of(model))
+    last = {block.stack: path_and_turn(block.path)[0] for block in known if block.final is None}
+    inside = tuple(f"{path_and_turn(block.path)[0]}." for block in known)
+    norms = [path for path, module in model.named_modules() if _may_be_norm(module)]
+    return [*last.values(), *(path for path in norms if not path.startswith(inside))] if last else []
+
+
+def _may_be_norm(module: nn.Module) -> bool:
+    """Whether a module has vectors for parameters and no modules in it."""
+    return not list(module.children()) and all(part.ndim < 2 for part in module.parameters())
+
+
 def with_blocks(model: nn.Module, calls: dict[str, Call], found: list[Place]) -> list[Place]:
     """Places with the blocks and the norms after stacks that no adapter names, found by what modules did."""
     own = {place.spot: place.block(model) for place in found}

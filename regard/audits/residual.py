@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from regard.audits.adapters.base import Block, Call, NotCovered
-from regard.audits.adapters.norms import any_normalize
 from regard.audits.adapters.surroundings import ancestors
 from regard.audits.calling import called, moving_tensors, path_and_turn
 from regard.audits.capture import (
@@ -29,6 +28,8 @@ from regard.audits.failure import failure
 
 EQUAL = 1e-5
 """How far a sum may be from what comes next, relative."""
+SCALED = 1e-2
+"""How much a norm layer may change when tokens double: there is a small number under its root."""
 LEVELS = 4
 """How far above attention a block is looked for."""
 Key = tuple[int, int]
@@ -132,11 +133,7 @@ class Stream:
         for path in self.paths if own is not None else []:
             step = None if f"{path}.".startswith(f"{last}.") else _step(path, self.calls[path])
             reads = step is not None and own is not None and _same(step.entering, own.leaving)
-            if (
-                reads
-                and not self._attends(path, last)
-                and any_normalize(model.get_submodule(path)) is not None
-            ):
+            if reads and not self._attends(path, last) and _is_norm(model, path, self.calls[path]):
                 return path
         return None
 
@@ -345,6 +342,17 @@ def final_norms(
     """For each stack of blocks the norm that reads what its last block returns."""
     stream, last = Stream(calls, tuple(attentions)), {block.stack: block.path for block in blocks}
     return {stack: stream.final(model, path) for stack, path in last.items()}
+
+
+def _is_norm(model: nn.Module, path: str, call: Call) -> bool:
+    """Whether a module gives the same for tokens twice as long, as norm layers do."""
+    try:
+        with quiet(model), torch.no_grad():
+            twice = call_again(model.get_submodule(path), call, {first_tensor(call): 2 * first_tensor(call)})
+        found, wanted = output_tensor(twice), output_tensor(call.output)
+    except Exception:  # what takes no other tokens is not known to be one
+        return False
+    return found.shape == wanted.shape and float((found - wanted).norm()) <= SCALED * float(wanted.norm())
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

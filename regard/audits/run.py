@@ -29,7 +29,16 @@ from regard.audits.collect import TWIN, collect
 from regard.audits.failure import failure
 from regard.audits.inputs import Input, inputs_of, notes_on
 from regard.audits.memory import give_back
-from regard.audits.noticing import Noticed, learned, modules_of, notice, run_on, typical, with_blocks
+from regard.audits.noticing import (
+    Noticed,
+    around_blocks,
+    learned,
+    modules_of,
+    notice,
+    run_on,
+    typical,
+    with_blocks,
+)
 from regard.audits.padding import Padded, answered_otherwise, may_be_padded, without_unseen
 from regard.audits.places import Place, all_places, block_paths, whole_stacks
 from regard.audits.report import Report
@@ -178,8 +187,9 @@ class Audit:
         if self.disk is not None or not self.inputs:
             return found
         calls: dict[str, Call] = {}
-        for item in typical(self.inputs):
-            calls = run_on(self.model, self._options(item), list(modules_of(self.model)), item.index) | calls
+        wanted = around_blocks(self.model, found)
+        for item in typical(self.inputs) if wanted else []:
+            calls = run_on(self.model, self._options(item), wanted, item.index) | calls
         around = with_blocks(self.model, calls, found)
         return [learned(self.model, place, calls, self.noticed.seen) for place in around]
 

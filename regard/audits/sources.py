@@ -127,7 +127,8 @@ def _reader(scene: Scene, stack: str, leaves: Leaves) -> str | None:
         if outside:
             call = scene.trace[name]
             tokens = first_tensor(call)
-            other = _run(scene, leaves, scene.options, {name: leaves_of(call, tokens)}, _changed(tokens))
+            changed = {name: leaves_of(call, tokens)}
+            other = _run(scene, [next(iter(leaves))], scene.options, changed, _changed(tokens))
             if _differs(scene, leaves, other):
                 return name
     return None
@@ -149,7 +150,7 @@ def _made_of(scene: Scene, several: list[Leaves]) -> list[tuple[str, ...]]:
     """For tokens at some leaves each: the arguments of the model that change them. Where the model takes no
     other argument, the first are what it was given.
     """
-    paths = {path for leaves in several for path in leaves}
+    paths = {next(iter(leaves)) for leaves in several}
     changed = {name: _run(scene, paths, options) for name, options in _other_options(scene)}
     found = [
         tuple(name for name, calls in changed.items() if _differs(scene, leaves, calls)) for leaves in several
@@ -226,12 +227,12 @@ def _run(
 
 def _differs(scene: Scene, leaves: Leaves, calls: dict[str, Call]) -> bool:
     """Whether tokens are others in other calls."""
-    for path, places in leaves.items():
-        if path in calls:
-            both = (scene.trace[path], calls[path])
-            old, new = (pytree.tree_leaves((call.arguments, call.options))[places[0]] for call in both)
-            return old.shape != new.shape or not torch.equal(old, new)
-    return False
+    path, places = next(iter(leaves.items()))
+    if path not in calls:
+        return False
+    both = (scene.trace[path], calls[path])
+    old, new = (pytree.tree_leaves((call.arguments, call.options))[places[0]] for call in both)
+    return old.shape != new.shape or not torch.equal(old, new)
 
 
 def _earlier(scene: Scene, stack: str) -> list[str]:
@@ -244,8 +245,9 @@ def _earlier(scene: Scene, stack: str) -> list[str]:
 
 def _before(scene: Scene, stack: str, leaves: Leaves) -> str | None:
     """The last earlier stack whose tokens change these."""
+    first = [next(iter(leaves))]
     for other in _earlier(scene, stack)[::-1]:
         (entering, point), *_ = _entering(scene, other)
-        if _differs(scene, leaves, _run(scene, leaves, scene.options, entering, _changed(point))):
+        if _differs(scene, leaves, _run(scene, first, scene.options, entering, _changed(point))):
             return other
     return None

@@ -508,6 +508,38 @@ def with_heavy_token(row):
     return dataclasses.replace(row, values=values)
 
 
+class RootMeanSquare(nn.Module):
+    """A norm as people write it."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.rand(WIDTH) + 0.5)
+
+    def forward(self, x):
+        return self.gain * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+
+@pytest.mark.parametrize("last", [RootMeanSquare, nn.Identity])
+def test_a_norm_after_torchs_layers_is_found_by_what_it_does(last):
+    torch.manual_seed(1)
+    layer = nn.TransformerEncoderLayer(WIDTH, 3, 24, 0.0, batch_first=True, norm_first=True)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+            self.closing, self.head = last(), nn.Linear(WIDTH, 3)
+
+        def forward(self, x):
+            return self.head(self.closing(self.encoder(x)))
+
+    model, x = Net().double().eval(), drawn(1, 5, WIDTH)
+    report = r.audit(model, [{"x": x}], checks=["depth"])
+    found = stack_of(report, "encoder.layers")["network_constant"]
+    assert found == about(largest(lambda z: model.closing(model.encoder(z)), x))
+    assert ("its last norm" in " ".join(report.summary())) == (last is RootMeanSquare)
+
+
 class Called(nn.Module):
     """torch's attention, called by its forward method or as it should be."""
 
