@@ -11,6 +11,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decima
 from regard.audits.checks.base import STATUSES, Column
 from regard.audits.findings import Finding, findings
 from regard.audits.report import Report, Row
+from regard.audits.summary import GAINS
 from regard.audits.words import inputs_named
 from regard.audits.yardstick import compared
 
@@ -28,8 +29,6 @@ MAIN = {
     "ov_norm": "Largest OV norm (how strongly the content of a key enters the output)",
 }
 """The columns that say most, and what to call the largest number of each."""
-PARTS = ("attention_branch_constant", "mlp_branch_constant", "block_constant")
-"""Of these the largest comes first."""
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -94,15 +93,15 @@ class Figure:
 
 
 def figures(report: Report) -> list[Figure]:
-    """The main numbers that a report has, the most telling first."""
+    """The main numbers that a report has, the most telling first, and of the parts of a layer the largest."""
     every = ((words, report.column(name), report.ranked(name)) for name, words in MAIN.items())
     found = [
         Figure(words, column, ranked[0], report)
         for words, column, ranked in every
         if column is not None and ranked
     ]
-    parts = iter(sorted((one for one in found if one.column.name in PARTS), key=lambda one: -one.value))
-    return [next(parts) if one.column.name in PARTS else one for one in found]
+    parts = iter(sorted((one for one in found if one.column.name in GAINS), key=lambda one: -one.value))
+    return [next(parts) if one.column.name in GAINS else one for one in found]
 
 
 def three_digits(value: float, side: str = "") -> str:

@@ -156,7 +156,7 @@ def comparisons(report: Report) -> list[Comparison]:
     found = []
     for column in report.columns:
         shared = _shared(report, column.name)
-        elsewhere = "" if shared else ", on another text"
+        elsewhere = "" if shared or _of_weights(report, column.name) else ", on another text"
         rows: list[tuple[str, list[float] | None]] = []
         for model in known(report, column.name):
             rows += [

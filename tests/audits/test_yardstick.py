@@ -15,7 +15,7 @@ from regard.audits.checks import checks
 from regard.audits.report import InputEntry
 from regard.audits.twin import random_twin
 from regard.audits.yardstick import QUANTILES, columns_of, compared, quantiles, table
-from tests.audits.test_page import Model, made
+from tests.audits.test_page import Model, made, weights_only
 
 DECODER = "SmolLM2-135M-Instruct"
 
@@ -99,6 +99,17 @@ def test_only_numbers_of_the_same_text_are_compared():
     weights = compared(elsewhere, row, "qk_norm").text  # needs no text
     assert "another text" not in weights
     assert "On input" not in weights
+
+
+def test_numbers_of_weights_are_of_no_text():
+    """They are compared without a word about texts, in a report without any too."""
+    for report in (made(), weights_only()):
+        (entry,) = [one for one in yardstick.comparisons(report) if one.column.name == "qk_norm"]
+        names = [name for name, _ in entry.rows]
+        assert names[0] == "this model"
+        assert DECODER in names
+        assert not any("text" in name or "input" in name for name in names)
+        assert "text" not in compared(report, report.heads[0], "qk_norm").text
 
 
 def test_the_table_of_the_page_compares_the_same_text():

@@ -289,7 +289,7 @@ def test_another_shape_is_an_error():
 def test_a_module_that_does_not_run_on_tokens_is_assumed_to_be_its_declaration():
     found = r.certify(made(Named), BALL, NORM)
     assert found.value == bound(made(Right))
-    assert str(found.hypotheses[-1]).startswith("assumed: Named computes its declaration: it was not run at")
+    assert str(found.hypotheses[-1]).startswith("assumed: Named computes its declaration: it was not run on")
     assert "TypeError" in str(found.hypotheses[-1])
     with pytest.raises(TypeError):
         r.decide(made(Named), X, typo(X), readout=Pool())
