@@ -9,7 +9,7 @@ PIP    := $(RUN) -m pip install --quiet --disable-pip-version-check -c constrain
 .PHONY: help audit decoder test test-fast lint docs notebooks bench falsify mutate release clean
 
 help:
-	@echo "make audit   audit all-MiniLM-L6-v2 on the included sentences -> audit-report/report.html"
+	@echo "make audit   audit all-MiniLM-L6-v2 on the included sentences -> audit-all-MiniLM-L6-v2/report.html"
 	@echo "make decoder install a 30-layer decoder to audit (100 MB)"
 	@echo "make test    run every test (JOBS=4 for four processes; DEVICE=cuda: laws and engines on that device)"
 	@echo "make test-fast  the tests that are not marked slow"
@@ -57,7 +57,7 @@ decoder: $(VENV)/.audit
 	$(RUN) -m benchmarks.decoder
 
 audit: $(VENV)/.audit
-	$(RUN) -m regard audit --out audit-report
+	$(RUN) -m regard audit
 
 JOBS ?= 2
 test: $(VENV)/.dev
@@ -108,4 +108,4 @@ release: $(VENV)/.release
 	$(RUN) -m website.release $(if $(COMMANDS),--commands $(if $(filter short,$(COMMANDS)),short,all))
 
 clean:
-	rm -rf $(VENV) audit-report benchmarks/results site
+	rm -rf $(VENV) audit-all-MiniLM-L6-v2 benchmarks/results site

@@ -108,8 +108,8 @@ def commands(tests: str) -> str:
         (folder,) = Path(scratch).iterdir()
         run("make", "--no-print-directory", "audit", cwd=folder)
         said = run("make", "--no-print-directory", tests, cwd=folder)
-        if not (folder / "audit-report" / "report.html").is_file():
-            sys.exit("make audit ended well and wrote no audit-report/report.html")
+        if not (folder / "audit-all-MiniLM-L6-v2" / "report.html").is_file():
+            sys.exit("make audit ended well and wrote no audit-all-MiniLM-L6-v2/report.html")
     return f"make audit wrote its report; make {tests}: {said.splitlines()[-1].strip(' =')}"
 
 

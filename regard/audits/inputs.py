@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,29 @@ def texts_of(values: Sequence[str]) -> list[str]:
     return [text for value in values for text in (_lines(Path(value)) if _is_file(value) else [_text(value)])]
 
 
+def one_sentence(value: str) -> str:
+    """What `--text` gives where it is one text: the name of a file is refused, not taken for its words."""
+    if _is_file(value):
+        remedy = f'give its words, such as --text "$(head -n 1 {shlex.quote(value)})"'
+        raise ArgumentError("--text", f"is {value}, the name of a file, and takes one text", remedy)
+    return _text(value)
+
+
+def read_file(path: Path) -> str:
+    """The text in a file in UTF-8; one without any is refused."""
+    try:
+        text = path.expanduser().read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ArgumentError(
+            "--text", f"{path} cannot be read ({error.strerror})", "give a text file"
+        ) from error
+    except UnicodeDecodeError:
+        raise ArgumentError("--text", f"{path} is not UTF-8 text", "give a text file") from None
+    if not text.strip():
+        raise ArgumentError("--text", f"{path} has no text in it", "give a file with a text")
+    return text
+
+
 def _is_file(value: str) -> bool:
     """A file, or so plainly the name of one that a missing file must not be audited as a text."""
     path = value.strip()
@@ -78,20 +102,7 @@ def refuse_halves(argument: str, text: str) -> str:
 
 def _lines(path: Path) -> list[str]:
     """The texts of a file, one a line."""
-    try:
-        lines = [line.strip() for line in path.expanduser().read_text(encoding="utf-8-sig").splitlines()]
-    except OSError as error:
-        raise ArgumentError(
-            "--text", f"{path} cannot be read ({error.strerror})", "give a text file, one text per line"
-        ) from error
-    except UnicodeDecodeError:
-        raise ArgumentError(
-            "--text", f"{path} is not UTF-8 text", "give a text file, one text per line"
-        ) from None
-    texts = [line for line in lines if line]
-    if not texts:
-        raise ArgumentError("--text", f"{path} has no text in it", "write one text per line")
-    return texts
+    return [line.strip() for line in read_file(path).splitlines() if line.strip()]
 
 
 def inputs_of(model: nn.Module, items: Sequence[Any], tokenizer: Any) -> list[Input]:

@@ -74,13 +74,16 @@ class Track:
 
 @dataclass(frozen=True)
 class Series:
-    """The checkpoints in the order given, and the tracks of all heads."""
+    """The checkpoints in the order given, and the tracks of all heads. source: a fingerprint of where the
+    checkpoints are, where they were audited from files.
+    """
 
     kind: str
     names: tuple[str, ...]
     columns: tuple[Column, ...]
     tracks: tuple[Track, ...]
     missing: tuple[Coverage, ...]
+    source: str = ""
 
     def ranked(self, column: str) -> list[Track]:
         """The tracks of a column, the fastest growing first."""
@@ -117,6 +120,7 @@ class Series:
                 "kind": self.kind,
                 "checkpoints": self.names,
                 "columns": {column.name: column.kind for column in self.columns},
+                "source": self.source,
                 "tracks": tracks,
                 "missing": missing,
                 "runaway": None

@@ -111,7 +111,8 @@ class Bars:
     ) -> None:
         self._sizes = tuple(sizes)
         self._console, self._clock = console, clock
-        self._start = self._said = clock()
+        self._start = self._said = self._since = clock()
+        self._done = 0
         self._progress = Progress(
             SpinnerColumn("dots" if console.encoding.startswith("utf") else "line"),
             TextColumn("{task.description}", markup=False),
@@ -150,10 +151,15 @@ class Bars:
     def _log(self, what: str, done: int, total: int) -> None:
         """A line for pipes and the logs of a cluster, at most every half minute."""
         now = self._clock()
+        if done != self._done:
+            self._done, self._since = done, now
         if done >= total or now - self._said < LINES:
             return
         self._said, taken = now, now - self._start
-        left = f", about {_duration(taken * (total - done) / done)} left" if done else ""
+        rest = taken * (total - done) / done if done else 0.0
+        left = (
+            f", about {_duration(rest)} left" if rest > now - self._since else ""
+        )  # else this step is longer
         say(self._console, f"{done} of {total} steps after {_duration(taken)}{left}: {what}")
 
     def _task(self, number: int, what: str, size: int) -> TaskID:

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.audits.inputs import beginning, longest
-from regard.errors import ArgumentError
+from regard.audits.inputs import beginning, longest, read_file
 
 
 @dataclass(frozen=True)
@@ -46,14 +45,6 @@ def read_text(path: Path, tokenizer: Any, model: nn.Module, tokens: int) -> Text
         ...     read_text(path, letters, torch.nn.Identity(), tokens=3).ids.tolist()
         [[79, 102, 32]]
     """
-    try:
-        words = path.expanduser().read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ArgumentError("--text", f"{path} cannot be read ({error.strerror})", "give a file") from error
-    except UnicodeDecodeError:
-        raise ArgumentError("--text", f"{path} is not UTF-8 text", "give a file in UTF-8") from None
-    if not words.strip():
-        raise ArgumentError("--text", f"{path} is empty", "give a file with a text")
-    most = min(tokens, longest(model, tokenizer))
+    words, most = read_file(path), min(tokens, longest(model, tokenizer))
     found = tokenizer(beginning(tokenizer, words, most), truncation=True, max_length=most)["input_ids"]
     return Text(path.name, torch.tensor([found]))

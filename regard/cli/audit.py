@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from regard.cli.directories import default_directory, refuse_other, source_of
 from regard.cli.processes import refuse_processes, start_workers
 from regard.cli.series import audit_series, status
 from regard.errors import ArgumentError, MissingExtraError
@@ -38,8 +39,9 @@ all-MiniLM-L6-v2 is audited. Everything that is not an option is a model. One mo
 or more are checkpoints of one training run, in their order: a series, by their weights, and with --text by
 the attention rows on these texts too. Code in a checkpoint is never run.
 
-A report is written to --out: report.html to read, report.json with every number, card.md for a model card
-(a series: series.html and series.json). The summary goes to stdout, progress and errors to stderr.
+A report is written to --out, which is the directory audit-<model> unless you name one: report.html to read,
+report.json with every number, card.md for a model card (a series: series.html and series.json). A directory
+with the report of another model is refused. The summary goes to stdout, progress and errors to stderr.
 
 \b
 Examples
@@ -76,7 +78,9 @@ def audit(
             show_default=False,
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="The directory for the report.")] = Path("audit-report"),
+    out: Annotated[
+        Path | None, typer.Option(help="The directory for the report.", show_default="audit-<model>")
+    ] = None,
     checks: Annotated[
         str | None,
         typer.Option(metavar="NAMES", help="Names of checks, separated by commas.", show_default="all"),
@@ -137,6 +141,7 @@ def audit(
         if importlib.util.find_spec("jinja2") is None:
             raise MissingExtraError("jinja2", "report")
         twin = False if quick else twin
+        out = default_directory(models or []) if out is None else out
         way = _Way(out, device_of(device), resume, weights_only, low_memory, twin, thorough, quick)
         code = _do(models or [], texts, asked, way, processes, team)
     if code:
@@ -150,6 +155,7 @@ def _do(
     from regard._files import check_writable
 
     if team.rank == 0:
+        refuse_other(way.out, models)
         check_writable(way.out)
     if len(models) > 1:
         audit_series(models, lambda one: _of_series(one, texts, asked, way), way.out)
@@ -245,16 +251,18 @@ def _single(model: str | None, texts: list[str], asked: list[Check], way: _Way, 
         terminal.say(terminal.messages(), succession(run.store.predecessor, way.resume))
     stopped = _measure(run, way, team)
     code = team.await_report(STOPPED if stopped else None)
-    return _report(run, way, stopped, team) if code is None else code
+    return _report(run, model, way, stopped, team) if code is None else code
 
 
-def _report(run: _Audit, way: _Way, stopped: str, team: Team) -> int:
+def _report(run: _Audit, model: str | None, way: _Way, stopped: str, team: Team) -> int:
     """Write and show the report; the exit status."""
     from regard.audits import page, terminal
 
     report = run.report(stopped)
+    source = source_of([] if model is None else [model])
+    report = replace(report, model={**report.model, "source": source})
     terminal.show(report, page.save(report, way.out), terminal.output())
-    code = STOPPED if stopped else 0 if report.covered else 1
+    code = STOPPED if stopped else 0 if report.measured else 1
     team.reported(code)
     if not stopped:
         run.store.remove()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from regard.cli.directories import source_of
 
 if TYPE_CHECKING:
     from regard.audits.checkpoint import Checkpoint
@@ -33,6 +36,7 @@ def audit_series(models: Sequence[str], audit_of: Callable[[Checkpoint], AnyAudi
             run.measure(bars)
         reports.append(run.report())
     whole = series(reports, _distinct([checkpoint.name for checkpoint in found], models))
+    whole = replace(whole, source=source_of(models))
     terminal.show_series(whole, save(whole, out), terminal.output())
 
 

@@ -13,9 +13,10 @@ from rich.console import Console
 
 import regard as r
 from regard.audits.checks import checks
-from regard.audits.inputs import inputs_of, texts_of
+from regard.audits.inputs import inputs_of, one_sentence, texts_of
 from regard.audits.terminal import Bars, part
 from regard.cli import main
+from regard.cli.directories import default_directory
 from regard.cli.streams import abandoned, lasting
 from tests.audits.checkpoints import ENVIRONMENT, model_of, regard, save, tokenizer
 
@@ -295,3 +296,91 @@ def test_progress():
                 bars(f"step {done} [of] many", done, 11)
         assert ("the whole" in stream.getvalue()) is terminal
         assert terminal or stream.getvalue() == ""
+
+
+def test_a_step_that_lasts_longer_than_all_others_is_not_predicted_from_them():
+    stream, now = io.StringIO(), [0.0]
+    with Bars(Console(file=stream, width=120), [13], clock=lambda: now[0]) as bars:
+        for done in range(13):
+            bars(f"step {done}", done, 13)
+            now[0] += 1.0
+        now[0] += 30.0
+        bars("step 12: word 2 of 5", 12, 13)
+    (line,) = stream.getvalue().splitlines()
+    assert line == "12 of 13 steps after 0:43: step 12: word 2 of 5"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """Runs the command in an empty directory, with its exit status."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["regard", *map(str, arguments)])
+        with pytest.raises(SystemExit) as done:
+            main()
+        return done.value.code
+
+    return run
+
+
+def test_a_report_is_in_a_directory_of_its_model(here, tmp_path, capsys):
+    """Another model of the same name does not overwrite it; a later audit of the same one does."""
+    first, second = save(tmp_path / "a" / "my model?"), save(tmp_path / "b" / "my model?", "gpt2")
+    report = tmp_path / "here" / "audit-my-model" / "report.json"
+    assert here("audit", first, "--weights-only") == 0
+    before = report.read_text()
+    assert here("audit", second, "--weights-only") == 2
+    said = capsys.readouterr().err
+    assert (
+        "--out: audit-my-model holds the report of another model (my model?); give another directory" in said
+    )
+    assert report.read_text() == before
+    assert here("audit", first, "--text", "cat", "--checks", "rows") == 0
+    assert json.loads(report.read_text())["settings"]["checks"] == ["rows"]
+    assert here("audit", second, "--weights-only", "--out", "other") == 0
+    report.write_text("{")
+    assert here("audit", first, "--weights-only") == 2
+    assert "holds a report.json that cannot be read" in capsys.readouterr().err
+
+
+def test_a_series_is_in_a_directory_of_its_ends(here, tmp_path, capsys):
+    steps = [save(tmp_path / f"step-{k}") for k in (1, 2, 3)]
+    assert here("audit", *steps) == 0
+    series = tmp_path / "here" / "audit-step-1-to-step-3" / "series.json"
+    assert json.loads(series.read_text())["checkpoints"] == ["step-1", "step-2", "step-3"]
+    assert here("audit", *steps) == 0
+    assert here("audit", *steps[:2], "--out", series.parent) == 2
+    assert "holds the report of another model (step-1, step-2, step-3)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        (None, "audit-all-MiniLM-L6-v2"),
+        ("org/a-model.v2", "audit-org-a-model.v2"),
+        ("./x y\n\x1b[31m/", "audit-x-y-31m"),
+        ("..", "audit-"),
+        ("\x00", "audit-model"),
+        ("é" * 300, "audit-" + "é" * 60),
+    ],
+)
+def test_names_of_directories_are_clean(model, name):
+    found = str(default_directory([] if model is None else [model]))
+    assert found.startswith(name) if name == "audit-" else found == name
+    assert "/" not in found
+    assert found.isprintable()
+
+
+def test_nothing_measured_is_an_exit_status(here, model, capsys):
+    assert here("audit", model, "--text", "cat", "--checks", "promises") == 1
+    assert "Nothing was measured" in capsys.readouterr().out
+
+
+def test_one_sentence_is_no_file(tmp_path):
+    (tmp_path / "corpus").write_text("A text.")
+    for value in (str(tmp_path / "corpus"), "missing.txt"):
+        with pytest.raises(r.errors.ArgumentError, match="the name of a file, and takes one text"):
+            one_sentence(value)
+    assert one_sentence("A text, and/or more.") == "A text, and/or more."
