@@ -114,7 +114,7 @@ def _demo(sentences: tuple[str, ...]) -> tuple[maps.Compose, list[Tensor]]:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     stack = stack_of(model)
     numbers = [{"input_ids": tokenizer(one, return_tensors="pt").input_ids} for one in sentences]
-    return maps.Compose(stack.blocks), [entering(model, one, stack.first) for one in numbers]
+    return maps.Compose(stack.blocks), [entering(model, one, stack.first)[0] for one in numbers]
 
 
 def _printed(relative: float, rows: list[Row], most: int) -> bool:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from regard.decisions.asked import shipped_on
-from regard.decisions.reviews import typos
 from regard.decisions.shipped import load
+from regard.decisions.typos import typos
 from regard.proofs import PairExchanges, exchange_pairs
 
 TEXT = "We hated the dull film and we really despised the awful service."

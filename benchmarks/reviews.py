@@ -19,8 +19,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from regard.decisions.reviews import sentences, typos
+from regard.decisions.reviews import sentences
 from regard.decisions.shipped import LAYERS, WEIGHTS, WIDTH, Reviews, load, words_of
+from regard.decisions.typos import typos
 
 TARGETS = {"words in clauses they were never seen in": 0.95, "the same with one typo": 0.85}
 BATCH, STEPS = 128, 2500

@@ -1,4 +1,4 @@
-"""The table of docs/decisions.md: what `regard decide` says of the shipped classifier, word by word.
+"""The tables of docs/decisions.md: what `regard decide` prints about the shipped classifier, word by word.
 
 python docs/make_decide.py     a minute or two of one thread
 """
@@ -11,28 +11,26 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run as a script, the root of the repository is not on the path
 
-from regard.cli.decide import TEXT, typos_said  # noqa: E402
-from regard.decisions import Answers, WordAnswer, answers, shipped_on  # noqa: E402
-from regard.decisions.word_answers import shown_attack, shown_proved  # noqa: E402
+from regard.cli.decide import TEXT  # noqa: E402
+from regard.decisions import Answers, answers, shipped_on  # noqa: E402
+from regard.decisions.word_answers import shown_attack, shown_nearest, shown_proved  # noqa: E402
 
 PAGE = ROOT / "docs" / "decisions.md"
 BEGIN, END = "<!-- written by docs/make_decide.py -->", "<!-- until here -->"
 
 
-def counted(one: WordAnswer) -> str:
-    """What becomes of typos, without examples."""
-    return typos_said(one).split(":")[0]
-
-
 def table(found: Answers) -> str:
-    """As the terminal shows it."""
-    head = ["| word | proved | attack | typos of one letter |", "|---|---|---|---|"]
-    rows = [
-        f"| {one.word} | {shown_proved(found, one)} | {shown_attack(found, one)} | {counted(one)} |"
+    """As the terminal shows it: the typos, then the proofs."""
+    ran, proved = found.sentences()
+    head = ["| word | typos that change it |", "|---|---|"]
+    rows = [f"| {one.word} | {one.changed} of {one.count} |" for one in found.typos or ()]
+    more = ["| token | proved | attack | nearest other word |", "|---|---|---|---|"]
+    cells = [
+        (one.word, shown_proved(found, one), shown_attack(found, one), shown_nearest(one))
         for one in found.words
     ]
-    said = " ".join(found.sentences())
-    return "\n".join([BEGIN, f"> {found.text}", "", said, "", *head, *rows, END])
+    more += [f"| {' | '.join(row)} |" for row in cells]
+    return "\n".join([BEGIN, f"> {found.text}", "", ran, "", *head, *rows, "", proved, "", *more, END])
 
 
 def written(page: str, new: str) -> str:

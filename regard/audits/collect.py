@@ -56,7 +56,11 @@ def collect(run: Measured, partial: str) -> Report:
         gathering.skipped.append(Skipped("the untrained twin", "", None, twin["reason"]))
     return Report(
         model=_model(run),
-        settings={"checks": [check.name for check in run.checks], "arithmetic": str(_arithmetic(run))},
+        settings={
+            "checks": [check.name for check in run.checks],
+            "arithmetic": str(_arithmetic(run)),
+            "decision": _decision_seconds(run),
+        },
         partial=partial,
         inputs=[_entry(item) for item in run.inputs],
         coverage=list(known.values()),
@@ -70,6 +74,16 @@ def collect(run: Measured, partial: str) -> Report:
 
 def _entry(item: Input) -> InputEntry:
     return InputEntry(item.name, item.tokens, item.cut, item.unknown, item.repair, item.random)
+
+
+def _decision_seconds(run: Measured) -> float | None:
+    """What the check `decision` would take on the first text; None where it was made or would be refused."""
+    from regard.audits.checks.decision import predicted_seconds
+
+    made = any(check.name == "decision" for check in run.checks)
+    if made or not run.inputs or getattr(run, "disk", None) is not None:
+        return None
+    return predicted_seconds(run.original, run.inputs[0])
 
 
 class _Gathering:

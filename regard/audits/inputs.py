@@ -15,7 +15,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from regard.audits.changes import Reading
+from regard.audits.changes import Reading, Unit
 from regard.audits.padding import Padded, without_padding
 from regard.audits.samples import LOWER_CASED, UNKNOWN, RandomTokens, loses_capitals, repair_of, unknown_share
 from regard.errors import ArgumentError
@@ -50,6 +50,11 @@ class Input:
     repair: str = ""
     random: bool = False
     padded: Padded | None = None
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """The words of the text, or its tokens where it has no words."""
+        return () if self.reading is None else self.reading.units
 
 
 def texts_of(values: Sequence[str]) -> list[str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -12,6 +15,24 @@ from regard.audits.store import Store
 Progress = Callable[[str, int, int], None]
 """Called with what is done now, how much is done, and how much there is."""
 SEED = 20200706
+
+_telling: ContextVar[Callable[[str], None] | None] = ContextVar("telling", default=None)
+
+
+def tell(what: str) -> None:
+    """Show what is done now within the step that runs."""
+    show = _telling.get()
+    if show is not None:
+        show(what)
+
+
+@contextmanager
+def _shown_by(show: Callable[[str], None]) -> Iterator[None]:
+    token = _telling.set(show)
+    try:
+        yield
+    finally:
+        _telling.reset(token)
 
 
 class Step(NamedTuple):
@@ -30,10 +51,14 @@ class Step(NamedTuple):
 
 def in_order(steps: Sequence[Step], store: Store, progress: Progress | None = None) -> None:
     """Do every step whose result is not in the store yet."""
-    for done, step in enumerate(steps):
+
+    def show(done: int, step: str, within: str = "") -> None:
         if progress is not None:
-            progress(step.what, done, len(steps))
+            progress(f"{step}: {within}" if within else step, done, len(steps))
+
+    for done, step in enumerate(steps):
+        show(done, step.what)
         if step.key not in store:
-            step.do()
-    if progress is not None:
-        progress("done", len(steps), len(steps))
+            with _shown_by(partial(show, done, step.what)):
+                step.do()
+    show(len(steps), "done")

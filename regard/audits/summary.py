@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from regard._durations import spoken_time
 from regard.audits.findings import ALARMING, findings
 from regard.audits.report import Report, Row
 from regard.audits.words import Proved, Sentence, counted, inputs_named, joined, say
@@ -131,9 +132,11 @@ def _words(report: Report) -> Sentence | None:
         word=worst["word"],
     )
     found = say("Of") + made + told + moved + say("“{text}”", text=worst["text"])
-    if "decision" in report.tables:
+    seconds = report.settings.get("decision")
+    if seconds is None:
         return found
-    return found + say("What any small change of a word can do at most is proved by --checks decision.")
+    more = "What every typo of the first text does, and what small moves of one token cannot do, is found by"
+    return found + say(more + " --checks decision ({taken} of one core).", taken=spoken_time(seconds))
 
 
 def _share(change: dict[str, Any]) -> float:
@@ -151,7 +154,7 @@ def _decision(report: Report) -> Sentence | None:
     table = next(iter(report.tables.get("decision", [])), None)
     if table is None:
         return None
-    found = say("{answer}", answer=table["sentences"][0])
+    found = say("{answer}", answer=" ".join([table["question"], *table["sentences"]]))
     shares = [100 * entry["share"] for entry in table["spent"]]
     if len(shares) < 2:
         return found

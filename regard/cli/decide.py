@@ -6,8 +6,6 @@ import importlib.util
 import json
 import shlex
 import sys
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,28 +14,28 @@ import typer
 from regard.errors import ArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
-    from regard.audits.terminal import Bars
     from regard.decisions.asked import Asked
     from regard.decisions.kept import Kept
-    from regard.decisions.word_answers import Answers, WordAnswer
+    from regard.decisions.word_answers import Answers
 
 STOPPED = 130
 
 TEXT = "The film was not boring, although the plot was weak."
 """What the shipped classifier is asked, unless another text is given."""
 
-HELP = """Could a typo change this answer? Each word of a text: how far it can move, proved and attacked.
+HELP = """Could a typo change this answer? Every one-letter typo of a text is run; small moves are proved.
 
 Without MODEL, the question goes to a small opinion classifier that comes with regard (three layers, trained
-on sentences written for it). MODEL is a directory or a hub id of a sequence classifier, a GPT-2 (its next
-token) or an encoder (the cosine of its embedding), of the families BERT, RoBERTa, DistilBERT
-and GPT-2.
+on sentences written for it). MODEL is a directory or a hub id of a sequence classifier, a decoder (its next
+token) or an encoder (the cosine of its embedding, the mean of its last tokens). Proofs are for the families
+BERT, RoBERTa, DistilBERT and GPT-2; the typos of every other model are run, too.
+
+First, in seconds: each word with one letter missing, added or replaced, or two swapped, is run by the model.
+Then, in seconds to minutes per token: how far the vector of a token can move, relative to its length, without
+changing the answer (proved), and the shortest change that was found to do so (attack). Such moves are far
+smaller than a typo: the distance to the nearest other word is printed beside them.
 
 An interrupted run continues where it stopped when the same command is repeated with the same --out.
-
-For each word: how far its vector can move, relative to its length, without changing the answer (proved), and
-the shortest change that was found to do so (attack). With the shipped classifier, every one-letter typo
-is also tried.
 
 \b
 Examples
@@ -60,6 +58,9 @@ def decide(
     radius: Annotated[
         float, typer.Option(help="For embeddings: how far a word moves, relative to its length.")
     ] = 1e-3,
+    level: Annotated[
+        float, typer.Option(help="For embeddings: a typo counts if it takes the cosine below this.")
+    ] = 0.9,
     resolution: Annotated[
         float, typer.Option(help="How closely to search for the largest proved radius, as a factor.")
     ] = 1.04,
@@ -71,7 +72,8 @@ def decide(
     """Check every argument before the work begins, then do it."""
     from regard._allocation import keep_freed_memory
     from regard._files import check_writable
-    from regard.audits.terminal import output, say
+    from regard.audits.inputs import one_sentence
+    from regard.audits.terminal import messages, output, say
     from regard.decisions import loaded_on, shipped_on
     from regard.decisions.kept import Kept, question_of
     from regard.decisions.page import save
@@ -80,90 +82,96 @@ def decide(
         raise ArgumentError("--radius", f"is {radius}", "give a part of a token's length, between 0 and 1")
     if not resolution > 1:
         raise ArgumentError("--resolution", f"is {resolution}", "give a factor above 1, such as 1.1")
+    if not -1 < level <= 1:
+        raise ArgumentError("--level", f"is {level}", "give a cosine, such as 0.9")
     if model is not None and text is None:
         raise ArgumentError("--text", "is missing", "give the text that the model is to be asked about")
+    said = TEXT if text is None else one_sentence(text)
     if not json_:
         if importlib.util.find_spec("jinja2") is None:
             raise MissingExtraError("jinja2", "report")
         check_writable(out)
     keep_freed_memory()
-    asked = shipped_on(TEXT if text is None else text) if model is None else loaded_on(model, str(text))
-    kept = None if json_ else Kept(out, question_of(asked, radius, resolution))
-    found = _answers(asked, radius, resolution, kept)
+    asked = shipped_on(said) if model is None else loaded_on(model, said)
+    if asked.cut:
+        say(messages(), f"the text is longer than the model takes: cut to {len(asked.words)} tokens")
+    kept = None if json_ else Kept(out, question_of(asked, radius, resolution, level))
+    found = _found(asked, (radius, resolution, level), kept)
     if json_:
         print(json.dumps(found.written(), indent=1, ensure_ascii=False))
         return
-    _show(found)
     paths = save(found, out, shlex.join(["regard", *sys.argv[1:]]))
     if kept is not None:
         kept.remove()
     say(output(), f"written: {', '.join(str(path) for path in paths)}")
 
 
-def _answers(asked: Asked, radius: float, resolution: float, kept: Kept | None) -> Answers:
-    """The work with a bar on a terminal, and a line now and then elsewhere; Ctrl-C keeps what there is."""
-    from regard.audits import terminal
-    from regard.decisions import answers
+def _found(asked: Asked, numbers: tuple[float, float, float], kept: Kept | None) -> Answers:
+    """The typos and then the proofs, each shown as soon as it is there; Ctrl-C keeps the results."""
+    from regard.audits.terminal import Bars, messages, say
+    from regard.decisions import prove_moves, try_typos
 
-    known = 0 if kept is None else len(kept.words)
-    if known:
-        said = f"known from an earlier run: {known} of {len(asked.moving)} words"
-        terminal.say(terminal.messages(), said)
+    radius, resolution, level = numbers
+    if kept is not None and kept.found:
+        say(messages(), f"{_results(len(kept.found))} known from an earlier run")
     try:
-        with terminal.Bars(terminal.messages(), [len(asked.moving)]) as bars:
-            watched = partial(_watched, asked, bars)
-            return answers(asked, watched, radius=radius, resolution=resolution, kept=kept)
+        with Bars(messages(), [1]) as bars:
+            found = try_typos(asked, bars, level=level, kept=kept)
+        if kept is not None:
+            _show_typos(found)
+        with Bars(messages(), [1]) as bars:
+            found = prove_moves(asked, found, bars, radius=radius, resolution=resolution, kept=kept)
+        if kept is not None:
+            _show_proofs(found)
     except KeyboardInterrupt:
-        count = 0 if kept is None else len(kept.words)
-        words = "1 word is" if count == 1 else f"{count} words are"
-        more = f"; {words} kept: the same command continues" if count else ""
-        terminal.say(terminal.messages(), f"regard: stopped{more}")
+        count = 0 if kept is None else len(kept.found)
+        more = f"; {_results(count)} kept: the same command continues" if count else ""
+        say(messages(), f"regard: stopped{more}")
         raise typer.Exit(STOPPED) from None
+    return found
 
 
-def _watched(asked: Asked, bars: Bars, places: list[int]) -> Iterator[int]:
-    """The places, with what is shown of them."""
-    for done, place in enumerate(places):
-        bars(f"“{asked.words[place]}”", done, len(places))
-        yield place
+def _results(count: int) -> str:
+    return "1 result is" if count == 1 else f"{count} results are"
 
 
-def _show(found: Answers) -> None:
-    """A table of words, the weakest of them colored most."""
+def _show_typos(found: Answers) -> None:
+    """The question, what the typos did, and which words they are of."""
     from rich.table import Table
     from rich.text import Text
 
     from regard.audits.terminal import output, say
-    from regard.decisions.word_answers import shown_attack, shown_proved
+    from regard.decisions.typo_runs import shown_examples
 
     console = output()
-    for sentence in found.sentences():
+    for sentence in [found.question, *found.sentences()]:
         say(console, sentence)
-    columns, typed = ["word", "proved", "attack"], any(one.typos is not None for one in found.words)
-    table = Table(*columns, *(["typos of one letter"] if typed else []), box=None, pad_edge=False)
-    for one in found.words:
-        style = _style(found, one)
-        proved = Text(shown_proved(found, one), style)
-        more = [typos_said(one)] if typed else []
-        table.add_row(Text(one.word, style), proved, shown_attack(found, one), *more)
+    if not found.typos:
+        return
+    table = Table("word", found.effect, "the largest effects", box=None, pad_edge=False)
+    for one in found.typos:
+        style = "green" if not one.changed else "bold red" if one.share >= 0.5 else "yellow"
+        table.add_row(Text(one.word, style), f"{one.changed} of {one.count}", Text(shown_examples(one)))
     console.print(table)
-    if console.is_terminal and len(found.words) > 1:
-        say(console, "red: the third of the words about which least is proved; green: most")
+    if console.is_terminal:
+        say(console, "green: no typo of the word counts; red: at least half of them do")
 
 
-def _style(found: Answers, one: WordAnswer) -> str:
-    """Thirds of the words: the least proved in red, the most in green."""
-    rank = sorted(other.proved for other in found.words).index(one.proved)
-    return ("bold red", "yellow", "green")[min(2, 3 * rank // len(found.words))]
+def _show_proofs(found: Answers) -> None:
+    """What is proved about each token, and how far away another word is."""
+    from rich.table import Table
+    from rich.text import Text
 
+    from regard.audits.terminal import output, say
+    from regard.decisions.word_answers import shown_attack, shown_nearest, shown_proved
 
-def typos_said(one: WordAnswer) -> str:
-    """What became of the typos of a word."""
-    if one.typos is None:
-        return "–"
-    if not one.typos.changed:
-        return f"none of {one.typos.count} changes it"
-    examples = ", ".join(typo for typo, _ in one.typos.examples)
-    more = ", …" if one.typos.changed > len(one.typos.examples) else ""
-    verb = "changes" if one.typos.changed == 1 else "change"
-    return f"{one.typos.changed} of {one.typos.count} {verb} it: {examples}{more}"
+    console = output()
+    say(console, found.sentences()[-1])
+    if not found.words:
+        return
+    table = Table("token", "proved", "attack", "nearest other word", box=None, pad_edge=False)
+    for one in found.words:
+        table.add_row(
+            Text(one.word), shown_proved(found, one), shown_attack(found, one), Text(shown_nearest(one))
+        )
+    console.print(table)

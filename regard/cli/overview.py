@@ -10,7 +10,7 @@ HELP = """The mathematics of attention as working software.
   regard audit ./step-1000 ./step-2000  how each head moved over training
   regard compare old-report new-report  what changed between two audits
   regard checks                         what an audit can ask
-  regard decide                         could a typo change this answer? proved, and attacked
+  regard decide                         could a typo change this answer? every one is run
   regard cheaper ./my-model --text f.txt  which cheaper attention would do, layer by layer
   regard flow                           tokens under a layer that is repeated, as an animation
   regard flow --beta 4 --particles 300  particles that attend to each other, as an animation

@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.decisions import shipped
-from regard.decisions.networks import affine, network_of, one_of
-from regard.decisions.reviews import LABELS, typos
+from regard.decisions.nearest import Nearest, nearest_token
+from regard.decisions.networks import affine, answer_of, network_of, one_of
+from regard.decisions.reviews import LABELS
+from regard.decisions.typos import typos
 from regard.errors import ArgumentError
 from regard.maps import Affine, Compose
 
-EMBEDDING, CLASSES, NEXT = "embedding", "classes", "next token"
+if TYPE_CHECKING:
+    from regard.audits.checks.base import Scene
+    from regard.audits.inputs import Input
 
-Logits = Callable[[list[list[str]]], Tensor]
-"""Sentences of equally many words to logits (batch, classes)."""
+EMBEDDING, CLASSES, NEXT = "embedding", "classes", "next token"
+AT_ONCE = 4_096
+"""How many tokens a model runs together."""
+
+Run = Callable[[list[str]], Tensor]
+"""From texts to logits (batch, classes), or to embeddings (batch, width)."""
 
 
 @dataclass(frozen=True)
 class Asked:
     """A text as a model reads it.
 
-    kind: what the model says of it. words: the tokens, those that stand for nothing among them; moving: which
-    of them are words. x (n, d): as they enter the first layer. model: a module on such tokens, and readout
-    what makes the answer of its value. names: of the classes. logits: the model on words themselves, and
-    typos: words that are one letter away from one, where they can be made.
+    kind: what the model computes for it. words: the tokens, those that stand for nothing among them; moving:
+    which of them are words. x (n, d): as they enter the first layer. model: a module on such tokens, and
+    readout what makes the answer of its value. names: of the classes. spans: where the words of the text
+    begin and end. run: the model on whole texts. nearest: the nearest other word at a place. refused: why
+    nothing is proved, where x and moving are empty. cut: whether the model takes no longer text.
 
     Examples:
         >>> from regard.decisions import shipped_on
@@ -46,8 +57,11 @@ class Asked:
     model: nn.Module
     readout: Any
     names: Callable[[int], str]
-    logits: Logits | None = None
-    typos: Callable[[str], list[str]] | None = None
+    spans: tuple[tuple[int, int], ...] = ()
+    run: Run | None = None
+    nearest: Nearest | None = None
+    refused: str = ""
+    cut: bool = False
 
 
 def shipped_on(text: str) -> Asked:
@@ -64,20 +78,33 @@ def shipped_on(text: str) -> Asked:
     words = shipped.words_of(text)
     with torch.no_grad():
         x = model.embed([words])[0].double()
-    readout = Compose((one_of(len(x), 0), Affine(*affine(model.readout))))
-    moving = [k + 1 for k, word in enumerate(words) if word.isalnum()]
+
+    def run(texts: list[str]) -> Tensor:
+        with torch.no_grad():
+            return model([shipped.words_of(one) for one in texts])
+
+    def nearest(place: int) -> tuple[str, float]:  # any letters are a word of this classifier
+        others = typos(words[place - 1])
+        if not others:
+            return "", math.nan
+        with torch.no_grad():
+            moved = model.embed([[*words[: place - 1], one, *words[place:]] for one in others])[:, place]
+        far = (moved - x[place]).norm(dim=-1) / x[place].norm()
+        return others[int(far.argmin())], float(far.min())
+
     return Asked(
         CLASSES,
         shipped.NAME,
         text,
         ["", *words],
-        moving,
+        [k + 1 for k, word in enumerate(words) if word.isalnum()],
         x,
         model.encoder,
-        readout,
+        Compose((one_of(len(x), 0), Affine(*affine(model.readout)))),
         lambda k: LABELS[k],
-        model,
-        typos,
+        tuple(match.span() for match in re.finditer(r"[^\W\d_]+", text)),
+        run,
+        nearest,
     )
 
 
@@ -92,31 +119,79 @@ def loaded_on(name: str, text: str) -> Asked:
         ('embedding', ['[CLS]', 'a', 'cat', 'sat', '[SEP]'])
     """
     from regard.audits.checkpoint import find
-    from regard.audits.inputs import beginning, longest, refuse_halves
+    from regard.audits.inputs import inputs_of
     from regard.audits.load import load_head, tokenizer_of
 
     checkpoint = find(name)
     model, tokenizer = load_head(checkpoint), tokenizer_of(checkpoint)
-    most = longest(model, tokenizer)
-    words = beginning(tokenizer, refuse_halves("--text", text), most)
-    encoded = tokenizer(words, return_tensors="pt", truncation=True, max_length=most)
-    options = {key: encoded[key] for key in ("input_ids", "attention_mask") if key in encoded}
-    ids = options["input_ids"][0].tolist()
+    (item,) = inputs_of(model, [text], tokenizer)
+    return replace(read_by(model, item, checkpoint.name), cut=item.cut)
+
+
+def read_by(model: nn.Module, item: Input | Scene, name: str) -> Asked:
+    """A text as a model of transformers reads it."""
+    reading, encode = item.reading, item.encode
+    if reading is None or encode is None or "input_ids" not in item.options:
+        raise ArgumentError("inputs", "are not texts", "give a text and a tokenizer to see what a word does")
+    text, tokenizer = reading.text, reading.tokenizer
+    config = getattr(model, "config", None)
+    if getattr(config, "is_encoder_decoder", False):
+        found = f"{type(model).__name__} has an encoder and a decoder"
+        raise ArgumentError("MODEL", found, "give an encoder, a classifier or a decoder")
     special = set(getattr(tokenizer, "all_special_ids", ()))
+    ids = item.options["input_ids"][0].tolist()
     moving = [k for k, one in enumerate(ids) if one not in special]
     if not moving:
         raise ArgumentError("--text", f"has no word: {text!r}", "give a sentence")
-    found, x = network_of(model, options)
-    names = getattr(model.config, "id2label", None) or {}
-    kind = kind_of(model)
-    name_of = (lambda k: str(names.get(k, k))) if kind == CLASSES else lambda k: tokenizer.decode([k])
-    return Asked(
-        kind, checkpoint.name, text, tokenizer.convert_ids_to_tokens(ids), moving, x, found, None, name_of
+    spans = [(word.start, word.end) for word in reading.units]
+    batches = kind_of(model) != CLASSES or getattr(config, "pad_token_id", None) is not None
+    kind, labels = kind_of(model), getattr(config, "id2label", None) or {}
+    asked = Asked(
+        kind,
+        name,
+        text,
+        item.tokens,
+        moving,
+        torch.zeros(0, 0),
+        model,
+        None,
+        (lambda k: str(labels.get(k, k)))
+        if kind == CLASSES
+        else lambda k: tokenizer.decode([k]).strip() or repr(tokenizer.decode([k])),
+        tuple(spans or [match.span() for match in re.finditer(r"\w+", text)]),
+        lambda texts: _run(model, [encode(one)["input_ids"][0] for one in texts], AT_ONCE if batches else 1),
     )
+    try:
+        network, x = network_of(model, {"input_ids": item.options["input_ids"]})
+    except ArgumentError as refusal:
+        return replace(asked, moving=[], refused=f"the model {refusal.found}; {refusal.remedy}")
+    except AttributeError as error:  # layers of another family, with the names of one that is read
+        found = f"the model is a {type(model).__name__}, whose layers are not read ({error})"
+        return replace(asked, moving=[], refused=found)
+    return replace(asked, x=x, model=network, nearest=nearest_token(network, x, tokenizer))
+
+
+def _run(model: nn.Module, texts: list[Tensor], at_once: int) -> Tensor:
+    """Texts as ids; those of one length run together, so many tokens at once, so that none is padded."""
+    found: list[Any] = [None] * len(texts)
+    for length in {len(ids) for ids in texts}:
+        alike = [k for k, ids in enumerate(texts) if len(ids) == length]
+        for group in torch.tensor(alike).split(max(1, at_once // length)):
+            with torch.no_grad():
+                values = answer_of(model(input_ids=torch.stack([texts[k] for k in group.tolist()])))
+            for k, value in zip(group.tolist(), values[:, 0].double(), strict=True):
+                found[k] = value
+    answers = torch.stack(found)
+    if bool(answers.isnan().any()):
+        raise ArgumentError(
+            "MODEL", "computes NaN for this text", "repair or retrain it: no typo can be judged"
+        )
+    return answers
 
 
 def kind_of(model: nn.Module) -> str:
-    """What a model says of a text."""
-    if hasattr(model, "lm_head"):
+    """What a model computes for a text."""
+    name = type(model).__name__
+    if name.endswith(("ForCausalLM", "LMHeadModel")):
         return NEXT
-    return CLASSES if hasattr(model, "classifier") or hasattr(model, "score") else EMBEDDING
+    return CLASSES if name.endswith("ForSequenceClassification") else EMBEDDING

@@ -1,4 +1,4 @@
-"""Words that were answered before a run was stopped: the next run of the same question goes on from there."""
+"""Results that an interrupted run has left: the next run of the same question continues from there."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from regard._written import parsed
 
 if TYPE_CHECKING:
     from regard.decisions.asked import Asked
+    from regard.decisions.typo_runs import Typos
     from regard.decisions.word_answers import WordAnswer
 
 NAME = ".words.json"
@@ -22,51 +23,35 @@ _BYTES = torch.uint8
 
 
 class Kept:
-    """Answers of words in a file, for one question; those of another question are not read."""
+    """Results in a file, by name and for one question; those of another question are not read."""
 
     def __init__(self, directory: Path, question: str) -> None:
         self.path, self.question = directory / NAME, question
-        self.words: dict[str, Any] = self._read()
+        self.found: dict[str, Any] = self._read()
 
     def _read(self) -> dict[str, Any]:
         try:
             found = parsed(self.path.read_bytes())
-            return dict(found["words"]) if found["question"] == self.question else {}
+            return dict(found["found"]) if found["question"] == self.question else {}
         except (OSError, ValueError, KeyError, TypeError):
             return {}
 
-    def get(self, place: int) -> WordAnswer | None:
-        """What was found of a word."""
-        from regard.decisions.word_answers import Typos, WordAnswer
-
-        one = self.words.get(str(place))
-        if one is None:
-            return None
-        typos = one["typos"]
-        known = (
-            None
-            if typos is None
-            else Typos(typos["count"], typos["changed"], list(map(tuple, typos["examples"])))
-        )
-        return WordAnswer(**{**one, "typos": known})
-
-    def put(self, one: WordAnswer) -> WordAnswer:
-        """Write it down at once, whole or not at all."""
-        self.words[str(one.place)] = asdict(one)
+    def put(self, name: str, one: Typos | WordAnswer) -> None:
+        """Write a result down at once, whole or not at all."""
+        self.found[name] = asdict(one)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(self.path, json.dumps({"question": self.question, "words": self.words}))
-        return one
+        write_text(self.path, json.dumps({"question": self.question, "found": self.found}))
 
     def remove(self) -> None:
         """The run is done."""
         self.path.unlink(missing_ok=True)
 
 
-def question_of(asked: Asked, radius: float, resolution: float) -> str:
-    """What answers depend on: the weights, the tokens, the settings and the version."""
+def question_of(asked: Asked, radius: float, resolution: float, level: float) -> str:
+    """What results depend on: the weights, the tokens, the settings and the version."""
     from regard import __version__
 
-    found = hashlib.blake2b(repr((__version__, asked.kind, asked.text, radius, resolution)).encode())
+    found = hashlib.blake2b(repr((__version__, asked.kind, asked.text, radius, resolution, level)).encode())
     for tensor in (asked.x, *asked.model.state_dict().values()):
         found.update(tensor.detach().cpu().contiguous().flatten().view(dtype=_BYTES).numpy().tobytes())
     return found.hexdigest()

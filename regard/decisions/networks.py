@@ -4,6 +4,7 @@ is run beside its model before anything is said of it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,20 +79,25 @@ def _entered(module: Entered) -> maps.Map:
     return module.map
 
 
+class _Enough(Exception):
+    """The model has run far enough."""
+
+
 def entering(model: nn.Module, options: dict[str, Tensor], first: nn.Module) -> Tensor:
-    """The tokens (n, d) that enter a module."""
+    """The tokens (batch, n, d) that enter a module; the model stops there."""
     seen: list[Tensor] = []
 
     def look(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         seen.append((args[0] if args else named["hidden_states"]).detach())
+        raise _Enough
 
     handle = first.register_forward_pre_hook(look, with_kwargs=True)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), contextlib.suppress(_Enough):
             model(**options)
     finally:
         handle.remove()
-    return seen[0][0].double()
+    return seen[0].double()
 
 
 def network_of(model: nn.Module, options: dict[str, Tensor]) -> tuple[Entered, Tensor]:
@@ -99,16 +105,14 @@ def network_of(model: nn.Module, options: dict[str, Tensor]) -> tuple[Entered, T
     stack, tokens = stack_of(model), options["input_ids"].shape[-1]
     whole = maps.Compose((*stack.blocks, *stack.last, *_readout(model, tokens)))
     found = Entered(model, options, stack.first, whole)
-    x = entering(model, options, stack.first)
+    x = entering(model, options, stack.first)[0]
     with torch.no_grad():
         own = found(x.unsqueeze(0).to(next(model.parameters()).dtype))[0].double()
     gap = relative_gap(whole(x), own)
-    if gap > TOLERANCE:
-        raise ArgumentError(
-            "MODEL",
-            f"{type(model).__name__}: its layers as they are read differ from what it computes by {gap:.1e}",
-            "declare it yourself and call regard.decide",
-        )
+    if not gap <= TOLERANCE:
+        name = type(model).__name__
+        what = f"is a {name}, whose layers as they are read differ from what it computes by {gap:.1e}"
+        raise ArgumentError("MODEL", what, "declare it yourself and call regard.decide")
     return found, x
 
 

@@ -1,4 +1,4 @@
-"""decide.html and decide.json: an answer and how far each word carries it, as one page."""
+"""decide.html and decide.json: what typos do to an answer, and what small moves cannot do, as one page."""
 
 from __future__ import annotations
 
@@ -9,35 +9,42 @@ from typing import Any
 
 from regard._files import write_together, writing
 from regard._pages import content_hash, environment, markup
-from regard._written import plain
 from regard.audits.page import TEMPLATES as REPORT
 from regard.decisions.asked import EMBEDDING
 from regard.decisions.depth_chart import depth_chart
-from regard.decisions.word_answers import Answers, WordAnswer, shown_attack, shown_proved
+from regard.decisions.typo_runs import Typos, shown_examples
+from regard.decisions.word_answers import Answers, WordAnswer, percent, shown_attack, shown_proved
 
 TEMPLATES = Path(__file__).parent / "templates"
 SHADES = 10
 
-READING = {
+READING = (
+    "“Run” is what happened: the model itself computed its answer to every text in which one word has one "
+    "letter missing, added or replaced, or two neighbors swapped. It is exact, and about these texts only.",
+    "“Proved” is a theorem about this model on this text, in exact arithmetic with the weights as they are; "
+    "the rounding of the proof itself is counted. {proved} “Attack” is {attack}. The truth is between them.",
+    "The vector is the one that enters the first layer. A typo or another word in its place is a far larger "
+    "move than those that can be proved: the table has the distance of the nearest one. No proof here covers "
+    "typos; that is why they are run.",
+)
+PROVED = {
     EMBEDDING: (
-        "One token is moved by the given part of its length, in every direction; the cosine of the mean of "
-        "all tokens to the original one is then at least what is proved. The attack is the smallest found.",
+        "The vector of one token moves by at most {radius} of its length, in any direction, and the cosine "
+        "of the mean of all tokens to the original one stays above the number.",
+        "the smallest cosine that was found",
     ),
     "": (
-        "“Proved” is how far the vector of a word may move, in any direction, as a part of its length, while "
-        "the answer certainly stays: a theorem about this model on this text, in exact arithmetic with the "
-        "weights as they are; the rounding of the proof itself is counted. "
-        "“Attack” is the shortest move that was found to change it. The truth is between them.",
-        "The vector is the one that enters the first layer. Another word in its place is a move of about "
-        "100 %, which no bound of this kind reaches; words of a list, and typos, are therefore run one by "
-        "one, which is exact.",
+        "The vector of one token may move by at most this part of its length, in any direction, while the "
+        "answer stays.",
+        "the shortest move that was found to change the answer",
     ),
 }
+"""What is proved, and what an attack finds, by the kind of answer."""
 
 
 def save(found: Answers, directory: Path, command: str = "") -> list[Path]:
     """Write decide.html and decide.json, both or neither, and give their paths."""
-    data = plain(found.written())
+    data = found.written()
     texts = {
         "decide.html": html(found, command),
         "decide.json": json.dumps(data, indent=1, ensure_ascii=False),
@@ -61,11 +68,12 @@ def html(found: Answers, command: str = "") -> str:
             found=found,
             embedding=found.kind == EMBEDDING,
             sentences=found.sentences(),
-            tokens=_tokens(found),
+            pieces=_pieces(found),
+            typos=[_typos_row(one) for one in found.typos or ()],
             rows=[_row(found, one) for one in found.words],
-            typed=any(one.typos is not None or one.reason for one in found.words),
+            reasons=any(one.reason for one in found.words),
             curve=depth_chart(found.spent),
-            reading=READING.get(found.kind, READING[""]),
+            reading=_reading(found),
             command=command,
             style=markup(style),
             style_hash=content_hash(style),
@@ -73,27 +81,36 @@ def html(found: Answers, command: str = "") -> str:
     )
 
 
-def _shade(found: Answers, one: WordAnswer) -> int:
-    """Dark where little is proved, in comparison with the other words."""
-    values = [math.log(max(other.proved, 1e-12)) for other in found.words]
-    low, high = min(values), max(values)
-    if high - low < 1e-9:
-        return 3
-    return round(SHADES * (high - math.log(max(one.proved, 1e-12))) / (high - low))
+def _reading(found: Answers) -> list[str]:
+    proved, attack = PROVED.get(found.kind, PROVED[""])
+    words = {"proved": proved.format(radius=percent(found.radius)), "attack": attack}
+    return [paragraph.format(**words) for paragraph in READING]
 
 
-def _tokens(found: Answers) -> list[dict[str, Any]]:
-    """The text, word by word."""
-    by_place = {one.place: one for one in found.words}
-    made = []
-    for place, word in enumerate(found.tokens):
-        if not word:
-            continue
-        one = by_place.get(place)
-        shade = 0 if one is None else _shade(found, one)
-        number = "" if one is None else shown_proved(found, one)
-        made.append({"word": word, "shade": shade, "deep": shade > SHADES // 2, "number": number})
-    return made
+def _shade(found: Answers, one: Typos) -> int:
+    """Dark where most typos change the answer, in comparison with the other words."""
+    most = max(other.share for other in found.typos or ())
+    return round(SHADES * one.share / most) if most else 0
+
+
+def _pieces(found: Answers) -> list[dict[str, Any]]:
+    """The text in order: its words with their typos, and what is between them."""
+    made, place = list[dict[str, Any]](), 0
+    for one in found.typos or ():
+        made += _between(found.text[place : one.start])
+        shade, place = _shade(found, one), one.start + len(one.word)
+        number = f"{one.changed} of {one.count}"
+        made.append({"word": one.word, "shade": shade, "deep": shade > SHADES // 2, "number": number})
+    return made + _between(found.text[place:])
+
+
+def _between(text: str) -> list[dict[str, Any]]:
+    return [{"word": word, "shade": 0, "deep": False, "number": ""} for word in text.split()]
+
+
+def _typos_row(one: Typos) -> dict[str, Any]:
+    numbers = {"word": one.word, "changed": one.changed, "count": one.count}
+    return {**numbers, "examples": shown_examples(one)}
 
 
 def _row(found: Answers, one: WordAnswer) -> dict[str, Any]:
@@ -102,7 +119,8 @@ def _row(found: Answers, one: WordAnswer) -> dict[str, Any]:
         "proved": shown_proved(found, one),
         "attack": shown_attack(found, one),
         "reason": one.reason,
-        "typos": one.typos,
+        "nearest": one.nearest,
+        "distance": percent(one.distance),
         "gap": _times(one),
     }
 

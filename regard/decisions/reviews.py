@@ -136,19 +136,3 @@ def sentences(count: int, seed: int, test: bool) -> Iterator[tuple[str, int]]:
     writer = Writer(seed)
     for _ in range(count):
         yield writer.sentence(test)
-
-
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-
-
-def typos(word: str) -> list[str]:
-    """Every word that is one letter away: one is missing, added or exchanged, or two
-    are swapped.
-    """
-    if not word.isalpha():
-        return []
-    found = [word[:k] + word[k + 1 :] for k in range(len(word))]
-    found += [word[:k] + letter + word[k:] for k in range(len(word) + 1) for letter in LETTERS]
-    found += [word[:k] + letter + word[k + 1 :] for k in range(len(word)) for letter in LETTERS]
-    found += [word[:k] + word[k + 1] + word[k] + word[k + 2 :] for k in range(len(word) - 1)]
-    return sorted({one for one in found if one and one != word})

@@ -1,45 +1,42 @@
-"""How far each word may move before the answer changes: proved, attacked, and typo by typo."""
+"""What changes the answer to a text: typos, each run, and small moves of one token, proved and attacked."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import torch
-
-from regard.decisions.asked import EMBEDDING, NEXT, Asked
+from regard._written import plain
+from regard.decisions.asked import CLASSES, EMBEDDING, NEXT, Asked
 from regard.decisions.budget import Spent, budget
 from regard.decisions.kept import Kept
+from regard.decisions.typo_runs import Typos, run_typos, typos_from
+from regard.decisions.typos import misspellings
 from regard.domains import one_token
 from regard.proofs import certified_cosine, certified_radius
 from regard.proofs.decision_attack import lead
 
-BATCH = 256
-SHOWN = 6
-"""How many typos that change the answer are named."""
+LEVEL = 0.9
+"""A typo that takes the cosine below this changes an embedding, unless another level is given."""
+QUESTIONS = {
+    CLASSES: "Could a typo change this answer?",
+    NEXT: "Could a typo change the next token?",
+    EMBEDDING: "Could a typo change this embedding?",
+}
 
-Watched = Callable[[list[int]], Iterable[int]]
-"""Places, one after another, with a bar beside them."""
-
-
-@dataclass(frozen=True)
-class Typos:
-    """All words that are one letter away, each run: how many there are, how many change the answer, and some
-    of those with what the answer becomes.
-    """
-
-    count: int
-    changed: int
-    examples: list[tuple[str, str]]
+Progress = Callable[[str, int, int], None]
+"""Called with what is done now, how much is done, and how much there is."""
 
 
 @dataclass(frozen=True)
 class WordAnswer:
-    """place: of the token; length: of its vector. proved, attack: relative to it, up to where nothing changes
-    the answer, and the shortest change that was found; for embeddings the cosine that is proved, and the
-    smallest that was found. reason: why nothing is proved.
+    """What is proved about one token, and what an attack found.
+
+    place: of the token; length: of its vector. proved, attack: relative to it, the radius within which the
+    answer certainly stays, and the shortest change that was found to change it; for embeddings the lower
+    bound on the cosine, and the smallest cosine that was found. reason: why nothing is proved. nearest:
+    the nearest other word in this place, and distance: of its vector, relative too.
 
     Examples:
         >>> from regard.decisions import WordAnswer
@@ -54,19 +51,25 @@ class WordAnswer:
     proved: float
     attack: float
     reason: str = ""
-    typos: Typos | None = None
+    nearest: str = ""
+    distance: float = math.nan
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Everything that was found about one text; radius: of embeddings, relative to a token.
+    """Everything that was found about one text.
+
+    typos: of each word, run; None where the model was given without texts. words: of each token, proved and
+    attacked. radius: how far a token of an embedding moves, relative to its length; level: below which cosine
+    an embedding counts as changed. refused: why nothing is proved.
 
     Examples:
-        >>> from regard.decisions import Answers, WordAnswer
+        >>> from regard.decisions import Answers, Typos, WordAnswer
+        >>> typos = [Typos("dull", 0, count=233, changed=2, examples=[("dulb", "positive")])]
         >>> dull = WordAnswer(place=1, word="dull", length=2.0, proved=0.12, attack=0.15)
-        >>> found = Answers("classes", "a model", "dull", "negative", 3.0, 0.001, [dull], ["dull"])
-        >>> found.sentences()[0][:60]
-        'One word cannot change the answer “negative” if it moves by '
+        >>> found = Answers("classes", "a model", "dull", "negative", 3.0, typos, [dull])
+        >>> found.sentences()[0]
+        'Yes: 2 of 233 one-letter typos change the answer “negative”.'
     """
 
     kind: str
@@ -74,46 +77,90 @@ class Answers:
     text: str
     label: str
     margin: float
-    radius: float
+    typos: list[Typos] | None
     words: list[WordAnswer]
-    tokens: list[str]
     spent: list[Spent] = field(default_factory=list)
+    radius: float = 1e-3
+    level: float = LEVEL
+    refused: str = ""
+
+    @property
+    def question(self) -> str:
+        """What the first sentence answers."""
+        return QUESTIONS[self.kind]
+
+    @property
+    def effect(self) -> str:
+        """What is counted of typos, as the head of a column."""
+        return f"cosine below {self.level:g}" if self.kind == EMBEDDING else "change it"
 
     @property
     def weakest(self) -> WordAnswer:
-        """The word about which the least is proved."""
+        """The token about which the least is proved."""
         return min(self.words, key=lambda one: one.proved)
 
     @property
     def attacked(self) -> WordAnswer:
-        """The word whose shortest change, or smallest cosine, is the least."""
+        """The token whose shortest change, or smallest cosine, is the least."""
         return min(self.words, key=lambda one: one.attack)
 
     def sentences(self) -> list[str]:
-        """What was found, in words."""
-        proved, found = self.weakest, self.attacked
-        least, seen = shown_proved(self, proved), f"attack: {shown_attack(self, found)} at “{found.word}”"
+        """What was found, in words: the typos that were run, then what is proved."""
+        ran = [] if self.typos is None else [self._ran(self.typos)]
+        if self.refused:
+            return [*ran, f"Nothing is proved: {self.refused}."]
+        return [*ran, f"{self._proved()} {self._beyond()}"] if self.words else ran
+
+    def _ran(self, typos: list[Typos]) -> str:
+        count, changed = sum(one.count for one in typos), sum(one.changed for one in typos)
+        if not count:
+            return "No typo was run: no word of the text consists of letters alone."
+        many = f"Yes: {changed:,}" if changed else "None"
+        said = f"{many} of {count:,} one-letter typos {self._did('' if changed > 1 else 's')}"
         if self.kind == EMBEDDING:
-            moved = f"If one word moves by {percent(self.radius)} of its length, "
-            if proved.reason:
-                told = f"nothing is proved about the cosine to the original at “{proved.word}”"
-                return [f"{moved}{told}: {proved.reason} ({seen})."]
-            return [f"{moved}the cosine to the original stays above {least} (proved; {seen})."]
-        lines = [
-            f"One word cannot change the answer “{self.label}” if it moves by at most {least} of its length "
-            f"(proved, least at “{proved.word}”; {seen})."
-        ]
-        typed = [one.typos for one in self.words if one.typos is not None]
-        if typed:
-            count, changed = sum(one.count for one in typed), sum(one.changed for one in typed)
-            said = ("none changes", "1 changes")[changed] if changed < 2 else f"{changed} change"
-            lines.append(f"All {count} typos of one letter were run: {said} it.")
-        return lines
+            worst = min(typos, key=lambda one: one.examples[0][1])
+            typo, cosine = worst.examples[0]
+            return f"{said}; the lowest is {cosine:.3f}, with “{typo}” for “{worst.word}”."
+        most = max(typos, key=lambda one: one.changed)
+        where = f", most often in “{most.word}” ({most.changed} of {most.count})"
+        return f"{said}{where if changed > 1 and len(typos) > 1 else ''}."
+
+    def _did(self, s: str) -> str:
+        if self.kind == EMBEDDING:
+            return f"take{s} {self._answer} below {self.level:g}"
+        return f"change{s} {self._answer}"
+
+    @property
+    def _answer(self) -> str:
+        if self.kind == EMBEDDING:
+            return "the cosine to the original"
+        return f"the {'answer' if self.kind == CLASSES else 'next token'} “{self.label}”"
+
+    def _proved(self) -> str:
+        weakest, found = self.weakest, self.attacked
+        least, seen = shown_proved(self, weakest), f"attack: {shown_attack(self, found)} at “{found.word}”"
+        if weakest.reason or (self.kind != EMBEDDING and not weakest.proved > 0):
+            why = f": {weakest.reason}" if weakest.reason else ""
+            where = f"when the vector of “{weakest.word}” moves{why} ({seen})"
+            return f"Nothing is proved about {self._answer} {where}."
+        if self.kind == EMBEDDING:
+            moves = f"the vector of one token moves by at most {percent(self.radius)} of its length"
+            return f"Proved: if {moves}, {self._answer} stays above {least} ({seen})."
+        moves = f"the vector of one token moves by at most {least} of its length"
+        return f"Proved: {self._answer} stays if {moves} (least at “{weakest.word}”; {seen})."
+
+    def _beyond(self) -> str:
+        known = [one for one in self.words if one.nearest]
+        if not known:
+            return "This does not cover typos."
+        near = min(known, key=lambda one: one.distance)
+        away = f"“{near.nearest}” for “{near.word}”, is a move of {percent(near.distance)}"
+        return f"This does not cover typos: the nearest other word, {away}."
 
     def written(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        found = asdict(self)
-        return {**found, "sentences": self.sentences()}
+        said = {"question": self.question, "sentences": self.sentences()}
+        return {**said, **plain(asdict(self))}
 
 
 def shown_proved(found: Answers, one: WordAnswer) -> str:
@@ -130,6 +177,11 @@ def shown_attack(found: Answers, one: WordAnswer) -> str:
     return percent(one.attack, up=True)
 
 
+def shown_nearest(one: WordAnswer) -> str:
+    """The nearest other word, and how far away it is."""
+    return f"{one.nearest}, {percent(one.distance)} away" if one.nearest else "–"
+
+
 def percent(value: float, up: bool = False) -> str:
     """Rounded to three digits, down or up."""
     if not math.isfinite(value) or value <= 0:
@@ -141,13 +193,16 @@ def percent(value: float, up: bool = False) -> str:
 
 def answers(
     asked: Asked,
-    watched: Watched = iter,
+    progress: Progress | None = None,
     *,
     radius: float = 1e-3,
     resolution: float = 1.04,
+    level: float = LEVEL,
     kept: Kept | None = None,
 ) -> Answers:
-    """Each word of a text; kept: where answers are written down, and those of an earlier run are found.
+    """Run the typos of a text, then prove what moves of single vectors can do.
+
+    kept: where results are written down, and those of an earlier run are found.
 
     Examples:
         >>> from regard.decisions import Asked, answers
@@ -160,19 +215,78 @@ def answers(
         >>> 0 < word.proved <= word.attack
         True
     """
+    found = try_typos(asked, progress, level=level, kept=kept)
+    return prove_moves(asked, found, progress, radius=radius, resolution=resolution, kept=kept)
+
+
+def try_typos(
+    asked: Asked, progress: Progress | None = None, *, level: float = LEVEL, kept: Kept | None = None
+) -> Answers:
+    """Run every one-letter typo of every word of a text; nothing is proved yet.
+
+    Examples:
+        >>> from regard.decisions import shipped_on, try_typos
+        >>> try_typos(shipped_on("it was good")).sentences()
+        ['Yes: 17 of 541 one-letter typos change the answer “positive”, most often in “was” (13 of 181).']
+    """
     label, margin = _label(asked)
-
-    def answered(place: int) -> WordAnswer:
-        known = None if kept is None else kept.get(place)
-        if known is not None:
-            return known
-        found = _word(asked, place, label, radius, resolution)
-        return found if kept is None else kept.put(found)
-
-    words = [answered(place) for place in watched(asked.moving)]
-    spent = _spent(asked, words, radius)
     name = "" if asked.kind == EMBEDDING else asked.names(label)
-    return Answers(asked.kind, asked.name, asked.text, name, margin, radius, words, asked.words, spent)
+    typos = None if asked.run is None else _run_all(asked, level, kept, progress)
+    return Answers(asked.kind, asked.name, asked.text, name, margin, typos, [], level=level)
+
+
+def _run_all(asked: Asked, level: float, kept: Kept | None, progress: Progress | None) -> list[Typos]:
+    known, ends = {} if kept is None else kept.found, dict(asked.spans)
+    others = misspellings(asked.text, asked.spans)
+    total = sum(len(words) for start, words in others.items() if f"typos {start}" not in known)
+    found, done, what = list[Typos](), 0, ""
+
+    def ran(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(what, done, total)
+
+    for start, words in others.items():
+        if f"typos {start}" in known:
+            found.append(typos_from(known[f"typos {start}"]))
+            continue
+        what = f"typos of “{asked.text[start : ends[start]]}”"
+        ran(0)
+        found.append(run_typos(asked, start, words, level, ran))
+        if kept is not None:
+            kept.put(f"typos {start}", found[-1])
+    return found
+
+
+def prove_moves(
+    asked: Asked,
+    found: Answers,
+    progress: Progress | None = None,
+    *,
+    radius: float = 1e-3,
+    resolution: float = 1.04,
+    kept: Kept | None = None,
+) -> Answers:
+    """Prove how far each token may move, or what a move by the radius can do to an embedding, and attack it.
+
+    Examples:
+        >>> from regard.decisions import prove_moves, shipped_on, try_typos
+        >>> asked = shipped_on("good")
+        >>> prove_moves(asked, try_typos(asked), resolution=4.0).sentences()[1][:50]
+        'Proved: the answer “positive” stays if the vector '
+    """
+    if asked.refused:
+        return replace(found, refused=asked.refused)
+    known, words = {} if kept is None else kept.found, list[WordAnswer]()
+    for done, place in enumerate(asked.moving):
+        if progress is not None:
+            progress(f"proofs, “{asked.words[place]}”", done, len(asked.moving))
+        name = f"word {place}"
+        words.append(WordAnswer(**known[name]) if name in known else _word(asked, place, radius, resolution))
+        if kept is not None and name not in known:
+            kept.put(name, words[-1])
+    return replace(found, words=words, spent=_spent(asked, words, radius), radius=radius)
 
 
 def _label(asked: Asked) -> tuple[int, float]:
@@ -180,33 +294,22 @@ def _label(asked: Asked) -> tuple[int, float]:
         return 0, 0.0
     from regard.proofs.classifier import classifier
 
-    logits = classifier(asked.model, asked.x, asked.readout).run(asked.x).double()
+    if asked.refused and asked.run is not None:
+        logits = asked.run([asked.text])[0]
+    else:
+        logits = classifier(asked.model, asked.x, asked.readout).run(asked.x).double()
     label = int(logits.argmax(-1))
     return label, float(lead(logits, (label,)))
 
 
-def _word(asked: Asked, place: int, label: int, radius: float, resolution: float) -> WordAnswer:
+def _word(asked: Asked, place: int, radius: float, resolution: float) -> WordAnswer:
     length, word = float(asked.x[place].norm()), asked.words[place]
+    other = ("", math.nan) if asked.nearest is None else asked.nearest(place)
     if asked.kind == EMBEDDING:
         found = certified_cosine(asked.model, asked.x, one_token(asked.x, place, radius * length))
-        return WordAnswer(place, word, length, found.cosine, found.attack.value, found.reason)
+        return WordAnswer(place, word, length, found.cosine, found.attack.value, found.reason, *other)
     far = certified_radius(asked.model, asked.x, place, readout=asked.readout, resolution=resolution)
-    proved, attack = float(far.value) / length, float(far.attack) / length
-    return WordAnswer(place, word, length, proved, attack, "", _typos(asked, place, label))
-
-
-def _typos(asked: Asked, place: int, label: int) -> Typos | None:
-    """Every typo of a word, run."""
-    if asked.logits is None or asked.typos is None or asked.kind == NEXT:
-        return None
-    others, words, changed = asked.typos(asked.words[place]), asked.words[1:], list[tuple[str, str]]()
-    for k in range(0, len(others), BATCH):
-        group = others[k : k + BATCH]
-        with torch.no_grad():
-            logits = asked.logits([[*words[: place - 1], one, *words[place:]] for one in group])
-        best = logits.argmax(-1).tolist()
-        changed += [(one, asked.names(k)) for one, k in zip(group, best, strict=True) if k != label]
-    return Typos(len(others), len(changed), changed[:SHOWN])
+    return WordAnswer(place, word, length, float(far.value) / length, float(far.attack) / length, "", *other)
 
 
 def _spent(asked: Asked, words: list[WordAnswer], radius: float) -> list[Spent]:

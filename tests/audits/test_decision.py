@@ -3,10 +3,12 @@
 import pytest
 import torch
 
+from regard._durations import spoken_time
 from regard.audits import audit
 from regard.audits.checkpoint import find
 from regard.audits.checks import checks, decision
-from regard.audits.load import load_head, tokenizer_of
+from regard.audits.inputs import inputs_of
+from regard.audits.load import load_head, load_weights, tokenizer_of
 from regard.audits.summary import summary
 from tests.decisions.test_decide import SIZES, tiny
 
@@ -33,7 +35,11 @@ def test_a_classifier_is_answered_in_one_sentence(tmp_path):
     assert min(one["proved"] for one in table["words"]) == row.values["answer_proved"]
     assert len(table["spent"]) == 2
     said = " ".join(summary(report))
-    assert "One word cannot change the answer" in said
+    assert "Could a typo change this answer?" in said
+    assert (
+        said.index("one-letter typos") < said.index("Proved: the answer") < said.index("nearest other word")
+    )
+    assert [one["word"] for one in table["typos"]] == TEXT.split()
     assert "after the first block" in said
 
 
@@ -41,7 +47,8 @@ def test_an_embedding_is_too(tmp_path):
     report = audited(tmp_path, "BertModel")
     (row,) = report.ranked("answer_proved")
     assert 0.9 < row.values["answer_proved"] <= row.values["answer_attack"] <= 1
-    assert "the cosine to the original stays above" in " ".join(summary(report))
+    said = " ".join(summary(report))
+    assert said.index("one-letter typos") < said.index("the cosine to the original stays above")
 
 
 def test_it_is_made_only_when_it_is_named(tmp_path):
@@ -58,5 +65,61 @@ def test_long_texts_are_refused_with_the_remedy(tmp_path, monkeypatch):
     monkeypatch.setattr(decision, "LARGEST", 16)
     report = audited(tmp_path, "BertModel")
     said = next(entry.reason for entry in report.skipped if "regard decide" in entry.reason)
+    assert report.ranked("typos_changed")
+    assert report.ranked("answer_proved") == []
+    told = " ".join(summary(report))
+    assert told.count("the first text has 2 tokens of width 16") == 1
+    assert "one-letter typos" in told
     assert "a bound through six layers would take" in said
     assert "extrapolated from 2,304 numbers" in said
+
+
+def test_the_way_through_the_words_is_shown(tmp_path):
+    """One step of the audit takes minutes: what is done within it is told."""
+    checkpoint = find(tiny(tmp_path, "BertModel", **SIZES))
+    shown = []
+    audit(
+        load_head(checkpoint),
+        [TEXT],
+        tokenizer=tokenizer_of(checkpoint),
+        checks=["decision"],
+        progress=lambda *line: shown.append(line),
+    )
+    whole = [what for what, *_ in shown if what.startswith("input 1, whole: ")]
+    assert whole[0].startswith("input 1, whole: typos of “warm” (0 of ")
+    assert whole[-1] == "input 1, whole: proofs, “film” (1 of 2)"
+
+
+def hint(report):
+    return [sentence for sentence in summary(report) if "--checks decision" in sentence]
+
+
+def test_the_hint_is_shown_where_it_leads_somewhere(tmp_path, monkeypatch):
+    """With its time; not where the check would refuse the text, was made, or does not read the model."""
+    checkpoint = find(tiny(tmp_path, "BertForSequenceClassification", **SIZES))
+    model, tokenizer = load_weights(checkpoint), tokenizer_of(checkpoint)
+
+    def report(checks):
+        return audit(model, [TEXT], tokenizer=tokenizer, checks=checks)
+
+    (said,) = hint(report(["misspecification"]))
+    taken = 2 * decision.OF_ANSWERS * decision.LEAST * 2 / decision.LAYERS
+    assert f"--checks decision ({spoken_time(taken)} of one core)" in said
+    assert hint(report(["misspecification", "decision"])) == []
+    monkeypatch.setattr(decision, "LARGEST", 16)
+    assert hint(report(["misspecification"])) == []
+    monkeypatch.undo()
+    model.config.model_type = "deberta"
+    assert decision.predicted_seconds(model, inputs_of(model, [TEXT], tokenizer)[0]) is None
+
+
+def test_predicted_times_grow_with_the_text(tmp_path):
+    checkpoint = find(tiny(tmp_path, "BertModel", **{**SIZES, "hidden_size": 512}))
+    model, tokenizer = load_weights(checkpoint), tokenizer_of(checkpoint)
+    short, long = (
+        decision.predicted_seconds(model, inputs_of(model, [text], tokenizer)[0])
+        for text in ("warm film", "a warm film a warm film")
+    )
+    numbers = 6 * 512
+    assert long == pytest.approx(6 * decision.OF_EMBEDDINGS * 20 * (numbers / 2304) ** 3 * 2 / 6)
+    assert short < long / 10

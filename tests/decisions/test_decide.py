@@ -4,6 +4,7 @@ import json
 import math
 import random
 from dataclasses import replace
+from string import ascii_lowercase
 
 import pytest
 import torch
@@ -11,11 +12,12 @@ from typer.testing import CliRunner
 
 import regard as r
 from regard.cli.application import application
-from regard.decisions import answers, loaded_on, shipped, shipped_on
+from regard.decisions import Typos, answers, loaded_on, shipped, shipped_on, try_typos
 from regard.decisions.budget import Spent, blocks, budget
 from regard.decisions.depth_chart import depth_chart
 from regard.decisions.page import html
-from regard.decisions.reviews import is_kept_back, sentences, typos
+from regard.decisions.reviews import is_kept_back, sentences
+from regard.decisions.typos import misspellings, typos
 from regard.decisions.word_answers import Answers, WordAnswer, percent, shown_attack, shown_proved
 from regard.errors import ArgumentError
 
@@ -49,7 +51,17 @@ def test_typos_are_one_letter_away():
     assert "cat" not in found
     assert {"at", "act", "cats", "bat", "caat"} <= set(found)
     assert len(found) == len(set(found)) == 3 + (26 * 4 - 3) + 25 * 3 + 2
-    assert typos("!") == []
+    assert typos("!") == typos("a1") == []
+    assert typos("cat", "я")[-1] == "яcat"
+
+
+def test_typos_are_in_the_case_of_the_word():
+    small = typos("cat")
+    assert typos("CAT") == sorted(one.upper() for one in small)
+    assert typos("Cat") == sorted(one.capitalize() for one in small)
+    assert "iPhonee" in typos("iPhone")
+    assert not {"iphone", "cat"} & {one.lower() for one in [*typos("iPhone"), *typos("Cat")]}
+    assert set("".join(misspellings("мир at", [(0, 3), (4, 6)])[0])) <= set("мирat")
 
 
 def test_proved_is_below_the_attack_and_typos_are_run(found):
@@ -57,14 +69,20 @@ def test_proved_is_below_the_attack_and_typos_are_run(found):
     assert found.margin > 0
     for one in found.words:
         assert 0 < one.proved < one.attack
-        assert one.typos is not None
-        assert one.typos.count > 25
-    changed = [(one, typo) for one in found.words for typo, _ in one.typos.examples]
+        assert one.proved < one.distance
     model = shipped.load()
-    for one, typo in changed:
+    assert [one.word for one in found.typos] == ["the", "soup", "was", "dull"]
+    for place, one in enumerate(found.typos):
         words = shipped.words_of(SENTENCE)
-        words[one.place - 1] = typo
-        assert shipped_label(model, words) != "negative"
+        labels = {}
+        for typo in typos(one.word):
+            words[place] = typo
+            labels[typo] = shipped_label(model, words)
+        assert one.count == len(labels)
+        assert one.changed == sum(label != "negative" for label in labels.values())
+        assert all(labels[typo] == label != "negative" for typo, label in one.examples)
+    count, changed = sum(one.count for one in found.typos), sum(one.changed for one in found.typos)
+    assert f"{changed} of {count} one-letter typos change" in found.sentences()[0]
 
 
 def shipped_label(model, words):
@@ -113,9 +131,15 @@ def test_the_page_says_it_and_runs_no_text(found):
     page = html(found, "regard decide --text '<script>'")
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
-    assert found.sentences()[0].replace("“", "“") in page
+    places = [page.index(sentence) for sentence in found.sentences()]
+    assert places == sorted(places)
+    assert (
+        places[0] < page.index("Run. Below each word") < page.index("Small moves of one vector") < places[1]
+    )
+    assert "<title>Could a typo change this answer?</title>" in page
     for one in found.words:
         assert f"<bdi>{one.word}</bdi>" in page
+        assert f"<bdi>{one.nearest}</bdi>" in page
     assert "Where the room is used up" in page
     assert page.count("<polyline") == 2
 
@@ -132,15 +156,51 @@ def test_proofs_are_rounded_down_and_attacks_up():
 def test_where_nothing_is_proved_nothing_is_called_so():
     told = "the embedding may lose nine tenths of its length; use a smaller radius"
     words = [WordAnswer(1, "warm", 2.0, -1.0, 0.9961101, told), WordAnswer(2, "film", 2.0, 0.5, 0.98)]
-    found = Answers("embedding", "a model", "warm film", "", 0.0, 0.5, words, ["", "warm", "film"])
+    found = Answers("embedding", "a model", "warm film", "", 0.0, None, words, radius=0.5)
     (said,) = found.sentences()
-    assert "nothing is proved about the cosine to the original at “warm”" in said
+    assert "Nothing is proved about the cosine to the original when the vector of “warm” moves" in said
     assert told in said
+    assert "Proved" not in said
     assert [shown_proved(found, one) for one in words] == ["open", "0.500000"]
     assert shown_attack(found, words[0]) == "0.996111"
     page = html(found)
     assert "why nothing is proved" in page
-    assert "typos of one letter" not in page
+    assert "one-letter typos change" not in page
+
+
+def test_the_first_sentence_promises_no_more_than_was_run():
+    def said(kind, *typos):
+        return Answers(kind, "a model", "a film", "good", 1.0, list(typos), []).sentences()
+
+    film = Typos("film", 2, 233, 0, [])
+    assert said("classes", film) == ["None of 233 one-letter typos changes the answer “good”."]
+    one = replace(film, changed=1, examples=[("fblm", "bad")])
+    assert said("classes", one) == ["Yes: 1 of 233 one-letter typos changes the answer “good”."]
+    assert said("next token", replace(one, changed=2)) == [
+        "Yes: 2 of 233 one-letter typos change the next token “good”."
+    ]
+    near = replace(film, examples=[("fim", 0.93)])
+    (told,) = said("embedding", near)
+    assert told == (
+        "None of 233 one-letter typos takes the cosine to the original below 0.9; "
+        "the lowest is 0.930, with “fim” for “film”."
+    )
+    assert said("classes") == ["No typo was run: no word of the text consists of letters alone."]
+
+
+def test_a_small_move_is_never_called_a_word():
+    """A proof about 0.1 % of a vector is second, and says how far away the next word is."""
+    words = [WordAnswer(1, "warm", 2.0, 0.99999, 0.999991, nearest="hot", distance=0.98)]
+    typos = [Typos("warm", 0, 4, 4, [("warn", 0.3)])]
+    found = Answers("embedding", "a model", "warm", "", 0.0, typos, words)
+    run, proved = found.sentences()
+    assert run.startswith("Yes: 4 of 4 one-letter typos take the cosine to the original below 0.9")
+    assert "if the vector of one token moves by at most 0.1 % of its length" in proved
+    assert "This does not cover typos: the nearest other word, “hot” for “warm”, is a move of 98 %" in proved
+    page = html(found)
+    assert "Could one word" not in page
+    assert "<title>Could a typo change this embedding?</title>" in page
+    assert page.index(run) < page.index("Proved:")
 
 
 def test_the_command(tmp_path):
@@ -149,7 +209,9 @@ def test_the_command(tmp_path):
         ["decide", "--text", "we loved it", "--resolution", "2", "--out", str(tmp_path / "out")],
     )
     assert ran.exit_code == 0, ran.output
-    assert "One word cannot change the answer" in ran.output
+    said = ran.output.replace("\n", " ")
+    places = [said.index(part) for part in ("Could a typo", "one-letter typos", "Proved:", "nearest other")]
+    assert places == sorted(places)
     assert "loved" in ran.output
     written = json.loads((tmp_path / "out" / "decide.json").read_text())
     assert written["kind"] == "classes"
@@ -164,6 +226,8 @@ def test_the_command(tmp_path):
         (["--resolution", "1"], "--resolution"),
         (["some-model"], "--text"),
         (["--text", "…"], "no word"),
+        (["--text", "./corpus.txt"], 'one text; give its words, such as --text "$(head -n 1 ./corpus.txt)"'),
+        (["--level", "1.5"], "--level"),
         (["--text", "word " * 40], "40 words"),
     ],
 )
@@ -173,14 +237,21 @@ def test_wrong_arguments_are_named(arguments, words):
     assert words in str(ran.exception)
 
 
-def tiny(tmp_path, kind, **options):
-    """A tiny model of transformers in a directory, with a tokenizer of a few words."""
+WORDS = ("a", "warm", "film", "cold")
+
+
+def tiny(tmp_path, kind, letters=False, **options):
+    """A tiny model of transformers in a directory, with a tokenizer of a few words, or of letters."""
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    words = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "a", "warm", "film", "cold"]
+    words = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", *(ascii_lowercase if letters else WORDS)]
     tokenizer = Tokenizer(models.WordLevel({word: k for k, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    if letters:
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Whitespace(), pre_tokenizers.Split("", "isolated")]
+        )
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]"
     ).save_pretrained(tmp_path)
@@ -196,7 +267,7 @@ def tiny(tmp_path, kind, **options):
                 else kind.index("Model")
             ]
             + "Config",
-        )(vocab_size=8, **options)
+        )(vocab_size=len(words), **options)
     )
     model.save_pretrained(tmp_path)
     return str(tmp_path)
@@ -233,6 +304,60 @@ def test_models_of_transformers(tmp_path, kind, options, says):
         assert found.least_margin <= found.attack.value + 1e-6  # which is in float32
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("BertForSequenceClassification", SIZES),
+        ("GPT2LMHeadModel", {**SMALL, "initializer_range": 0.5}),
+        ("BertModel", {**SIZES, "initializer_range": 0.5}),
+    ],
+)
+def test_typos_are_run_in_the_measure_of_the_model(tmp_path, kind, options):
+    """The same as running each text alone, with transformers and nothing else."""
+    import transformers
+
+    directory, text, level = tiny(tmp_path, kind, letters=True, **options), "on it", 0.8
+    found = try_typos(loaded_on(directory, text), level=level)
+    model = getattr(transformers, kind).from_pretrained(directory).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+
+    def answer(words):
+        with torch.no_grad():
+            out = model(torch.tensor([tokenizer(words)["input_ids"]]))
+        if kind == "BertModel":
+            return out.last_hidden_state[0].mean(0)
+        return (out.logits[0, -1] if kind == "GPT2LMHeadModel" else out.logits[0]).argmax()
+
+    def changes(words):
+        if kind == "BertModel":
+            return bool(torch.cosine_similarity(answer(words), answer(text), dim=0) < level)
+        return bool(answer(words) != answer(text))
+
+    for one, start, end in zip(found.typos, (0, 3), (2, 5), strict=True):
+        others = [text[:start] + typo + text[end:] for typo in typos(one.word)]
+        assert one.changed == sum(map(changes, others))
+        assert all(changes(text[:start] + typo + text[end:]) for typo, _ in one.examples[: one.changed])
+    total = sum(one.changed for one in found.typos)
+    assert f"{total} of {2 * 129} one-letter typos" in found.sentences()[0] or total == 0
+    if kind == "BertModel":
+        typo, lowest = min((one.examples[0] for one in found.typos), key=lambda pair: pair[1])
+        assert f"the lowest is {lowest:.3f}, with “{typo}”" in found.sentences()[0]
+    if kind != "BertForSequenceClassification":
+        assert 0 < total < 2 * 129
+
+
+def test_the_nearest_other_word_is_that_of_the_embeddings(tmp_path):
+    asked = loaded_on(tiny(tmp_path, "BertModel", **SIZES), "a warm film")
+    place = asked.moving[1]
+    embed = asked.model.model.embeddings.requires_grad_(False)
+    own = embed(torch.tensor([[4, 5, 6]]))[0, 1]
+    far = {word: embed(torch.tensor([[4, 4 + k, 6]]))[0, 1] - own for k, word in enumerate(WORDS)}
+    far = {word: float(move.norm() / own.norm()) for word, move in far.items() if word != "warm"}
+    word, distance = asked.nearest(place)
+    assert word == min(far, key=far.get)
+    assert distance == pytest.approx(far[word], rel=1e-5)
+
+
 def test_the_most_probable_next_tokens_stay(tmp_path):
     """A set of classes: each of them leads all others."""
     asked = loaded_on(tiny(tmp_path, "GPT2LMHeadModel", **SMALL), "a warm film")
@@ -246,8 +371,32 @@ def test_the_most_probable_next_tokens_stay(tmp_path):
     assert far.holds is not True
 
 
+def test_typos_are_run_by_a_model_of_which_nothing_is_proved(tmp_path):
+    sizes = {**SIZES, "num_key_value_heads": 1, "max_position_embeddings": 16}
+    asked = loaded_on(tiny(tmp_path, "LlamaForCausalLM", letters=True, **sizes), "on it")
+    found = answers(asked)
+    ran, proved = found.sentences()
+    assert "of 258 one-letter typos change" in ran
+    assert proved.startswith("Nothing is proved: the model is a LlamaForCausalLM, whose layers are not read")
+    assert proved in html(found)
+
+
+def test_a_model_that_computes_no_numbers_is_refused(tmp_path):
+    """A cosine of NaN is below no level: it must not count as a typo that changes nothing."""
+    asked = loaded_on(tiny(tmp_path, "BertModel", **SIZES), "a warm film")
+    torch.nn.init.constant_(asked.model.model.encoder.layer[1].output.dense.bias, torch.nan)
+    with pytest.raises(ArgumentError, match="computes NaN"):
+        try_typos(asked)
+
+
+def test_a_text_that_is_cut_is_said_to_be(tmp_path):
+    directory = tiny(tmp_path, "BertModel", **SIZES, max_position_embeddings=4)
+    assert loaded_on(directory, "a warm film cold a warm").cut
+    assert not loaded_on(directory, "a warm").cut
+
+
 def test_a_family_that_is_not_read_is_refused(tmp_path):
-    with pytest.raises(ArgumentError, match="not read"):
+    with pytest.raises(ArgumentError, match="has an encoder and a decoder"):
         loaded_on(
             tiny(tmp_path, "T5Model", d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2), "a warm film"
         )
@@ -270,22 +419,30 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch, found):
     from regard.decisions.kept import Kept, question_of
 
     asked = shipped_on(SENTENCE)
-    question = question_of(asked, 1e-3, 1.5)
+    question = question_of(asked, 1e-3, 1.5, 0.9)
     first = Kept(tmp_path, question)
     for one in found.words[:2]:
-        first.put(one)
-    calls = []
+        first.put(f"word {one.place}", one)
+    for one in found.typos[:3]:
+        first.put(f"typos {one.start}", one)
+    calls, runs, bars = [], [], []
+    asked = replace(asked, run=lambda texts: runs.extend(texts) or shipped_on(SENTENCE).run(texts))
     monkeypatch.setattr(
         word_answers,
         "_word",
         lambda a, place, *more: calls.append(place) or replace(found.words[-1], place=place),
     )
-    again = answers(asked, resolution=1.5, kept=Kept(tmp_path, question))
+    again = answers(asked, lambda *shown: bars.append(shown), resolution=1.5, kept=Kept(tmp_path, question))
     assert calls == asked.moving[2:]
     assert again.words[:2] == found.words[:2]
-    assert Kept(tmp_path, question_of(asked, 1e-3, 1.25)).get(found.words[0].place) is None
+    assert again.typos == found.typos
+    assert len(runs) == found.typos[3].count + 1
+    assert bars[0] == ("typos of “dull”", 0, found.typos[3].count)
+    assert ("typos of “dull”", found.typos[3].count, found.typos[3].count) in bars
+    assert Kept(tmp_path, question_of(asked, 1e-3, 1.25, 0.9)).found == {}
+    assert Kept(tmp_path, question_of(asked, 1e-3, 1.5, 0.8)).found == {}
     (tmp_path / ".words.json").write_text("{")
-    assert Kept(tmp_path, question).get(found.words[0].place) is None
+    assert Kept(tmp_path, question).found == {}
     first.remove()
     assert not (tmp_path / ".words.json").exists()
 
@@ -302,11 +459,12 @@ def test_a_command_that_is_stopped_says_what_it_kept(tmp_path, monkeypatch, foun
     monkeypatch.setattr(word_answers, "_word", stop)
     ran = CliRunner().invoke(application(), command)
     assert ran.exit_code == 130
-    assert "stopped; 1 word is kept" in ran.output.replace("\n", " ")
+    assert "stopped; 5 results are kept" in ran.output.replace("\n", " ")
+    assert "Yes: " in ran.output  # what was run is shown before the proofs begin
     monkeypatch.setattr(word_answers, "_word", lambda a, place, *more: replace(found.words[0], place=place))
     ran = CliRunner().invoke(application(), command)
     assert ran.exit_code == 0
-    assert "known from an earlier run: 1 of 4 words" in ran.output.replace("\n", " ")
+    assert "5 results are known from an earlier run" in ran.output.replace("\n", " ")
 
 
 def test_random_is_not_used_by_the_grammar():

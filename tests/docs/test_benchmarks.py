@@ -63,7 +63,7 @@ def test_words_are_taken_from_all_sentences_in_turn() -> None:
 def test_a_sentence_with_typos_in_two_words() -> None:
     """Every exchange is counted once, and the answer is that of `regard decide`."""
     from benchmarks.pairs import choices_of, count, decided
-    from regard.decisions.reviews import typos
+    from regard.decisions.typos import typos
 
     text = "We hated it."
     choices = choices_of(text)

@@ -1,4 +1,4 @@
-"""The table of docs/decisions.md: every proof that it prints holds, and what was run comes out as it says."""
+"""The tables of docs/decisions.md: every proof that they print holds, and every count comes out again."""
 
 import importlib.util
 import re
@@ -11,8 +11,8 @@ pytest.importorskip("safetensors")
 
 import regard as r
 from regard.cli.decide import TEXT
-from regard.decisions import WordAnswer, shipped_on
-from regard.decisions.word_answers import _label, _typos, percent
+from regard.decisions import shipped_on, try_typos
+from regard.decisions.word_answers import _label, percent
 from regard.proofs.classifier import classifier
 from regard.proofs.decision import beyond_rounding, margin_certificate
 from regard.proofs.decision_attack import ShortestChange
@@ -27,11 +27,15 @@ def script():
     return module
 
 
-def rows():
+def part():
     made = script()
-    part = made.PAGE.read_text(encoding="utf-8").split(made.BEGIN)[1].split(made.END)[0]
-    assert TEXT in part
-    return re.findall(r"^\| (\w+) \| ([\d.e-]+) % \| ([\d.e-]+ %) \| (.*) \|$", part, flags=re.M)
+    found = made.PAGE.read_text(encoding="utf-8").split(made.BEGIN)[1].split(made.END)[0]
+    assert TEXT in found
+    return found
+
+
+def rows():
+    return re.findall(r"^\| (\w+) \| ([\d.e-]+) % \| ([\d.e-]+ %) \| (.*) \|$", part(), flags=re.M)
 
 
 def test_every_word_is_there_and_its_proof_holds():
@@ -50,12 +54,19 @@ def test_every_word_is_there_and_its_proof_holds():
     assert not beyond_rounding(open_, rounding), "more can be proved now: run python docs/make_decide.py"
 
 
-def test_attacks_and_typos_come_out_as_it_says():
+def test_attacks_and_distances_come_out_as_it_says():
     asked = shipped_on(TEXT)
     label = _label(asked)[0]
     whole = classifier(asked.model, asked.x, asked.readout).exact
-    for place, (word, _, attack, typos) in zip(asked.moving, rows(), strict=True):
+    for place, (_, _, attack, nearest) in zip(asked.moving, rows(), strict=True):
         found, _ = ShortestChange(whole, torch.tensor(label), r.Frobenius(), place).find(asked.x, 30)
         assert percent(float(found) / float(asked.x[place].norm()), up=True) == attack
-        answer = WordAnswer(place, word, 1.0, 0.0, 0.0, "", _typos(asked, place, label))
-        assert script().counted(answer) == typos
+        word, distance = asked.nearest(place)
+        assert nearest == f"{word}, {percent(distance)} away"
+
+
+def test_typos_come_out_as_it_says():
+    found = try_typos(shipped_on(TEXT))
+    assert found.sentences()[0] in part()
+    counted = re.findall(r"^\| (\w+) \| (\d+) of (\d+) \|$", part(), flags=re.M)
+    assert counted == [(one.word, str(one.changed), str(one.count)) for one in found.typos]

@@ -1,90 +1,121 @@
-"""Decisions: how far one word can move before the answer changes, proved through the whole model, and where
-robustness is lost. Made only when it is named: it takes seconds to minutes for every word.
+"""Decisions: what typos of the first text do, run, and how far one token can move before the answer changes,
+proved through the whole model. Made only when it is named: a proof takes seconds to minutes for every token.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from regard._durations import spoken_time
-from regard.audits.checks.base import PROVED, SEARCHED, STACK, Check, Column, Result, Scene, register
-from regard.errors import ArgumentError
+from regard.audits.checks.base import PROVED, RUN, SEARCHED, STACK, Check, Column, Result, Scene, register
+from regard.audits.inputs import Input
+from regard.audits.steps import tell
 
 if TYPE_CHECKING:
-    from regard.decisions.asked import Asked
+    from torch import Tensor, nn
 
 LARGEST = 4_096
-"""Up to how many numbers all tokens of the first text may have: beyond, a word takes many minutes."""
-SECONDS, NUMBERS = 20.0, 2_304
-"""What one bound through six layers takes of a core at so many numbers (python -m benchmarks.decisions); it
-grows like their cube.
+"""Up to how many numbers all tokens of the first text may have: beyond, a token takes many minutes."""
+SECONDS, NUMBERS, LAYERS = 20.0, 2_304, 6
+"""One bound through so many layers takes so many seconds of a core at so many numbers (python -m
+benchmarks.decisions); it grows like the cube of these numbers, but is never below LEAST.
 """
+LEAST = 0.5
+OF_EMBEDDINGS, OF_ANSWERS = 2, 10
+"""About how many bounds are computed for a token."""
+READ = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "gpt2")
+"""The model types whose layers are read."""
+ANSWERS = ("ForSequenceClassification", "LMHeadModel", "ForCausalLM")
+"""How architectures end that give answers, and no embeddings."""
 RADIUS, RESOLUTION = 1e-3, 1.2
-"""For embeddings, how far a word moves, relative to its length; for classes, how close proved radii are."""
+"""For embeddings, how far a token moves, relative to its length; for classes, how close proved radii are."""
 
 
 def decision(scene: Scene) -> Result:
-    """Each word of the first text: up to where the answer stays, and the shortest change that was found."""
+    """The first text: what its typos do, which moves cannot change its answer, and the shortest that does."""
     if scene.index:
         return Result()
+    from regard.decisions.asked import read_by
     from regard.decisions.word_answers import answers
 
-    found = answers(_asked(scene), radius=RADIUS, resolution=RESOLUTION)
-    stack = next(iter(scene.stacks), "")
+    asked = read_by(scene.model, scene, type(scene.model).__name__)
+    asked = replace(asked, refused=asked.refused or _too_long(asked.x))
+    found = answers(
+        asked,
+        lambda what, done, total: tell(f"{what} ({done:,} of {total:,})"),
+        radius=RADIUS,
+        resolution=RESOLUTION,
+    )
+    stack, typos = next(iter(scene.stacks), ""), found.typos or []
     table: dict[str, Any] = {
         "kind": found.kind,
         "label": found.label,
         "radius": found.radius,
-        "sentences": found.sentences(),
+        "level": found.level,
+        "question": found.question,
+        "sentences": found.sentences()[
+            : 1 if found.refused else 2
+        ],  # why nothing is proved is the reason below
+        "typos": [asdict(one) for one in typos],
         "words": [asdict(one) for one in found.words],
         "spent": [{**asdict(one), "share": one.share} for one in found.spent],
     }
-    numbers = {"answer_proved": found.weakest.proved, "answer_attack": found.attacked.attack}
-    return Result({name: {stack: value} for name, value in numbers.items()}, table)
+    numbers = dict[str, float]()
+    if typos:
+        numbers["typos_changed"] = sum(one.changed for one in typos) / sum(one.count for one in typos)
+    if found.words:
+        numbers |= {"answer_proved": found.weakest.proved, "answer_attack": found.attacked.attack}
+    return Result({name: {stack: value} for name, value in numbers.items()}, table, found.refused)
 
 
-def _asked(scene: Scene) -> Asked:
-    """The first text as the model reads it."""
-    from regard.decisions.asked import CLASSES, NEXT, Asked, kind_of
-    from regard.decisions.networks import network_of
-
-    if not scene.units or "input_ids" not in scene.options:
-        raise ArgumentError("inputs", "are not texts", "give a text and a tokenizer to see what a word does")
-    network, x = network_of(scene.model, scene.options)
-    if x.numel() > LARGEST:
-        taken = spoken_time(SECONDS * (x.numel() / NUMBERS) ** 3)
-        found = f"1 has {len(x)} tokens of width {x.shape[-1]}: a bound through six layers would take {taken}"
-        remedy = f"give a first text with at most {LARGEST // x.shape[-1]} tokens, or call regard decide"
-        raise ArgumentError("inputs", f"{found}, extrapolated from {NUMBERS:,} numbers", remedy)
-    moving = sorted({token for word in scene.units for token in word.tokens})
-    labels = getattr(getattr(scene.model, "config", None), "id2label", None) or {}
-    kind = kind_of(scene.model)
-    named = labels if kind in (CLASSES, NEXT) else {}
-    name = type(scene.model).__name__
-    return Asked(
-        kind,
-        name,
-        scene.text or "",
-        list(scene.tokens),
-        moving,
-        x,
-        network,
-        None,
-        lambda k: str(named.get(k, k)),
+def _too_long(x: Tensor) -> str:
+    """Why nothing is proved of a long text; nothing where it is not too long."""
+    if x.numel() <= LARGEST:
+        return ""
+    taken = spoken_time(SECONDS * (x.numel() / NUMBERS) ** 3)
+    return (
+        f"the first text has {len(x)} tokens of width {x.shape[-1]}: a bound through six layers would take "
+        f"{taken}, extrapolated from {NUMBERS:,} numbers; give a first text with at most "
+        f"{LARGEST // x.shape[-1]} tokens, or call regard decide"
     )
+
+
+def predicted_seconds(model: nn.Module, item: Input) -> float | None:
+    """What this check would take of a core for a text, extrapolated; None where it would be refused."""
+    config = getattr(model, "config", None)
+    if item.text is None or not item.units or getattr(config, "model_type", "") not in READ:
+        return None
+    numbers = len(item.tokens) * config.hidden_size  # type: ignore[union-attr]
+    if numbers > LARGEST:
+        return None
+    tokens = len({token for word in item.units for token in word.tokens})
+    kind = (getattr(config, "architectures", None) or [""])[0]
+    bounds = tokens * (OF_ANSWERS if kind.endswith(ANSWERS) else OF_EMBEDDINGS)
+    layers = config.num_hidden_layers  # type: ignore[union-attr]
+    return float(bounds * max(LEAST, SECONDS * (numbers / NUMBERS) ** 3) * layers / LAYERS)
 
 
 register(
     Check(
         "decision",
-        "How far can one word move before the answer changes?",
+        "What do typos do to the answer, and how far can one token move before it changes?",
         (
+            Column(
+                "typos_changed",
+                "typos that change the answer",
+                "The share of the one-letter typos of the first text that change its answer, each of them "
+                "run; for an embedding, the share that takes the cosine to the original below 0.9.",
+                RUN,
+                STACK,
+                True,
+            ),
             Column(
                 "answer_proved",
                 "answer stays, proved",
-                "The relative move of any one word of the first text up to which the answer certainly stays; "
-                "for an embedding, the cosine to the original that no move of a thousandth goes below.",
+                "How far the vector of any one token of the first text can move, relative to its length, "
+                "while the answer certainly stays; for an embedding, the cosine to the original that no move "
+                "of a thousandth goes below. A typo is a far larger move.",
                 PROVED,
                 STACK,
                 False,
@@ -94,8 +125,8 @@ register(
             Column(
                 "answer_attack",
                 "answer changed, attacked",
-                "The shortest relative move of a word that was found to change the answer; for an embedding, "
-                "the smallest cosine that was found.",
+                "The shortest relative move of a token that was found to change the answer; for an "
+                "embedding, the smallest cosine that was found.",
                 SEARCHED,
                 STACK,
                 False,

@@ -719,13 +719,16 @@
     const found = table("decision", "", inputsWith("decision")[0]);
     const spent = found.spent.map((one) => ({ block: one.block, linear: number(one.linear), whole: number(one.linear) + number(one.rest), share: number(one.share) }));
     box.append(...found.sentences.map((sentence) => paragraph(sentence)));
+    const typos = found.typos.map((one) => element("tr", {}, element("th", { scope: "row" }, one.word), element("td", { class: "right" }, `${one.changed} of ${one.count}`), element("td", {}, one.examples.map(([typo]) => typo).join(", "))));
+    const titles = element("tr", {}, ["word", "typos that count", "the largest effects"].map((words, i) => element("th", { scope: "col", class: i === 1 ? "right" : null }, words)));
+    if (typos.length) box.append(fold("Word by word", scrolling("Typos by word", element("table", { class: "plain" }, element("thead", {}, titles), element("tbody", {}, typos)))));
     if (!spent.length) return;
     const points = (of, words) => spent.map((one) => ({ x: one.block, y: of(one), text: `${words} block ${one.block}: ${written(of(one))}` }));
     const series = [{ name: "proved", points: points((one) => one.whole, "proved, after") }, { name: "the derivative alone", points: points((one) => one.linear, "the derivative, after") }];
     const title = { title: "proved", meaning: "All tokens together move by at most this after the block.", kind: "proved" };
     const lines = spent.map((one) => element("tr", {}, element("th", { scope: "row" }, String(one.block)), element("td", { class: "right" }, figure(one.whole, title)), element("td", { class: "right" }, percent(Number(one.share.toPrecision(2))))));
     const head = element("tr", {}, ["block", "proved", "beyond the derivative"].map((words, i) => element("th", { scope: "col", class: i ? "right" : null }, words)));
-    box.append(element("h3", {}, "Where the room is used up"), soft("How far all tokens together can be displaced after each block while the word about which least is proved moves by as much as is proved for it."));
+    box.append(element("h3", {}, "Where the room is used up"), soft("How far all tokens together can be displaced after each block while the token about which least is proved moves by as much as is proved for it."));
     box.append(chart({ x: { label: "block", every: spent.map((one) => one.block) }, y: { zero: true, label: "how far tokens move" }, series, label: "How far tokens move, block by block" }));
     box.append(fold("The numbers of this plot", scrolling("Moves by depth", element("table", { class: "plain" }, element("thead", {}, head), element("tbody", {}, lines)))));
   }
