@@ -1,4 +1,4 @@
-"""What is declared: which files are proofs, which tests are about each file, and which faults no test can see."""
+"""What is declared: which files are proofs, the tests about a file, and faults that no test can see."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Declared:
-    """files: all of the package, with the functions that count where not all do. proofs: those of them that make
+    """files: all of the package, with the functions that count where not all do. proofs: those that make
     bounds. tests: what to run for each file.
 
     explained: faults that change nothing a test could see, with the reason. witnesses: of a function, the

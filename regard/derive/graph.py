@@ -114,8 +114,9 @@ class GraphJacobian(Jacobian):
         if apart > APART:
             found = f"has another derivative than autograd takes; values differ from it by {apart:.1%}"
             remedy = (
-                "remove detach, no_grad, .data and numpy from it, repair its backward pass, call eval() if it is "
-                "random, or move the point off a kink; norm() and singular() are of autograd's derivative"
+                "remove detach, no_grad, .data and numpy from it, repair its backward pass, call eval() if "
+                "it is random, or move the point off a kink; norm() and singular() are of the derivative "
+                "that autograd takes"
             )
             raise ArgumentError("map", found, remedy)
         seen = f"differences of values agree with it to {APART:.1%} in {DIRECTIONS} random directions"
