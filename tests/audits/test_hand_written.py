@@ -388,6 +388,21 @@ def test_what_reads_the_data_before_the_blocks_is_counted():
     assert found == {"inner_constant": about(largest(model.after, inner))}
 
 
+class ReadIds(ReadOnce):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(9, DATA)
+
+    def forward(self, input_ids):
+        return super().forward(self.embedding(input_ids))
+
+
+def test_ids_that_are_read_before_the_blocks_have_no_constant():
+    report = r.audit(enlivened(ReadIds()).double(), [{"input_ids": torch.arange(7)[None]}], checks=["depth"])
+    assert not report.ranked("network_constant")
+    assert "no constant end to end: blocks reads the output of cross" in reasons(report, "depth")
+
+
 def test_latents_of_transformers_are_not_the_data():
     transformers = pytest.importorskip("transformers")
     config = transformers.PerceiverConfig(

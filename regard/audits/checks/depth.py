@@ -47,8 +47,10 @@ def depth(scene: Scene) -> Result:
     curves, reasons = {}, []
     for stack in scene.stacks:
         reason = _incomplete(scene, stack)
-        whole = math.nan
-        for name, source in {} if reason else _named(scene, stack).items():
+        whole, named = math.nan, {} if reason else _named(scene, stack)
+        if named and not any(source.given for source in named.values()):
+            reason = f"no constant end to end: {stack} reads {' and '.join(s.name for s in named.values())}"
+        for name, source in named.items():
             constant = _norm(scene, source.passage(scene, scene.end(stack)), source.point)
             numbers["network_constant" if source.given else "inner_constant"][name] = constant
             whole = constant if source.stack == stack and math.isnan(whole) else whole
