@@ -136,7 +136,7 @@ class _Gathering:
             for unit in units
             if unit is not None and "reason" in unit and not (measured and unit.get("absent"))
         ]
-        worst = max((unit["disagreement"] for unit in measured), default=math.nan)
+        worst = max((number(unit["disagreement"]) for unit in measured), default=math.nan)
         heads = measured[0]["heads"] if measured else _head_count(alone)
         if any(check.of_site for check in self.run.checks) and not found:
             reasons.append("not measured yet")
@@ -150,7 +150,7 @@ class _Gathering:
             next(iter(reasons), observed),
             worst,
             "" if block is None or not block.single else block.path,
-            max((unit.get("rounding", 0.0) for unit in measured), default=0.0),
+            max((number(unit.get("rounding", 0.0)) for unit in measured), default=0.0),
             "" if reasons else OBSERVED if observed else DECLARED,
         )
 

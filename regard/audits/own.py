@@ -83,11 +83,8 @@ class Characters:
             for _ in (character if whole else character.encode())
         ]
         most = options.get("max_length")
-        found: dict[str, list[Any]] = {
-            "input_ids": encode(self._alphabet, "--text", text),
-            "offset_mapping": places,
-        }
-        return {name: values[:most] for name, values in found.items()}
+        numbers = encode(self._alphabet, "--text", text)
+        return {"input_ids": numbers[:most], "offset_mapping": places[:most]}
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         """The text of tokens."""

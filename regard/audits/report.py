@@ -299,7 +299,7 @@ class Report:
             partial=data["partial"],
             inputs=[InputEntry(**entry) for entry in data["inputs"]],
             coverage=[
-                Coverage(**{**entry, "disagreement": number(entry["disagreement"])})
+                Coverage(**{**entry, **{name: number(entry[name]) for name in ("disagreement", "rounding")}})
                 for entry in data["coverage"]
             ],
             columns=[Column(**column) for column in data["columns"]],

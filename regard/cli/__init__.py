@@ -30,7 +30,7 @@ def main() -> None:
             setattr(sys, name, lasting(stream))
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _warn  # type: ignore[assignment] # which prints the message alone
+            warnings.showwarning = _warn  # type: ignore[assignment] # it needs the message alone
             try:
                 _run()
             finally:

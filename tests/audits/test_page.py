@@ -12,7 +12,6 @@ import re
 import pytest
 
 import regard
-from regard._printable import printable
 from regard.audits import card, page, series
 from regard.audits.checks import checks
 from regard.audits.checks.base import HEAD, LAYER, MEASURED, PROVED, SEARCHED, STACK, STATUSES, Column
@@ -28,6 +27,7 @@ NASTY = (
     "</script><script>alert('x')</script> \"quoted\" & 'single' \u2028 \u2029 مرحبا بالعالم \u202e 👩‍👩‍👧 "
     "`code` | pipe"
 )
+SHOWN = NASTY.replace("\u202e", "\ufffd")
 STACK_NAME = "encoder.layer"
 
 
@@ -566,14 +566,14 @@ def test_texts_are_never_markup(opened):
     """A text with a script in it is shown as it is, everywhere, and nothing of it runs."""
     report = nasty()
     tab = opened(report, fragment="#head-0-0")
-    assert tab.texts("h1") == [printable(NASTY)]
+    assert tab.texts("h1") == [SHOWN]
     assert tab.evaluate("document.querySelectorAll('script').length") == 2
-    assert tab.texts("#influence .token bdi") == [printable(token) for token in report.inputs[0].tokens]
+    assert tab.texts("#influence .token bdi") == [SHOWN, *report.inputs[0].tokens[1:]]
     text = page.html(report)
     assert "<script>alert" not in text
     assert text.count("</script") == 2
     assert not re.search("[<>&\u2028\u2029]", page.embed(report.to_dict()))
-    assert json.loads(page.embed(report.to_dict()))["model"]["name"] == printable(NASTY)
+    assert json.loads(page.embed(report.to_dict()))["model"]["name"] == SHOWN
 
 
 @pytest.mark.parametrize("dark", [False, True])
