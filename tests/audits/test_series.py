@@ -1,6 +1,8 @@
 """A series: each head along checkpoints, the fastest first, and only where heads are each other's past."""
 
+import base64
 import dataclasses
+import hashlib
 import json
 import math
 
@@ -54,6 +56,10 @@ def test_the_page(tmp_path):
     nasty = "<script>alert(1)</script>"
     reports = [report_of(grown(tmp_path / "a", 1.0)), report_of(grown(tmp_path / "b", 3.0))]
     page = save(series(reports, ["first", nasty]), tmp_path / "out")[1].read_text()
+    style = page.partition("<style>")[2].partition("</style>")[0]
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'sha256-{digest}'; base-uri" in page
+    assert "style=" not in page
     assert "<script" not in page
     assert "&lt;script&gt;" in page
     assert page.count("<polyline") == 2 * (8 + 1)  # every head, and the median one

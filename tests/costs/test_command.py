@@ -2,7 +2,10 @@
 one-line errors with status 2.
 """
 
+import base64
+import hashlib
 import json
+import re
 import sys
 import xml.etree.ElementTree as ET
 
@@ -134,8 +137,21 @@ def test_pictures_are_written(regard, config, tmp_path, name):
     assert status == 0
     assert str(tmp_path / name) in err
     text = (tmp_path / name).read_text(encoding="utf-8")
-    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
     assert "T*" in text
+
+
+def test_the_page_allows_its_own_styles_and_no_others(regard, config, tmp_path):
+    regard(config(), "--out", tmp_path / "cost.html")
+    text = (tmp_path / "cost.html").read_text(encoding="utf-8")
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
+    styles = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+    wanted = [base64.b64encode(hashlib.sha256(style.encode()).digest()).decode() for style in styles]
+    assert len(styles) == 2
+    assert " ".join(f"'sha256-{one}'" for one in wanted) in policy
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert not re.search(r"style=|<script", text)
 
 
 @pytest.mark.parametrize(
