@@ -11,6 +11,7 @@ from typing import SupportsIndex
 import torch
 from torch import Tensor
 
+from regard._kinds import refuse_unusual
 from regard._transforms import is_recorded
 from regard._types import Scalar
 from regard.errors import ArgumentError
@@ -40,6 +41,7 @@ def floating(name: str, value: object) -> Tensor:
     """`value` must be a floating-point tensor."""
     if not isinstance(value, Tensor):
         raise ArgumentError(name, f"is a {type(value).__name__}", "give a torch.Tensor")
+    refuse_unusual(name, value)
     if not value.dtype.is_floating_point:
         raise ArgumentError(
             name, f"has dtype {value.dtype}", f"convert it to a floating dtype, e.g. {name}.float()"
@@ -169,3 +171,13 @@ def whole_number(name: str, value: object, remedy: str) -> int:
         return index(value)
     except TypeError:
         raise ArgumentError(name, f"is {value!r}", remedy) from None
+
+
+def decomposable(matrix: Tensor) -> None:
+    """The entries of a derivative must be finite, and have the digits that decompositions need."""
+    if matrix.dtype.itemsize < 4:
+        remedy = "convert the point and the map: linearize(map.float(), x.float())"
+        raise ArgumentError("x", f"has dtype {matrix.dtype}, which has no singular values in PyTorch", remedy)
+    if holds(torch.isfinite(matrix).all()) is False:
+        remedy = "give points and parameters that are finite and not so large, or use float64"
+        raise ArgumentError("x", "gives a derivative with NaN or infinity", remedy)

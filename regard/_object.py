@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from functools import cache, wraps
 from inspect import isabstract
 from typing import Any, TypeVar
 
@@ -14,7 +15,9 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from regard import _kinds
 from regard._check import describe
+from regard.errors import RegardError
 
 Self = TypeVar("Self", bound="Object")
 
@@ -43,9 +46,20 @@ class Object(ABC):  # noqa: B024 (the base of abstract classes has no method of 
                     f"{base.__name__} would be "
                     f"assumed of {cls.__name__}; derive it from {base.__mro__[1].__name__}"
                 )
+        if "__post_init__" in vars(cls):
+            cls.__post_init__ = _with_kinds(cls.__post_init__)  # type: ignore[method-assign]
         pytree.register_pytree_node(
             cls, _flatten, _unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}"
         )
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Any:
+        if (arguments or options) and not torch.compiler.is_compiling():
+            _kinds.refuse_other_arguments(cls, arguments, options)
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        if not torch.compiler.is_compiling():
+            _kinds.refuse_wrong_kinds(self, _kinds_of(type(self)))
 
     def __eq__(self, other: object) -> bool:
         """Equal values: the same type with equal fields, tensors with equal numbers on one device in one
@@ -77,6 +91,34 @@ class Object(ABC):  # noqa: B024 (the base of abstract classes has no method of 
             if not _is_default(f, getattr(self, f.name))
         ]
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _with_kinds(check: Callable[..., None]) -> Callable[..., None]:
+    """The checks of a noun, and those of the kinds of its fields where these say nothing of them."""
+
+    @wraps(check)
+    def __post_init__(self: Any, *only_given: Any) -> None:
+        if torch.compiler.is_compiling():
+            check(self, *only_given)
+            return
+        try:
+            check(self, *only_given)
+        except RegardError:
+            raise
+        except Exception as error:
+            _kinds.refuse_wrong_kinds(self, _kinds_of(type(self)), error)
+            for name, value in vars(self).items():
+                if isinstance(value, Tensor):
+                    _kinds.refuse_unusual(name, value, error)
+            raise
+        _kinds.refuse_wrong_kinds(self, _kinds_of(type(self)))
+
+    return __post_init__
+
+
+@cache
+def _kinds_of(cls: type) -> _kinds.Kinds:
+    return _kinds.kinds_of_fields(cls)
 
 
 def rebuild(cls: type[Self], names: tuple[str, ...], values: tuple[Any, ...]) -> Self:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from regard import _check
 from regard._check import describe
+from regard._kinds import names_wrong_kinds
 from regard._object import Object
 from regard.errors import ArgumentError
 from regard.measure import Measure
@@ -299,6 +300,7 @@ class Hull(Near):
         return f"Hull({describe(self.points)}, token {self.token}, {len(self.embeddings)} embeddings)"
 
 
+@names_wrong_kinds
 def one_token(points: Tensor | Measure, index: int, radius: float) -> Radii:
     """Token `index` moves by at most `radius`, all others stay.
 

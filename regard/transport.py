@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from regard import _check
+from regard._kinds import names_wrong_kinds
 from regard.errors import ArgumentError, ConvergenceWarning, MissingExtraError, RefusalError
 from regard.measure import Measure
 
@@ -23,6 +24,7 @@ their shares are integers.
 """
 
 
+@names_wrong_kinds
 def wasserstein(mu: Measure | Tensor, nu: Measure | Tensor, p: float = 1.0) -> Tensor:
     """W_p(μ, ν) = (min over couplings of ∫ |x - y|^p)^{1/p}, exact up to rounding; p = ∞ is the largest step
     (villani2009, Definition 6.1).

@@ -12,6 +12,7 @@ from torch import Tensor
 from regard import _check
 from regard._enclosed import computed_lengths
 from regard._groups import columns_of
+from regard._kinds import names_wrong_kinds
 from regard._upper import Upper, exact
 from regard.attention import Attention, as_measure
 from regard.certificate import Certificate
@@ -32,6 +33,7 @@ ROUNDS = 6
 """How often thresholds are tightened where rounding, or a cruder width, was in the way."""
 
 
+@names_wrong_kinds
 def compress(
     context: Measure | Tensor | Compressed,
     attention: Attention,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard import _check
+from regard._kinds import names_wrong_kinds
 from regard.attention import Attention, as_measure
 from regard.certificate import Certificate
 from regard.errors import ArgumentError, RefusalError
@@ -91,6 +92,7 @@ class Spectrum:
         return f"Spectrum({kind}, {self.values.shape[-1]} values, {shown} features to 1 %)"
 
 
+@names_wrong_kinds
 def mercer(attention: Attention, x: Measure | Tensor, context: Measure | Tensor | None = None) -> Spectrum:
     """The spectrum of exp s between the tokens and their context, in L² of both laws: eigenvalues where
     scores are symmetric, singular values of the relation otherwise. All pairs are computed, in float64.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard import attention as declared
+from regard._kinds import names_wrong_kinds
 from regard._object import rebuild
 from regard.attention import Attention, as_measure
 from regard.compute.engine import Engine, working_dtype
@@ -21,6 +22,7 @@ from regard.moments import Law, SecondMoment
 from regard.normalizers import Softmax
 
 
+@names_wrong_kinds
 def apply(
     attention: Attention,
     x: Measure | Tensor,
@@ -46,6 +48,7 @@ def apply(
     return Measure(result, x.log_weights, x.marks)
 
 
+@names_wrong_kinds
 def explain(
     attention: Attention,
     x: Measure | Tensor,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard import _check
+from regard._kinds import names_wrong_kinds
 from regard.compute.direct import direct
 from regard.compute.dropout import attend_with_dropout, check_share
 from regard.compute.engine import Engine, Marks
@@ -20,6 +21,7 @@ from regard.potentials import Dot, Potential
 from regard.supports import Full, Support
 
 
+@names_wrong_kinds
 def attend(
     q: Tensor,
     k: Tensor,
@@ -37,7 +39,9 @@ def attend(
 
     Shapes broadcast as in F.scaled_dot_product_attention; fewer heads of k and v than of q (a divisor) are
     grouped queries. log_weights (..., n) says how often each key counts. dropout: the share of weights that
-    is dropped at random, for training. Shapes are checked, values are not: NaN propagates, as in torch.
+    is dropped at random, for training. Shapes are checked, values are not. A NaN in a key or value makes
+    every row NaN that sees it. A NaN in a query makes its own row NaN; where PyTorch's fused CPU kernel runs,
+    the row is zero, as in F.scaled_dot_product_attention.
 
     Examples:
         >>> q, k, v = (torch.randn(1, 4, 16, 8) for _ in range(3))

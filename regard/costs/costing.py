@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from regard._kinds import names_wrong_kinds
 from regard._verb import Verb
 from regard.costs.account import Cost
 from regard.costs.sizes import Sizes
@@ -37,6 +38,7 @@ Examples:
 Inputs = Sequence[Any] | Mapping[str, Any]
 
 
+@names_wrong_kinds
 def cost(subject: Any, sizes: Sizes | int, *, inputs: Inputs | None = None) -> Cost:
     """Flops, bytes and parameters of a forward pass and of training, part by part. Nothing is computed:
     shapes are enough.

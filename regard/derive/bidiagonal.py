@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from regard import _check
 from regard.derive.estimate import Estimate
 
 if TYPE_CHECKING:
@@ -162,6 +163,7 @@ def _values_and_residuals(diagonal: list[Tensor], above: list[Tensor], count: in
     band = torch.diag_embed(torch.stack(diagonal, -1))
     if size > 1:
         band.diagonal(1, -2, -1).copy_(torch.stack(above[:-1], -1))
+    _check.decomposable(band)
     u, s, _ = torch.linalg.svd(band)
     found = min(count, size)
     return s[..., :found], above[-1].unsqueeze(-1) * u[..., -1, :found].abs()

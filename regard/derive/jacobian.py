@@ -445,4 +445,5 @@ def spectral_norms(blocks: Tensor) -> Tensor:
     gram = blocks @ blocks.mT if blocks.shape[-2] <= blocks.shape[-1] else blocks.mT @ blocks
     if gram.shape[-1] == 1:
         return gram[..., 0, 0].clamp_min(0).sqrt() / unit
+    _check.decomposable(gram)
     return torch.linalg.eigvalsh(gram)[..., -1].clamp_min(0).sqrt() / unit

@@ -10,6 +10,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from regard import _check
+from regard._kinds import names_wrong_kinds
 from regard._verb import Verb
 from regard.attention import Attention, as_measure
 from regard.certificate import Hypothesis
@@ -39,6 +40,7 @@ linearization = Verb("linearization")
 """linearization.one(map, x, context, batch) -> Jacobian; a rule for each kind of map."""
 
 
+@names_wrong_kinds
 def linearize(
     map: Attention | Callable[[Tensor], Tensor],
     x: Measure | Tensor,

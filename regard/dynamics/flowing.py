@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from regard._kinds import names_wrong_kinds
 from regard.compute import Engine
 from regard.dynamics.fields import read_maps, read_source
 from regard.dynamics.hull import warn_of_long_steps
@@ -20,6 +21,7 @@ from regard.maps import Mapping
 from regard.measure import Measure
 
 
+@names_wrong_kinds
 def flow(
     map: Mapping | Sequence[Mapping],
     x: Measure | Tensor,
@@ -71,6 +73,7 @@ def flow(
     return Trajectory(Flow(maps, source, float(until), engine, scheme, space, float(noise), drawn))
 
 
+@names_wrong_kinds
 def iterate(
     map: Mapping | Sequence[Mapping], x: Measure | Tensor, steps: int, *, engine: Engine | None = None
 ) -> Trajectory:

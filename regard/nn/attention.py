@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import _check
+from regard._kinds import names_wrong_kinds
 from regard.attention import Attention
 from regard.compute.dropout import check_share
 from regard.compute.tensors import attend_tokens
@@ -48,6 +49,7 @@ class MultiHeadAttention(nn.Module):
         torch.Size([1, 5, 8])
     """
 
+    @names_wrong_kinds
     def __init__(
         self,
         width: int,

@@ -52,7 +52,8 @@ class Declaring(nn.Module, ABC):
 class Declared(Declaring):
     """A given map as a module: what is an nn.Parameter in it is learned, other tensors are kept as buffers.
 
-    Its tensors are copies.
+    Parameters are shared with the declaration, so that an optimizer over these trains the module; other
+    tensors are copied.
 
     Examples:
         >>> from regard.maps import Affine
@@ -74,7 +75,7 @@ class Declared(Declaring):
         self._fixed = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         for name, leaf in zip(names, leaves, strict=True):
             if isinstance(leaf, nn.Parameter):
-                self.register_parameter(name, nn.Parameter(leaf.detach().clone(), leaf.requires_grad))
+                self.register_parameter(name, leaf)
             elif isinstance(leaf, Tensor):
                 self.register_buffer(name, leaf.detach().clone())
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from regard._kinds import names_wrong_kinds
 from regard._verb import Verb
 from regard.attention import Attention
 from regard.certificate import Certificate
@@ -32,6 +33,7 @@ remedies = Verb("remedies")
 """remedies.one(subject) -> the smallest changes that would make a constant finite, as sentences."""
 
 
+@names_wrong_kinds
 def certify(map: Any, domain: Domain, norm: Norm) -> Certificate:
     """How much the map can amplify a change: |f(x) - f(x')| ≤ value · |x - x'| for all x, x' of the domain,
     in the norm.
@@ -59,6 +61,7 @@ def certify(map: Any, domain: Domain, norm: Norm) -> Certificate:
         return _with_run(_smallest(constants, map, domain, norm), map, domain)
 
 
+@names_wrong_kinds
 def deviation(map: Any, domain: Domain, norm: Norm) -> Certificate:
     """How far the value can move: |f(x') - f(x)| ≤ value for all x' near x. Often far below constant ×
     radius.

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from importlib import resources
 
+from regard._kinds import names_wrong_kinds
 from regard.certificate import Certificate
 from regard.errors import ArgumentError
 
 
+@names_wrong_kinds
 def cite(certificate: Certificate) -> str:
     """The BibTeX entries of every source in the tree of a certificate, in the order of the bibliography.
 

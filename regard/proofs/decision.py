@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from regard._check import whole_number
+from regard._kinds import names_wrong_kinds
 from regard.certificate import Certificate, Hypothesis, round_down, round_up
 from regard.domains import Hull, Near
 from regard.errors import ArgumentError
@@ -84,6 +85,7 @@ def _bounded(low: float) -> str:
 WORDS = {True: "cannot change", False: "changes", None: "may or may not change"}
 
 
+@names_wrong_kinds
 def decide(
     model: Any,
     x: Tensor,

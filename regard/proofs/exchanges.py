@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard._kinds import names_wrong_kinds
 from regard._progress import Bar
 from regard.errors import ArgumentError
 from regard.proofs.decision_attack import lead
@@ -54,6 +55,7 @@ class Substitutions:
     __repr__ = __str__
 
 
+@names_wrong_kinds
 def substitutions(
     logits: Logits,
     tokens: Tensor | Sequence[int],

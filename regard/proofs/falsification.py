@@ -15,6 +15,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from regard._kinds import names_wrong_kinds
 from regard.attention import Attention
 from regard.compute import ReferenceEngine, apply
 from regard.domains import Ball, Box, Domain, Hull, Near, Neighborhood, Radii, Shell, TokenSet, Whole
@@ -61,6 +62,7 @@ class Witness:
     __repr__ = __str__
 
 
+@names_wrong_kinds
 def falsify(
     map: Any,
     domain: Domain,
@@ -92,6 +94,7 @@ def falsify(
     return max(found, key=lambda witness: witness.value)
 
 
+@names_wrong_kinds
 def falsify_deviation(
     map: Any,
     domain: Near,

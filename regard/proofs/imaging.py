@@ -14,6 +14,7 @@ from torch import Tensor
 
 from regard import maps
 from regard._enclosed import length, lengths, product_norm, root_of_squares
+from regard._kinds import names_wrong_kinds
 from regard._upper import Upper, exact, exact_lower, product, relative_error, root, sizes, total
 from regard._verb import Verb
 from regard.attention import Attention
@@ -60,6 +61,7 @@ imaging = Verb("imaging")
 """imaging.one(map, domain) -> a domain that holds f(x) for every x of the domain."""
 
 
+@names_wrong_kinds
 def image(map: Any, domain: Domain) -> Domain:
     """A domain that holds f(x) for every x of the domain: f(D) ⊆ image(f, D).
 

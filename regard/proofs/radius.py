@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from regard import _check
+from regard._kinds import names_wrong_kinds
 from regard._upper import Lower, Upper, exact, root
 from regard.certificate import Certificate, Hypothesis, round_down
 from regard.domains import Box, Near, Neighborhood, Radii, Whole
@@ -80,6 +81,7 @@ class Radius:
     __repr__ = __str__
 
 
+@names_wrong_kinds
 def certified_radius(
     model: Any,
     x: Tensor,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard._enclosed import computed_lengths, lengths_below, spectral_norms
+from regard._kinds import names_wrong_kinds
 from regard._upper import Lower, Upper, relative_error
 from regard.certificate import Certificate, round_down
 from regard.domains import Near
@@ -65,6 +66,7 @@ class Similarity:
     __repr__ = __str__
 
 
+@names_wrong_kinds
 def certified_cosine(
     model: Any, x: Tensor, domain: Near, *, readout: Any = None, steps: int = 20
 ) -> Similarity:

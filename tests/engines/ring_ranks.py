@@ -257,11 +257,11 @@ def another_width(rank, world):
     ring = r.engines.Ring(timeout=10.0)
     x = tokens()
     narrow = x[..., :3] if rank == 0 else x
-    return [attempt(lambda: r.attend(q, q, x, engine=ring)) for q in (narrow, x)]
+    return [attempt(lambda q=q: r.attend(q, q, x, engine=ring)) for q in (narrow, x)]
 
 
 def ending(rank, world):
-    """What refers to the group, and which threads run, after a backward pass with the ring and its result kept."""
+    """References to the group and running threads after a backward pass whose result is still held."""
     ring = r.engines.Ring(dist.group.WORLD, timeout=10.0)
     x = tokens().requires_grad_()
     out = call(ring, x)

@@ -38,8 +38,9 @@ class Ring(Engine):
     """Softmax attention of tokens that are spread over the processes of a group, as in one process.
 
     Every rank makes the same calls with its own tokens. Keys and values travel from rank to rank, and with
-    them, backward, their gradients (liu2023ring). group: a process group of torch.distributed, None for all; it
-    is held weakly, because PyTorch ends a group's threads only where nothing else refers to the group. timeout: seconds after which a rank that sends nothing is lost. shards: which tokens a rank holds, where
+    them, backward, their gradients (liu2023ring). group: a process group of torch.distributed, None for all;
+    it is held weakly, because PyTorch ends a group's threads only where nothing else refers to the group.
+    timeout: seconds after which a rank that sends nothing is lost. shards: which tokens a rank holds, where
     they come without marks. It must be asked for by name.
 
     Examples:
