@@ -99,6 +99,7 @@ def refuse_wrong_kinds(value: Any, kinds: Kinds, cause: Exception | None = None)
             raise _wrong(name, found, words) from cause
 
 
+@functools.cache
 def kinds_of_fields(cls: type) -> Kinds:
     """The kinds of the fields of a dataclass, where its annotations say them."""
     found, names = {}, {field.name for field in dataclasses.fields(cls)}

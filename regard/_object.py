@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC
 from collections.abc import Callable, Hashable, Iterator
-from functools import cache, wraps
+from functools import wraps
 from inspect import isabstract
 from typing import Any, TypeVar
 
@@ -59,7 +59,7 @@ class Object(ABC):  # noqa: B024 (the base of abstract classes has no method of 
 
     def __post_init__(self) -> None:
         if not torch.compiler.is_compiling():
-            _kinds.refuse_wrong_kinds(self, _kinds_of(type(self)))
+            _kinds.refuse_wrong_kinds(self, _kinds.kinds_of_fields(type(self)))
 
     def __eq__(self, other: object) -> bool:
         """Equal values: the same type with equal fields, tensors with equal numbers on one device in one
@@ -97,7 +97,7 @@ def _with_kinds(check: Callable[..., None]) -> Callable[..., None]:
     """The checks of a noun, and those of the kinds of its fields where these say nothing of them."""
 
     @wraps(check)
-    def __post_init__(self: Any, *only_given: Any) -> None:
+    def __post_init__(self: Object, *only_given: Any) -> None:
         if torch.compiler.is_compiling():
             check(self, *only_given)
             return
@@ -106,19 +106,14 @@ def _with_kinds(check: Callable[..., None]) -> Callable[..., None]:
         except RegardError:
             raise
         except Exception as error:
-            _kinds.refuse_wrong_kinds(self, _kinds_of(type(self)), error)
+            _kinds.refuse_wrong_kinds(self, _kinds.kinds_of_fields(type(self)), error)
             for name, value in vars(self).items():
                 if isinstance(value, Tensor):
                     _kinds.refuse_unusual(name, value, error)
             raise
-        _kinds.refuse_wrong_kinds(self, _kinds_of(type(self)))
+        _kinds.refuse_wrong_kinds(self, _kinds.kinds_of_fields(type(self)))
 
     return __post_init__
-
-
-@cache
-def _kinds_of(cls: type) -> _kinds.Kinds:
-    return _kinds.kinds_of_fields(cls)
 
 
 def rebuild(cls: type[Self], names: tuple[str, ...], values: tuple[Any, ...]) -> Self:
