@@ -59,7 +59,7 @@ def collect(run: Measured, partial: str) -> Report:
         settings={
             "checks": [check.name for check in run.checks],
             "arithmetic": str(_arithmetic(run)),
-            "decision": _decision_seconds(run),
+            "radius": _decision_seconds(run),
         },
         partial=partial,
         inputs=[_entry(item) for item in run.inputs],
@@ -78,9 +78,9 @@ def _entry(item: Input) -> InputEntry:
 
 def _decision_seconds(run: Measured) -> float | None:
     """What the check `decision` would take on the first text; None where it was made or would be refused."""
-    from regard.audits.checks.decision import predicted_seconds
+    from regard.audits.checks.answer_radius import predicted_seconds
 
-    made = any(check.name == "decision" for check in run.checks)
+    made = any(check.name == "radius" for check in run.checks)
     if made or not run.inputs or getattr(run, "disk", None) is not None:
         return None
     return predicted_seconds(run.original, run.inputs[0])

@@ -126,17 +126,17 @@ def _words(report: Report) -> Sentence | None:
     )
     told = say(
         "in {texts} of {inputs} " + counted(len(report.inputs), "input") + ", the {kind} of “{word}”",
-        texts=len(report.tables["misspecification"]),
+        texts=len(report.tables["words"]),
         inputs=len(report.inputs),
         kind=worst["kind"],
         word=worst["word"],
     )
     found = say("Of") + made + told + moved + say("“{text}”", text=worst["text"])
-    seconds = report.settings.get("decision")
+    seconds = report.settings.get("radius")
     if seconds is None:
         return found
     more = "What every typo of the first text does, and what small moves of one token cannot do, is found by"
-    return found + say(more + " --checks decision ({taken} of one core).", taken=spoken_time(seconds))
+    return found + say(more + " --checks radius ({taken} of one core).", taken=spoken_time(seconds))
 
 
 def _share(change: dict[str, Any]) -> float:
@@ -146,12 +146,12 @@ def _share(change: dict[str, Any]) -> float:
 
 def changes(report: Report) -> list[dict[str, Any]]:
     """Every changed word of the inputs whose words were changed."""
-    return [change for table in report.tables.get("misspecification", []) for change in table["changes"]]
+    return [change for table in report.tables.get("words", []) for change in table["changes"]]
 
 
 def _decision(report: Report) -> Sentence | None:
     """Up to where one word changes nothing, and where that is lost."""
-    table = next(iter(report.tables.get("decision", [])), None)
+    table = next(iter(report.tables.get("radius", [])), None)
     if table is None:
         return None
     found = say("{answer}", answer=" ".join([table["question"], *table["sentences"]]))

@@ -17,9 +17,9 @@ from regard.audits.adapters import adapter_of
 from regard.audits.adapters.base import Declared
 from regard.audits.capture import capture, output_tensor, passage, replay, tokens_in
 from regard.audits.checks import checks
-from regard.audits.checks.deviation import _strongest, attack
+from regard.audits.checks.one_token import _strongest, attack
 from regard.audits.checks.geometry import effective_rank, mean_cosine
-from regard.audits.checks.misspecification import CHANGES, correlation
+from regard.audits.checks.changed_words import CHANGES, correlation
 from regard.audits.checks.rows import stiffness
 from regard.audits.checks.spectra import product_norm
 from regard.audits.findings import ALARMING, findings
@@ -132,11 +132,11 @@ def test_a_passage_is_the_model():
 
 @pytest.mark.parametrize("family", ["bert", "llama", "opt", "gemma2"])
 def test_certificates_are_above_and_attacks_below(family):
-    report = r.audit(model_of(family), [call_of(family)], checks=named("constants", "bounds", "deviation"))
+    report = r.audit(model_of(family), [call_of(family)], checks=named("constants", "bounds", "one-token"))
     for row in report.heads:
         assert row.values["head_constant"] <= row.values["point_bound"] * (1 + 1e-9)
         assert row.values["point_bound"] <= row.values["ball_bound"] * (1 + 1e-9)
-    for table in report.tables["deviation"]:
+    for table in report.tables["one-token"]:
         for move in table["moves"]:
             assert 0 < move["found"] <= (math.inf if move["proved"] == "inf" else move["proved"])
         row = next(row for row in report.layers if row.site == table["site"])
@@ -262,7 +262,7 @@ def test_one_token():
     report = r.audit(model_of("bert"), [{"input_ids": torch.tensor([[5]])}])
     assert not report.missing
     assert all(row.values["entropy"] == 0 and row.values["row_stiffness"] == 0 for row in report.heads)
-    assert {entry.check for entry in report.skipped} == {"misspecification"}
+    assert {entry.check for entry in report.skipped} == {"words"}
 
 
 def test_the_model_is_left_as_it_was():
@@ -391,7 +391,7 @@ def minilm():
     from regard.audits.load import load
 
     model, tokenizer, name = load(None)
-    asked = named("weights", "rows", "constants", "misspecification")
+    asked = named("weights", "rows", "constants", "words")
     return r.audit(model, included_sentences(), tokenizer=tokenizer, name=name, checks=asked)
 
 
@@ -544,9 +544,9 @@ def test_tokens_that_see_nothing_have_no_bound_and_say_so():
     seen = torch.ones(5, 5, dtype=torch.bool).tril()
     seen[:, :2] = False
     call = {"input_ids": torch.arange(3, 8).unsqueeze(0), "attention_mask": seen.view(1, 1, 5, 5)}
-    report = r.audit(model, [call], checks=named("bounds", "deviation", "rows"))
+    report = r.audit(model, [call], checks=named("bounds", "one-token", "rows"))
     assert not report.missing
-    assert {entry.check for entry in report.skipped} == {"bounds", "deviation"}
+    assert {entry.check for entry in report.skipped} == {"bounds", "one-token"}
     assert all("see no key" in entry.reason for entry in report.skipped)
 
 
@@ -588,9 +588,9 @@ def test_what_a_long_input_lacks_is_said():
     model.wpe = torch.nn.Embedding(length, model.wpe.embedding_dim).double()
     model.config.n_positions = length
     call = {"input_ids": torch.arange(length).remainder(7).unsqueeze(0)}
-    report = r.audit(model, [call], checks=named("bounds", "deviation", "depth"))
+    report = r.audit(model, [call], checks=named("bounds", "one-token", "depth"))
     reasons = {entry.check: entry.reason for entry in report.skipped}
-    assert set(reasons) == {"bounds", "deviation", "depth"}
+    assert set(reasons) == {"bounds", "one-token", "depth"}
     assert all("of 257 tokens; give a text of at most" in reason for reason in reasons.values())
     assert all(
         math.isfinite(row.values["ball_bound"]) and "point_bound" not in row.values for row in report.heads
@@ -600,7 +600,7 @@ def test_what_a_long_input_lacks_is_said():
     assert "depth" not in report.tables
     said = " ".join(summary(report))
     assert all(
-        f"{name} in " in said.partition("Not measured: ")[2] for name in ("bounds", "depth", "deviation")
+        f"{name} in " in said.partition("Not measured: ")[2] for name in ("bounds", "depth", "one-token")
     )
     assert Report.from_dict(json.loads(json.dumps(report.to_dict()))).to_dict() == report.to_dict()
 
@@ -611,7 +611,7 @@ def test_one_word_of_a_long_input():
     model.wpe = torch.nn.Embedding(length, model.wpe.embedding_dim).double()
     model.config.n_positions = length
     call = {"input_ids": torch.arange(length).remainder(7).unsqueeze(0)}
-    report = r.audit(model, [call], checks=named("deviation"))
+    report = r.audit(model, [call], checks=named("one-token"))
     assert not report.skipped
     for row in report.layers:
         assert 0 < row.values["word_attack"] <= row.values["word_deviation"] < 2 * row.values["word_attack"]
@@ -624,12 +624,12 @@ def test_what_is_too_large_to_prove_is_said(family, share, why, monkeypatch):
     """Matrices of all heads, or slopes that differ from pair to pair, that would not fit in memory."""
     model, tokens = model_of(family), 12
     matrices = model.config.num_attention_heads * model.config.hidden_size**2
-    monkeypatch.setattr(sys.modules["regard.audits.checks.deviation"], "NUMBERS", int(share * matrices))
+    monkeypatch.setattr(sys.modules["regard.audits.checks.one_token"], "NUMBERS", int(share * matrices))
     assert tokens**2 > model.config.hidden_size
     report = r.audit(
-        model, [{"input_ids": torch.arange(tokens).remainder(7).unsqueeze(0)}], checks=named("deviation")
+        model, [{"input_ids": torch.arange(tokens).remainder(7).unsqueeze(0)}], checks=named("one-token")
     )
-    assert {entry.check for entry in report.skipped} == {"deviation"}
+    assert {entry.check for entry in report.skipped} == {"one-token"}
     assert all(why in entry.reason for entry in report.skipped)
 
 

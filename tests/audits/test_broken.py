@@ -390,6 +390,6 @@ def test_a_layer_that_is_called_twice_is_misspelled():
     sizes = {"vocab_size": 40, "hidden_size": 32, "embedding_size": 16, "num_hidden_layers": 2}
     config = transformers.AlbertConfig(**sizes, num_attention_heads=4, intermediate_size=24)
     model = enlivened(transformers.AlbertModel(config))
-    report = r.audit(model, "the cat", tokenizer=tokenizer(), checks=["misspecification"])
+    report = r.audit(model, "the cat", tokenizer=tokenizer(), checks=["words"])
     assert not report.skipped
     assert report.stacks[0].values["expansion"] > 0

@@ -54,8 +54,8 @@ def test_a_thorough_audit_is_of_texts(failed, model, other):
 
 
 def test_a_quick_audit_names_checks_that_it_does_not_have(failed, model):
-    said = failed("audit", model, "--quick", "--checks", "rows,decision")
-    assert said.startswith("regard: --quick: is given with decision, of which there is no quick form")
+    said = failed("audit", model, "--quick", "--checks", "rows,radius")
+    assert said.startswith("regard: --quick: is given with radius, of which there is no quick form")
 
 
 def test_help_teaches():

@@ -6,7 +6,7 @@ import torch
 from regard._durations import spoken_time
 from regard.audits import audit
 from regard.audits.checkpoint import find
-from regard.audits.checks import checks, decision
+from regard.audits.checks import answer_radius, checks
 from regard.audits.inputs import inputs_of
 from regard.audits.load import load_head, load_weights, tokenizer_of
 from regard.audits.summary import summary
@@ -17,20 +17,20 @@ TEXT = "warm film"
 
 @pytest.fixture(autouse=True)
 def few_radii(monkeypatch):
-    monkeypatch.setattr(decision, "RESOLUTION", 8.0)
+    monkeypatch.setattr(answer_radius, "RESOLUTION", 8.0)
 
 
 def audited(tmp_path, kind):
     checkpoint = find(tiny(tmp_path, kind, **SIZES))
     model = load_head(checkpoint).double()
-    return audit(model, [TEXT, "a film"], tokenizer=tokenizer_of(checkpoint), checks=["decision"])
+    return audit(model, [TEXT, "a film"], tokenizer=tokenizer_of(checkpoint), checks=["radius"])
 
 
 def test_a_classifier_is_answered_in_one_sentence(tmp_path):
     report = audited(tmp_path, "BertForSequenceClassification")
     (row,) = report.ranked("answer_proved")
     assert 0 < row.values["answer_proved"] < row.values["answer_attack"]
-    (table,) = report.tables["decision"]
+    (table,) = report.tables["radius"]
     assert [one["word"] for one in table["words"]] == TEXT.split()
     assert min(one["proved"] for one in table["words"]) == row.values["answer_proved"]
     assert len(table["spent"]) == 2
@@ -53,16 +53,16 @@ def test_an_embedding_is_too(tmp_path):
 
 def test_it_is_made_only_when_it_is_named(tmp_path):
     named = [check.name for check in checks() if check.named]
-    assert named == ["decision"]
+    assert named == ["radius"]
     checkpoint = find(tiny(tmp_path, "BertModel", **SIZES))
     report = audit(
-        load_head(checkpoint), [{"input_ids": torch.tensor([[2, 5, 6, 3]])}], checks=["rows", "decision"]
+        load_head(checkpoint), [{"input_ids": torch.tensor([[2, 5, 6, 3]])}], checks=["rows", "radius"]
     )
-    assert any(entry.check == "decision" and "not texts" in entry.reason for entry in report.skipped)
+    assert any(entry.check == "radius" and "not texts" in entry.reason for entry in report.skipped)
 
 
 def test_long_texts_are_refused_with_the_remedy(tmp_path, monkeypatch):
-    monkeypatch.setattr(decision, "LARGEST", 16)
+    monkeypatch.setattr(answer_radius, "LARGEST", 16)
     report = audited(tmp_path, "BertModel")
     said = next(entry.reason for entry in report.skipped if "regard decide" in entry.reason)
     assert report.ranked("typos_changed")
@@ -82,7 +82,7 @@ def test_the_way_through_the_words_is_shown(tmp_path):
         load_head(checkpoint),
         [TEXT],
         tokenizer=tokenizer_of(checkpoint),
-        checks=["decision"],
+        checks=["radius"],
         progress=lambda *line: shown.append(line),
     )
     whole = [what for what, *_ in shown if what.startswith("input 1, whole: ")]
@@ -91,7 +91,7 @@ def test_the_way_through_the_words_is_shown(tmp_path):
 
 
 def hint(report):
-    return [sentence for sentence in summary(report) if "--checks decision" in sentence]
+    return [sentence for sentence in summary(report) if "--checks radius" in sentence]
 
 
 def test_the_hint_is_shown_where_it_leads_somewhere(tmp_path, monkeypatch):
@@ -102,24 +102,24 @@ def test_the_hint_is_shown_where_it_leads_somewhere(tmp_path, monkeypatch):
     def report(checks):
         return audit(model, [TEXT], tokenizer=tokenizer, checks=checks)
 
-    (said,) = hint(report(["misspecification"]))
-    taken = 2 * decision.OF_ANSWERS * decision.LEAST * 2 / decision.LAYERS
-    assert f"--checks decision ({spoken_time(taken)} of one core)" in said
-    assert hint(report(["misspecification", "decision"])) == []
-    monkeypatch.setattr(decision, "LARGEST", 16)
-    assert hint(report(["misspecification"])) == []
+    (said,) = hint(report(["words"]))
+    taken = 2 * answer_radius.OF_ANSWERS * answer_radius.LEAST * 2 / answer_radius.LAYERS
+    assert f"--checks radius ({spoken_time(taken)} of one core)" in said
+    assert hint(report(["words", "radius"])) == []
+    monkeypatch.setattr(answer_radius, "LARGEST", 16)
+    assert hint(report(["words"])) == []
     monkeypatch.undo()
     model.config.model_type = "deberta"
-    assert decision.predicted_seconds(model, inputs_of(model, [TEXT], tokenizer)[0]) is None
+    assert answer_radius.predicted_seconds(model, inputs_of(model, [TEXT], tokenizer)[0]) is None
 
 
 def test_predicted_times_grow_with_the_text(tmp_path):
     checkpoint = find(tiny(tmp_path, "BertModel", **{**SIZES, "hidden_size": 512}))
     model, tokenizer = load_weights(checkpoint), tokenizer_of(checkpoint)
     short, long = (
-        decision.predicted_seconds(model, inputs_of(model, [text], tokenizer)[0])
+        answer_radius.predicted_seconds(model, inputs_of(model, [text], tokenizer)[0])
         for text in ("warm film", "a warm film a warm film")
     )
     numbers = 6 * 512
-    assert long == pytest.approx(6 * decision.OF_EMBEDDINGS * 20 * (numbers / 2304) ** 3 * 2 / 6)
+    assert long == pytest.approx(6 * answer_radius.OF_EMBEDDINGS * 20 * (numbers / 2304) ** 3 * 2 / 6)
     assert short < long / 10

@@ -46,14 +46,14 @@ def test_the_newest_checkpoint_is_taken(run):
 
 
 def test_a_training_is_audited_on_texts(run, tmp_path, monkeypatch, capsys):
-    asked = ("--checks", "rows,influence,misspecification", "--out", tmp_path)
+    asked = ("--checks", "rows,influence,words", "--out", tmp_path)
     assert called(monkeypatch, "audit", run, "--text", "the cat sat on the dog", *asked) == 0, (
         capsys.readouterr().err
     )
     report = json.loads((tmp_path / "report.json").read_text())
     assert [(site["heads"], site["covered"]) for site in report["coverage"]] == [(2, True), (2, True)]
     assert "".join(report["inputs"][0]["tokens"]) == "the cat sat on the dog"
-    assert report["tables"]["misspecification"][0]["changes"]
+    assert report["tables"]["words"][0]["changes"]
 
 
 def test_a_text_in_other_characters_is_refused(run, tmp_path, monkeypatch, capsys):

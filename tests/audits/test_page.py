@@ -134,7 +134,7 @@ def _tables(draw, sites, model):
             {"site": s, "input": i, "radius": 3.0, "heads": [rungs() for _ in range(model.heads[layer])]}
             for s, layer, i in places
         ],
-        "deviation": [
+        "one-token": [
             {"site": s, "input": i, "token": 1, "norm": 7.0, "moves": moves()} for s, _, i in places
         ],
         "constants": [
@@ -157,7 +157,7 @@ def _tables(draw, sites, model):
             {"site": "", "input": i, "influence": numbers(size), "map": pairs(size)}
             for i in range(model.inputs)
         ],
-        "misspecification": [
+        "words": [
             {
                 "site": "",
                 "input": i,
@@ -206,9 +206,7 @@ def nothing_covered():
             "block", -1, "StrangeAttention", 0, False, "no adapter knows this kind of attention", math.nan, ""
         )
     ]
-    skipped = [
-        Skipped("misspecification", "", index, "inputs: are not texts; give texts") for index in range(2)
-    ]
+    skipped = [Skipped("words", "", index, "inputs: are not texts; give texts") for index in range(2)]
     return dataclasses.replace(whole, rows=[], tables={}, coverage=coverage, skipped=skipped)
 
 
@@ -481,7 +479,7 @@ def test_words_are_sorted_and_drawn(opened):
     tab = opened(report)
     tab.click("[data-sort=predicted]")
     values = [entry[0] for entry in shown(tab, ".changes tbody td:last-child .number")]
-    changes = [change for entry in report.tables["misspecification"] for change in entry["changes"]]
+    changes = [change for entry in report.tables["words"] for change in entry["changes"]]
     every = [change["predicted"] for change in changes]
     assert values == sorted(every, reverse=True)
     tab.click("[data-sort=predicted]")
@@ -497,11 +495,11 @@ def test_words_are_sorted_and_drawn(opened):
 def test_the_change_that_the_summary_names_is_the_first_of_the_table(opened):
     """Outputs have different lengths: both rank by the share of that length."""
     report = made(Model(inputs=1))
-    (table,) = report.tables["misspecification"]
+    (table,) = report.tables["words"]
     sizes = [1.0 + 0.5 * place for place in range(len(table["changes"]))]
     pairs = zip(table["changes"], sizes, strict=True)
     entries = [{**change, "size": size, "moved": size**0.5} for change, size in pairs]
-    tables = {**report.tables, "misspecification": [{**table, "changes": entries}]}
+    tables = {**report.tables, "words": [{**table, "changes": entries}]}
     tab = opened(dataclasses.replace(report, tables=tables))
     (said,) = [text for text in report_words(tab) if "moved the mean output most" in text]
     assert "by 100 % of its length" in said
@@ -794,7 +792,7 @@ def test_a_real_audit(opened):
     assert [entry[0] for entry in shown(tab, "#panel .ladder .number")] == values
     assert len(tab.texts("#panel .law text")) >= 2 * len(report.inputs[0].tokens)
     tab.go("#layer-1")
-    moves = next(entry for entry in report.tables["deviation"] if entry["site"] == row.site)["moves"]
+    moves = next(entry for entry in report.tables["one-token"] if entry["site"] == row.site)["moves"]
     assert [entry[0] for entry in shown(tab, "#panel td:nth-child(2) .number[data-kind=proved]")][-4:] == [
         move["proved"] for move in moves
     ]

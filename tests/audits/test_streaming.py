@@ -24,7 +24,7 @@ from tests.audits.checkpoints import ENVIRONMENT, model_of, save, save_pickle, t
 pytest.importorskip("transformers")
 KINDS = ("bert", "gpt2", "llama", "t5")
 TEXTS = ("the cat sat on the mat", "a red dog .")
-WHOLE = {"depth", "influence", "misspecification"}
+WHOLE = {"depth", "influence", "words"}
 
 
 def named(*names):
@@ -112,7 +112,7 @@ def test_buffers_are_computed_and_blocks_are_not_there(kind, tmp_path):
 
 
 def test_proofs_are_those_of_the_loaded_model(tmp_path):
-    checkpoint, asked = shards(tmp_path, "llama"), named("bounds", "deviation")
+    checkpoint, asked = shards(tmp_path, "llama"), named("bounds", "one-token")
     found = streamed(checkpoint, asked)
     assert found.rows
     assert found.to_dict() == whole(checkpoint, asked).to_dict()

@@ -3,7 +3,7 @@
 import torch
 
 import regard as r
-from regard.audits.checks import depth, deviation, edits, influence, ladder
+from regard.audits.checks import depth, edits, influence, ladder, one_token
 from regard.audits.checks.base import Cost, Limit, Scene, too_long
 
 
@@ -59,7 +59,7 @@ def test_every_input_has_its_influence():
 
 
 def test_every_proof_that_stops_says_what_it_would_cost():
-    for check in (depth, deviation, edits, ladder):
+    for check in (depth, one_token, edits, ladder):
         for thorough in (False, True):
             said = too_long(_scene(thorough), 1 + check.LONGEST.thorough, check.LONGEST, "nothing")
             assert f"at most {check.LONGEST.thorough:,} tokens: here it would take about" in said

@@ -253,12 +253,12 @@ def test_the_change_that_is_named_is_the_largest_of_what_is_printed(found):
     distance.
     """
     report = made(Model(inputs=1))
-    (table,) = report.tables["misspecification"]
+    (table,) = report.tables["words"]
     entries = [
         {**table["changes"][0], "word": f"word {place}", "moved": moved, "size": size}
         for place, (moved, size) in enumerate(found)
     ]
-    tables = {**report.tables, "misspecification": [{**table, "changes": entries}]}
+    tables = {**report.tables, "words": [{**table, "changes": entries}]}
     (said,) = [s for s in sentences(dataclasses.replace(report, tables=tables)) if "moved the mean" in s.text]
     shares = [moved / size for moved, size in found if size > 0]
     if shares:
@@ -407,9 +407,9 @@ def test_no_page_is_calm_when_nothing_was_measured():
 def test_typos_are_counted():
     """Three of ten inputs have changed words, and not every word of them: the sentence says so."""
     report = made(Model(inputs=10))
-    tables = report.tables["misspecification"][:3]
+    tables = report.tables["words"][:3]
     tables[0]["changes"] = tables[0]["changes"][1:]
-    told = dataclasses.replace(report, tables={**report.tables, "misspecification": tables})
+    told = dataclasses.replace(report, tables={**report.tables, "words": tables})
     said = " ".join(told.summary())
     assert "Of 8 typos, 9 replaced words, 9 deleted words in 3 of 10 inputs" in said
     assert "very word" not in html(told)

@@ -662,8 +662,8 @@
   }
 
   function deviations(site) {
-    const found = table("deviation", site.site, state.shown);
-    if (!found || !found.moves) return [absent("deviation", "Moves of one word")];
+    const found = table("one-token", site.site, state.shown);
+    if (!found || !found.moves) return [absent("one-token", "Moves of one word")];
     const names = report.inputs[state.shown] ? report.inputs[state.shown].tokens : [];
     const proved = { title: "proved", meaning: "The output of the layer moves by no more than this (Frobenius norm), whatever the direction.", kind: "proved" };
     const attack = { title: "found", meaning: "The farthest that an attack moved the output; the truth is between this and what is proved.", kind: "searched" };
@@ -716,7 +716,7 @@
   }
 
   function drawDecision(box) {
-    const found = table("decision", "", inputsWith("decision")[0]);
+    const found = table("radius", "", inputsWith("radius")[0]);
     const spent = found.spent.map((one) => ({ block: one.block, linear: number(one.linear), whole: number(one.linear) + number(one.rest), share: number(one.share) }));
     box.append(...found.sentences.map((sentence) => paragraph(sentence)));
     const typos = found.typos.map((one) => element("tr", {}, element("th", { scope: "row" }, one.word), element("td", { class: "right" }, `${one.changed} of ${one.count}`), element("td", {}, one.examples.map(([typo]) => typo).join(", "))));
@@ -761,7 +761,7 @@
   };
   const SORTS = ["typo", "replacement", "deletion"];
 
-  const changes = (report.tables.misspecification || []).flatMap((entry) => entry.changes.map((change) => {
+  const changes = (report.tables.words || []).flatMap((entry) => entry.changes.map((change) => {
     const distances = change.distances.map(number);
     const [enters, leaves] = [distances[0], distances[distances.length - 1]];
     return { ...change, input: entry.input, distances, enters, leaves, expansion: enters > 0 ? leaves / enters : NaN, moved: number(change.moved) / number(change.size), predicted: number(change.predicted) };
@@ -770,7 +770,7 @@
   function drawWords(box) {
     const place = element("div");
     const again = () => place.replaceChildren(...wordsShown(again));
-    const those = inputsWith("misspecification");
+    const those = inputsWith("words");
     state.text = those.length > 1 ? null : those[0];
     if (those.length > 1) box.append(element("div", { class: "controls" }, choice("words of", [option("", "all inputs"), ...those.map((i) => option(String(i), inputName(i)))], "", (index) => { state.text = index === "" ? null : Number(index); state.change = null; again(); })));
     box.prepend(soft(`${counted()} W₁ is the Wasserstein distance between the tokens of both texts. Open a word to see it layer by layer.`));
@@ -781,7 +781,7 @@
   /* What was changed, counted: some words have no two letters that can change places. */
   function counted() {
     const parts = [["typo", "typos"], ["replacement", "words replaced"], ["deletion", "words left out"]].map(([kind, words]) => `${changes.filter((change) => change.kind === kind).length} ${words}`);
-    return `${parts.join(", ")}: one word at a time, in ${inputsWith("misspecification").length} of ${report.inputs.length} inputs.`;
+    return `${parts.join(", ")}: one word at a time, in ${inputsWith("words").length} of ${report.inputs.length} inputs.`;
   }
 
   function sorted(list) {
@@ -891,7 +891,7 @@
     if (known("head").length && heads.size) drawHeads(opened("heads"));
     else if (layers.size && known("layer").length) drawLayersAlone(opened("heads"));
     if (inputsWith("depth").length || rows("stack").some((row) => "network_constant" in row.values)) drawDepth(opened("depth"));
-    if (inputsWith("decision").length) drawDecision(opened("decision"));
+    if (inputsWith("radius").length) drawDecision(opened("radius"));
     if ([...layers.values()].some((row) => "effective_rank" in row.values || "mean_cosine" in row.values)) drawGeometry(opened("geometry"));
     if (inputsWith("influence").length) drawInfluence(opened("influence"));
     if (changes.length) drawWords(opened("words"));

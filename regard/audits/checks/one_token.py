@@ -141,7 +141,7 @@ def _strongest(scene: Scene, site: Site) -> tuple[int, Tensor]:
 
 register(
     Check(
-        "deviation",
+        "one-token",
         "How far can the output of a layer go when one word moves?",
         (
             Column(

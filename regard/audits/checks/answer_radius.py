@@ -32,7 +32,7 @@ RADIUS, RESOLUTION = 1e-3, 1.2
 """For embeddings, how far a token moves, relative to its length; for classes, how close proved radii are."""
 
 
-def decision(scene: Scene) -> Result:
+def answer_radius(scene: Scene) -> Result:
     """The first text: what its typos do, which moves cannot change its answer, and the shortest that does."""
     if scene.index:
         return Result()
@@ -98,7 +98,7 @@ def predicted_seconds(model: nn.Module, item: Input) -> float | None:
 
 register(
     Check(
-        "decision",
+        "radius",
         "What do typos do to the answer, and how far can one token move before it changes?",
         (
             Column(
@@ -133,7 +133,7 @@ register(
                 "smallest",
             ),
         ),
-        of_input=decision,
+        of_input=answer_radius,
         order=90,
         named=True,
     )

@@ -33,7 +33,7 @@ class Passage:
         return self.tokens[-1].mean(0)
 
 
-def misspecification(scene: Scene) -> Result:
+def changed_words(scene: Scene) -> Result:
     """W1 of the tokens layer by layer and the distance of the mean output tokens, for each unit of the text
     changed in each way.
     """
@@ -153,7 +153,7 @@ def _correlation_column(kind: str) -> Column:
 
 register(
     Check(
-        "misspecification",
+        "words",
         "What does a typo do?",
         (
             Column(
@@ -168,7 +168,7 @@ register(
             ),
             *(_correlation_column(kind) for kind in CHANGES),
         ),
-        of_input=misspecification,
+        of_input=changed_words,
         quick_input=typos,
         order=90,
     )
