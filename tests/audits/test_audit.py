@@ -17,9 +17,9 @@ from regard.audits.adapters import adapter_of
 from regard.audits.adapters.base import Declared
 from regard.audits.capture import capture, output_tensor, passage, replay, tokens_in
 from regard.audits.checks import checks
-from regard.audits.checks.one_token import _strongest, attack
-from regard.audits.checks.geometry import effective_rank, mean_cosine
 from regard.audits.checks.changed_words import CHANGES, correlation
+from regard.audits.checks.geometry import effective_rank, mean_cosine
+from regard.audits.checks.one_token import _strongest, attack
 from regard.audits.checks.rows import stiffness
 from regard.audits.checks.spectra import product_norm
 from regard.audits.findings import ALARMING, findings
