@@ -60,6 +60,7 @@ def collect(run: Measured, partial: str) -> Report:
             "checks": [check.name for check in run.checks],
             "arithmetic": str(_arithmetic(run)),
             "radius": _decision_seconds(run),
+            "seconds": getattr(run, "seconds", None),
         },
         partial=partial,
         inputs=[_entry(item) for item in run.inputs],
@@ -193,7 +194,8 @@ class _Gathering:
             for check, answer in results.items():
                 if answer.get("table") is not None and (where in covered or not where):
                     found.setdefault(check, []).append({"site": where, "input": index, **answer["table"]})
-        return found
+        pairs = self.run.store.get(PAIRS)
+        return found if pairs is None else {**found, "pairs": [{"site": "", "input": None, **pairs}]}
 
 
 def _place(found: Any, column: Column, where: str, index: int | None, value: Any, inputs: int) -> None:

@@ -31,11 +31,11 @@ from regard._printable import printable
 from regard.audits.checks import Check, Column
 from regard.audits.checks.base import HEAD, STACK
 from regard.audits.compare import Comparison
-from regard.audits.findings import ALARMING, NOTABLE, NOTE, findings
+from regard.audits.findings import ALARMING, NOTABLE, NOTE
 from regard.audits.report import Report, Row
+from regard.audits.screen import Block, screen
 from regard.audits.series import Series, Track
 from regard.audits.series_page import verdict
-from regard.audits.summary import summary
 from regard.audits.words import counted
 
 SHOWN = (
@@ -185,27 +185,61 @@ def part(done: int, sizes: Sequence[int]) -> tuple[int, int, int]:
 
 
 def show(report: Report, paths: Sequence[Path], console: Console) -> None:
-    """A report in short: sentences, a table of layers, findings, and where the rest is."""
-    for sentence in summary(report):
-        say(console, f"• {sentence}")
-    if report.rows:
-        table, hidden = layer_table(report, console.width)
-        if len(table.columns) > 1 and table.rows:  # checks that measure no layer leave it empty
-            console.print(table)
-        if hidden:
-            count = f"{len(hidden)} {counted(len(hidden), 'column')} hidden"
-            say(console, f"… {count}: {', '.join(column.title for column in hidden)} (report.html has all)")
-    show_findings(report, console)
+    """The first screen of a report, a table of layers where only weights were read, and where the rest is."""
+    found = screen(report)
+    say(console, "   ".join([report.name, *found.facts]), "bold")
+    if report.partial:
+        say(console, f"Partial: {report.partial}.", STYLES[NOTABLE])
+    say(console, "")
+    say(
+        console, " ".join([found.verdict, *found.actions]), STYLES[found.level] if found.level != NOTE else ""
+    )
+    for block in found.blocks:
+        say(console, "")
+        show_block(block, console)
+    if not report.inputs:
+        show_layers(report, console)
+    say(console, "")
+    for sentence in found.closing:
+        say(console, sentence, "dim")
     show_paths(paths, console)
 
 
-def show_findings(report: Report, console: Console) -> None:
-    """The findings, the alarming ones first; a reason that several share is given once."""
-    given: set[str] = set()
-    for finding in findings(report):
-        reason = "" if finding.why in given else f" {finding.why} {finding.advice}"
-        say(console, f"{finding.level}: {finding.what}{reason} [{finding.column}]", STYLES[finding.level])
-        given.add(finding.why)
+def show_block(block: Block, console: Console) -> None:
+    """A block of the first screen: its title, and its lines with their numbers under its headings."""
+    labels = max([len(line.label) for line in block.lines if line.cells], default=0) + 2
+    count = max([len(block.headings), *(len(line.cells) for line in block.lines)])
+    rows = [block.headings, *(line.cells for line in block.lines)]
+    widths = [max([len(row[k]) for row in rows if k < len(row)], default=0) for k in range(count)]
+    title = Text(block.title.upper(), style="bold")
+    console.print(Text.assemble(title, f"  {block.how}" if block.how else ""), soft_wrap=False)
+    if block.headings:
+        say(console, " " * (labels + 2) + _cells(block.headings, widths))
+    for line in block.lines:
+        if not line.cells:
+            for k, part in enumerate(textwrap.wrap(line.label, max(console.width - 4, 20))):
+                say(console, f"{'  ' if not k else '    '}{part}")
+            continue
+        text = f"  {line.label:{labels}}{_cells(line.cells, widths)}"
+        room = console.width - len(text) - 2
+        say(console, f"{text}  {line.note}" if len(line.note) <= room else text)
+        if line.note and len(line.note) > room:
+            for part in textwrap.wrap(line.note, max(console.width - labels - 2, 20)):
+                say(console, " " * (labels + 2) + part)
+
+
+def _cells(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=False))
+
+
+def show_layers(report: Report, console: Console) -> None:
+    """A table of the layers, and the columns for which the screen is too narrow."""
+    table, hidden = layer_table(report, console.width)
+    if len(table.columns) > 1 and table.rows:  # checks that measure no layer leave it empty
+        console.print(table)
+    if hidden:
+        count = f"{len(hidden)} {counted(len(hidden), 'column')} hidden"
+        say(console, f"… {count}: {', '.join(column.title for column in hidden)} (report.html has all)")
 
 
 def show_table(

@@ -308,7 +308,7 @@ def _on_texts(
 ) -> Audit | StreamedAudit:
     from regard.audits import terminal
     from regard.audits.inputs import notes_on
-    from regard.audits.load import load_head, load_weights, tokenizer_of
+    from regard.audits.load import load_head, tokenizer_of
     from regard.audits.run import Audit
     from regard.audits.samples import DOMAINS, RANDOM, known_samples
     from regard.audits.streaming import StreamedAudit
@@ -328,8 +328,7 @@ def _on_texts(
             thorough=way.thorough,
         )
     else:
-        answered = any(check.named for check in asked)  # an answer needs the head that the model has
-        model = load_head(checkpoint).to(way.device) if answered else load_weights(checkpoint, way.device)
+        model = load_head(checkpoint).to(way.device)
         small = sum(parameter.numel() for parameter in model.parameters()) <= SMALL
         run = Audit(
             model,
@@ -339,6 +338,7 @@ def _on_texts(
             name=checkpoint.name,
             twin=small if way.twin is None else way.twin,
             thorough=way.thorough,
+            headed=True,
         )
     if domain not in ("", DOMAINS[0]):
         terminal.say(terminal.messages(), DRAWN if domain == RANDOM else UNREAD.format(domain))

@@ -135,7 +135,9 @@ class Scene:
 
     seen: where attention was seen to happen; alone: why there are no numbers of a block around some
     attention, by its name; direct: attention that reads the residual stream itself, nothing before it;
-    thorough: whether long inputs are worth the time they take.
+    thorough: whether long inputs are worth the time they take; head: the model with the head that it was
+    saved with, where `model` is without; every_word: whether every word of a text is
+    changed; texts: how many inputs the audit has.
     """
 
     model: nn.Module
@@ -151,6 +153,14 @@ class Scene:
     alone: dict[str, str] = field(default_factory=dict)
     direct: frozenset[str] = frozenset()
     thorough: bool = False
+    head: nn.Module | None = None
+    every_word: bool = False
+    texts: int = 1
+
+    @property
+    def whole(self) -> nn.Module:
+        """The model with its head, which gives the answers."""
+        return self.model if self.head is None else self.head
 
     @property
     def units(self) -> tuple[Unit, ...]:
