@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.cli.directories import default_directory, refuse_other, source_of
+from regard.cli.options import Device, OutByModel, Resume, Text, TextFile
 from regard.cli.processes import refuse_processes, start_workers
 from regard.cli.series import audit_series, status
 from regard.errors import ArgumentError, MissingExtraError
@@ -46,11 +47,11 @@ with the report of another model is refused. The summary goes to stdout, progres
 \b
 Examples
   regard audit                                            the demonstration model on the included sentences
-  regard audit ./my-model --text corpus.txt               one text per line
+  regard audit ./my-model --text-file corpus.txt          one text per line
   regard audit ./my-model --text "A text." --text "More." texts given here
   regard audit ./my-model --checks weights,rows           some questions only (regard checks lists them)
   regard audit ./my-model --quick                         a first look at one text, in seconds
-  regard audit ./my-model --text long.txt --thorough      proofs on long texts: 512 tokens, some 2,048
+  regard audit ./my-model --text-file long.txt --thorough proofs on long texts: 512 tokens, some 2,048
   regard audit ./llama-7b --weights-only                  norms of heads; reads one layer at a time
   regard audit ./llama-7b --low-memory                    texts too, with one block in memory at a time
   regard audit ./big-model --out big --resume             continue after Ctrl-C, a crash or a reboot
@@ -70,17 +71,9 @@ def audit(
     models: Annotated[
         list[str] | None, typer.Argument(metavar="MODEL", help="Directories or hub ids.", show_default=False)
     ] = None,
-    text: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TEXT|FILE",
-            help="A text, or a file with one text per line; may be repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The directory for the report.", show_default="audit-<model>")
-    ] = None,
+    text: Text = None,
+    text_file: TextFile = None,
+    out: OutByModel = None,
     checks: Annotated[
         str | None,
         typer.Option(metavar="NAMES", help="Names of checks, separated by commas.", show_default="all"),
@@ -88,14 +81,12 @@ def audit(
     quick: Annotated[
         bool, typer.Option("--quick", help="A first look: one text, and what takes seconds.")
     ] = False,
-    device: Annotated[str, typer.Option(help="Where the model runs.")] = "cpu",
+    device: Device = "cpu",
     thorough: Annotated[
         bool,
         typer.Option("--thorough", help="Prove on long texts too, and misspell all of them; takes hours."),
     ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue where an interrupted audit stopped.")
-    ] = False,
+    resume: Resume = False,
     weights_only: Annotated[
         bool, typer.Option("--weights-only", help="Read the weights of one layer at a time; no texts.")
     ] = False,
@@ -121,16 +112,21 @@ def audit(
 ) -> None:
     """Check every argument before the work begins, then do it."""
     from regard.audits.fleet import joined
+    from regard.audits.inputs import read_texts
     from regard.audits.load import device_of
 
     several = len(models or []) > 1
     alone = several or weights_only
     with joined() as team:
         refuse_processes(processes, several, team)
-        read = several and bool(text)
+        given = read_texts(text or [], text_file or [])
+        read = several and bool(given)
         if read and checks is None:
             checks = "weights,rows"
-        texts, asked = _texts(text or [], weights_only), _find_checks(checks, alone and not read)
+        if given and weights_only:
+            found = "is given, and --weights-only reads no texts"
+            raise ArgumentError("--text", found, "leave one of them out")
+        asked = _find_checks(checks, alone and not read)
         asked = _quickly(asked, alone, checks is not None) if quick else asked
         _refuse_together({"--twin": bool(twin), "--thorough": thorough}, alone, quick)
         if several and resume:
@@ -143,7 +139,7 @@ def audit(
         twin = False if quick else twin
         out = default_directory(models or []) if out is None else out
         way = _Way(out, device_of(device), resume, weights_only, low_memory, twin, thorough, quick)
-        code = _do(models or [], texts, asked, way, processes, team)
+        code = _do(models or [], given, asked, way, processes, team)
     if code:
         raise typer.Exit(code)
 
@@ -199,15 +195,6 @@ class _Way:
     twin: bool | None = False
     thorough: bool = False
     quick: bool = False
-
-
-def _texts(values: list[str], alone: bool) -> list[str]:
-    """The texts that were given; none means those that come with the package, as the tokenizer knows them."""
-    from regard.audits.inputs import texts_of
-
-    if alone and values:
-        raise ArgumentError("--text", "is given, and --weights-only reads no texts", "leave one of them out")
-    return texts_of(values)
 
 
 def _find_checks(names: str | None, alone: bool) -> list[Check]:

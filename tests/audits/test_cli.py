@@ -13,7 +13,7 @@ from rich.console import Console
 
 import regard as r
 from regard.audits.checks import checks
-from regard.audits.inputs import inputs_of, one_sentence, texts_of
+from regard.audits.inputs import inputs_of, read_pairs, read_texts
 from regard.audits.terminal import Bars, part
 from regard.cli import main
 from regard.cli.directories import default_directory
@@ -65,7 +65,7 @@ def test_help_teaches():
     for words in (
         "model",
         "report.html",
-        "--text corpus.txt",
+        "--text-file corpus.txt",
         "--weights-only",
         "--resume",
         "Exit status",
@@ -84,8 +84,12 @@ def test_checks_are_listed():
     ("arguments", "message"),
     [
         (("/no/such/path",), "MODEL: there is nothing at /no/such/path"),
-        (("--text", "/no/such/file"), "--text: /no/such/file cannot be read"),
-        (("--text", "missing.txt"), "--text: missing.txt cannot be read"),
+        (("--text-file", "/no/such/file"), "--text-file: /no/such/file cannot be read"),
+        (("--text", __file__), f"is {__file__}, the name of a file; give the texts in it with --text-file /"),
+        (
+            ("--text", "missing.txt"),
+            "is missing.txt, the name of a file; give the texts in it with",
+        ),
         (("--text", " "), "--text: is empty"),
         (("--checks", "weights,nonsense"), "there is no check named 'nonsense'; choose from weights, rows"),
         (
@@ -257,14 +261,35 @@ def test_the_real_model_by_its_weights(tmp_path):
 def test_texts(tmp_path):
     file = tmp_path / "texts"
     file.write_text("One text.\n\n  Another.  \n", encoding="utf-8")
-    assert texts_of(["A text", str(file), "and/or"]) == ["A text", "One text.", "Another.", "and/or"]
-    assert texts_of(["long " * 1000]) == ["long " * 1000]
+    assert read_texts(["A text", "and/or"], [file]) == ["A text", "and/or", "One text.", "Another."]
+    assert read_texts(["long " * 1000]) == ["long " * 1000]
     for data, words in ((b"\xff\xfe\x00", "is not UTF-8"), (b"\n \n", "has no text in it")):
         file.write_bytes(data)
         with pytest.raises(r.errors.ArgumentError, match=words):
-            texts_of([str(file)])
-    with pytest.raises(r.errors.ArgumentError, match="cannot be read"):
-        texts_of([f"{tmp_path}/"])
+            read_texts([], [file])
+    with pytest.raises(r.errors.ArgumentError, match=r"--text-file: .* cannot be read"):
+        read_texts([], [tmp_path])
+    with pytest.raises(r.errors.ArgumentError, match="the name of a file; give the texts"):
+        read_texts([str(file)])
+
+
+def test_pairs(tmp_path):
+    file = tmp_path / "pairs.tsv"
+    file.write_text("a cat\ta  cta \r\n\n é\tè\n", encoding="utf-8-sig")
+    assert read_pairs(file) == [("a cat", "a  cta"), ("é", "è")]
+    for data, words in (
+        (b"a\tb\n\nno tab\n", "line 3 of .*pairs.tsv has no TAB; write the original text, one TAB and"),
+        (b"a\tb\tc", "line 1 of .* has 2 TABs; write"),
+        (b"\tb", "line 1 of .* has no original text"),
+        (b"a\t ", "line 1 of .* has no changed text"),
+        (b"\xff\t\xfe", "is not UTF-8 text; save the file as UTF-8"),
+        (b" \n", "has no text in it"),
+    ):
+        file.write_bytes(data)
+        with pytest.raises(r.errors.ArgumentError, match=f"--pairs: .*{words}"):
+            read_pairs(file)
+    with pytest.raises(r.errors.ArgumentError, match=r"--pairs: .* cannot be read"):
+        read_pairs(tmp_path / "missing")
 
 
 def test_long_texts_are_cut_and_it_is_said():
@@ -376,11 +401,3 @@ def test_names_of_directories_are_clean(model, name):
 def test_nothing_measured_is_an_exit_status(here, model, capsys):
     assert here("audit", model, "--text", "cat", "--checks", "promises") == 1
     assert "Nothing was measured" in capsys.readouterr().out
-
-
-def test_one_sentence_is_no_file(tmp_path):
-    (tmp_path / "corpus").write_text("A text.")
-    for value in (str(tmp_path / "corpus"), "missing.txt"):
-        with pytest.raises(r.errors.ArgumentError, match="the name of a file, and takes one text"):
-            one_sentence(value)
-    assert one_sentence("A text, and/or more.") == "A text, and/or more."
