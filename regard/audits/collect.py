@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from regard.audits.places import Place
     from regard.audits.store import Store
 
+PAIRS = "pairs"
+"""The name of a result in the store: the answers to pairs of texts that the user gave."""
 TWIN = "twin"
 """The name of a result in the store: what the same architecture has with random weights."""
 

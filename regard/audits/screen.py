@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from regard._durations import spoken_time
-from regard.audits.checks.base import HEAD
+from regard.audits.card import three_digits
+from regard.audits.checks.base import HEAD, MEASURED, PROVED, RUN
 from regard.audits.findings import ALARMING, NOTABLE, NOTE, findings
 from regard.audits.outputs import CLASSES, EMBEDDING, NEXT
 from regard.audits.rates import shown_rate
@@ -42,9 +43,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Block:
-    """A title, how its numbers were found, the headings of its columns, and its lines."""
+    """A title, the status of its numbers in one word, how they were found, the headings of its columns, and
+    its lines.
+    """
 
     title: str
+    kind: str
     how: str
     headings: tuple[str, ...]
     lines: tuple[Line, ...]
@@ -175,7 +179,7 @@ def _changed(report: Report) -> Iterator[Block]:
         measure = pairs["measure"]
         lines.append(_change_line(report, "your pairs", measure, pairs["changes"]))
     if lines:
-        yield Block("A changed word", _how(report, tables, measure), HEADINGS[measure], tuple(lines))
+        yield Block("A changed word", RUN, _how(report, tables, measure), HEADINGS[measure], tuple(lines))
 
 
 HEADINGS = {
@@ -184,21 +188,21 @@ HEADINGS = {
     NEXT: ("next token changed", "median KL", "worst KL"),
 }
 MEASURES = {
-    EMBEDDING: "cosine to the original embedding",
-    CLASSES: "flipped labels, with the 95 % limit on their rate",
-    NEXT: "the next token, with the 95 % limit on the rate of changes, and KL in nats",
+    EMBEDDING: "cosine to the original",
+    CLASSES: "rates with 95 % limits",
+    NEXT: "rates with 95 % limits, KL in nats",
 }
 
 
 def _how(report: Report, tables: Sequence[dict[str, Any]], measure: str) -> str:
     """How many texts were changed, whether that is a sample, and the measure."""
     if not tables:
-        return f"run: {MEASURES[measure]}"
+        return MEASURES[measure]
     changes = sum(len(table["changes"]) for table in tables)
     words, possible = (sum(table[name] for table in tables) for name in ("words", "possible"))
     of = f"{len(tables)} of {len(report.inputs)} {counted(len(report.inputs), 'text')}"
     sample = "" if words == possible else f" (a sample of {words:,} of {possible:,} words; --every-word: all)"
-    return f"run: {changes:,} changes in {of}{sample}; {MEASURES[measure]}"
+    return f"{changes:,} changes in {of}{sample}; {MEASURES[measure]}"
 
 
 def _change_line(report: Report, label: str, measure: str, own: list[dict[str, Any]]) -> Line:
@@ -231,16 +235,23 @@ def marked(before: str, after: str, around: int = 24) -> str:
     end = 0
     while end < most - start and before[-1 - end] == after[-1 - end]:
         end += 1
-    while start > 0 and before[start - 1].isalnum():
+    while start > 0 and before[start - 1].isalnum() and _in_word(before, after, start, start):
         start -= 1
-    while end > 0 and before[len(before) - end].isalnum():
-        end -= 1
+    last, other = len(before) - end, len(after) - end
+    while last < len(before) and before[last].isalnum() and _in_word(before, after, last - 1, other - 1):
+        last, other = last + 1, other + 1
+    end = len(before) - last
     old, new = before[start : len(before) - end].strip(), after[start : len(after) - end].strip()
     left, right = before[:start].rstrip(), before[len(before) - end :].lstrip()
     left = left if len(left) <= around else f"… {left[-around:].partition(' ')[2] or left[-around:]}"
     right = right if len(right) <= around else f"{right[:around].rpartition(' ')[0] or right[:around]} …"
     gap = "" if right[:1] in ".,;:!?)" else " "
     return f"{left} ({old} → {new}){gap}{right}".strip()
+
+
+def _in_word(before: str, after: str, first: int, second: int) -> bool:
+    """Whether a place inside the changed part of either text is a letter or a digit."""
+    return any(0 <= k < len(text) and text[k].isalnum() for text, k in ((before, first), (after, second)))
 
 
 def _tiny(report: Report) -> Iterator[Block]:
@@ -255,7 +266,7 @@ def _tiny(report: Report) -> Iterator[Block]:
     lines += [line for _, line in sorted(parts, key=lambda part: -part[0])]
     if lines:
         over = f", median over {len(report.inputs)} inputs" if len(report.inputs) > 1 else ""
-        yield Block("A tiny change", f"measured: gain in the worst direction{over}", (), tuple(lines))
+        yield Block("A tiny change", MEASURED, f"gain in the worst direction{over}", (), tuple(lines))
 
 
 def _ranked(report: Report, name: str) -> list[Row]:
@@ -299,7 +310,7 @@ def _proved(report: Report) -> Iterator[Block]:
     rows = _ranked(report, "word_deviation")
     if rows:
         worst = rows[0]
-        bound = _rounded_up(worst.values["word_deviation"])
+        bound = three_digits(worst.values["word_deviation"], "≤")
         place = _place(report, "word_deviation", worst)
         said = "If one token moves by 1 %, the output of attention moves at most {} × as far ({})."
         lines.append(Line(said.format(bound, place)))
@@ -308,15 +319,13 @@ def _proved(report: Report) -> Iterator[Block]:
     if not lines:
         return
     near = [table["nearest"] for table in report.tables.get("words", []) if table.get("nearest")]
-    far = f" (nearest other word: {100 * near[0][0]:.0f} to {100 * near[0][1]:.0f} % away)" if near else ""
+    far = (
+        f" (nearest other token: a move of {100 * near[0][0]:.0f} to {100 * near[0][1]:.0f} %)"
+        if near
+        else ""
+    )
     lines.append(Line(f"Not covered by any proof: typos and other words{far}."))
-    yield Block("Proved", "input 1 only" if len(report.inputs) > 1 else "", (), tuple(lines))
-
-
-def _rounded_up(value: float) -> str:
-    from regard.certificate import round_up
-
-    return round_up(value)
+    yield Block("Proved", PROVED, "input 1 only" if len(report.inputs) > 1 else "", (), tuple(lines))
 
 
 def _worth(report: Report) -> Iterator[Block]:
@@ -326,4 +335,4 @@ def _worth(report: Report) -> Iterator[Block]:
     if len(found) > LOOKS:
         lines.append(Line(f"{len(found) - LOOKS} more in report.html"))
     if lines:
-        yield Block("Worth a look", "", (), tuple(lines))
+        yield Block("Worth a look", "", "", (), tuple(lines))

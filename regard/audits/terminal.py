@@ -191,9 +191,8 @@ def show(report: Report, paths: Sequence[Path], console: Console) -> None:
     if report.partial:
         say(console, f"Partial: {report.partial}.", STYLES[NOTABLE])
     say(console, "")
-    say(
-        console, " ".join([found.verdict, *found.actions]), STYLES[found.level] if found.level != NOTE else ""
-    )
+    style = "" if found.level == NOTE else STYLES[found.level]
+    say(console, " ".join([found.verdict, *found.actions]), style)
     for block in found.blocks:
         say(console, "")
         show_block(block, console)
@@ -207,29 +206,35 @@ def show(report: Report, paths: Sequence[Path], console: Console) -> None:
 
 def show_block(block: Block, console: Console) -> None:
     """A block of the first screen: its title, and its lines with their numbers under its headings."""
-    labels = max([len(line.label) for line in block.lines if line.cells], default=0) + 2
-    count = max([len(block.headings), *(len(line.cells) for line in block.lines)])
+    start = max([len(line.label) for line in block.lines if line.cells], default=0) + 4
     rows = [block.headings, *(line.cells for line in block.lines)]
-    widths = [max([len(row[k]) for row in rows if k < len(row)], default=0) for k in range(count)]
-    title = Text(block.title.upper(), style="bold")
-    console.print(Text.assemble(title, f"  {block.how}" if block.how else ""), soft_wrap=False)
+    widths = [max(len(row[k]) for row in rows if k < len(row)) for k in range(max(map(len, rows)))]
+    title, kind = block.title.upper(), "" if block.kind == block.title.lower() else block.kind
+    how = ": ".join(part for part in (kind, block.how) if part)
+    for k, part in enumerate(_wrapped(how, console, start + 2) or [""]):
+        line = Text(f"{'' if k else title:{start + 2 if how else 0}}", style="bold")
+        console.print(line.append(part, style="not bold"), soft_wrap=not console.is_terminal)
+    aligned = [f"{{:{'>' if block.headings else '<'}{width}}}" for width in widths]
     if block.headings:
-        say(console, " " * (labels + 2) + _cells(block.headings, widths))
+        say(console, " " * start + _cells(block.headings, aligned))
     for line in block.lines:
         if not line.cells:
-            for k, part in enumerate(textwrap.wrap(line.label, max(console.width - 4, 20))):
-                say(console, f"{'  ' if not k else '    '}{part}")
+            for k, part in enumerate(_wrapped(line.label, console, 4)):
+                say(console, f"{'    ' if k else '  '}{part}")
             continue
-        text = f"  {line.label:{labels}}{_cells(line.cells, widths)}"
-        room = console.width - len(text) - 2
-        say(console, f"{text}  {line.note}" if len(line.note) <= room else text)
-        if line.note and len(line.note) > room:
-            for part in textwrap.wrap(line.note, max(console.width - labels - 2, 20)):
-                say(console, " " * (labels + 2) + part)
+        text = f"  {line.label:{start - 2}}{_cells(line.cells, aligned)}"
+        fits = len(text) + 2 + len(line.note) <= console.width
+        say(console, f"{text}  {line.note}".rstrip() if fits else text.rstrip())
+        for part in [] if fits else _wrapped(line.note, console, start):
+            say(console, " " * start + part)
 
 
-def _cells(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=False))
+def _wrapped(text: str, console: Console, indent: int) -> list[str]:
+    return textwrap.wrap(text, max(console.width - indent, 20))
+
+
+def _cells(cells: Sequence[str], aligned: Sequence[str]) -> str:
+    return "  ".join(form.format(cell) for cell, form in zip(cells, aligned, strict=False))
 
 
 def show_layers(report: Report, console: Console) -> None:

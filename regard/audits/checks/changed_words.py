@@ -26,6 +26,8 @@ UNITS, TOKENS = 33, 50_000
 """At most so many words of a text are changed, each in every way, and about so many tokens are run in all."""
 LEAST = 4
 """Words that are changed in every text, however long it is."""
+ROWS = 8_192
+"""How many rows of the embedding table are compared at once."""
 FOLLOWED = 12
 """Words whose changes are followed through the layers, in a text of at most LONGEST tokens."""
 LONGEST = 128
@@ -40,6 +42,7 @@ def changed_words(scene: Scene) -> Result:
         return Result({}, None, "no word of the text can be changed")
     numbers = _numbers(scene, found)
     found["words"], found["possible"] = len(units), len(scene.units)
+    found["nearest"] = _nearest(scene, units) if scene.index == 0 else []
     try:
         followed = _followed(scene, units)
     except ArgumentError as reason:
@@ -148,6 +151,25 @@ def _numbers(scene: Scene, found: dict[str, Any]) -> dict[str, dict[str, float]]
     if rate is not None:
         numbers[rate] = {place: sum(entry["changed"] for entry in entries) / len(entries)}
     return numbers
+
+
+def _nearest(scene: Scene, units: list[Unit]) -> list[float]:
+    """The smallest and the largest distance, over the changed words, between the vector of a word's first
+    token and the nearest other one in the embedding table, relative to its length.
+    """
+    table = getattr(scene.model, "get_input_embeddings", lambda: None)()
+    if not isinstance(table, torch.nn.Embedding) or "input_ids" not in scene.options:
+        return []
+    own = scene.options["input_ids"][0, [unit.tokens[0] for unit in units]]
+    vectors = table.weight[own].detach()
+    far = torch.full((len(own),), math.inf, device=vectors.device)
+    for first in range(0, table.num_embeddings, ROWS):
+        rows = table.weight[first : first + ROWS].detach()
+        gaps = torch.cdist(vectors, rows)
+        gaps[own.unsqueeze(1) == torch.arange(first, first + len(rows), device=own.device)] = math.inf
+        far = torch.minimum(far, gaps.amin(1))
+    relative = far / vectors.norm(dim=-1)
+    return [float(relative.min()), float(relative.max())]
 
 
 @dataclass(frozen=True)
