@@ -246,7 +246,7 @@ def marked(before: str, after: str, around: int = 24) -> str:
     left = left if len(left) <= around else f"… {left[-around:].partition(' ')[2] or left[-around:]}"
     right = right if len(right) <= around else f"{right[:around].rpartition(' ')[0] or right[:around]} …"
     gap = "" if right[:1] in ".,;:!?)" else " "
-    return f"{left} ({old} → {new}){gap}{right}".strip()
+    return f"{left} ({f'{old} → {new}'.strip()}){gap}{right}".strip()
 
 
 def _in_word(before: str, after: str, first: int, second: int) -> bool:
@@ -300,8 +300,9 @@ def _place(report: Report, name: str, row: Row) -> str:
     """The layer by its number; by its path where a block holds several attentions."""
     blocks = [entry.block for entry in report.coverage]
     single = len(set(blocks)) == len(blocks)
-    layer = f"layer {row.layer}" if single else report.block(row.site) if name.startswith("mlp") else row.site
-    return f"{layer} head {row.head}" if row.scope == HEAD else layer
+    if row.scope == HEAD:
+        return f"head {row.layer}.{row.head}" if single else f"head {row.head} of {row.site}"
+    return f"layer {row.layer}" if single else report.block(row.site) if name.startswith("mlp") else row.site
 
 
 def _proved(report: Report) -> Iterator[Block]:

@@ -211,8 +211,9 @@ def show_block(block: Block, console: Console) -> None:
     widths = [max(len(row[k]) for row in rows if k < len(row)) for k in range(max(map(len, rows)))]
     title, kind = block.title.upper(), "" if block.kind == block.title.lower() else block.kind
     how = ": ".join(part for part in (kind, block.how) if part)
-    for k, part in enumerate(_wrapped(how, console, start + 2) or [""]):
-        line = Text(f"{'' if k else title:{start + 2 if how else 0}}", style="bold")
+    margin = max(start, len(title)) + 2
+    for k, part in enumerate(_wrapped(how, console, margin) or [""]):
+        line = Text(f"{'' if k else title:{margin if how else 0}}", style="bold")
         console.print(line.append(part, style="not bold"), soft_wrap=not console.is_terminal)
     aligned = [f"{{:{'>' if block.headings else '<'}{width}}}" for width in widths]
     if block.headings:
