@@ -213,7 +213,9 @@ def _change_line(report: Report, label: str, measure: str, own: list[dict[str, A
     else:
         worst = max(own, key=lambda entry: sign * entry[key])
     rate = shown_rate(sum(entry.get("changed", False) for entry in own), len(own))
-    spread = [statistics.median(entry[key] for entry in own), worst[key]] if worst and key in worst else []
+    spread = (
+        [statistics.median(entry[key] for entry in own), worst[key]] if measure != CLASSES and worst else []
+    )
     numbers = tuple(f"{value:.2f}" if measure == EMBEDDING else in_words(value) for value in spread)
     cells = (f"{len(own):,}", *numbers) if measure == EMBEDDING else (rate, *numbers)
     if worst is None:
