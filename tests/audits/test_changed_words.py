@@ -32,10 +32,10 @@ def outputs(directory, door, texts):
     for text in texts:
         with torch.no_grad():
             out = model(input_ids=torch.tensor([tokenizer(text)["input_ids"]]))
-        logits = getattr(out, "logits", None)
-        found.append(
-            out[0].mean(1)[0] if logits is None else logits[0] if logits.ndim == 2 else logits[0, -1]
-        )
+        if not hasattr(out, "logits"):
+            found.append(out[0].mean(1)[0])
+        else:
+            found.append(out.logits[0] if out.logits.ndim == 2 else out.logits[0, -1])
     return torch.stack(found).double()
 
 
