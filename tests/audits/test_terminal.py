@@ -60,7 +60,7 @@ def test_a_series_on_a_narrow_screen(width):
 @pytest.mark.parametrize("width", [30, 45, 60, 80, 120, 200])
 def test_a_column_that_does_not_fit_is_announced(width):
     """Of weights alone, each column of the table is in it, or is named below it; and no number is cut."""
-    report = dataclasses.replace(made(), inputs=[])
+    report = dataclasses.replace(made(), inputs=[], tables={})
     console = screen(width)
     show(report, [], console)
     table, _, below = console.file.getvalue().partition("└")
