@@ -233,6 +233,7 @@ ASKED = {
         r.certify(module, r.domains.NearbyLaws(x, 0.1, r.Ball(4.0)), r.Wasserstein(1)).value
     ),
     "deviation": lambda module, x: r.deviation(module, typo(x), NORM).value,
+    "image": lambda module, x: r.image(module, BALL).radius,
     "decide": lambda module, x: -float(r.decide(module, x, typo(x), readout=Pool()).margin.value),
     "certified_radius": lambda module, x: float(r.certified_radius(module, x, readout=Pool()).value),
     "certified_cosine": lambda module, x: (
