@@ -717,7 +717,7 @@
 
   function drawDecision(box) {
     const found = table("decision", "", inputsWith("decision")[0]);
-    const spent = found.spent.map((one) => ({ block: one.block, linear: number(one.linear), whole: number(one.linear) + number(one.rest), share: number(one.share) }));
+    const spent = found.spent.map((one) => ({ block: one.block + 1, linear: number(one.linear), whole: number(one.linear) + number(one.rest), share: number(one.share) }));
     box.append(...found.sentences.map((sentence) => paragraph(sentence)));
     const typos = found.typos.map((one) => element("tr", {}, element("th", { scope: "row" }, one.word), element("td", { class: "right" }, `${one.changed} of ${one.count}`), element("td", {}, one.examples.map(([typo]) => typo).join(", "))));
     const titles = element("tr", {}, [found.unit, "typos that count", "the largest effects"].map((words, i) => element("th", { scope: "col", class: i === 1 ? "right" : null }, words)));
@@ -728,7 +728,7 @@
     const title = { title: "proved", meaning: "All tokens together move by at most this after the block.", kind: "proved" };
     const lines = spent.map((one) => element("tr", {}, element("th", { scope: "row" }, String(one.block)), element("td", { class: "right" }, figure(one.whole, title)), element("td", { class: "right" }, percent(Number(one.share.toPrecision(2))))));
     const head = element("tr", {}, ["block", "proved", "beyond the derivative"].map((words, i) => element("th", { scope: "col", class: i ? "right" : null }, words)));
-    box.append(element("h3", {}, "Where the room is used up"), soft("How far all tokens together can be displaced after each block while the token about which least is proved moves by as much as is proved for it."));
+    box.append(element("h3", {}, "Where the room is used up"), soft(`How far all tokens together can be displaced after each block while the token about which least is proved moves by ${found.kind === "embedding" ? "a thousandth of its length" : "as much as is proved for it"}.`));
     box.append(chart({ x: { label: "block", every: spent.map((one) => one.block) }, y: { zero: true, label: "how far tokens move" }, series, label: "How far tokens move, block by block" }));
     box.append(fold("The numbers of this plot", scrolling("Moves by depth", element("table", { class: "plain" }, element("thead", {}, head), element("tbody", {}, lines)))));
   }
