@@ -16,8 +16,8 @@ from regard.audits.report import Report, Row
 from regard.audits.words import Proved, Sentence, counted, inputs_named, joined, say
 from regard.audits.yardstick import TWIN_INPUTS
 
-KINDS = {"typo": "typos", "replacement": "replaced {unit}s", "deletion": "deleted {unit}s"}
-"""Ways to change a word or a token, in the plural."""
+KINDS = {"typo": "typo", "replacement": "replaced {unit}", "deletion": "deleted {unit}"}
+"""Ways to change a word or a token."""
 FIRST = 3
 """How many heads are named."""
 
@@ -116,9 +116,10 @@ def _words(report: Report) -> Sentence | None:
     of_length = [entry for entry in every if entry.get("size", math.nan) > 0]
     worst = max(of_length, key=_share) if of_length else max(every, key=lambda entry: float(entry["moved"]))
     counts = {kind: sum(entry["kind"] == kind for entry in every) for kind in KINDS}
-    unit = "word" if any(entry["unit"] == "word" for entry in every) else "token"
-    names = {kind: name.format(unit=unit) for kind, name in KINDS.items()}
-    made = joined([say("{count} " + names[kind], count=n) for kind, n in counts.items() if n], ", ")
+    names = {kind: name.format(unit=report.unit) for kind, name in KINDS.items()}
+    made = joined(
+        [say("{count} " + counted(n, names[kind]), count=n) for kind, n in counts.items() if n], ", "
+    )
     moved = (
         say("moved the mean output most, by {share} % of its length:", share=100 * _share(worst))
         if of_length
@@ -351,9 +352,11 @@ def _alarm(report: Report) -> Sentence | None:
     if not report.measured:
         return say("Nothing was measured, so nothing can be said about this model.")
     if report.random_tokens:
+        repair = next((entry.repair for entry in report.inputs if entry.repair), "")
         return say(
             "The tokenizer knows none of the included texts, so the inputs are random tokens of its "
-            "vocabulary and no finding is an alarm. Give texts of its kind with --text."
+            "vocabulary and no finding is an alarm. {remedy}.",
+            remedy=repair[:1].upper() + repair[1:] if repair else "Give texts of its kind with --text",
         )
     alarming = [finding for finding in findings(report) if finding.level == ALARMING]
     parts = [Sentence(one.what, one.numbers, one.names) for one in alarming]

@@ -384,3 +384,15 @@ def test_one_sentence_is_no_file(tmp_path):
         with pytest.raises(r.errors.ArgumentError, match="the name of a file, and takes one text"):
             one_sentence(value)
     assert one_sentence("A text, and/or more.") == "A text, and/or more."
+
+
+def test_a_text_in_python_is_no_file(tmp_path, monkeypatch):
+    """Its words would be audited; a text that is none is."""
+    model, own = model_of("bert"), tokenizer()
+    (tmp_path / "corpus").write_text("the cat")
+    with pytest.raises(r.errors.ArgumentError, match="the name of a file"):
+        r.audit(model, [str(tmp_path / "corpus")], tokenizer=own, checks=["rows"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(r.errors.ArgumentError, match="the name of a file"):
+        r.audit(model, "corpus", tokenizer=own, checks=["rows"])
+    assert r.audit(model, "the cat", tokenizer=own, checks=["rows"]).measured

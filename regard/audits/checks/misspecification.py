@@ -141,8 +141,8 @@ def _correlation_column(kind: str) -> Column:
     return Column(
         f"{kind}_correlation",
         f"influence predicts a {kind}",
-        "Spearman's rank correlation, over the words of a text, of a word's influence and how far its "
-        f"{kind} moved the mean output. "
+        "Spearman's rank correlation, over the words of a text (its tokens where it has no words), of "
+        f"their influence and how far their {kind} moved the mean output. "
         f"Measured on the first {INPUTS.usual} inputs (all of them in a thorough audit).",
         RUN,
         STACK,
@@ -154,14 +154,14 @@ def _correlation_column(kind: str) -> Column:
 register(
     Check(
         "misspecification",
-        "What does a typo do?",
+        "What do typos and other changes of a text do?",
         (
             Column(
                 "expansion",
-                "largest expansion of a changed word",
+                "largest expansion of a change",
                 "W1 distance of the output tokens over that of the input tokens, the largest of the "
-                "typos, replacements and deletions that were run "
-                f"with the words of the first {INPUTS.usual} inputs (all of them in a thorough audit).",
+                "typos, replacements and deletions that were run: of words, or of tokens where a text has "
+                f"no words. For the first {INPUTS.usual} inputs (all of them in a thorough audit).",
                 RUN,
                 STACK,
                 True,
