@@ -83,6 +83,14 @@ def _pair(where: str, line: str) -> tuple[str, str]:
     return sides[0], sides[1]
 
 
+def refuse_file_names(items: Sequence[Any]) -> None:
+    """Refuse a text that is the name of a file, whose words nobody wants to be audited."""
+    for item in items:
+        if isinstance(item, str) and os.path.isfile(item):
+            remedy = f"give its texts, such as pathlib.Path({item!r}).read_text().splitlines()"
+            raise ArgumentError("inputs", f"have {item!r}, the name of a file", remedy)
+
+
 def read_file(path: Path, option: str = "--text-file") -> str:
     """The text in a UTF-8 file; a file without any is refused. option: what errors name."""
     try:
@@ -152,7 +160,7 @@ def inputs_of(model: nn.Module, items: Sequence[Any], tokenizer: Any) -> list[In
                     encode,
                     cut,
                     unknown,
-                    repair=repair_of(tokenizer, text) if text is not None and unknown > UNKNOWN else "",
+                    repair=_repair(item, tokenizer, text, unknown),
                     random=isinstance(item, RandomTokens),
                     padded=padded,
                 )
@@ -160,11 +168,18 @@ def inputs_of(model: nn.Module, items: Sequence[Any], tokenizer: Any) -> list[In
     return found
 
 
+def _repair(item: Any, tokenizer: Any, text: str | None, unknown: float) -> str:
+    """What makes the tokenizer know a text, or read one at all where tokens had to be drawn."""
+    if isinstance(item, RandomTokens):
+        return LOWER_CASED if tokenizer is not None and loses_capitals(tokenizer) else ""
+    return repair_of(tokenizer, text) if text is not None and unknown > UNKNOWN else ""
+
+
 def notes_on(inputs: Sequence[Input], tokenizer: Any) -> list[str]:
     """What is wrong with how a tokenizer reads these inputs, with the repair; each repair once."""
     worst: dict[str, Input] = {}
     for item in sorted(inputs, key=lambda item: item.unknown):
-        if item.repair:
+        if item.repair and not item.random:
             worst[item.repair] = item
     found = [
         f"{round(100 * item.unknown)} % of the tokens of text {item.index + 1} are unknown to the tokenizer: "

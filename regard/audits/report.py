@@ -124,6 +124,12 @@ class Report:
         return any(entry.random for entry in self.inputs)
 
     @property
+    def unit(self) -> str:
+        """What was changed in the texts: words, or tokens where no text has words (residues, atoms)."""
+        found = {table["unit"] for table in self.tables.get("words", [])}
+        return "token" if found == {"token"} else "word"
+
+    @property
     def name(self) -> str:
         """The name of the model."""
         return str(self.model["name"])

@@ -27,7 +27,7 @@ from regard.audits.checks import checks as all_checks
 from regard.audits.checks.base import Measurable, Scene, Weights
 from regard.audits.collect import TWIN, collect
 from regard.audits.failure import failure
-from regard.audits.inputs import Input, inputs_of, notes_on
+from regard.audits.inputs import Input, inputs_of, notes_on, refuse_file_names
 from regard.audits.memory import give_back
 from regard.audits.noticing import (
     Noticed,
@@ -104,6 +104,7 @@ def audit(
     """
     several: Any = [inputs] if isinstance(inputs, (str, Mapping, Tensor)) else inputs
     headed = not isinstance(model, nn.Module)
+    refuse_file_names(several)
     if not isinstance(model, nn.Module):
         reads = tokenizer is None and any(isinstance(item, str) for item in several)
         model, own, called = _loaded(model, checks, reads)

@@ -95,6 +95,8 @@ def decide(
     asked = shipped_on(said) if model is None else loaded_on(model, said)
     if asked.cut:
         say(messages(), f"the text is longer than the model takes: cut to {len(asked.words)} tokens")
+    for note in asked.notes:
+        say(messages(), note)
     kept = None if json_ else Kept(out, question_of(asked, radius, resolution, level))
     found = _found(asked, (radius, resolution, level), kept)
     if json_:
@@ -148,13 +150,13 @@ def _show_typos(found: Answers) -> None:
         say(console, sentence)
     if not found.typos:
         return
-    table = Table("word", found.effect, "the largest effects", box=None, pad_edge=False)
+    table = Table(found.unit, found.effect, "the largest effects", box=None, pad_edge=False)
     for one in found.typos:
         style = "green" if not one.changed else "bold red" if one.share >= 0.5 else "yellow"
         table.add_row(Text(one.word, style), f"{one.changed} of {one.count}", Text(shown_examples(one)))
     console.print(table)
     if console.is_terminal:
-        say(console, "green: no typo of the word counts; red: at least half of them do")
+        say(console, f"green: no typo of the {found.unit} counts; red: at least half of them do")
 
 
 def _show_proofs(found: Answers) -> None:
@@ -169,7 +171,7 @@ def _show_proofs(found: Answers) -> None:
     say(console, found.sentences()[-1])
     if not found.words:
         return
-    table = Table("token", "proved", "attack", "nearest other word", box=None, pad_edge=False)
+    table = Table("token", "proved", "attack", f"nearest other {found.unit}", box=None, pad_edge=False)
     for one in found.words:
         table.add_row(
             Text(one.word), shown_proved(found, one), shown_attack(found, one), Text(shown_nearest(one))

@@ -401,3 +401,15 @@ def test_names_of_directories_are_clean(model, name):
 def test_nothing_measured_is_an_exit_status(here, model, capsys):
     assert here("audit", model, "--text", "cat", "--checks", "promises") == 1
     assert "Nothing was measured" in capsys.readouterr().out
+
+
+def test_a_text_in_python_is_no_file(tmp_path, monkeypatch):
+    """Its words would be audited; a text that is none is."""
+    model, own = model_of("bert"), tokenizer()
+    (tmp_path / "corpus").write_text("the cat")
+    with pytest.raises(r.errors.ArgumentError, match="the name of a file"):
+        r.audit(model, [str(tmp_path / "corpus")], tokenizer=own, checks=["rows"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(r.errors.ArgumentError, match="the name of a file"):
+        r.audit(model, "corpus", tokenizer=own, checks=["rows"])
+    assert r.audit(model, "the cat", tokenizer=own, checks=["rows"]).measured

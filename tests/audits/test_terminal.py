@@ -93,6 +93,20 @@ def test_the_first_screen_fits(width):
     assert " ".join(found.verdict.split()) in " ".join(text.split())
 
 
+@pytest.mark.parametrize("width", [60, 200])
+def test_the_screen_says_where_each_number_is_from(width):
+    """Each column that is shown is named below the table: run, measured, searched or proved."""
+    console = screen(width)
+    show(dataclasses.replace(made(), inputs=[], tables={}), [], console)
+    below = " ".join(console.file.getvalue().partition("└")[2].split("…")[0].split())
+    statuses = dict(re.findall(r"(Run|Measured|Searched|Proved): ([^.]*)\.", below))
+    count = console.file.getvalue().partition("┡")[0].count("┳")
+    assert sum(titles.count(",") + 1 for titles in statuses.values()) == count
+    kinds = {column.title: column.kind.capitalize() for column in SHOWN_COLUMNS}
+    for kind, titles in statuses.items():
+        assert {kinds[title] for title in titles.split(", ")} == {kind}
+
+
 def test_letters_without_utf8():
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
