@@ -59,6 +59,8 @@ def collect(run: Measured, partial: str) -> Report:
         settings={
             "checks": [check.name for check in run.checks],
             "arithmetic": str(_arithmetic(run)),
+            "quick": [check.name for check in run.checks if check.is_quick],
+            "thorough": bool(getattr(run, "thorough", False)),
             "radius": _decision_seconds(run),
         },
         partial=partial,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from regard.audits.checkpoint import Checkpoint
     from regard.audits.checks import Check
     from regard.audits.fleet import Team
+    from regard.audits.gate import Gate
+    from regard.audits.report import Report
     from regard.audits.run import Audit
     from regard.audits.streaming import StreamedAudit
     from regard.cli.series import AnyAudit as _Audit
@@ -56,13 +59,15 @@ Examples
   regard audit ./big-model --out big --resume             continue after Ctrl-C, a crash or a reboot
   regard audit ./big-model --processes 4                  four processes, one report; memory for four models
   torchrun --nproc-per-node 4 -m regard audit ./big-model the same, also over several machines
+  regard audit ./my-model --fail-if "words.expansion>3"   a gate for CI: exit status 1 where that is so
+  regard audit ./my-model --baseline old/report.json      exit status 1 where a number got worse by 5 %
   regard audit ./step-1000 ./step-2000 ./step-3000        how each head moves over training
   regard audit ./step-1000 ./step-2000 --text "A text."   and whether the logits of one run away
 
 \b
 Exit status
-  0 done   1 nothing could be measured   2 wrong arguments or files
-  130 stopped by Ctrl-C, with a partial report
+  0 done   1 nothing could be measured, or --fail-if or --baseline fails (one line on stderr for each reason)
+  2 wrong arguments or files   130 stopped by Ctrl-C, with a partial report
 """
 
 
@@ -118,6 +123,29 @@ def audit(
     processes: Annotated[
         int, typer.Option(metavar="N", help="How many processes of this machine work on it.")
     ] = 1,
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CONDITION",
+            help="Exit status 1 where the worst number of CHECK.COLUMN fulfils this, or where there is no "
+            'number: "words.expansion>3"; may be repeated.',
+            show_default=False,
+        ),
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="REPORT",
+            help="Exit status 1 where a number is worse than in this report of the same texts and checks.",
+            show_default=False,
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE", help="How much worse than in the baseline a number may be.", show_default="0.05"
+        ),
+    ] = None,
 ) -> None:
     """Check every argument before the work begins, then do it."""
     from regard.audits.fleet import joined
@@ -142,7 +170,8 @@ def audit(
             raise MissingExtraError("jinja2", "report")
         twin = False if quick else twin
         out = default_directory(models or []) if out is None else out
-        way = _Way(out, device_of(device), resume, weights_only, low_memory, twin, thorough, quick)
+        judge = _judge(fail_if or [], baseline, tolerance, asked, several)
+        way = _Way(out, device_of(device), resume, weights_only, low_memory, twin, thorough, quick, judge)
         code = _do(models or [], texts, asked, way, processes, team)
     if code:
         raise typer.Exit(code)
@@ -199,6 +228,31 @@ class _Way:
     twin: bool | None = False
     thorough: bool = False
     quick: bool = False
+    judge: Callable[[Report], Gate] | None = None
+
+
+def _judge(
+    texts: list[str], baseline: Path | None, tolerance: float | None, asked: list[Check], several: bool
+) -> Callable[[Report], Gate]:
+    """What decides whether a report passes; its arguments are checked here, before a model is loaded."""
+    from regard.audits.compare import read
+    from regard.audits.gate import check_tolerance, conditions, gate
+    from regard.audits.report import TOLERANCE
+
+    given = {
+        "--fail-if": bool(texts),
+        "--baseline": baseline is not None,
+        "--tolerance": tolerance is not None,
+    }
+    for option in [option for option, is_given in given.items() if is_given and several]:
+        raise ArgumentError(option, "is given for a series, and judges one model", "leave it out")
+    if tolerance is not None and baseline is None:
+        raise ArgumentError("--tolerance", "is given without --baseline", "leave it out")
+    share = TOLERANCE if tolerance is None else tolerance
+    check_tolerance(share, "--tolerance")
+    found = conditions(texts, asked, "--fail-if")
+    before = None if baseline is None else read(baseline, "--baseline")
+    return lambda report: gate(report, found, before, share)
 
 
 def _texts(values: list[str], alone: bool) -> list[str]:
@@ -262,11 +316,23 @@ def _report(run: _Audit, model: str | None, way: _Way, stopped: str, team: Team)
     source = source_of([] if model is None else [model])
     report = replace(report, model={**report.model, "source": source})
     terminal.show(report, page.save(report, way.out), terminal.output())
-    code = STOPPED if stopped else 0 if report.measured else 1
+    passed = bool(stopped) or way.judge is None or _passes(way.judge(report))
+    code = STOPPED if stopped else 0 if report.measured and passed else 1
     team.reported(code)
     if not stopped:
         run.store.remove()
     return code
+
+
+def _passes(found: Gate) -> bool:
+    """Whether a report passes; prints on stderr, one line each, why it does not and what is undecided."""
+    from regard.audits import terminal
+
+    for remark in found.remarks:
+        terminal.say(terminal.messages(), remark)
+    for failure in found.failures:
+        terminal.say(terminal.messages(), f"failed: {failure}")
+    return not found.failures
 
 
 def _run(model: str | None, texts: list[str], asked: list[Check], way: _Way) -> tuple[_Audit, dict[str, str]]:
