@@ -30,6 +30,7 @@ class Measured(Protocol):
     inputs: list[Input]
     store: Store
     original: nn.Module
+    seed: int
 
     @property
     def places(self) -> list[Place]:
@@ -60,6 +61,7 @@ def collect(run: Measured, partial: str) -> Report:
             "checks": [check.name for check in run.checks],
             "arithmetic": str(_arithmetic(run)),
             "radius": _decision_seconds(run),
+            "seed": run.seed,
         },
         partial=partial,
         inputs=[_entry(item) for item in run.inputs],
