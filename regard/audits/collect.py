@@ -30,6 +30,7 @@ class Measured(Protocol):
     inputs: list[Input]
     store: Store
     original: nn.Module
+    seed: int
 
     @property
     def places(self) -> list[Place]:
@@ -62,6 +63,7 @@ def collect(run: Measured, partial: str) -> Report:
             "quick": [check.name for check in run.checks if check.is_quick],
             "thorough": bool(getattr(run, "thorough", False)),
             "radius": _decision_seconds(run),
+            "seed": run.seed,
         },
         partial=partial,
         inputs=[_entry(item) for item in run.inputs],

@@ -15,7 +15,7 @@ from regard.audits.report import Report, Row
 from regard.errors import ArgumentError
 
 REPORT = "report.json"
-SETTINGS = ("arithmetic", "thorough")
+SETTINGS = ("arithmetic", "seed", "thorough")
 """Settings that may change the numbers of the same checks on the same inputs."""
 
 

@@ -57,45 +57,73 @@ class Input:
         return () if self.reading is None else self.reading.units
 
 
-def texts_of(values: Sequence[str]) -> list[str]:
-    """What `--text` gives: a value that is a file is read, one text per line; any other is a text itself."""
-    return [text for value in values for text in (_lines(Path(value)) if _is_file(value) else [_text(value)])]
+def read_texts(texts: Sequence[str], files: Sequence[Path] = ()) -> list[str]:
+    """The texts of `--text`, then those of each `--text-file`, one per line."""
+    return [*map(_text, texts), *(line for path in files for line in _lines(path))]
 
 
-def one_sentence(value: str) -> str:
-    """What `--text` gives where it is one text: the name of a file is refused, not taken for its words."""
-    if _is_file(value):
-        remedy = f'give its words, such as --text "$(head -n 1 {shlex.quote(value)})"'
-        raise ArgumentError("--text", f"is {value}, the name of a file, and takes one text", remedy)
-    return _text(value)
+def read_pairs(path: Path) -> list[tuple[str, str]]:
+    """The pairs of `--pairs`: on each line an original text, a TAB, and the changed text."""
+    return [
+        _pair(f"line {number} of {path}", line)
+        for number, line in enumerate(read_file(path, "--pairs").splitlines(), 1)
+        if line.strip()
+    ]
 
 
-def read_file(path: Path) -> str:
-    """The text in a file in UTF-8; one without any is refused."""
+def check_pairs(pairs: Sequence[tuple[str, str]], tokenizer: Any) -> tuple[tuple[str, str], ...]:
+    """The pairs of an original and a changed text, where they are pairs of texts and can be read."""
+    remedy = "give pairs of texts, such as [('a cat', 'a cta')]"
+    for position, pair in enumerate(pairs):
+        texts = isinstance(pair, (tuple, list)) and [isinstance(side, str) for side in pair] == [True, True]
+        if not texts or not all(side.strip() for side in pair):
+            raise ArgumentError("pairs", f"have {pair!r} at {position}", remedy)
+    if pairs and tokenizer is None:
+        raise ArgumentError("tokenizer", "is missing and pairs are texts", "give the model's tokenizer")
+    return tuple((refuse_halves("pairs", one), refuse_halves("pairs", other)) for one, other in pairs)
+
+
+def _pair(where: str, line: str) -> tuple[str, str]:
+    sides = [side.strip() for side in line.split("\t")]
+    remedy = "write the original text, one TAB and the changed text on each line"
+    if len(sides) != 2:
+        found = f"has {len(sides) - 1} TABs" if len(sides) > 1 else "has no TAB"
+        raise ArgumentError("--pairs", f"{where} {found}", remedy)
+    for side, name in zip(sides, ("original", "changed"), strict=True):
+        if not side:
+            raise ArgumentError("--pairs", f"{where} has no {name} text", remedy)
+    return sides[0], sides[1]
+
+
+def read_file(path: Path, option: str = "--text-file") -> str:
+    """The text in a UTF-8 file; a file without any is refused. option: what errors name."""
     try:
         text = path.expanduser().read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise ArgumentError(
-            "--text", f"{path} cannot be read ({error.strerror})", "give a text file"
-        ) from error
+        found = f"{path} cannot be read ({error.strerror})"
+        raise ArgumentError(option, found, "give the path of a text file") from error
     except UnicodeDecodeError:
-        raise ArgumentError("--text", f"{path} is not UTF-8 text", "give a text file") from None
+        raise ArgumentError(option, f"{path} is not UTF-8 text", "save the file as UTF-8") from None
     if not text.strip():
-        raise ArgumentError("--text", f"{path} has no text in it", "give a file with a text")
+        raise ArgumentError(option, f"{path} has no text in it", "give a file with a text")
     return text
 
 
+def _text(value: str) -> str:
+    """The text that `--text` gives; the name of a file is refused, also where that file is missing."""
+    if not value.strip():
+        raise ArgumentError("--text", "is empty", "write a text, or name a file of texts with --text-file")
+    if _is_file(value):
+        remedy = f"give the texts in it with --text-file {shlex.quote(value)}"
+        raise ArgumentError("--text", f"is {value}, the name of a file", remedy)
+    return refuse_halves("--text", value)
+
+
 def _is_file(value: str) -> bool:
-    """A file, or so plainly the name of one that a missing file must not be audited as a text."""
+    """A file, or so plainly the name of one that a missing file must not be taken for a text."""
     path = value.strip()
     named = not re.search(r"\s", path) and (path.startswith(("/", "./", "../", "~/")) or path.endswith(FILES))
     return named or os.path.isfile(value)  # which knows that a long text is no name, where Path raises
-
-
-def _text(value: str) -> str:
-    if not value.strip():
-        raise ArgumentError("--text", "is empty", "write a text, or name a file with one text per line")
-    return refuse_halves("--text", value)
 
 
 def refuse_halves(argument: str, text: str) -> str:

@@ -27,7 +27,7 @@ from regard.audits.checks import checks as all_checks
 from regard.audits.checks.base import Measurable, Scene, Weights
 from regard.audits.collect import TWIN, collect
 from regard.audits.failure import failure
-from regard.audits.inputs import Input, inputs_of, notes_on
+from regard.audits.inputs import Input, check_pairs, inputs_of, notes_on
 from regard.audits.memory import give_back
 from regard.audits.noticing import (
     Noticed,
@@ -82,6 +82,8 @@ def audit(
     name: str | None = None,
     twin: bool = False,
     thorough: bool = False,
+    pairs: Sequence[tuple[str, str]] = (),
+    seed: int = 0,
     progress: Progress | None = None,
 ) -> Report:
     """Measure the attention of a model on these inputs: texts (with a tokenizer) or keyword arguments of the
@@ -89,9 +91,11 @@ def audit(
 
     model: a module, or what `regard audit` takes: the directory of a checkpoint or a hub id, which is loaded
     with its tokenizer and names the report.
-    checks: which questions to ask, by name or as values; all by default (`regard checks` lists them). twin:
-    measure the same architecture with random weights on the first input too, to compare with. thorough: prove
-    on long inputs too, and see what typos do to all of them, however long it takes. The model is not changed.
+    checks: which questions to ask, by name or as values; all by default (`regard audit --list-checks` lists
+    them). twin: measure the same architecture with random weights on the first input too, to compare with.
+    thorough: prove on long inputs too, and see what typos do to all of them, however long it takes.
+    pairs: changes of your own, each an original text and a changed one. seed: of all random numbers; the
+    same seed gives the same report. The model is not changed.
 
     Examples:
         >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
@@ -106,7 +110,8 @@ def audit(
         model, own, called = _loaded(model, checks, reads)
         tokenizer, name = own if reads else tokenizer, called if name is None else name
     name = "model" if name is None else name
-    run = Audit(model, several, tokenizer=tokenizer, checks=checks, name=name, twin=twin, thorough=thorough)
+    how: dict[str, Any] = {"twin": twin, "thorough": thorough, "pairs": pairs, "seed": seed}
+    run = Audit(model, several, tokenizer=tokenizer, checks=checks, name=name, **how)
     for note in notes_on(run.inputs, tokenizer):
         warnings.warn(note, stacklevel=2)
     run.measure(progress)
@@ -155,8 +160,10 @@ class Audit:
         store: Store | None = None,
         twin: bool = False,
         thorough: bool = False,
+        pairs: Sequence[tuple[str, str]] = (),
+        seed: int = 0,
     ) -> None:
-        self.thorough = thorough
+        self.thorough, self.seed, self.pairs = thorough, seed, check_pairs(pairs, tokenizer)
         self.checks = _check_all(checks)
         self.name, self.store = name, Store() if store is None else store
         self.disk: OnDisk | None = None if isinstance(model, nn.Module) else model
@@ -227,7 +234,7 @@ class Audit:
             steps.append(Step(f"{where}, whole", input_key(item), partial(self._whole, item, scenes)))
         if self.twin:
             steps.append(Step("the same architecture with random weights", TWIN, self._twin))
-        return steps
+        return [step._replace(seed=self.seed) for step in steps]
 
     def _weights(self, place: Place) -> None:
         asked = [check for check in self.checks if check.of_weights is not None]
@@ -264,6 +271,7 @@ class Audit:
             {place.name: why for place in self.places if (why := place.alone(self.model, trace))},
             frozenset(place.name for place in self.places if place.direct),
             self.thorough,
+            self.seed,
         )
 
     def _site(self, item: Input, place: Place, scenes: _Scenes) -> None:
@@ -349,7 +357,9 @@ class Audit:
             return
         asked = [check for check in self.checks if check.name in CHECKS]
         try:
-            other = Audit(random_twin(self.model), [self.inputs[0].options], checks=asked)
+            other = Audit(
+                random_twin(self.model, self.seed), [self.inputs[0].options], checks=asked, seed=self.seed
+            )
             other.measure()
             self.store.put(TWIN, {"columns": columns_of(other.report())})
         except Exception as error:  # a strange model must not take the audit with it: the report says why

@@ -72,7 +72,7 @@ def decide(
     """Check every argument before the work begins, then do it."""
     from regard._allocation import keep_freed_memory
     from regard._files import check_writable
-    from regard.audits.inputs import one_sentence
+    from regard.audits.inputs import read_texts
     from regard.audits.terminal import messages, output, say
     from regard.decisions import loaded_on, shipped_on
     from regard.decisions.kept import Kept, question_of
@@ -86,7 +86,7 @@ def decide(
         raise ArgumentError("--level", f"is {level}", "give a cosine, such as 0.9")
     if model is not None and text is None:
         raise ArgumentError("--text", "is missing", "give the text that the model is to be asked about")
-    said = TEXT if text is None else one_sentence(text)
+    said = TEXT if text is None else read_texts([text])[0]
     if not json_:
         if importlib.util.find_spec("jinja2") is None:
             raise MissingExtraError("jinja2", "report")

@@ -217,12 +217,12 @@ def _repeat(
 
 def _loaded(model: str | None, texts: list[str]) -> tuple[Any, Input, str]:
     """The model, the one text as its input, and its name."""
-    from regard.audits.inputs import inputs_of, texts_of
+    from regard.audits.inputs import inputs_of, read_texts
     from regard.audits.load import load
     from regard.audits.run import included_sentences
     from regard.audits.terminal import messages
 
-    joined = " ".join(texts_of(texts) if texts else included_sentences())
+    joined = " ".join(read_texts(texts) if texts else included_sentences())
     console = messages()
     with console.status("loading the model") if console.is_terminal else nullcontext():
         loaded, tokenizer, name = load(model)

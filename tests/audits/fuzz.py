@@ -265,7 +265,7 @@ def texts(random_: random.Random, place: Path) -> list[str]:
     path.write_bytes(
         random_.choice((noise, text_of(random_).encode("utf-8", "surrogatepass"), b"", b"\xff\xfea"))
     )
-    return ["--text", str(path)]
+    return ["--text-file", str(path)]
 
 
 def numbers(random_: random.Random, *names: str) -> list[str]:

@@ -306,7 +306,6 @@ def test_a_condition_is_an_exit_status(model, run, tmp_path):
         ),
         (("--baseline", "missing.json"), "--baseline: missing.json cannot be read"),
         (("--tolerance", "0.1"), "--tolerance: is given without --baseline; leave it out"),
-        (("other", "--fail-if", "words.expansion>3"), "--fail-if: is given for a series"),
     ],
 )
 def test_arguments_are_checked_before_a_model_is_loaded(run, arguments, message):

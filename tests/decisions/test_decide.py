@@ -226,7 +226,10 @@ def test_the_command(tmp_path):
         (["--resolution", "1"], "--resolution"),
         (["some-model"], "--text"),
         (["--text", "…"], "no word"),
-        (["--text", "./corpus.txt"], 'one text; give its words, such as --text "$(head -n 1 ./corpus.txt)"'),
+        (
+            ["--text", "./corpus.txt"],
+            "the name of a file; give the texts in it with --text-file ./c",
+        ),
         (["--level", "1.5"], "--level"),
         (["--text", "word " * 40], "40 words"),
     ],
