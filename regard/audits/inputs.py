@@ -71,6 +71,18 @@ def read_pairs(path: Path) -> list[tuple[str, str]]:
     ]
 
 
+def check_pairs(pairs: Sequence[tuple[str, str]], tokenizer: Any) -> tuple[tuple[str, str], ...]:
+    """The pairs of an original and a changed text, where they are pairs of texts and can be read."""
+    remedy = "give pairs of texts, such as [('a cat', 'a cta')]"
+    for position, pair in enumerate(pairs):
+        texts = isinstance(pair, (tuple, list)) and [isinstance(side, str) for side in pair] == [True, True]
+        if not texts or not all(side.strip() for side in pair):
+            raise ArgumentError("pairs", f"have {pair!r} at {position}", remedy)
+    if pairs and tokenizer is None:
+        raise ArgumentError("tokenizer", "is missing and pairs are texts", "give the model's tokenizer")
+    return tuple((refuse_halves("pairs", one), refuse_halves("pairs", other)) for one, other in pairs)
+
+
 def _pair(where: str, line: str) -> tuple[str, str]:
     sides = [side.strip() for side in line.split("\t")]
     remedy = "write the original text, one TAB and the changed text on each line"
@@ -141,7 +153,7 @@ def inputs_of(model: nn.Module, items: Sequence[Any], tokenizer: Any) -> list[In
         for given, text in _options(model, item, tokenizer, position):
             options, padded = without_padding(given, len(found))
             names = _tokens(options, tokenizer)
-            encode = None if text is None else (lambda other: _encode(model, tokenizer, other))
+            encode = None if text is None else (lambda other: encoded(model, tokenizer, other))
             reading = None if text is None else Reading.of(text, tokenizer, longest(model, tokenizer))
             cut = (
                 text is not None
@@ -199,7 +211,7 @@ def _options(
         if not item.strip():
             raise ArgumentError("inputs", f"text {position + 1} is empty", "remove it or write something")
         text = beginning(tokenizer, refuse_halves("inputs", item), longest(model, tokenizer))
-        return [(_encode(model, tokenizer, text), text)]
+        return [(encoded(model, tokenizer, text), text)]
     named = _by_name(model, item, position)
     _one_sequence(model, named)
     return [(options, None) for options in _separate(named, _device(model), _time_first(model))]
@@ -252,7 +264,7 @@ def _one_sequence(model: nn.Module, item: dict[str, Any]) -> None:
         )
 
 
-def _encode(model: nn.Module, tokenizer: Any, text: str) -> dict[str, Any]:
+def encoded(model: nn.Module, tokenizer: Any, text: str) -> dict[str, Any]:
     """A single text needs no padding and so no mask;
     an encoder-decoder model is given the text on both sides, shifted by one.
     """

@@ -24,10 +24,11 @@ from regard.audits.answers import answer, input_key, site_key, weights_key
 from regard.audits.calling import path_and_turn
 from regard.audits.checks import Check
 from regard.audits.checks import checks as all_checks
-from regard.audits.checks.base import Measurable, Scene, Weights
-from regard.audits.collect import TWIN, collect
+from regard.audits.checks.base import Measurable, Result, Scene, Weights
+from regard.audits.checks.changed_words import compared_pairs
+from regard.audits.collect import PAIRS, TWIN, collect
 from regard.audits.failure import failure
-from regard.audits.inputs import Input, inputs_of, notes_on, refuse_file_names
+from regard.audits.inputs import Input, check_pairs, encoded, inputs_of, notes_on, refuse_file_names
 from regard.audits.memory import give_back
 from regard.audits.noticing import (
     Noticed,
@@ -83,6 +84,8 @@ def audit(
     twin: bool = False,
     thorough: bool = False,
     every_word: bool = False,
+    pairs: Sequence[tuple[str, str]] = (),
+    seed: int = 0,
     progress: Progress | None = None,
 ) -> Report:
     """Measure the attention of a model on these inputs: texts (with a tokenizer) or keyword arguments of the
@@ -90,10 +93,11 @@ def audit(
 
     model: a module, or what `regard audit` takes: the directory of a checkpoint or a hub id, which is loaded
     with its tokenizer and names the report.
-    checks: which questions to ask, by name or as values; all by default (`regard checks` lists them). twin:
-    measure the same architecture with random weights on the first input too, to compare with. thorough: prove
-    on long inputs too, however long it takes. every_word: change every word of the texts, where a sample is
-    changed otherwise. The model is not changed.
+    checks: which questions to ask, by name or as values; all by default (`regard audit --list-checks` lists
+    them). twin: measure the same architecture with random weights on the first input too, to compare with.
+    thorough: prove on long inputs too, however long it takes. every_word: change every word of the texts,
+    where a sample is changed otherwise. pairs: changes of your own, each an original text and a changed one.
+    seed: of all random numbers; the same seed gives the same report. The model is not changed.
 
     Examples:
         >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
@@ -110,17 +114,9 @@ def audit(
         model, own, called = _loaded(model, checks, reads)
         tokenizer, name = own if reads else tokenizer, called if name is None else name
     name = "model" if name is None else name
-    run = Audit(
-        model,
-        several,
-        tokenizer=tokenizer,
-        checks=checks,
-        name=name,
-        twin=twin,
-        thorough=thorough,
-        every_word=every_word,
-        headed=headed,
-    )
+    how: dict[str, Any] = {"thorough": thorough, "every_word": every_word, "pairs": pairs, "headed": headed}
+    how |= {"twin": twin, "seed": seed}
+    run = Audit(model, several, tokenizer=tokenizer, checks=checks, name=name, **how)
     for note in notes_on(run.inputs, tokenizer):
         warnings.warn(note, stacklevel=2)
     run.measure(progress)
@@ -170,8 +166,11 @@ class Audit:
         thorough: bool = False,
         every_word: bool = False,
         headed: bool = False,
+        pairs: Sequence[tuple[str, str]] = (),
+        seed: int = 0,
     ) -> None:
-        self.thorough, self.every_word = thorough, every_word
+        self.thorough, self.every_word, self.seed = thorough, every_word, seed
+        self.tokenizer, self.pairs = tokenizer, check_pairs(pairs, tokenizer)
         self.checks = _check_all(checks)
         self.name, self.store = name, Store() if store is None else store
         self.disk: OnDisk | None = None if isinstance(model, nn.Module) else model
@@ -249,9 +248,11 @@ class Audit:
                 work = partial(self._site, item, place, scenes)
                 steps.append(Step(f"{where}, {place.name}", site_key(item, place), work))
             steps.append(Step(f"{where}, whole", input_key(item), partial(self._whole, item, scenes)))
+        if self.pairs:
+            steps.append(Step("pairs of texts", PAIRS, self._pairs))
         if self.twin:
             steps.append(Step("the same architecture with random weights", TWIN, self._twin))
-        return steps
+        return [step._replace(seed=self.seed) for step in steps]
 
     def _weights(self, place: Place) -> None:
         asked = [check for check in self.checks if check.of_weights is not None]
@@ -288,6 +289,7 @@ class Audit:
             {place.name: why for place in self.places if (why := place.alone(self.model, trace))},
             frozenset(place.name for place in self.places if place.direct),
             self.thorough,
+            self.seed,
             self.head,
             self.every_word,
             len(self.inputs),
@@ -369,6 +371,16 @@ class Audit:
             )
         return answered_otherwise(padded.kept, given, alone)
 
+    def _pairs(self) -> None:
+        """Compare the answers to the pairs of texts that the user gave."""
+        if self.disk is not None:
+            self.store.put(PAIRS, {"reason": BLOCKWISE})
+            return
+        model = self.model if self.head is None else self.head
+        encode = partial(encoded, model, self.tokenizer)
+        found = answer(lambda: Result(table=compared_pairs(model, self.tokenizer, self.pairs, encode)))
+        self.store.put(PAIRS, found.get("table", found))
+
     def _twin(self) -> None:
         """What the columns are with random weights, on the first input."""
         if self.disk is not None:
@@ -376,7 +388,9 @@ class Audit:
             return
         asked = [check for check in self.checks if check.name in CHECKS]
         try:
-            other = Audit(random_twin(self.model), [self.inputs[0].options], checks=asked)
+            other = Audit(
+                random_twin(self.model, self.seed), [self.inputs[0].options], checks=asked, seed=self.seed
+            )
             other.measure()
             self.store.put(TWIN, {"columns": columns_of(other.report())})
         except Exception as error:  # a strange model must not take the audit with it: the report says why

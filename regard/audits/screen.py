@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from regard._durations import spoken_time
 from regard.audits.card import three_digits
 from regard.audits.checks.base import HEAD, MEASURED, PROVED, RUN
 from regard.audits.findings import ALARMING, NOTABLE, NOTE, findings
@@ -85,15 +84,14 @@ def screen(report: Report) -> Screen:
 
 
 def facts(report: Report) -> tuple[str, ...]:
-    """The size of the model, the number of inputs, and the time that the audit took."""
+    """The size of the model and the number of inputs."""
     heads, layers = sum(entry.heads for entry in report.coverage), len(report.coverage)
     found = [f"{_millions(report.model['parameters'])} parameters"] if "parameters" in report.model else []
     found.append(f"{layers} attention {counted(layers, 'layer')}, {heads} {counted(heads, 'head')}")
     texts = "text" if report.tables.get("words") else "input"
     inputs = len(report.inputs)
     found.append(f"{inputs} {counted(inputs, texts)}" if inputs else "weights alone")
-    seconds = report.settings.get("seconds")
-    return (*found, *([spoken_time(seconds)] if seconds is not None else []))
+    return tuple(found)
 
 
 def _millions(count: int) -> str:

@@ -27,6 +27,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from regard._durations import spoken_time
 from regard._printable import printable
 from regard.audits.checks import Check, Column
 from regard.audits.checks.base import HEAD, STACK, STATUSES
@@ -184,10 +185,14 @@ def part(done: int, sizes: Sequence[int]) -> tuple[int, int, int]:
     return len(sizes), 0, 0
 
 
-def show(report: Report, paths: Sequence[Path], console: Console) -> None:
-    """The first screen of a report, a table of layers where only weights were read, and where the rest is."""
+def show(report: Report, paths: Sequence[Path], console: Console, seconds: float | None = None) -> None:
+    """The first screen of a report, a table of layers where only weights were read, and where the rest is.
+
+    seconds: how long the audit took. It is not part of the report, which is the same in every run.
+    """
     found = screen(report)
-    say(console, "   ".join([report.name, *found.facts]), "bold")
+    time_taken = [] if seconds is None else [spoken_time(seconds)]
+    say(console, "   ".join([report.name, *found.facts, *time_taken]), "bold")
     if report.partial:
         say(console, f"Partial: {report.partial}.", STYLES[NOTABLE])
     say(console, "")

@@ -135,9 +135,9 @@ class Scene:
 
     seen: where attention was seen to happen; alone: why there are no numbers of a block around some
     attention, by its name; direct: attention that reads the residual stream itself, nothing before it;
-    thorough: whether long inputs are worth the time they take; head: the model with the head that it was
-    saved with, where `model` is without; every_word: whether every word of a text is
-    changed; texts: how many inputs the audit has.
+    thorough: whether to prove on long inputs too, which takes hours; seed: of the random numbers; head: the
+    model with the head that it was saved with, where `model` is without; every_word: whether every word of a
+    text is changed; texts: how many inputs the audit has.
     """
 
     model: nn.Module
@@ -153,6 +153,7 @@ class Scene:
     alone: dict[str, str] = field(default_factory=dict)
     direct: frozenset[str] = frozenset()
     thorough: bool = False
+    seed: int = 0
     head: nn.Module | None = None
     every_word: bool = False
     texts: int = 1
@@ -198,11 +199,11 @@ class Scene:
         return given.numel() == taken.numel() and torch.equal(given.flatten(), taken.flatten())
 
     def generator(self, *key: int) -> Generator:
-        """Random numbers that depend on the input and the key alone."""
-        seed = 0
+        """Random numbers that depend on the seed of the audit, the input and the key alone."""
+        seed = self.seed
         for part in (self.index, *key):
             seed = 1_000_003 * seed + part + 1
-        return torch.Generator().manual_seed(seed)
+        return torch.Generator().manual_seed(seed % 2**63)
 
 
 @dataclass(frozen=True)
@@ -230,6 +231,12 @@ class Check:
         if self.quick_site is None and self.quick_input is None:
             return None
         return replace(self, of_weights=None, of_site=self.quick_site, of_input=self.quick_input)
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether this is the quick form of a check, and that differs from the whole one."""
+        whole = _checks.get(self.name)
+        return whole is not None and self != whole and self == whole.quickly()
 
 
 def register(check: Check) -> Check:
