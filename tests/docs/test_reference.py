@@ -69,7 +69,7 @@ def test_facts_point_at_files_that_are_there() -> None:
 
 def test_theorems_and_pages_are_found() -> None:
     assert {"castin_general", "frobenius"} <= set(theorems_about()["Frobenius"])
-    assert "tour" in pages_about()["regard.Causal"]
+    assert "attention" in pages_about()["regard.Causal"]
     assert used_in("from regard.nn import Design\nregard.maps.Affine(x).y\n") == {
         "regard.nn.Design",
         "regard.maps",
@@ -82,7 +82,7 @@ def test_links_that_leave_the_docs_are_turned() -> None:
         "../regard/measure.py": "repository/regard/measure.py.md",
         "../DESIGN.md#words": "design.md#words",
         "https://x.org/y": "https://x.org/y",
-        "tour.md": "tour.md",
+        "audit.md": "audit.md",
         "../nothing.py": "../nothing.py",
     }
     for before, after in turns.items():
