@@ -49,6 +49,11 @@ def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
     found = re.findall(r"- ([\w-]+\.md)$", navigation, flags=re.MULTILINE)
     assert sorted(found) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
+    assert found[:2] == ["index.md", "limits.md"]
+
+
+def test_the_first_audit_is_a_short_page() -> None:
+    assert len((ROOT / "docs" / "audit.md").read_text(encoding="utf-8").split()) <= 900
 
 
 def test_every_class_and_function_says_what_it_is() -> None:
