@@ -1,5 +1,6 @@
 """The command line on narrow screens, without UTF-8, without its extras, and when it is interrupted."""
 
+import dataclasses
 import io
 import math
 import re
@@ -11,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from regard.audits.checks import checks
+from regard.audits.screen import screen as first_screen
 from regard.audits.series import Series, Track
 from regard.audits.terminal import SHOWN, show, show_series, show_table
 from regard.cli.letters import stand_in, without_errors
@@ -57,8 +59,8 @@ def test_a_series_on_a_narrow_screen(width):
 
 @pytest.mark.parametrize("width", [30, 45, 60, 80, 120, 200])
 def test_a_column_that_does_not_fit_is_announced(width):
-    """Each column of the table is in it, or is named below it; and no number is cut."""
-    report = made()
+    """Of weights alone, each column of the table is in it, or is named below it; and no number is cut."""
+    report = dataclasses.replace(made(), inputs=[], tables={})
     console = screen(width)
     show(report, [], console)
     table, _, below = console.file.getvalue().partition("└")
@@ -74,6 +76,21 @@ def test_a_column_that_does_not_fit_is_announced(width):
     assert len(re.findall("┳", first)) == len(shown)
     assert all(word in first for column in shown for word in column.title.split())
     assert max(map(len, table.splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_first_screen_fits(width):
+    """Every block with its numbers, in the order of the page; the longest lines are wrapped."""
+    report = made()
+    console = Console(file=io.StringIO(), width=width, highlight=False, force_terminal=True, no_color=True)
+    show(report, [], console)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue())
+    assert max(map(len, text.splitlines())) <= width
+    found = first_screen(report)
+    places = [text.index(block.title.upper()) for block in found.blocks]
+    assert places == sorted(places)
+    assert all(cell in text for block in found.blocks for line in block.lines for cell in line.cells)
+    assert " ".join(found.verdict.split()) in " ".join(text.split())
 
 
 def test_letters_without_utf8():
