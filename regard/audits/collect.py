@@ -68,7 +68,7 @@ def collect(run: Measured, partial: str) -> Report:
             "radius": _decision_seconds(run),
             "seed": run.seed,
             "every_word": bool(getattr(run, "every_word", False)),
-            "pairs": fingerprint(list(run.pairs)) if getattr(run, "pairs", ()) else "",
+            "pairs": fingerprint(*pairs) if (pairs := getattr(run, "pairs", ())) else "",
         },
         partial=partial,
         inputs=[_entry(item) for item in run.inputs],

@@ -5,6 +5,8 @@ and measure it.
 from __future__ import annotations
 
 import copy
+import math
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -52,6 +54,10 @@ from regard.audits.yardstick import columns_of
 from regard.errors import ArgumentError
 from regard.proofs.near.facts import forget_facts
 
+PASSES, TIMED = 900, 5
+"""All checks of an audit take about so many forward passes of its inputs (python -m benchmarks.audit), which
+are timed on so many of them.
+"""
 AT_ONCE = 1 << 20
 """How many numbers are looked at together."""
 BLOCKWISE = "the model is read block by block: this needs all of its blocks in memory at once"
@@ -230,6 +236,20 @@ class Audit:
     def measure(self, progress: Progress | None = None) -> None:
         """Measure every place that is not in the store yet."""
         in_order(self.steps(), self.store, progress)
+
+    def predicted_seconds(self) -> float:
+        """Estimate of the time that all checks take, from the time of a forward pass of some inputs."""
+        some = self.inputs[:TIMED]
+        if self.disk is not None or not some:
+            return math.nan
+        calls = [self._options(item) for item in some]
+        with torch.no_grad():
+            self.model(**calls[0])  # the first call of a process is slower
+            started = time.perf_counter()
+            for options in calls:
+                self.model(**options)
+        tokens = [max(1, len(item.tokens)) for item in self.inputs]
+        return PASSES * (time.perf_counter() - started) * sum(tokens) / sum(tokens[:TIMED])
 
     def report(self, unfinished: str = "") -> Report:
         """The report of what is in the store; `unfinished` says why it is not the whole."""

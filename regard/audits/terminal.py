@@ -218,8 +218,8 @@ def show_block(block: Block, console: Console) -> None:
     how = ": ".join(part for part in (kind, block.how) if part)
     margin = max(start, len(title)) + 2
     for k, part in enumerate(_wrapped(how, console, margin) or [""]):
-        line = Text(f"{'' if k else title:{margin if how else 0}}", style="bold")
-        console.print(line.append(part, style="not bold"), soft_wrap=not console.is_terminal)
+        heading = Text(f"{'' if k else title:{margin if how else 0}}", style="bold")
+        console.print(heading.append(part, style="not bold"), soft_wrap=not console.is_terminal)
     aligned = [f"{{:{'>' if block.headings else '<'}{width}}}" for width in widths]
     if block.headings:
         say(console, " " * start + _cells(block.headings, aligned))

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 STOPPED = 130
 """The exit status of a process that was interrupted."""
+SOON = 10.0
+"""An audit that takes longer, in seconds, prints an estimate first."""
 ORIGINALS = 10
 """Where pairs are given and no texts, at most so many of their originals are audited."""
 UNITS = ".units"
@@ -413,7 +415,9 @@ def on_texts(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: 
     run: Audit | StreamedAudit
     tokenizer = tokenizer_of(checkpoint)
     domain, known = ("", texts) if texts else known_samples(tokenizer)
-    known = known[:1] if way.quick else known
+    if way.quick and len(known) > 1:
+        terminal.say(terminal.messages(), f"--quick audits text 1 of {len(known)}")
+        known = known[:1]
     if way.low_memory:
         run = StreamedAudit(
             checkpoint,
@@ -481,15 +485,31 @@ def _subject(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: 
     }
 
 
+def _predict(run: Audit) -> None:
+    """Print about how long an audit by all checks takes, where that is more than a few seconds."""
+    from regard._durations import spoken_time
+    from regard.audits import terminal
+    from regard.audits.checks import checks as known
+
+    if {check.name for check in run.checks if not check.is_quick} >= {c.name for c in known() if not c.named}:
+        seconds = run.predicted_seconds()
+        if seconds > SOON:
+            said = f"this takes {spoken_time(seconds)} on this machine (estimate); --quick is a first look"
+            terminal.say(terminal.messages(), said)
+
+
 def _measure(run: AnyAudit, way: Way, team: Team) -> str:
     """Measure all there is; says why where that was interrupted.
 
     A model that turns out to be broken leaves no files.
     """
     from regard.audits import terminal
+    from regard.audits.run import Audit
 
     sizes = [len(run.places), *(len(run.places) + 1 for _ in run.inputs)]
-    sizes += [1 for _ in range(getattr(run, "twin", False))]
+    sizes += [1 for _ in range(getattr(run, "twin", False) + bool(getattr(run, "pairs", ())))]
+    if isinstance(run, Audit) and team.rank == 0 and not len(run.store):
+        _predict(run)
     try:
         with terminal.Bars(terminal.messages(), team.parts(sizes)) as bars:
             team.measure(run, bars)

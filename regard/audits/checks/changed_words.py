@@ -157,7 +157,8 @@ def _nearest(scene: Scene, units: list[Unit]) -> list[float]:
     """The smallest and the largest distance, over the changed words, between the vector of a word's first
     token and the nearest other one in the embedding table, relative to its length.
     """
-    table = getattr(scene.model, "get_input_embeddings", lambda: None)()
+    model: Any = scene.model
+    table = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
     if not isinstance(table, torch.nn.Embedding) or "input_ids" not in scene.options:
         return []
     own = scene.options["input_ids"][0, [unit.tokens[0] for unit in units]]
