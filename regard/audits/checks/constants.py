@@ -66,6 +66,8 @@ def constants(scene: Scene, site: Measurable) -> Result:
 
 def _placed(scene: Scene, site: Measurable) -> bool:
     """Whether it is known what stands between the residual stream and a layer."""
+    if isinstance(site, ObservedSite) and site.reads.inside and site.reads.norm is not None:
+        return True  # the norm is in the module of the attention
     branch = () if site.block is None or site.path in scene.alone else site.block.attention
     return bool(branch) or site.path in scene.direct
 
