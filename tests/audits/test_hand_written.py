@@ -164,6 +164,88 @@ def test_layers_in_a_row_are_no_block():
     assert all("attention of several layers" in reason for reason in reasons(report, "constants"))
 
 
+class Named(nn.Module):
+    """Two layers by names, with something between them that is no branch."""
+
+    def __init__(self, names=("attn_0", "attn_1")):
+        super().__init__()
+        self.attns = nn.ModuleDict({name: Attention() for name in names})
+        self.ffs = nn.ModuleDict({name: FeedForward() for name in names})
+
+    def forward(self, x):
+        for name, attn in self.attns.items():
+            x = x + attn(x)
+            x = 2 * (x + self.ffs[name](x)) + 0.3
+        return x
+
+
+class Shared(nn.Module):
+    """The same layer three times, as a loop."""
+
+    def __init__(self):
+        super().__init__()
+        self.attn, self.ff = Attention(), FeedForward()
+
+    def forward(self, x):
+        for _ in range(3):
+            x = x + self.attn(x)
+            x = x + self.ff(x)
+        return x
+
+
+@pytest.mark.parametrize("kind", [Named, Shared])
+def test_a_module_with_more_attention_than_its_first_branch_is_no_block(kind):
+    model, x = enlivened(nn.Sequential(kind())).double(), drawn(1, 5, WIDTH)
+    report = r.audit(model, [{"input": x}], checks=CHECKS)
+    assert [entry.block for entry in report.coverage] == [""] * len(report.coverage)
+    part, y = model[0], x
+    pairs = (
+        [(part.attn, part.ff)] * 3
+        if kind is Shared
+        else zip(part.attns.values(), part.ffs.values(), strict=True)
+    )
+    for (attn, ff), row in zip(pairs, report.layers, strict=True):
+        assert row.values["layer_constant"] == about(largest(attn, y))
+        assert not {"block_constant", "mlp_branch_constant"} & set(row.values)
+        y = y + attn(y)
+        y = y + ff(y) if kind is Shared else 2 * (y + ff(y)) + 0.3
+    said = ["attention of several layers", "more attention than"]
+    assert any(some in reason for reason in reasons(report, "constants") for some in said)
+    assert reasons(report, "depth")
+    for row in report.stacks:
+        assert row.values["network_constant"] == about(largest(model, x))
+        assert math.isnan(row.values.get("product", math.nan))
+
+
+class Rolled(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.roll(1, 1))
+
+
+class Mixed(nn.Module):
+    """A second branch mixes tokens, and before the third the stream is scaled: none is known as the MLP."""
+
+    def __init__(self):
+        super().__init__()
+        self.attn, self.mix, self.ff = Attention(), Rolled(WIDTH, WIDTH), FeedForward()
+
+    def forward(self, x):
+        x = x + self.attn(x)
+        x = x + self.mix(x)
+        return 0.7 * x + self.ff(x)
+
+
+def test_a_branch_in_a_block_that_goes_on_is_not_taken_for_the_mlp():
+    model, x = enlivened(nn.Sequential(Mixed(), Mixed())).double(), drawn(1, 5, WIDTH)
+    report, y = r.audit(model, [{"input": x}], checks=["constants"]), x
+    for block, row in zip(model, report.layers, strict=True):
+        assert row.values["block_constant"] == about(largest(block, y))
+        assert row.values["attention_branch_constant"] == about(largest(block.attn, y))
+        assert "mlp_branch_constant" not in row.values
+        y = block(y)
+    assert len(reasons(report, "constants")) == 2
+
+
 class Block(nn.Module):
     """The twin: the same pair as a module."""
 
@@ -218,6 +300,29 @@ def test_blocks_keep_their_numbers(end, way):
     assert found["network_constant"] == about(largest(through, x))
     assert found["product"] == about(product)
     assert ("its last norm" in " ".join(report.summary())) == normed
+
+
+class Angles(nn.Module):
+    """A head that compares angles, which do not change with the length of tokens."""
+
+    def __init__(self, pooled=False):
+        super().__init__()
+        self.pooled, self.weight = pooled, nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+    def forward(self, x):
+        if self.pooled:
+            return F.normalize(x.mean(1), dim=-1)
+        return 20 * F.normalize(x, dim=-1) @ F.normalize(self.weight, dim=-1).T
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_head_of_angles_is_no_norm(pooled):
+    model, x = enlivened(Blocks(Angles(pooled))).double(), drawn(1, 5, WIDTH)
+    report, (one, two) = r.audit(model, [{"x": x}], checks=["depth"]), model.blocks
+    found = stack_of(report, "blocks")
+    assert found["network_constant"] == about(largest(lambda y: two(one(y)), x))
+    assert found["product"] == about(largest(one, x) * largest(two, one(x)))
+    assert "its last norm" not in " ".join(report.summary())
 
 
 def test_what_stands_between_blocks_is_in_no_product():
@@ -360,6 +465,81 @@ def test_data_and_learned_latents_have_a_number_each():
     assert all("block_constant" not in row.values for row in report.layers)
 
 
+class Keeping(DecoderBlock):
+    """A decoder's block whose context is an attribute."""
+
+    context = None
+
+    def forward(self, x):
+        return super().forward(x, self.context)
+
+
+class Told(nn.Module):
+    """Blocks that are told their context, or to which it is added between them; or all of it is learned."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.blocks = (
+            way,
+            nn.ModuleList([Block(), Block()] if way == "between" else [Keeping(), Keeping()]),
+        )
+        self.own, self.into = nn.Parameter(torch.randn(4, WIDTH)), nn.Linear(DATA, WIDTH)
+
+    def run(self, x, memory):
+        for block in self.blocks:
+            block.context = memory
+            x = block(x) + self.into(memory) if self.way == "between" else block(x)
+        return x
+
+    def forward(self, x, memory):
+        return self.run(x, memory)
+
+
+class ToldAlone(Told):
+    def forward(self, memory):
+        return self.run(self.own.expand(len(memory), -1, -1), memory)
+
+
+@pytest.mark.parametrize("way", ["attribute", "between"])
+def test_an_input_that_blocks_read_in_another_way_has_a_reason(way):
+    """The number of the other input is that with this one held, and has its name."""
+    model, x, memory = enlivened(Told(way)).double(), drawn(1, 4, WIDTH), drawn(1, 4, DATA, seed=1)
+    report = r.audit(model, [{"x": x, "memory": memory}], checks=["depth", "influence"])
+    found = stack_of(report, "blocks from x")
+    assert found == {"network_constant": about(largest(lambda z: model(z, memory), x))}
+    assert [row.site for row in report.ranked("network_constant")] == ["blocks from x"]
+    assert "no constant end to end from memory" in " ".join(reasons(report, "depth"))
+    assert "blocks from x amplifies" in " ".join(report.summary())
+
+
+@pytest.mark.parametrize("way", ["attribute", "between"])
+def test_learned_tokens_are_not_the_input_that_blocks_read_in_another_way(way):
+    model, memory = enlivened(ToldAlone(way)).double(), drawn(1, 4, DATA, seed=1)
+    report = r.audit(model, [{"memory": memory}], checks=["depth", "influence"])
+    assert not report.ranked("network_constant")
+    own = model.own.unsqueeze(0)
+    (found,) = [row.values["inner_constant"] for row in report.stacks if "inner_constant" in row.values]
+    assert found == about(largest(lambda z: model.run(z, memory), own))
+    assert "memory in another way" in " ".join(reasons(report, "depth"))
+    assert "learned tokens" in " ".join(reasons(report, "influence"))
+
+
+class Twice(Told):
+    """The input enters the blocks, and they are told of it too."""
+
+    def forward(self, memory):
+        return self.run(self.into(memory), memory)
+
+
+def test_an_input_that_enters_blocks_and_is_read_in_another_way_has_no_number():
+    """That of the tokens that enter would be of a part of it."""
+    model, memory = enlivened(Twice("attribute")).double(), drawn(1, 4, DATA, seed=1)
+    report = r.audit(model, [{"memory": memory}], checks=["depth", "influence"])
+    assert not any({"network_constant", "inner_constant"} & set(row.values) for row in report.stacks)
+    assert "memory in another way" in " ".join(reasons(report, "depth"))
+    assert "reads memory also in another way" in " ".join(reasons(report, "influence"))
+
+
 class ReadOnce(nn.Module):
     """Learned tokens that read the data outside of all blocks, and blocks after that."""
 
@@ -417,6 +597,10 @@ def test_latents_of_transformers_are_not_the_data():
     stack = "encoder.self_attends"
     assert stack_of(report, f"{stack} from inputs") == {"network_constant": about(given)}
     assert stack_of(report, f"{stack} from learned tokens") == {"inner_constant": about(learned)}
+    cross = lambda z: model.encoder.cross_attention(latents, inputs=z)[0]  # noqa: E731
+    found = stack_of(report, "encoder.cross_attention from inputs")
+    assert found == {"network_constant": about(largest(cross, data))}
+    assert not [row for row in report.stacks if row.site.startswith("encoder from")]  # it does more
 
 
 def test_encoder_and_decoder_have_a_number_for_each_input():

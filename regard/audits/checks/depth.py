@@ -26,7 +26,7 @@ from regard.audits.checks.base import (
     too_long,
 )
 from regard.audits.checks.constants import block_constant, joined_reasons, largest
-from regard.audits.sources import Source, origins
+from regard.audits.sources import Source, beside, origins
 from regard.derive import linearize
 
 CURVES = 2
@@ -47,9 +47,8 @@ def depth(scene: Scene) -> Result:
     curves, reasons = {}, []
     for stack in scene.stacks:
         reason = _incomplete(scene, stack)
-        whole, named = math.nan, {} if reason else _named(scene, stack)
-        if named and not any(source.given for source in named.values()):
-            reason = f"no constant end to end: {stack} reads {' and '.join(s.name for s in named.values())}"
+        whole, (named, why) = math.nan, ({}, "") if reason else _named(scene, stack)
+        reasons.append(why)
         for name, source in named.items():
             constant = _norm(scene, source.passage(scene, scene.end(stack)), source.point)
             numbers["network_constant" if source.given else "inner_constant"][name] = constant
@@ -63,12 +62,32 @@ def depth(scene: Scene) -> Result:
     return Result(numbers, {"stacks": curves} if curves else None, joined_reasons(*dict.fromkeys(reasons)))
 
 
-def _named(scene: Scene, stack: str) -> dict[str, Source]:
-    """What a stack is computed from, by the names of rows: the stack where that is one sequence."""
-    found = origins(scene, stack)
-    if len(found) == 1:
-        return {stack: next(iter(found.values()))}
-    return {f"{stack or 'the model'} from {name}": source for name, source in found.items()}
+def _named(scene: Scene, stack: str) -> tuple[dict[str, Source], str]:
+    """What a stack is computed from, by the names of rows (the stack where that is one sequence), and why
+    some argument of the model has no number.
+    """
+    found, also = origins(scene, stack), beside(scene, stack)
+    known = {name: one for name, one in found.items() if not (one.given and {*one.made_of} & {*also})}
+    reason = _unnumbered(stack, found, known, also)
+    if len(found) == 1 and not reason:
+        return {stack: next(iter(known.values()))}, ""
+    return {f"{stack or 'the model'} from {name}": source for name, source in known.items()}, reason
+
+
+def _unnumbered(stack: str, found: dict[str, Source], known: dict[str, Source], also: tuple[str, ...]) -> str:
+    """Why some argument of the model has no number, or none has; nothing where each has one."""
+    given = {name for one in known.values() if one.given for name in one.made_of}
+    if not given:
+        other = [f"{' and '.join(also)} in another way"] if also else []
+        return f"no constant end to end: {stack} reads {', and '.join([' and '.join(found), *other])}"
+    inner = [name for one in found.values() if not one.given for name in one.made_of]
+    missing = " and ".join(dict.fromkeys(name for name in (*inner, *also) if name not in given))
+    if not missing:
+        return ""
+    return (
+        f"no constant end to end from {missing}: {stack} reads it in another way than as tokens that enter "
+        "its blocks"
+    )
 
 
 def _incomplete(scene: Scene, stack: str) -> str:
