@@ -66,7 +66,7 @@ def without_unseen(options: dict[str, Any], sights: Iterable[Sight]) -> tuple[di
             found = sight.resolve()[0]
             batch, _, n, m = found.sizes
             if batch == 1 and n == m:
-                seen.setdefault(n, []).append(_met(found.allowed.flatten(0, -3).any(0)))
+                seen.setdefault(n, []).append(_met(found.allowed))
     given, every = options, []
     for several in seen.values():
         union = torch.stack(several).any(0)
@@ -80,8 +80,8 @@ def without_unseen(options: dict[str, Any], sights: Iterable[Sight]) -> tuple[di
 
 def _met(allowed: Tensor) -> Tensor:
     """Which tokens (n,) some query sees; of those that see themselves alone, those that another sees."""
-    others = allowed & ~torch.eye(len(allowed), dtype=torch.bool)
-    return torch.where(others.any(-1), allowed.any(-2), others.any(-2))
+    own = allowed.diagonal(dim1=-2, dim2=-1) & (allowed.sum(-1) == 1) & (allowed.sum(-2) == 1)
+    return allowed.flatten(0, -2).any(0) & ~own.flatten(0, -2).all(0)
 
 
 def may_be_padded(options: dict[str, Any]) -> bool:

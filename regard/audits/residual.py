@@ -242,9 +242,10 @@ class _Candidate:
         begin = 0 if not found else self.steps.index(found[-1].end) + 1
         ends = self._ends(begin)
         ends = ends if not found else ends[::-1]
+        around = [end for end in ends if not any(end.path.startswith(f"{own}.") for own in self.order)]
         for exact in (True, False):
             for start in starts:
-                for end in ends:
+                for end in ends if bool(start.any()) else around:  # zero plus anything is that thing
                     new = end.result != key_of(start) and start.shape == end.leaving.shape
                     after = self._after(start, end.leaving, exact) if new else None
                     if after is not None:

@@ -12,9 +12,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.utils._pytree as pytree
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.audits.adapters.base import Call
+from regard.audits.adapters.surroundings import elements
 from regard.audits.calling import fresh, path_and_turn
 from regard.audits.capture import (
     Function,
@@ -78,15 +79,34 @@ _known: WeakKeyDictionary[Scene, dict[str, list[Source]]] = WeakKeyDictionary()
 
 
 def not_given(scene: Scene) -> str:
-    """Why the tokens that enter the first stack are not those of the input, or not all that is read of it;
-    nothing where they are.
+    """Why the tokens that enter the first stack are not those of the input, or not all that is read of it, or
+    why its blocks are not all of it; nothing where they are.
     """
     stack = next(iter(scene.stacks))
     own = sources(scene, stack)[0]
     if not own.given:
         return f"the tokens that enter {stack} are {own.name}, and not those of the input"
+    if missing := incomplete(scene, stack):
+        return missing
     also = [name for name in beside(scene, stack) if name in own.made_of]
     return f"{stack} reads {also[0]} also in another way than as the tokens that enter it" if also else ""
+
+
+def incomplete(scene: Scene, stack: str) -> str:
+    """Why the blocks of a stack are not all that is between its ends; nothing where they are."""
+    paths = [block.path for block in scene.stacks[stack]]
+    known = {*paths, scene.end(stack)}
+    kinds = {type(scene.model.get_submodule(path_and_turn(path)[0])) for path in paths}
+    listed = isinstance(scene.model.get_submodule(stack), nn.ModuleList)
+    for path in elements(scene.model, stack):
+        if path in known or path not in scene.trace:
+            continue
+        outside = scene.follows(path, paths[0]) or scene.follows(paths[-1], path)
+        attends = any(spot.path == path or spot.path.startswith(f"{path}.") for spot in scene.seen)
+        if outside and (listed or attends or type(scene.model.get_submodule(path)) in kinds):
+            what = "is no block that is known" if attends else "has no attention in it"
+            return f"{path} stands next to the blocks and {what}"
+    return ""
 
 
 def beside(scene: Scene, stack: str) -> tuple[str, ...]:

@@ -416,6 +416,103 @@ def test_self_and_cross_attention_are_one_layer():
     assert by_memory == {"network_constant": about(largest(lambda z: model(x, z), memory))}
 
 
+class Post(nn.Module):
+    """A decoder's layer with norms after its branches, whose queries are zero in the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.own, self.cross = (nn.MultiheadAttention(WIDTH, 3, batch_first=True) for _ in range(2))
+        self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(WIDTH) for _ in range(3))
+        self.ff = FeedForward(False)
+
+    def forward(self, x, memory, places):
+        own = x + places
+        x = self.norm1(x + self.own(own, own, x)[0])
+        x = self.norm2(x + self.cross(x + places, memory, memory)[0])
+        return self.norm3(x + self.ff(x))
+
+
+class Queries(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.places, self.blocks = nn.Parameter(torch.randn(1, 4, WIDTH)), nn.ModuleList([Post(), Post()])
+
+    def forward(self, memory):
+        x = torch.zeros_like(self.places)
+        for block in self.blocks:
+            x = block(x, memory, self.places)
+        return x
+
+
+def test_a_block_whose_tokens_are_zero_is_one():
+    model, memory = enlivened(Queries()).double(), drawn(1, 6, WIDTH)
+    report = r.audit(model, [{"memory": memory}], checks=["constants", "depth"])
+    assert [entry.block for entry in report.coverage] == ["blocks.0", "blocks.0", "blocks.1", "blocks.1"]
+    x, product = torch.zeros_like(model.places), 1.0
+    for place, block in enumerate(model.blocks):
+        whole = largest(lambda z, block=block: block(z, memory, model.places), x)
+        own_rows = [row for row in report.layers if row.site.startswith(f"blocks.{place}.")]
+        assert len(own_rows) == 2
+        assert len({row.values["mlp_branch_constant"] for row in own_rows}) == 1  # of one MLP
+        for row in own_rows:
+            assert row.values["block_constant"] == pytest.approx(whole, rel=3e-3)  # within the residual
+            own = x + model.places
+            middle = block.norm1(x + block.own(own, own, x)[0])
+            after = block.norm2(middle + block.cross(middle + model.places, memory, memory)[0])
+            mlp = largest(block.ff, after)
+            assert row.values["mlp_branch_constant"] == pytest.approx(mlp, rel=5e-3)  # tokens are alike
+        x, product = block(x, memory, model.places), product * whole
+    assert stack_of(report, "blocks")["product"] == pytest.approx(product, rel=6e-3)
+    found = stack_of(report, "blocks from memory")["network_constant"]
+    assert found == about(largest(model, memory))
+
+
+class Cut(Block):
+    """A layer without a residual stream."""
+
+    def forward(self, x):
+        return self.ff(self.attn(self.norm(x)))
+
+
+def test_blocks_that_are_not_all_of_a_list_have_no_product():
+    """Nor a constant end to end, nor the influence of a token on what the first of them return."""
+    model, x = enlivened(nn.Sequential(Block(), Cut())).double(), drawn(1, 5, WIDTH)
+    report = r.audit(model, [{"input": x}], checks=CHECKS)
+    assert [entry.block for entry in report.coverage] == ["0", ""]
+    assert report.layers[0].values["block_constant"] == about(largest(model[0], x))
+    assert not report.stacks or not stack_of(report, "")
+    wanted = "1 stands next to the blocks and is no block that is known"
+    assert wanted in " ".join(reasons(report, "depth"))
+    assert wanted in " ".join(reasons(report, "influence"))
+
+
+class Fewer(nn.Module):
+    """Keys and values of every second token, as of strided convolutions."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.kv, self.out = (
+            nn.Linear(WIDTH, WIDTH),
+            nn.Linear(WIDTH, 2 * WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+        )
+
+    def forward(self, x):
+        sides = self.q(x), *self.kv(x[:, ::2]).chunk(2, -1)
+        q, k, v = (part.unflatten(-1, (3, -1)).transpose(1, 2) for part in sides)
+        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def test_the_geometry_of_tokens_with_fewer_keys():
+    model, x = enlivened(nn.Sequential(Fewer())).double(), drawn(1, 6, WIDTH)
+    report = r.audit(model, [{"input": x}], checks=["geometry", "rows"])
+    assert not report.skipped
+    squares = torch.linalg.svdvals(x[0]).square()
+    rank = float(torch.special.entr(squares / squares.sum()).sum().exp())
+    for column in ("effective_rank", "effective_rank_without_sinks"):  # no token is five times as long
+        assert report.layers[0].values[column] == pytest.approx(rank, rel=1e-6)
+
+
 # Second inputs
 
 

@@ -211,7 +211,8 @@ def _mlp(scene: Scene, site: Measurable) -> list[Found]:
         return []
     run = branch(scene.model, scene.trace, site.block, paths)
     point = tokens_in(scene.trace[paths[0]])
-    whole = largest(linearize(run, point), scene.generator(site.layer))
+    start = zlib.crc32(paths[0].encode())  # whichever attention of the block is measured
+    whole = largest(linearize(run, point), scene.generator(start))
     if whole[0] < SUSPECT or not is_tokenwise(run, point):
         return [whole]
 
@@ -219,7 +220,7 @@ def _mlp(scene: Scene, site: Measurable) -> list[Found]:
         return run(x.squeeze(-2)).unsqueeze(-2)
 
     alone = linearize(one_by_one, point.unsqueeze(-2), batch=1)
-    return [whole, *largest_of_each(alone, scene.generator(site.layer))]
+    return [whole, *largest_of_each(alone, scene.generator(start))]
 
 
 def is_tokenwise(run: Function, point: Tensor) -> bool:

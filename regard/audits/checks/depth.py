@@ -8,10 +8,8 @@ import math
 from itertools import pairwise
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from regard.audits.adapters.surroundings import elements
-from regard.audits.calling import path_and_turn
 from regard.audits.capture import Function, replay, tokens_in
 from regard.audits.checks.base import (
     MEASURED,
@@ -26,7 +24,7 @@ from regard.audits.checks.base import (
     too_long,
 )
 from regard.audits.checks.constants import block_constant, joined_reasons, largest
-from regard.audits.sources import Source, beside, origins
+from regard.audits.sources import Source, beside, incomplete, origins
 from regard.derive import linearize
 
 CURVES = 2
@@ -46,14 +44,15 @@ def depth(scene: Scene) -> Result:
         return Result(reason=scene.stackless)
     curves, reasons = {}, []
     for stack in scene.stacks:
-        reason = _incomplete(scene, stack)
-        whole, (named, why) = math.nan, ({}, "") if reason else _named(scene, stack)
+        missing = incomplete(scene, stack)
+        reason = f"no constant end to end, and no product of blocks: {missing}" if missing else ""
+        whole, (named, why) = math.nan, ({}, "") if missing else _named(scene, stack)
         reasons.append(why)
         for name, source in named.items():
             constant = _norm(scene, source.passage(scene, scene.end(stack)), source.point)
             numbers["network_constant" if source.given else "inner_constant"][name] = constant
             whole = constant if source.stack == stack and math.isnan(whole) else whole
-        why, curve = _curve(scene, stack, whole) if scene.index < CURVES else ("", None)
+        why, curve = _curve(scene, stack, whole) if scene.index < CURVES and not missing else ("", None)
         reasons += [reason, why]
         numbers["product"][stack] = math.nan
         if curve is not None:
@@ -88,21 +87,6 @@ def _unnumbered(stack: str, found: dict[str, Source], known: dict[str, Source], 
         f"no constant end to end from {missing}: {stack} reads it in another way than as tokens that enter "
         "its blocks"
     )
-
-
-def _incomplete(scene: Scene, stack: str) -> str:
-    """Why the blocks of a stack are not all that is between its ends; nothing where they are."""
-    paths = [block.path for block in scene.stacks[stack]]
-    known = {*paths, scene.end(stack)}
-    kinds = {type(scene.model.get_submodule(path_and_turn(path)[0])) for path in paths}
-    listed = isinstance(scene.model.get_submodule(stack), nn.ModuleList)
-    for path in elements(scene.model, stack):
-        if path in known or path not in scene.trace:
-            continue
-        outside = scene.follows(path, paths[0]) or scene.follows(paths[-1], path)
-        if outside and (listed or type(scene.model.get_submodule(path)) in kinds):
-            return f"no constant end to end: {path} stands next to the blocks and has no attention in it"
-    return ""
 
 
 def _unchained(scene: Scene, stack: str) -> str:
