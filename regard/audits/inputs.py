@@ -330,7 +330,8 @@ PACKED = ("grid_thw", "image_grid_thw", "video_grid_thw", "cu_seqlens")
 
 def _separate(options: dict[str, Any], device: torch.device, time_first: bool) -> list[dict[str, Any]]:
     """One dictionary for each sequence of a batch; tensors may be inside tuples, lists and dictionaries."""
-    first = next((leaf for leaf in pytree.tree_leaves(options) if isinstance(leaf, Tensor)), None)
+    tensors = [leaf for leaf in pytree.tree_leaves(options) if isinstance(leaf, Tensor)]
+    first = next((leaf for leaf in tensors if leaf.ndim > 1), tensors[0] if tensors else None)
     if first is None:
         raise ArgumentError(
             "inputs",
@@ -340,13 +341,14 @@ def _separate(options: dict[str, Any], device: torch.device, time_first: bool) -
     packed = any(name in options for name in PACKED)
     if packed:
         _one_text(options)
-    batch = 1 if time_first or packed or first.ndim == 0 else len(first)
+    batch = 1 if time_first or packed or first.ndim < 2 else len(first)
+    _one_meaning(options, batch, first)
 
     def one(name: str, value: Any, element: int) -> Any:
         if not isinstance(value, Tensor):
             return value
         square = value.ndim == 2 and (name != "mask" or len(value) == value.shape[1])  # else (batch, n)
-        whole = time_first or value.ndim < 2 or len(value) != batch or (name in PAIRS and square)
+        whole = time_first or value.ndim < 1 or len(value) != batch or (name in PAIRS and square)
         return (value if whole else value[element : element + 1]).to(device)
 
     return [
@@ -356,6 +358,15 @@ def _separate(options: dict[str, Any], device: torch.device, time_first: bool) -
         }
         for b in range(batch)
     ]
+
+
+def _one_meaning(options: dict[str, Any], batch: int, first: Tensor) -> None:
+    """As many numbers as sequences are one for each, if sequences have another number of tokens."""
+    if batch > 1 and first.shape[1] == batch:
+        for name, value in options.items():
+            if isinstance(value, Tensor) and value.ndim == 1 and len(value) == batch:
+                found = f"has {batch} numbers in {name}, which are of {batch} sequences or of {batch} tokens"
+                raise ArgumentError("inputs", found, "give one sequence at a time")
 
 
 def _one_text(options: dict[str, Any]) -> None:

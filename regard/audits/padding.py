@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
@@ -56,35 +57,50 @@ def without_padding(options: dict[str, Any], index: int) -> tuple[dict[str, Any]
 
 def without_unseen(options: dict[str, Any], sights: Iterable[Sight]) -> tuple[dict[str, Any], Padded | None]:
     """The same without the tokens that none of a sequence sees, itself included, in any layer: padding that
-    the model finds without a mask that is known here.
+    the model finds without a mask that is known here. So are those that see none but themselves and are seen
+    by no other. Of several sequences of one length those that end alike are cut.
     """
-    seen: dict[int, Tensor] = {}
+    seen: dict[int, list[Tensor]] = {}
     for sight in sights:
         with suppress(NotCovered):
             found = sight.resolve()[0]
             batch, _, n, m = found.sizes
             if batch == 1 and n == m:
-                some = found.allowed.flatten(0, -2).any(0)
-                seen[n] = seen[n] | some if n in seen else some
+                seen.setdefault(n, []).append(_met(found.allowed))
     given, every = options, []
-    for kept in seen.values():
-        if bool(kept.any()) and not bool(kept.all()):
-            options, before = _cut(options, "", kept), options
-            every += [kept] if options is not before else []
+    for several in seen.values():
+        union = torch.stack(several).any(0)
+        own = [union] if not bool(union.all()) else several
+        for kept in {tuple(one.tolist()): one for one in own if not bool(one.all())}.values():
+            if bool(kept.any()):
+                options, before = _cut(options, "", kept, alike=own is several), options
+                every += [kept] if options is not before else []
     return options, Padded(given, tuple(every)) if every else None
 
 
+def _met(allowed: Tensor) -> Tensor:
+    """Which tokens (n,) some query sees; of those that see themselves alone, those that another sees."""
+    own = allowed.diagonal(dim1=-2, dim2=-1) & (allowed.sum(-1) == 1) & (allowed.sum(-2) == 1)
+    return allowed.flatten(0, -2).any(0) & ~own.flatten(0, -2).all(0)
+
+
 def may_be_padded(options: dict[str, Any]) -> bool:
-    """Whether an argument of a sequence may hide tokens: integers or truth values that end alike or in zero,
-    or a support.
+    """Whether an argument of a sequence may hide tokens: one that ends alike or in zero, its length, or a
+    support.
     """
     for leaf in pytree.tree_leaves(options, is_leaf=lambda value: isinstance(value, Support)):
         if isinstance(leaf, Support):
             return True
-        if isinstance(leaf, Tensor) and leaf.ndim == 2 and len(leaf) == 1 and leaf.shape[1] > 1:
-            row = leaf[0]
-            alike = row[0] == 0 or row[-1] == 0 or row[0] == row[1] or row[-1] == row[-2]
-            if not row.dtype.is_floating_point and bool(alike) and not bool((row == row[0]).all()):
+        if not isinstance(leaf, Tensor) or leaf.ndim == 0 or len(leaf) != 1:
+            continue
+        real = leaf.dtype.is_floating_point
+        if leaf.ndim == 1 and not real:  # as how many tokens there are
+            return True
+        if leaf.ndim == (3 if real else 2) and leaf.shape[1] > 1:
+            rows = leaf[0].reshape(leaf.shape[1], -1)
+            pairs = ((rows[0], rows[1]), (rows[-1], rows[-2]))
+            alike = any(bool((end == other).all()) or not bool(end.any()) for end, other in pairs)
+            if alike and not bool((rows == rows[0]).all()):
                 return True
     return False
 
@@ -98,16 +114,26 @@ def _kept(name: str, mask: Any) -> Tensor | None:
     return None if bool(kept.all()) else kept
 
 
-def _cut(options: dict[str, Any], mask: str, kept: Tensor) -> dict[str, Any]:
+def _cut(options: dict[str, Any], mask: str, kept: Tensor, alike: bool = False) -> dict[str, Any]:
     """All arguments of the sequence of a mask at the tokens that it keeps, or all as they are where nothing
-    but masks has as many tokens.
+    but masks has as many tokens; alike: only those that are the same at all the others.
     """
     side, found = _side(mask, options), {}
     for name, value in options.items():
+        if alike and not _ends_alike(value, kept):
+            found[name] = value
+            continue
         axes = partial(_axes, name, options=options, side=side)
         found[name] = pytree.tree_map(lambda leaf, axes=axes: _at(leaf, kept, axes(leaf)), value)
     moved = [name for name in found if "mask" not in name and _sizes(found[name]) != _sizes(options[name])]
     return found if moved else options
+
+
+def _ends_alike(value: Any, kept: Tensor) -> bool:
+    """Whether tensors have the same at all tokens (1, n, ...) that are not kept."""
+    leaves = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor) and leaf.ndim in (2, 3)]
+    ends = [leaf[:, ~kept.to(leaf.device)] for leaf in leaves if leaf.shape[1] == len(kept)]
+    return bool(ends) and all(bool((end == end[:, :1]).all()) for end in ends)
 
 
 def answered_otherwise(kept: Sequence[Tensor], padded: Any, alone: Any) -> str:

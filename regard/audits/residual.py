@@ -5,6 +5,7 @@ comes next, in numbers.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -118,6 +119,14 @@ class Stream:
         """The modules that were called, in the order in which they first returned."""
         return [name for name in self.calls if not name.endswith(")")]
 
+    def times(self, path: str) -> int:
+        """How often a module was called."""
+        return self._times[path]
+
+    @cached_property
+    def _times(self) -> Counter[str]:
+        return Counter(path_and_turn(name)[0] for name in self.calls)
+
     def direct(self, path: str, turn: int) -> bool:
         """Whether what enters attention, plus what it returns, is what comes next: nothing stands before."""
         step = _step(path, self.calls[called(path, turn)]) if called(path, turn) in self.calls else None
@@ -159,10 +168,10 @@ class _Candidate:
             raise NotCovered("hold attention that takes or returns no tokens")
         if self.repeated and any(self.order[0] in added.attentions for added in self.branches):
             return self._holder()
-        for place, added in enumerate(self.branches):
+        for place, added in enumerate(self.branches if not self.repeated else []):
             if self.attention in added.attentions:
                 return self._found(place)
-        for end in self._ends(0) if self.order == [self.attention] else []:
+        for end in self._ends(0) if self.order == [self.attention] and not self.repeated else []:
             attends = self.attention in self._attending(0, end)
             other = self._beside(end) if attends else None  # both branches may read the same tokens
             if other is not None:
@@ -170,14 +179,27 @@ class _Candidate:
         raise NotCovered("do not return their input plus a branch with this attention")
 
     def _found(self, place: int) -> Block:
-        """The block by the branch of attention; an MLP is the one other branch where there is one."""
+        """The block by the branch of attention; an MLP is the one other branch where there is one, and where
+        no more than these branches is between the two ends of the block.
+        """
+        known = {path for added in self.branches for path in added.attentions}
+        if not known.issuperset(self.order):
+            raise NotCovered("hold more attention than that of the branches that were found")
         attends = [bool(added.attentions) for added in self.branches]
         first, last = attends.index(True), len(attends) - attends[::-1].index(True)
         if not all(attends[first:last]):
             return self._holder()
         others = [added for added in self.branches if not added.attentions]
-        mlp = self._named_branch(others[0]) if len(others) == 1 and first == 0 else ()
+        alone = len(others) == 1 and first == 0 and self._ended
+        mlp = self._named_branch(others[0]) if alone else ()
         return self._named(self._named_branch(self.branches[place]), mlp)
+
+    @property
+    def _ended(self) -> bool:
+        """Whether the block returns the last sum, or what one module makes of it."""
+        last = key_of(self.branches[-1].after)
+        after = {step.result for step in self.steps if step.source == last and step.path != self.path}
+        return self.own.result in {last, *after}
 
     def _holder(self) -> Block:
         return Block(called(self.path, self.turn), (), (), None, True, False)
@@ -193,9 +215,12 @@ class _Candidate:
 
     @property
     def repeated(self) -> bool:
-        """Whether attention is in several elements of one list: these are layers of their own."""
+        """Whether attention is in several elements of one list, or is called several times: these are layers
+        of their own.
+        """
         places = [re.sub(r"\b[0-9]+\b", "*", path) for path in self.order]
-        return len(set(places)) < len(places)
+        again = any(self.stream.times(path) > self.stream.times(self.path) for path in self.order)
+        return again or len(set(places)) < len(places)
 
     @cached_property
     def branches(self) -> list[Branch]:
@@ -217,9 +242,10 @@ class _Candidate:
         begin = 0 if not found else self.steps.index(found[-1].end) + 1
         ends = self._ends(begin)
         ends = ends if not found else ends[::-1]
+        around = [end for end in ends if not any(end.path.startswith(f"{own}.") for own in self.order)]
         for exact in (True, False):
             for start in starts:
-                for end in ends:
+                for end in ends if bool(start.any()) else around:  # zero plus anything is that thing
                     new = end.result != key_of(start) and start.shape == end.leaving.shape
                     after = self._after(start, end.leaving, exact) if new else None
                     if after is not None:
@@ -239,7 +265,10 @@ class _Candidate:
     def own(self) -> Step:
         """The block as a whole: as many tokens leave as enter, and as wide."""
         if called(self.path, self.turn) not in self.stream.calls:
-            raise NotCovered("were not called as modules")
+            less = self.stream.times(self.path)
+            raise NotCovered(
+                "were called less often than this attention" if less else "were not called as modules"
+            )
         found = next((step for step in self.steps if step.path == self.path), None)
         if found is None or found.entering.shape != found.leaving.shape:
             raise NotCovered("do not return new tokens of the shape they take")
@@ -266,7 +295,7 @@ class _Candidate:
         """A second branch that is added with that of attention."""
         rest = self.own.leaving - self.own.entering - attention.leaving
         others = [step for step in self.steps if step.leaving.shape == rest.shape and step.path != self.path]
-        found = [step for step in others if _close(rest, step.leaving) and step.result != attention.result]
+        found = [step for step in others if close(rest, step.leaving) and step.result != attention.result]
         return found[-1] if found else None
 
     def _branch(self, end: Step, starts: set[Key]) -> tuple[str, ...]:
@@ -302,15 +331,15 @@ def _is_sum(found: Tensor, stream: Tensor, branch: Tensor, exact: bool) -> bool:
         return False
     moved = found - stream
     if exact:
-        return float(moved.norm()) > 0 and _close(moved, branch, stream)
+        return float(moved.norm()) > 0 and close(moved, branch, stream)
     size = float(branch.norm()) ** 2
     if size == 0 or float(moved.norm()) == 0:
         return False
     factor = float((moved * branch).sum()) / size
-    return abs(factor) > EQUAL and _close(moved, factor * branch, stream)
+    return abs(factor) > EQUAL and close(moved, factor * branch, stream)
 
 
-def _close(first: Tensor, second: Tensor, scale: Tensor | None = None) -> bool:
+def close(first: Tensor, second: Tensor, scale: Tensor | None = None) -> bool:
     """Whether two tensors are equal up to rounding, that of a larger one where they are its differences."""
     size = float(second.norm()) + (0.0 if scale is None else EQUAL * float(scale.norm()))
     return float((first - second).norm()) <= EQUAL * 10 * size
@@ -345,14 +374,20 @@ def final_norms(
 
 
 def _is_norm(model: nn.Module, path: str, call: Call) -> bool:
-    """Whether a module gives the same for tokens twice as long, as norm layers do."""
+    """Whether a module has no matrix, and returns as many numbers as it takes, the same for tokens twice as
+    long: so do norm layers, and no heads that compare angles.
+    """
+    if any(part.ndim > 1 for part in model.get_submodule(path).parameters()):
+        return False
     try:
         with quiet(model), torch.no_grad():
             twice = call_again(model.get_submodule(path), call, {first_tensor(call): 2 * first_tensor(call)})
         found, wanted = output_tensor(twice), output_tensor(call.output)
     except Exception:  # what takes no other tokens is not known to be one
         return False
-    return found.shape == wanted.shape and float((found - wanted).norm()) <= SCALED * float(wanted.norm())
+    if not found.shape == wanted.shape == tokens_in(call).shape:
+        return False
+    return float((found - wanted).norm()) <= SCALED * float(wanted.norm())
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
@@ -388,4 +423,4 @@ def _agrees(
         return False
     first, last = (there[path_and_turn(name)[0]] for name in (names[0], names[-1]))
     found = branch(model, calls, block, names)(tokens_in(first))
-    return _close(found, output_tensor(last.output))
+    return close(found, output_tensor(last.output))

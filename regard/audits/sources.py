@@ -5,28 +5,31 @@ made of.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.utils._pytree as pytree
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.audits.adapters.base import Call
+from regard.audits.adapters.surroundings import elements
 from regard.audits.calling import fresh, path_and_turn
 from regard.audits.capture import (
     Function,
     Leaves,
     first_tensor,
     leaves_of,
+    output_tensor,
     passage,
     quiet,
     recording,
     replaced,
 )
 from regard.audits.checks.base import Scene
-from regard.audits.residual import key_of
+from regard.audits.residual import close, key_of
 
 NO_TOKENS = ("mask", "position", "token_type")
 """Arguments of a model with these in their names are not tokens."""
@@ -76,10 +79,77 @@ _known: WeakKeyDictionary[Scene, dict[str, list[Source]]] = WeakKeyDictionary()
 
 
 def not_given(scene: Scene) -> str:
-    """Why the tokens that enter the first stack are not those of the input; nothing where they are."""
+    """Why the tokens that enter the first stack are not those of the input, or not all that is read of it, or
+    why its blocks are not all of it; nothing where they are.
+    """
     stack = next(iter(scene.stacks))
     own = sources(scene, stack)[0]
-    return "" if own.given else f"the tokens that enter {stack} are {own.name}, and not those of the input"
+    if not own.given:
+        return f"the tokens that enter {stack} are {own.name}, and not those of the input"
+    if missing := incomplete(scene, stack):
+        return missing
+    also = [name for name in beside(scene, stack) if name in own.made_of]
+    return f"{stack} reads {also[0]} also in another way than as the tokens that enter it" if also else ""
+
+
+def incomplete(scene: Scene, stack: str) -> str:
+    """Why the blocks of a stack are not all that is between its ends; nothing where they are."""
+    paths = [block.path for block in scene.stacks[stack]]
+    known = {*paths, scene.end(stack)}
+    kinds = {type(scene.model.get_submodule(path_and_turn(path)[0])) for path in paths}
+    listed = isinstance(scene.model.get_submodule(stack), nn.ModuleList)
+    for path in elements(scene.model, stack):
+        if path in known or path not in scene.trace:
+            continue
+        outside = scene.follows(path, paths[0]) or scene.follows(paths[-1], path)
+        attends = any(spot.path == path or spot.path.startswith(f"{path}.") for spot in scene.seen)
+        if outside and (listed or attends or type(scene.model.get_submodule(path)) in kinds):
+            what = "is no block that is known" if attends else "has no attention in it"
+            return f"{path} stands next to the blocks and {what}"
+    return ""
+
+
+def beside(scene: Scene, stack: str) -> tuple[str, ...]:
+    """The arguments of the model that change what a stack returns while all tokens that enter it are held:
+    it reads them in another way, as from an attribute, or between two blocks; those of the stacks that its
+    tokens are made of too.
+    """
+    own = sources(scene, stack)
+    earlier = (beside(scene, other.before) for other in own if other.before in scene.stacks)
+    return tuple(dict.fromkeys((*(name for names in earlier for name in names), *_held(scene, stack, own))))
+
+
+def _held(scene: Scene, stack: str, own: list[Source]) -> tuple[str, ...]:
+    """The arguments that change what a stack returns while its own tokens are held; computed once."""
+    known = _beside.setdefault(scene, {})
+    if stack not in known:
+        known[stack] = _read_beside(scene, scene.end(stack), [one for one in own if "" not in one.leaves])
+    return known[stack]
+
+
+_beside: WeakKeyDictionary[Scene, dict[str, tuple[str, ...]]] = WeakKeyDictionary()
+
+
+def _read_beside(scene: Scene, end: str, held: list[Source]) -> tuple[str, ...]:
+    wanted = _returned(scene, end, held, scene.options)
+    if wanted is None or not close(wanted, output_tensor(scene.trace[end].output)):
+        return ()  # the model is random, or its calls change it
+    found = []
+    for name, options in _other_options(scene):
+        other = _returned(scene, end, held, options)
+        if other is not None and not (other.shape == wanted.shape and close(other, wanted)):
+            found.append(name)
+    if found:
+        _returned(scene, end, held, scene.options)  # what a model keeps of its arguments is of these again
+    return tuple(found)
+
+
+def _returned(scene: Scene, end: str, held: list[Source], options: dict[str, Any]) -> Tensor | None:
+    with ExitStack() as stack:
+        for one in held:
+            stack.enter_context(replaced(scene.model, one.leaves, one.point))
+        calls = _run(scene, [end], options)
+    return output_tensor(calls[end].output) if end in calls else None
 
 
 def origins(scene: Scene, stack: str) -> dict[str, Source]:
@@ -103,15 +173,19 @@ def _sources(scene: Scene, stack: str) -> list[Source]:
     reader = None if branched else _reader(scene, stack, entering[0][0])
     plain = Source(stack, *entering[0], ("its tokens",), reader)
     if len(entering) == 1 and not branched and reader is None:
-        return [plain]
+        return [plain if not _held(scene, stack, [plain]) else _of_what(scene, plain)]
     made = _made_of(scene, [leaves for leaves, _ in entering])
     if reader is not None:
         return [replace(plain, made_of=made[0]), *_arguments(scene, stack, made[0])]
     kept = [0, *(place for place, names in enumerate(made) if names and place)]
     if len(kept) == 1 and not branched:
-        return [plain]
+        return [plain if not _held(scene, stack, [plain]) else replace(plain, made_of=made[0])]
     own = [(*entering[place], made[place]) for place in kept]
     return [Source(stack, *one, _before(scene, stack, one[0])) for one in own]
+
+
+def _of_what(scene: Scene, plain: Source) -> Source:
+    return replace(plain, made_of=_made_of(scene, [plain.leaves])[0])
 
 
 def _reader(scene: Scene, stack: str, leaves: Leaves) -> str | None:

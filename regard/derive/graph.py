@@ -145,7 +145,9 @@ class GraphJacobian(Jacobian):
         pushed, pulled = self._push(t), self.rmv(u)
         terms = (u * pushed).double(), (pulled * t).double()
         size = sum(float(z.square().sum()) for z in terms) ** 0.5
-        if abs(float(terms[0].sum() - terms[1].sum())) > 100 * torch.finfo(self.dtype).eps ** 0.5 * size:
+        eps = torch.finfo(self.dtype).eps
+        zero = 100 * eps * float(self.value.norm() * u.norm() * t.norm())  # no more than rounding
+        if abs(float(terms[0].sum() - terms[1].sum())) > max(100 * eps**0.5 * size, zero):
             found = (
                 "has a backward pass that cannot be differentiated "
                 "(once_differentiable, or run without a graph)"

@@ -553,6 +553,25 @@ def again(model, calls, paths, x):
     return x
 
 
+def branch_of(model, calls, block, names, x):
+    """A branch on other tokens: its modules one after the other, or what its block does between two."""
+    if not block.through:
+        return again(model, calls, names, x)
+    found, start = {}, model.get_submodule(names[0])
+
+    def keep(_, arguments, output):
+        found["leaving"] = output
+
+    hooks = [
+        start.register_forward_pre_hook(lambda _, arguments: (x, *arguments[1:])),
+        model.get_submodule(names[-1]).register_forward_hook(keep),
+    ]
+    again(model, calls, [block.path], first_tensor(calls[block.path]))
+    for hook in hooks:
+        hook.remove()
+    return tensor(found["leaving"])
+
+
 POST = {
     "bert": ("attention.output.LayerNorm", "output.LayerNorm"),
     "roberta": ("attention.output.LayerNorm", "output.LayerNorm"),
@@ -638,8 +657,8 @@ def test_the_branches_of_a_block_make_the_block(name):
         )
         h = x
         for block, norm in zip(here, norms, strict=False):
-            h = norm(h + again(model, calls, block.attention, h))
-        h = norms[-1](h + again(model, calls, here[0].mlp, x if name in PARALLEL else h))
+            h = norm(h + branch_of(model, calls, block, block.attention, h))
+        h = norms[-1](h + branch_of(model, calls, here[0], here[0].mlp, x if name in PARALLEL else h))
         assert torch.allclose(h, own, rtol=1e-4, atol=1e-5 * float(own.abs().max()))
 
 
@@ -676,13 +695,14 @@ def test_blocks_are_found_by_path(name, path, final):
 
 
 def test_blocks_that_are_not_there():
-    """A bare attention module has no block; an activation that is a plain function leaves no chain of
-    modules.
+    """A bare attention module has no block; where the activation is a plain function, the MLP is what
+    happens between two modules.
     """
     bare, layered = model_of("multihead"), model_of("torch_encoder_pre")
     assert adapter_of(bare.inner).block(bare, "inner", bare.inner) is None
     attention = layered.inner.layers[0].self_attn
-    assert adapter_of(attention).block(layered, "inner.layers.0.self_attn", attention).mlp == ()
+    block = adapter_of(attention).block(layered, "inner.layers.0.self_attn", attention)
+    assert (block.mlp, block.through) == (("inner.layers.0.norm2", "inner.layers.0.linear2"), True)
     alone = model_of("llama").layers[0].self_attn
     assert adapter_of(alone).block(alone, "", alone) is None
 

@@ -164,6 +164,88 @@ def test_layers_in_a_row_are_no_block():
     assert all("attention of several layers" in reason for reason in reasons(report, "constants"))
 
 
+class Named(nn.Module):
+    """Two layers by names, with something between them that is no branch."""
+
+    def __init__(self, names=("attn_0", "attn_1")):
+        super().__init__()
+        self.attns = nn.ModuleDict({name: Attention() for name in names})
+        self.ffs = nn.ModuleDict({name: FeedForward() for name in names})
+
+    def forward(self, x):
+        for name, attn in self.attns.items():
+            x = x + attn(x)
+            x = 2 * (x + self.ffs[name](x)) + 0.3
+        return x
+
+
+class Shared(nn.Module):
+    """The same layer three times, as a loop."""
+
+    def __init__(self):
+        super().__init__()
+        self.attn, self.ff = Attention(), FeedForward()
+
+    def forward(self, x):
+        for _ in range(3):
+            x = x + self.attn(x)
+            x = x + self.ff(x)
+        return x
+
+
+@pytest.mark.parametrize("kind", [Named, Shared])
+def test_a_module_with_more_attention_than_its_first_branch_is_no_block(kind):
+    model, x = enlivened(nn.Sequential(kind())).double(), drawn(1, 5, WIDTH)
+    report = r.audit(model, [{"input": x}], checks=CHECKS)
+    assert [entry.block for entry in report.coverage] == [""] * len(report.coverage)
+    part, y = model[0], x
+    pairs = (
+        [(part.attn, part.ff)] * 3
+        if kind is Shared
+        else zip(part.attns.values(), part.ffs.values(), strict=True)
+    )
+    for (attn, ff), row in zip(pairs, report.layers, strict=True):
+        assert row.values["layer_constant"] == about(largest(attn, y))
+        assert not {"block_constant", "mlp_branch_constant"} & set(row.values)
+        y = y + attn(y)
+        y = y + ff(y) if kind is Shared else 2 * (y + ff(y)) + 0.3
+    said = ["attention of several layers", "more attention than"]
+    assert any(some in reason for reason in reasons(report, "constants") for some in said)
+    assert reasons(report, "depth")
+    for row in report.stacks:
+        assert row.values["network_constant"] == about(largest(model, x))
+        assert math.isnan(row.values.get("product", math.nan))
+
+
+class Rolled(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.roll(1, 1))
+
+
+class Mixed(nn.Module):
+    """A second branch mixes tokens, and before the third the stream is scaled: none is known as the MLP."""
+
+    def __init__(self):
+        super().__init__()
+        self.attn, self.mix, self.ff = Attention(), Rolled(WIDTH, WIDTH), FeedForward()
+
+    def forward(self, x):
+        x = x + self.attn(x)
+        x = x + self.mix(x)
+        return 0.7 * x + self.ff(x)
+
+
+def test_a_branch_in_a_block_that_goes_on_is_not_taken_for_the_mlp():
+    model, x = enlivened(nn.Sequential(Mixed(), Mixed())).double(), drawn(1, 5, WIDTH)
+    report, y = r.audit(model, [{"input": x}], checks=["constants"]), x
+    for block, row in zip(model, report.layers, strict=True):
+        assert row.values["block_constant"] == about(largest(block, y))
+        assert row.values["attention_branch_constant"] == about(largest(block.attn, y))
+        assert "mlp_branch_constant" not in row.values
+        y = block(y)
+    assert len(reasons(report, "constants")) == 2
+
+
 class Block(nn.Module):
     """The twin: the same pair as a module."""
 
@@ -218,6 +300,29 @@ def test_blocks_keep_their_numbers(end, way):
     assert found["network_constant"] == about(largest(through, x))
     assert found["product"] == about(product)
     assert ("its last norm" in " ".join(report.summary())) == normed
+
+
+class Angles(nn.Module):
+    """A head that compares angles, which do not change with the length of tokens."""
+
+    def __init__(self, pooled=False):
+        super().__init__()
+        self.pooled, self.weight = pooled, nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+    def forward(self, x):
+        if self.pooled:
+            return F.normalize(x.mean(1), dim=-1)
+        return 20 * F.normalize(x, dim=-1) @ F.normalize(self.weight, dim=-1).T
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_head_of_angles_is_no_norm(pooled):
+    model, x = enlivened(Blocks(Angles(pooled))).double(), drawn(1, 5, WIDTH)
+    report, (one, two) = r.audit(model, [{"x": x}], checks=["depth"]), model.blocks
+    found = stack_of(report, "blocks")
+    assert found["network_constant"] == about(largest(lambda y: two(one(y)), x))
+    assert found["product"] == about(largest(one, x) * largest(two, one(x)))
+    assert "its last norm" not in " ".join(report.summary())
 
 
 def test_what_stands_between_blocks_is_in_no_product():
@@ -311,6 +416,103 @@ def test_self_and_cross_attention_are_one_layer():
     assert by_memory == {"network_constant": about(largest(lambda z: model(x, z), memory))}
 
 
+class Post(nn.Module):
+    """A decoder's layer with norms after its branches, whose queries are zero in the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.own, self.cross = (nn.MultiheadAttention(WIDTH, 3, batch_first=True) for _ in range(2))
+        self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(WIDTH) for _ in range(3))
+        self.ff = FeedForward(False)
+
+    def forward(self, x, memory, places):
+        own = x + places
+        x = self.norm1(x + self.own(own, own, x)[0])
+        x = self.norm2(x + self.cross(x + places, memory, memory)[0])
+        return self.norm3(x + self.ff(x))
+
+
+class Queries(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.places, self.blocks = nn.Parameter(torch.randn(1, 4, WIDTH)), nn.ModuleList([Post(), Post()])
+
+    def forward(self, memory):
+        x = torch.zeros_like(self.places)
+        for block in self.blocks:
+            x = block(x, memory, self.places)
+        return x
+
+
+def test_a_block_whose_tokens_are_zero_is_one():
+    model, memory = enlivened(Queries()).double(), drawn(1, 6, WIDTH)
+    report = r.audit(model, [{"memory": memory}], checks=["constants", "depth"])
+    assert [entry.block for entry in report.coverage] == ["blocks.0", "blocks.0", "blocks.1", "blocks.1"]
+    x, product = torch.zeros_like(model.places), 1.0
+    for place, block in enumerate(model.blocks):
+        whole = largest(lambda z, block=block: block(z, memory, model.places), x)
+        own_rows = [row for row in report.layers if row.site.startswith(f"blocks.{place}.")]
+        assert len(own_rows) == 2
+        assert len({row.values["mlp_branch_constant"] for row in own_rows}) == 1  # of one MLP
+        for row in own_rows:
+            assert row.values["block_constant"] == pytest.approx(whole, rel=3e-3)  # within the residual
+            own = x + model.places
+            middle = block.norm1(x + block.own(own, own, x)[0])
+            after = block.norm2(middle + block.cross(middle + model.places, memory, memory)[0])
+            mlp = largest(block.ff, after)
+            assert row.values["mlp_branch_constant"] == pytest.approx(mlp, rel=5e-3)  # tokens are alike
+        x, product = block(x, memory, model.places), product * whole
+    assert stack_of(report, "blocks")["product"] == pytest.approx(product, rel=6e-3)
+    found = stack_of(report, "blocks from memory")["network_constant"]
+    assert found == about(largest(model, memory))
+
+
+class Cut(Block):
+    """A layer without a residual stream."""
+
+    def forward(self, x):
+        return self.ff(self.attn(self.norm(x)))
+
+
+def test_blocks_that_are_not_all_of_a_list_have_no_product():
+    """Nor a constant end to end, nor the influence of a token on what the first of them return."""
+    model, x = enlivened(nn.Sequential(Block(), Cut())).double(), drawn(1, 5, WIDTH)
+    report = r.audit(model, [{"input": x}], checks=CHECKS)
+    assert [entry.block for entry in report.coverage] == ["0", ""]
+    assert report.layers[0].values["block_constant"] == about(largest(model[0], x))
+    assert not report.stacks or not stack_of(report, "")
+    wanted = "1 stands next to the blocks and is no block that is known"
+    assert wanted in " ".join(reasons(report, "depth"))
+    assert wanted in " ".join(reasons(report, "influence"))
+
+
+class Fewer(nn.Module):
+    """Keys and values of every second token, as of strided convolutions."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.kv, self.out = (
+            nn.Linear(WIDTH, WIDTH),
+            nn.Linear(WIDTH, 2 * WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+        )
+
+    def forward(self, x):
+        sides = self.q(x), *self.kv(x[:, ::2]).chunk(2, -1)
+        q, k, v = (part.unflatten(-1, (3, -1)).transpose(1, 2) for part in sides)
+        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def test_the_geometry_of_tokens_with_fewer_keys():
+    model, x = enlivened(nn.Sequential(Fewer())).double(), drawn(1, 6, WIDTH)
+    report = r.audit(model, [{"input": x}], checks=["geometry", "rows"])
+    assert not report.skipped
+    squares = torch.linalg.svdvals(x[0]).square()
+    rank = float(torch.special.entr(squares / squares.sum()).sum().exp())
+    for column in ("effective_rank", "effective_rank_without_sinks"):  # no token is five times as long
+        assert report.layers[0].values[column] == pytest.approx(rank, rel=1e-6)
+
+
 # Second inputs
 
 
@@ -358,6 +560,81 @@ def test_data_and_learned_latents_have_a_number_each():
     assert any("End to end, the stack blocks from data" in sentence for sentence in report.summary())
     assert "learned tokens" in " ".join(reasons(report, "influence"))
     assert all("block_constant" not in row.values for row in report.layers)
+
+
+class Keeping(DecoderBlock):
+    """A decoder's block whose context is an attribute."""
+
+    context = None
+
+    def forward(self, x):
+        return super().forward(x, self.context)
+
+
+class Told(nn.Module):
+    """Blocks that are told their context, or to which it is added between them; or all of it is learned."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.blocks = (
+            way,
+            nn.ModuleList([Block(), Block()] if way == "between" else [Keeping(), Keeping()]),
+        )
+        self.own, self.into = nn.Parameter(torch.randn(4, WIDTH)), nn.Linear(DATA, WIDTH)
+
+    def run(self, x, memory):
+        for block in self.blocks:
+            block.context = memory
+            x = block(x) + self.into(memory) if self.way == "between" else block(x)
+        return x
+
+    def forward(self, x, memory):
+        return self.run(x, memory)
+
+
+class ToldAlone(Told):
+    def forward(self, memory):
+        return self.run(self.own.expand(len(memory), -1, -1), memory)
+
+
+@pytest.mark.parametrize("way", ["attribute", "between"])
+def test_an_input_that_blocks_read_in_another_way_has_a_reason(way):
+    """The number of the other input is that with this one held, and has its name."""
+    model, x, memory = enlivened(Told(way)).double(), drawn(1, 4, WIDTH), drawn(1, 4, DATA, seed=1)
+    report = r.audit(model, [{"x": x, "memory": memory}], checks=["depth", "influence"])
+    found = stack_of(report, "blocks from x")
+    assert found == {"network_constant": about(largest(lambda z: model(z, memory), x))}
+    assert [row.site for row in report.ranked("network_constant")] == ["blocks from x"]
+    assert "no constant end to end from memory" in " ".join(reasons(report, "depth"))
+    assert "blocks from x amplifies" in " ".join(report.summary())
+
+
+@pytest.mark.parametrize("way", ["attribute", "between"])
+def test_learned_tokens_are_not_the_input_that_blocks_read_in_another_way(way):
+    model, memory = enlivened(ToldAlone(way)).double(), drawn(1, 4, DATA, seed=1)
+    report = r.audit(model, [{"memory": memory}], checks=["depth", "influence"])
+    assert not report.ranked("network_constant")
+    own = model.own.unsqueeze(0)
+    (found,) = [row.values["inner_constant"] for row in report.stacks if "inner_constant" in row.values]
+    assert found == about(largest(lambda z: model.run(z, memory), own))
+    assert "memory in another way" in " ".join(reasons(report, "depth"))
+    assert "learned tokens" in " ".join(reasons(report, "influence"))
+
+
+class Twice(Told):
+    """The input enters the blocks, and they are told of it too."""
+
+    def forward(self, memory):
+        return self.run(self.into(memory), memory)
+
+
+def test_an_input_that_enters_blocks_and_is_read_in_another_way_has_no_number():
+    """That of the tokens that enter would be of a part of it."""
+    model, memory = enlivened(Twice("attribute")).double(), drawn(1, 4, DATA, seed=1)
+    report = r.audit(model, [{"memory": memory}], checks=["depth", "influence"])
+    assert not any({"network_constant", "inner_constant"} & set(row.values) for row in report.stacks)
+    assert "memory in another way" in " ".join(reasons(report, "depth"))
+    assert "reads memory also in another way" in " ".join(reasons(report, "influence"))
 
 
 class ReadOnce(nn.Module):
@@ -417,6 +694,10 @@ def test_latents_of_transformers_are_not_the_data():
     stack = "encoder.self_attends"
     assert stack_of(report, f"{stack} from inputs") == {"network_constant": about(given)}
     assert stack_of(report, f"{stack} from learned tokens") == {"inner_constant": about(learned)}
+    cross = lambda z: model.encoder.cross_attention(latents, inputs=z)[0]  # noqa: E731
+    found = stack_of(report, "encoder.cross_attention from inputs")
+    assert found == {"network_constant": about(largest(cross, data))}
+    assert not [row for row in report.stacks if row.site.startswith("encoder from")]  # it does more
 
 
 def test_encoder_and_decoder_have_a_number_for_each_input():

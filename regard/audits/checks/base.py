@@ -176,7 +176,7 @@ class Scene:
             own = found.setdefault(block.stack, [])
             if block.path not in [other.path for other in own]:
                 own.append(block)
-        return found
+        return {_name_of(stack, blocks): blocks for stack, blocks in found.items()}
 
     @property
     def stackless(self) -> str:
@@ -204,6 +204,14 @@ class Scene:
         for part in (self.index, *key):
             seed = 1_000_003 * seed + part + 1
         return torch.Generator().manual_seed(seed % 2**63)
+
+
+def _name_of(stack: str, blocks: list[Block]) -> str:
+    """What a stack is called: what holds its blocks; a block alone that is no element of a list by its own
+    path, since what holds it may do more.
+    """
+    path = blocks[0].path.partition(" ")[0]
+    return stack if len(blocks) > 1 or path.rpartition(".")[2].isdigit() else path
 
 
 @dataclass(frozen=True)

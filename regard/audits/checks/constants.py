@@ -66,6 +66,8 @@ def constants(scene: Scene, site: Measurable) -> Result:
 
 def _placed(scene: Scene, site: Measurable) -> bool:
     """Whether it is known what stands between the residual stream and a layer."""
+    if isinstance(site, ObservedSite) and site.reads.inside and site.reads.norm is not None:
+        return True  # the norm is in the module of the attention
     branch = () if site.block is None or site.path in scene.alone else site.block.attention
     return bool(branch) or site.path in scene.direct
 
@@ -209,7 +211,8 @@ def _mlp(scene: Scene, site: Measurable) -> list[Found]:
         return []
     run = branch(scene.model, scene.trace, site.block, paths)
     point = tokens_in(scene.trace[paths[0]])
-    whole = largest(linearize(run, point), scene.generator(site.layer))
+    start = zlib.crc32(paths[0].encode())  # whichever attention of the block is measured
+    whole = largest(linearize(run, point), scene.generator(start))
     if whole[0] < SUSPECT or not is_tokenwise(run, point):
         return [whole]
 
@@ -217,7 +220,7 @@ def _mlp(scene: Scene, site: Measurable) -> list[Found]:
         return run(x.squeeze(-2)).unsqueeze(-2)
 
     alone = linearize(one_by_one, point.unsqueeze(-2), batch=1)
-    return [whole, *largest_of_each(alone, scene.generator(site.layer))]
+    return [whole, *largest_of_each(alone, scene.generator(start))]
 
 
 def is_tokenwise(run: Function, point: Tensor) -> bool:

@@ -8,10 +8,8 @@ import math
 from itertools import pairwise
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from regard.audits.adapters.surroundings import elements
-from regard.audits.calling import path_and_turn
 from regard.audits.capture import Function, replay, tokens_in
 from regard.audits.checks.base import (
     MEASURED,
@@ -26,7 +24,7 @@ from regard.audits.checks.base import (
     too_long,
 )
 from regard.audits.checks.constants import block_constant, joined_reasons, largest
-from regard.audits.sources import Source, origins
+from regard.audits.sources import Source, beside, incomplete, origins
 from regard.derive import linearize
 
 CURVES = 2
@@ -46,15 +44,15 @@ def depth(scene: Scene) -> Result:
         return Result(reason=scene.stackless)
     curves, reasons = {}, []
     for stack in scene.stacks:
-        reason = _incomplete(scene, stack)
-        whole, named = math.nan, {} if reason else _named(scene, stack)
-        if named and not any(source.given for source in named.values()):
-            reason = f"no constant end to end: {stack} reads {' and '.join(s.name for s in named.values())}"
+        missing = incomplete(scene, stack)
+        reason = f"no constant end to end, and no product of blocks: {missing}" if missing else ""
+        whole, (named, why) = math.nan, ({}, "") if missing else _named(scene, stack)
+        reasons.append(why)
         for name, source in named.items():
             constant = _norm(scene, source.passage(scene, scene.end(stack)), source.point)
             numbers["network_constant" if source.given else "inner_constant"][name] = constant
             whole = constant if source.stack == stack and math.isnan(whole) else whole
-        why, curve = _curve(scene, stack, whole) if scene.index < CURVES else ("", None)
+        why, curve = _curve(scene, stack, whole) if scene.index < CURVES and not missing else ("", None)
         reasons += [reason, why]
         numbers["product"][stack] = math.nan
         if curve is not None:
@@ -63,27 +61,32 @@ def depth(scene: Scene) -> Result:
     return Result(numbers, {"stacks": curves} if curves else None, joined_reasons(*dict.fromkeys(reasons)))
 
 
-def _named(scene: Scene, stack: str) -> dict[str, Source]:
-    """What a stack is computed from, by the names of rows: the stack where that is one sequence."""
-    found = origins(scene, stack)
-    if len(found) == 1:
-        return {stack: next(iter(found.values()))}
-    return {f"{stack or 'the model'} from {name}": source for name, source in found.items()}
+def _named(scene: Scene, stack: str) -> tuple[dict[str, Source], str]:
+    """What a stack is computed from, by the names of rows (the stack where that is one sequence), and why
+    some argument of the model has no number.
+    """
+    found, also = origins(scene, stack), beside(scene, stack)
+    known = {name: one for name, one in found.items() if not (one.given and {*one.made_of} & {*also})}
+    reason = _unnumbered(stack, found, known, also)
+    if len(found) == 1 and not reason:
+        return {stack: next(iter(known.values()))}, ""
+    return {f"{stack or 'the model'} from {name}": source for name, source in known.items()}, reason
 
 
-def _incomplete(scene: Scene, stack: str) -> str:
-    """Why the blocks of a stack are not all that is between its ends; nothing where they are."""
-    paths = [block.path for block in scene.stacks[stack]]
-    known = {*paths, scene.end(stack)}
-    kinds = {type(scene.model.get_submodule(path_and_turn(path)[0])) for path in paths}
-    listed = isinstance(scene.model.get_submodule(stack), nn.ModuleList)
-    for path in elements(scene.model, stack):
-        if path in known or path not in scene.trace:
-            continue
-        outside = scene.follows(path, paths[0]) or scene.follows(paths[-1], path)
-        if outside and (listed or type(scene.model.get_submodule(path)) in kinds):
-            return f"no constant end to end: {path} stands next to the blocks and has no attention in it"
-    return ""
+def _unnumbered(stack: str, found: dict[str, Source], known: dict[str, Source], also: tuple[str, ...]) -> str:
+    """Why some argument of the model has no number, or none has; nothing where each has one."""
+    given = {name for one in known.values() if one.given for name in one.made_of}
+    if not given:
+        other = [f"{' and '.join(also)} in another way"] if also else []
+        return f"no constant end to end: {stack} reads {', and '.join([' and '.join(found), *other])}"
+    inner = [name for one in found.values() if not one.given for name in one.made_of]
+    missing = " and ".join(dict.fromkeys(name for name in (*inner, *also) if name not in given))
+    if not missing:
+        return ""
+    return (
+        f"no constant end to end from {missing}: {stack} reads it in another way than as tokens that enter "
+        "its blocks"
+    )
 
 
 def _unchained(scene: Scene, stack: str) -> str:

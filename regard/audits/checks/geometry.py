@@ -37,8 +37,9 @@ def geometry(scene: Scene, site: Measurable) -> Result:
     typical = float(norms.median())
     sinks = norms > MASSIVE * typical
     if site.context is None and len(site.points) == len(x):
-        received = sum(some.laws.sum((0, 1)) for some in row_blocks(site)) / (site.heads * len(x))
-        sinks = sinks | (received > max(MASS, 3 / len(x)))
+        received = sum((some.laws.sum((0, 1)) for some in row_blocks(site)), x.new_zeros(()))
+        if len(received) == len(x):  # keys may be fewer, as of windows of tokens
+            sinks = sinks | (received > max(MASS, 3 / len(x)) * site.heads * len(x))
     rest = x[~sinks]
     numbers = {
         "radius": float((x - x.mean(0)).norm(dim=-1).max()),
@@ -95,7 +96,8 @@ register(
             Column(
                 "radius",
                 "radius",
-                "Largest distance of a token that enters the block from their mean.",
+                "Largest distance of a token that enters the block (the layer, where no block is known) from "
+                "their mean.",
                 RUN,
                 LAYER,
                 None,
@@ -143,7 +145,7 @@ register(
             Column(
                 "largest_token",
                 "largest token norm",
-                "Norm of the largest token that enters the block.",
+                "Norm of the largest token that enters the block (the layer, where no block is known).",
                 RUN,
                 LAYER,
                 True,

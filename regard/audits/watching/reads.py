@@ -214,5 +214,6 @@ def _memory(tokens: Tensor) -> tuple[int, int]:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
+    one, other = one.detach(), other.detach()
     same = one.shape == other.shape
     return same and float((one - other.to(one)).norm()) <= CLOSE * float(one.norm())
