@@ -84,6 +84,7 @@ def audit(
     thorough: bool = False,
     pairs: Sequence[tuple[str, str]] = (),
     seed: int = 0,
+    every_word: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """Measure the attention of a model on these inputs: texts (with a tokenizer) or keyword arguments of the
@@ -91,11 +92,11 @@ def audit(
 
     model: a module, or what `regard audit` takes: the directory of a checkpoint or a hub id, which is loaded
     with its tokenizer and names the report.
-    checks: which questions to ask, by name or as values; all by default (`regard audit --list-checks` lists
+    checks: which checks to make, by name or as values; all by default (`regard audit --list-checks` lists
     them). twin: measure the same architecture with random weights on the first input too, to compare with.
-    thorough: prove on long inputs too, and see what typos do to all of them, however long it takes.
-    pairs: changes of your own, each an original text and a changed one. seed: of all random numbers; the
-    same seed gives the same report. The model is not changed.
+    thorough: prove on long inputs too, however long it takes. every_word: change every word of the texts,
+    where a sample is changed otherwise. pairs: changes of your own, each an original text and a changed one.
+    seed: of all random numbers; the same seed gives the same report. The model is not changed.
 
     Examples:
         >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
@@ -105,13 +106,25 @@ def audit(
         0
     """
     several: Any = [inputs] if isinstance(inputs, (str, Mapping, Tensor)) else inputs
+    headed = not isinstance(model, nn.Module)
     if not isinstance(model, nn.Module):
         reads = tokenizer is None and any(isinstance(item, str) for item in several)
         model, own, called = _loaded(model, checks, reads)
         tokenizer, name = own if reads else tokenizer, called if name is None else name
     name = "model" if name is None else name
-    how: dict[str, Any] = {"twin": twin, "thorough": thorough, "pairs": pairs, "seed": seed}
-    run = Audit(model, several, tokenizer=tokenizer, checks=checks, name=name, **how)
+    run = Audit(
+        model,
+        several,
+        tokenizer=tokenizer,
+        checks=checks,
+        name=name,
+        twin=twin,
+        thorough=thorough,
+        pairs=pairs,
+        seed=seed,
+        every_word=every_word,
+        headed=headed,
+    )
     for note in notes_on(run.inputs, tokenizer):
         warnings.warn(note, stacklevel=2)
     run.measure(progress)
@@ -125,15 +138,14 @@ def audit(
 def _loaded(model: Any, checks: Any, reads: bool) -> tuple[nn.Module, Any, str]:
     """A checkpoint as the command line loads it, its tokenizer where texts are read, and its name."""
     from regard.audits.checkpoint import find
-    from regard.audits.load import load_head, load_weights, tokenizer_of
+    from regard.audits.load import load_head, tokenizer_of
 
     if not isinstance(model, (str, PathLike)):
         remedy = "give a torch.nn.Module, the directory of a checkpoint, or a hub id"
         raise ArgumentError("model", f"is a {type(model).__name__}", remedy)
-    answered = any(check.named for check in _check_all(checks))  # an answer needs the head that the model has
     checkpoint = find(fspath(model))
     tokenizer = tokenizer_of(checkpoint) if reads else None
-    return (load_head if answered else load_weights)(checkpoint), tokenizer, checkpoint.name
+    return load_head(checkpoint), tokenizer, checkpoint.name
 
 
 class Audit:
@@ -162,11 +174,16 @@ class Audit:
         thorough: bool = False,
         pairs: Sequence[tuple[str, str]] = (),
         seed: int = 0,
+        every_word: bool = False,
+        headed: bool = False,
     ) -> None:
-        self.thorough, self.seed, self.pairs = thorough, seed, check_pairs(pairs, tokenizer)
+        self.thorough, self.every_word = thorough, every_word
+        self.seed, self.pairs = seed, check_pairs(pairs, tokenizer)
         self.checks = _check_all(checks)
         self.name, self.store = name, Store() if store is None else store
         self.disk: OnDisk | None = None if isinstance(model, nn.Module) else model
+        self._whole_original = model if headed and isinstance(model, nn.Module) else None
+        model = body_of(model) if headed and isinstance(model, nn.Module) else model
         self.original: nn.Module = model if isinstance(model, nn.Module) else model.original
         if self.disk is None:  # what is on disk is checked when it is read
             _finite(self.original)
@@ -209,7 +226,14 @@ class Audit:
     @cached_property
     def model(self) -> nn.Module:
         """The model in the arithmetic of the audit."""
-        return working(self.original) if self.disk is None else self.disk.model
+        if self.disk is not None:
+            return self.disk.model
+        return working(self.original) if self.head is None else body_of(self.head)
+
+    @cached_property
+    def head(self) -> nn.Module | None:
+        """The model with its head, in the arithmetic of the audit; None where the audited model is all."""
+        return None if self._whole_original is None else working(self._whole_original)
 
     def measure(self, progress: Progress | None = None) -> None:
         """Measure every place that is not in the store yet."""
@@ -272,6 +296,9 @@ class Audit:
             frozenset(place.name for place in self.places if place.direct),
             self.thorough,
             self.seed,
+            self.head,
+            self.every_word,
+            len(self.inputs),
         )
 
     def _site(self, item: Input, place: Place, scenes: _Scenes) -> None:
@@ -382,6 +409,11 @@ class _Scenes:
 
     def forget(self) -> None:
         self.held.clear()
+
+
+def body_of(model: nn.Module) -> nn.Module:
+    """The part of a transformers model below its head; the model itself where it has none."""
+    return getattr(model, "base_model", model)
 
 
 def working(model: nn.Module) -> nn.Module:

@@ -100,7 +100,10 @@ def audit(
     ] = False,
     thorough: Annotated[
         bool,
-        typer.Option("--thorough", help="Prove on long texts too, and misspell all of them; takes hours."),
+        typer.Option("--thorough", help="Prove on long texts too; takes hours."),
+    ] = False,
+    every_word: Annotated[
+        bool, typer.Option("--every-word", help="Change every word of the texts, and not a sample.")
     ] = False,
     weights_only: Annotated[
         bool, typer.Option("--weights-only", help="Read the weights of one layer at a time; no texts.")
@@ -144,7 +147,7 @@ def audit(
         texts = read_texts(text or [], text_file or [])
         changes = [] if pairs is None else read_pairs(pairs)
         of_texts = {"--text": bool(text), "--text-file": bool(text_file), "--pairs": bool(changes)}
-        of_time = {"--twin": bool(twin), "--thorough": thorough}
+        of_time = {"--twin": bool(twin), "--thorough": thorough, "--every-word": every_word}
         _refuse_with("--weights-only, which reads no texts", weights_only, {**of_texts, **of_time})
         _refuse_with("--quick, which is a first look", quick, {**of_time, "--weights-only": weights_only})
         asked = find_checks(checks, weights_only)
@@ -163,6 +166,7 @@ def audit(
             False if quick else twin,
             thorough,
             quick,
+            every_word,
             json_,
             open_,
         )
@@ -228,6 +232,7 @@ class Way:
     twin: bool | None = False
     thorough: bool = False
     quick: bool = False
+    every_word: bool = False
     json_: bool = False
     open_: bool = False
 
@@ -333,7 +338,7 @@ def _low_memory(checkpoint: Checkpoint, way: Way) -> bool:
 def on_texts(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: Way) -> Audit | StreamedAudit:
     from regard.audits import terminal
     from regard.audits.inputs import notes_on
-    from regard.audits.load import load_head, load_weights, tokenizer_of
+    from regard.audits.load import load_head, tokenizer_of
     from regard.audits.run import Audit
     from regard.audits.samples import DOMAINS, RANDOM, known_samples
     from regard.audits.streaming import StreamedAudit
@@ -355,8 +360,7 @@ def on_texts(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: 
             seed=way.seed,
         )
     else:
-        answered = any(check.named for check in asked)  # an answer needs the head that the model has
-        model = load_head(checkpoint).to(way.device) if answered else load_weights(checkpoint, way.device)
+        model = load_head(checkpoint).to(way.device)
         small = sum(parameter.numel() for parameter in model.parameters()) <= SMALL
         run = Audit(
             model,
@@ -368,6 +372,8 @@ def on_texts(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: 
             thorough=way.thorough,
             pairs=way.pairs,
             seed=way.seed,
+            every_word=way.every_word,
+            headed=True,
         )
     if domain not in ("", DOMAINS[0]):
         terminal.say(terminal.messages(), DRAWN if domain == RANDOM else UNREAD.format(domain))
@@ -403,6 +409,7 @@ def _subject(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: 
         "--low-memory": str(way.low_memory),
         "--twin": str(way.twin),
         "--thorough": str(way.thorough),
+        "--every-word": str(way.every_word),
         "versions": f"regard {__version__}, torch {torch.__version__}, transformers "
         f"{version('transformers')}",
     }

@@ -135,7 +135,9 @@ class Scene:
 
     seen: where attention was seen to happen; alone: why there are no numbers of a block around some
     attention, by its name; direct: attention that reads the residual stream itself, nothing before it;
-    thorough: whether to prove on long inputs too, which takes hours; seed: of the random numbers.
+    thorough: whether to prove on long inputs too, which takes hours; seed: of the random numbers; head: the
+    model with the head that it was saved with, where `model` is without; every_word: whether every word of a
+    text is changed; texts: how many inputs the audit has.
     """
 
     model: nn.Module
@@ -152,6 +154,14 @@ class Scene:
     direct: frozenset[str] = frozenset()
     thorough: bool = False
     seed: int = 0
+    head: nn.Module | None = None
+    every_word: bool = False
+    texts: int = 1
+
+    @property
+    def whole(self) -> nn.Module:
+        """The model with its head, which gives the answers."""
+        return self.model if self.head is None else self.head
 
     @property
     def units(self) -> tuple[Unit, ...]:
