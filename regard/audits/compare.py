@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from regard._written import parsed
+from regard.audits.checks import Check, checks
 from regard.audits.checks.base import Column
 from regard.audits.report import Report, Row
 from regard.errors import ArgumentError
 
 REPORT = "report.json"
+SETTINGS = ("arithmetic", "seed", "thorough", "every_word", "pairs")
+"""Settings that may change the numbers of the same checks on the same inputs."""
 
 
 @dataclass(frozen=True)
@@ -46,55 +49,64 @@ class Comparison:
         return tuple(change for change in self.changes[column] if change.moved > 0)
 
 
-def read(path: Path) -> Report:
-    """A report from its file, or from the directory it was written to."""
+def read(path: Path, argument: str = "REPORT") -> Report:
+    """A report from its file, or from the directory it was written to; errors name the argument."""
     file = path / REPORT if path.is_dir() else path
     try:
         data = parsed(file.read_bytes())
     except OSError as error:
         raise ArgumentError(
-            "REPORT", f"{file} cannot be read ({error.strerror})", f"give a {REPORT} or its directory"
+            argument, f"{file} cannot be read ({error.strerror})", f"give a {REPORT} or its directory"
         ) from error
     except ValueError as error:
         raise ArgumentError(
-            "REPORT", f"{file} is not JSON ({error})", f"give a {REPORT} that regard audit wrote"
+            argument, f"{file} is not JSON ({error})", f"give a {REPORT} that regard audit wrote"
         ) from error
-    return _report(file, data)
+    return _report(file, data, argument)
 
 
-def _report(file: Path, data: object) -> Report:
+def _report(file: Path, data: object, argument: str) -> Report:
     if not isinstance(data, dict):
-        raise ArgumentError("REPORT", f"{file} is not a report", f"give a {REPORT} that regard audit wrote")
+        raise ArgumentError(argument, f"{file} is not a report", f"give a {REPORT} that regard audit wrote")
     try:
         return Report.from_dict(data)
     except ArgumentError as error:
-        raise ArgumentError("REPORT", f"{file} {error.found}", error.remedy) from error
+        raise ArgumentError(argument, f"{file} {error.found}", error.remedy) from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArgumentError(
-            "REPORT",
+            argument,
             f"{file} is not a complete report ({type(error).__name__}: {error})",
             "run the audit again",
         ) from error
 
 
-def compare(before: Report, after: Report) -> Comparison:
-    """What changed from one report to the other."""
+def compare(before: Report, after: Report, called: tuple[str, str] = ("first", "second")) -> Comparison:
+    """What changed from one report to the other; remarks use the words that they are called by."""
     _refuse_other(before, after)
     alike = _inputs(before) == _inputs(after)
+    other = {column.name for check in _quick_in_one(before, after) for column in check.columns}
     columns = tuple(
         column
         for column in before.columns
-        if after.column(column.name) is not None and (alike or column.over == "only")
+        if after.column(column.name) is not None
+        and (alike or column.over == "only")
+        and column.name not in other
     )
     covered = [{entry.site for entry in report.covered} for report in (before, after)]
     return Comparison(
         names=(before.name, after.name),
-        remarks=tuple(_remarks(before, after, columns)),
+        remarks=tuple(_remarks(before, after, columns, called)),
         columns=columns,
-        changes={column.name: _changes(before, after, column.name) for column in columns},
+        changes={column.name: _changes(before, after, column) for column in columns},
         gained=tuple(sorted(covered[1] - covered[0])),
         lost=tuple(sorted(covered[0] - covered[1])),
     )
+
+
+def _quick_in_one(before: Report, after: Report) -> list[Check]:
+    """The checks that one report has in the quick form and the other as a whole."""
+    quick = [set(report.settings.get("quick", ())) for report in (before, after)]
+    return [check for check in checks() if check.name in quick[0] ^ quick[1]]
 
 
 def _inputs(report: Report) -> list[str]:
@@ -120,47 +132,82 @@ def _describe(report: Report) -> str:
     )
 
 
-def _remarks(before: Report, after: Report, columns: Sequence[Column]) -> list[str]:
+def _remarks(before: Report, after: Report, columns: Sequence[Column], called: tuple[str, str]) -> list[str]:
     """Differences other than in the numbers."""
     remarks = [
         f"The {word} report is partial: {r.partial}."
-        for word, r in (("first", before), ("second", after))
+        for word, r in zip(called, (before, after), strict=True)
         if r.partial
     ]
     if before.name != after.name:
         remarks.append(f"The names differ: {before.name}, then {after.name}.")
+    for name in SETTINGS:
+        values = [report.settings.get(name) for report in (before, after)]
+        if None not in values and values[0] != values[1]:
+            remarks.append(f"The setting {name} differs: {values[0]}, then {values[1]}.")
+    quick = [check.name for check in _quick_in_one(before, after)]
+    if quick:
+        remarks.append(f"Not compared, as one audit is a quick one: {', '.join(quick)}.")
     if _inputs(before) != _inputs(after):
         remarks.append("The inputs differ, so only numbers of the weights are compared.")
     names = [{column.name for column in report.columns} for report in (before, after)]
-    for word, only in (("first", names[0] - names[1]), ("second", names[1] - names[0])):
+    for word, only in zip(called, (names[0] - names[1], names[1] - names[0]), strict=True):
         if only:
             remarks.append(f"Only the {word} report has {', '.join(sorted(only))}.")
-    return remarks + [sentence for column in columns for sentence in _alone(before, after, column.name)]
+    return remarks + [sentence for column in columns for sentence in _alone(before, after, column)]
 
 
-def _alone(before: Report, after: Report, column: str) -> list[str]:
-    """Numbers of modules that both reports cover, and that one of them lacks."""
+def _alone(before: Report, after: Report, column: Column) -> list[str]:
+    """Numbers of modules that both reports cover: those that one of them lacks, and those of which it lacks
+    some inputs.
+    """
     both = {entry.site for entry in before.covered} & {entry.site for entry in after.covered}
-    single = [
-        key for key in _numbers(before, column).keys() ^ _numbers(after, column).keys() if key[1] in both
+    old, new = _numbers(before, column.name), _numbers(after, column.name)
+    pairs = {key: _pair(column, old[key], new[key]) for key in old.keys() & new.keys()}
+    single = [key for key in old.keys() ^ new.keys() if key[1] in both]
+    single += [key for key, (first, _) in pairs.items() if math.isnan(first)]
+    fewer = [
+        key
+        for key, pair in pairs.items()
+        if pair != (old[key].values[column.name], new[key].values[column.name])
     ]
-    return [f"{len(single)} numbers of {column} are in one report only."] if single else []
+    fewer = [key for key in fewer if key not in single]
+    said = [f"{len(single)} numbers of {column.name} are in one report only."] if single else []
+    if fewer:
+        said.append(
+            f"{len(fewer)} numbers of {column.name} are compared over the inputs that both reports have."
+        )
+    return said
 
 
-def _changes(before: Report, after: Report, column: str) -> tuple[Change, ...]:
-    old, new = _numbers(before, column), _numbers(after, column)
-    sizes = [abs(value) for _, value in old.values() if math.isfinite(value) and value]
+def _changes(before: Report, after: Report, column: Column) -> tuple[Change, ...]:
+    old, new = _numbers(before, column.name), _numbers(after, column.name)
+    sizes = [abs(value) for row in old.values() for value in [row.values[column.name]]]
+    sizes = [size for size in sizes if math.isfinite(size) and size]
     unit = statistics.median(sizes) if sizes else 1.0
+    pairs = {key: _pair(column, row, new[key]) for key, row in old.items() if key in new}
     found = [
-        Change(row, value, new[key][1], _relative_change(value, new[key][1], unit))
-        for key, (row, value) in old.items()
-        if key in new
+        Change(old[key], first, second, _relative_change(first, second, unit))
+        for key, (first, second) in pairs.items()
+        if not math.isnan(first)
     ]
     return tuple(sorted(found, key=lambda change: change.moved, reverse=True))
 
 
-def _numbers(report: Report, column: str) -> dict[tuple[str, str, int], tuple[Row, float]]:
-    return {(row.scope, row.site, row.head): (row, row.values[column]) for row in report.ranked(column)}
+def _numbers(report: Report, column: str) -> dict[tuple[str, str, int], Row]:
+    """The rows that have a column, by what they are."""
+    return {(row.scope, row.site, row.head): row for row in report.ranked(column)}
+
+
+def _pair(column: Column, before: Row, after: Row) -> tuple[float, float]:
+    """A number of one row in two reports, both over the inputs that both have; NaN where there is none."""
+    numbers = [row.inputs.get(column.name, []) for row in (before, after)]
+    known = [[place for place, value in enumerate(own) if not math.isnan(value)] for own in numbers]
+    if known[0] == known[1]:
+        return before.values[column.name], after.values[column.name]
+    shared = [place for place in known[0] if place in known[1]]
+    first, second = (column.combined(own[place] for place in shared) for own in numbers)
+    return first, second
 
 
 def _relative_change(before: float, after: float, unit: float) -> float:
