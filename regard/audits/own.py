@@ -92,6 +92,10 @@ class Characters:
             return bytes(int(token, 16) for token in tokens).decode(errors="replace")
         return "".join(tokens)
 
+    def decode(self, numbers: list[int]) -> str:
+        """The text of these ids."""
+        return self.convert_tokens_to_string(self.convert_ids_to_tokens(numbers))
+
     def convert_ids_to_tokens(self, numbers: list[int]) -> list[str]:
         """The characters of tokens; bytes by their numbers."""
         known = self._alphabet.characters

@@ -99,7 +99,7 @@ def audit(
 
     model: a module, or what `regard audit` takes: the directory of a checkpoint or a hub id, which is loaded
     with its tokenizer and names the report.
-    checks: which questions to ask, by name or as values; all by default (`regard audit --list-checks` lists
+    checks: which checks to make, by name or as values; all by default (`regard audit --list-checks` lists
     them). twin: measure the same architecture with random weights on the first input too, to compare with.
     thorough: prove on long inputs too, however long it takes. every_word: change every word of the texts,
     where a sample is changed otherwise. pairs: changes of your own, each an original text and a changed one.

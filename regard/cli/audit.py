@@ -24,6 +24,7 @@ from regard.cli.options import (
     Seed,
     Text,
     TextFile,
+    announce,
     open_page,
     print_json,
 )
@@ -68,21 +69,25 @@ refused. The summary goes to stdout, progress and errors to stderr.
 
 \b
 Examples
-  regard audit                                            the demonstration model on the included sentences
-  regard audit ./my-model --text-file corpus.txt          one text per line
-  regard audit ./my-model --text "A text." --text "More." texts given here
-  regard audit ./my-model --pairs typos.tsv               your own changes: original, TAB, changed
-  regard audit ./my-model --checks weights,rows           some checks only; --list-checks names them
-  regard audit ./my-model --quick --open                  a first look at one text, in seconds, in the browser
-  regard audit ./my-model --json                          the report as JSON, for another program
-  regard audit ./my-model --text-file long.txt --thorough proofs on long texts: 512 tokens, some 2,048
-  regard audit ./llama-7b --weights-only                  norms of heads; reads one layer at a time
-  regard audit ./llama-7b --low-memory                    texts too, with one block in memory at a time
-  regard audit ./big-model --out big --resume             continue after Ctrl-C, a crash or a reboot
-  regard audit ./big-model --processes 4                  four processes, one report; memory for four models
-  torchrun --nproc-per-node 4 -m regard audit ./big-model the same, also over several machines
-  regard audit ./my-model --fail-if "words.expansion>3"   a gate for CI: exit status 1 where that is so
-  regard audit ./my-model --baseline old/report.json      exit status 1 where a number got worse by 5 %
+  regard audit                                     the demonstration model
+  regard audit ./my-model --text-file corpus.txt   one text per line
+  regard audit ./my-model --text "A" --text "B"    texts given here
+  regard audit ./my-model --pairs typos.tsv        your own changes
+  regard audit ./my-model --checks weights,rows    some checks only
+  regard audit --list-checks                       the checks by name
+  regard audit ./my-model --quick --open           one text, in seconds
+  regard audit ./my-model --json                   JSON for a program
+  regard audit ./my-model --thorough               proofs on long texts, too
+  regard audit ./llama-7b --weights-only           norms, layer by layer
+  regard audit ./llama-7b --low-memory             texts, block by block
+  regard audit ./big-model --resume                continue after Ctrl-C
+  regard audit ./big-model --processes 4           four processes, one report
+  torchrun --nproc-per-node 4 -m regard audit ./big-model
+                                                   over several machines, too
+  regard audit ./my-model --fail-if "words.expansion>3"
+                                                   status 1 where that is so
+  regard audit ./my-model --baseline old/report.json
+                                                   status 1 where it got worse
 
 \b
 Exit status
@@ -92,9 +97,9 @@ Exit status
 
 
 def audit(
-    models: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="MODEL", help="A directory or a hub id.", show_default=False),
+    context: typer.Context,
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="A directory or a hub id.", show_default=False)
     ] = None,
     text: Text = None,
     text_file: TextFile = None,
@@ -109,7 +114,7 @@ def audit(
     ] = False,
     thorough: Annotated[
         bool,
-        typer.Option("--thorough", help="Prove on long texts too, and misspell all of them; takes hours."),
+        typer.Option("--thorough", help="Prove on long texts too; takes hours."),
     ] = False,
     every_word: Annotated[
         bool,
@@ -175,7 +180,7 @@ def audit(
     if list_checks:
         return _list_checks()
     with joined() as team:
-        model = _only(models or [])
+        _refuse_several(model, context.args)
         refuse_processes(processes, team)
         texts = read_texts(text or [], text_file or [])
         changes = [] if pairs is None else read_pairs(pairs)
@@ -211,12 +216,12 @@ def audit(
         raise typer.Exit(code)
 
 
-def _only(models: list[str]) -> str | None:
-    """The one model; several are checkpoints for another command."""
-    if len(models) > 1:
-        found = f"is {len(models)} models, and an audit is of one"
-        raise ArgumentError("MODEL", found, f"compare checkpoints with: regard track {shlex.join(models)}")
-    return models[0] if models else None
+def _refuse_several(model: str | None, others: list[str]) -> None:
+    """Refuse more than one model: several are checkpoints for another command."""
+    if model is not None and others:
+        found = f"is {1 + len(others)} models, and an audit is of one"
+        remedy = f"compare checkpoints with: regard track {shlex.join([model, *others])}"
+        raise ArgumentError("MODEL", found, remedy)
 
 
 def _listed(model: str | None) -> list[str]:
@@ -345,6 +350,7 @@ def _report(run: AnyAudit, model: str | None, way: Way, stopped: str, team: Team
     paths = page.save(report, way.out)
     if way.json_:
         print_json(report.to_dict())
+        announce(paths, json_=True)
     else:
         terminal.show(report, paths, terminal.output(), seconds)
     if way.open_:

@@ -16,10 +16,11 @@ from regard.cli.options import (
     Device,
     Json,
     Open,
-    OutBySeries,
+    OutByModel,
     Seed,
     Text,
     TextFile,
+    announce,
     open_page,
     print_json,
 )
@@ -37,14 +38,14 @@ MODEL A, B, C, ... are two or more checkpoints in their order: directories or hu
 their weights, and with --text or --text-file by their attention rows on these texts too. Code in a
 checkpoint is never run.
 
-The report is written to --out: series.html to read, series.json with every number. A directory with the
-report of another series is refused.
+The report is written to --out, which is track-<first>-to-<last> unless you name one: series.html to read,
+series.json with every number. A directory with the report of another series is refused.
 
 \b
 Examples
-  regard track ./step-1000 ./step-2000 ./step-3000        norms of each head, by the weights alone
-  regard track ./step-1000 ./step-2000 --text "A text."   the logits of each head on a text, too
-  regard track ./step-* --open                            every checkpoint, with the page in the browser
+  regard track ./step-1000 ./step-2000 ./step-3000  by the weights alone
+  regard track ./step-* --text "A text."            the logits on a text, too
+  regard track ./step-* --open                      the page in the browser
 
 \b
 Exit status
@@ -62,7 +63,7 @@ def track(
     checks: Checks = None,
     device: Device = "cpu",
     seed: Seed = None,
-    out: OutBySeries = None,
+    out: OutByModel = None,
     open_: Open = False,
     json_: Json = False,
 ) -> None:
@@ -89,6 +90,7 @@ def track(
     paths = save(series, out)
     if json_:
         print_json(series.to_dict())
+        announce(paths, json_=True)
     else:
         terminal.show_series(series, paths, terminal.output())
     if open_:

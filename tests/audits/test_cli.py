@@ -170,7 +170,7 @@ def test_an_audit_in_a_pipe(model, tmp_path):
     assert done.returncode == 0, done.stderr
     assert all("steps after" in line for line in done.stderr.splitlines())  # on a slow machine
     assert "\x1b" not in done.stdout
-    assert "2 of 2 attention layers are covered: 8 heads on 2 inputs" in done.stdout
+    assert "2 attention layers, 8 heads   2 inputs" in done.stdout
     assert str(tmp_path / "out" / "report.html") in done.stdout
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "card.md",
@@ -257,7 +257,7 @@ def test_nothing_that_is_known(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as done:
         main()
     assert done.value.code == 1
-    assert "0 of 1 attention layers are covered" in capsys.readouterr().out
+    assert "Nothing was measured" in capsys.readouterr().out
     (entry,) = json.loads((tmp_path / "out" / "report.json").read_text())["coverage"]
     assert (entry["covered"], entry["kind"]) == (False, "XLNetRelativeAttention")
 
@@ -269,8 +269,8 @@ def test_the_real_model_by_its_weights(tmp_path):
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "torch" in imported
     assert not imported & {"transformers", "huggingface_hub", "tokenizers"}  # they take seconds
-    assert "72 heads by their weights alone" in done.stdout
-    assert "Heads with the largest QK norms: head 2 of encoder.layer.0.attention.self" in done.stdout
+    assert "72 heads   weights alone" in done.stdout
+    assert "Head 2 of encoder.layer.0.attention.self has a QK norm of 2.24" in done.stdout
     assert json.loads((tmp_path / "report.json").read_text())["inputs"] == []
 
 
@@ -432,7 +432,9 @@ def test_the_report_as_json(here, model, tmp_path, capsys):
         patch.setattr("webbrowser.open", lambda page: not opened.append(page))
         asked = ("--text", "the cat", *QUICK, "--no-twin", "--out", "out", "--json", "--open")
         assert here("audit", model, *asked) == 0
-    printed = json.loads(capsys.readouterr().out)
+    done = capsys.readouterr()
+    printed = json.loads(done.out)
+    assert "written: out/report.json, out/report.html, out/card.md" in done.err
     assert printed == json.loads((tmp_path / "here" / "out" / "report.json").read_text())
     assert opened == [(tmp_path / "here" / "out" / "report.html").resolve().as_uri()]
     assert here("track", model, model, "--out", "series", "--json") == 0
