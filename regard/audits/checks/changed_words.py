@@ -141,12 +141,13 @@ def _numbers(scene: Scene, found: dict[str, Any]) -> dict[str, dict[str, float]]
     """The columns of a text, by the measure of its model."""
     entries = found["changes"]
     place = next(iter(scene.stacks), "")
-    named = {
-        EMBEDDING: {"worst_cosine": min, "median_cosine": statistics.median},
-        NEXT: {"worst_kl": max, "median_kl": statistics.median},
-    }.get(found["measure"], {})
-    key = "cosine" if found["measure"] == EMBEDDING else "divergence"
-    numbers = {name: {place: float(of([e[key] for e in entries]))} for name, of in named.items()}
+    numbers: dict[str, dict[str, float]] = {}
+    if found["measure"] == EMBEDDING:
+        values = [entry["cosine"] for entry in entries]
+        numbers = {"worst_cosine": {place: min(values)}, "median_cosine": {place: statistics.median(values)}}
+    if found["measure"] == NEXT:
+        values = [entry["divergence"] for entry in entries]
+        numbers = {"worst_kl": {place: max(values)}, "median_kl": {place: statistics.median(values)}}
     rate = {CLASSES: "changed_labels", NEXT: "changed_top1"}.get(found["measure"])
     if rate is not None:
         numbers[rate] = {place: sum(entry["changed"] for entry in entries) / len(entries)}
