@@ -11,9 +11,12 @@ from pathlib import Path
 from regard._written import parsed
 from regard.audits.checks.base import Column
 from regard.audits.report import Report, Row
+from regard.audits.words import counted
 from regard.errors import ArgumentError
 
 REPORT = "report.json"
+NAMED = 3
+"""How many names of columns a sentence lists."""
 
 
 @dataclass(frozen=True)
@@ -78,27 +81,28 @@ def _report(file: Path, data: object) -> Report:
 
 
 def compare(before: Report, after: Report) -> Comparison:
-    """What changed from one report to the other."""
+    """What changed from one report to the other. Only numbers of the same inputs are compared, over the
+    inputs that have them in both reports.
+    """
     _refuse_other(before, after)
+    shared = [column for column in before.columns if after.column(column.name) is not None]
     alike = _inputs(before) == _inputs(after)
-    columns = tuple(
-        column
-        for column in before.columns
-        if after.column(column.name) is not None and (alike or column.over == "only")
-    )
+    columns = tuple(column for column in shared if alike or column.over == "only")
     covered = [{entry.site for entry in report.covered} for report in (before, after)]
+    found = {column.name: _paired(before, after, column) for column in columns}
+    omitted = _omitted(before, after, len(shared) - len(columns), len(shared))
     return Comparison(
         names=(before.name, after.name),
-        remarks=tuple(_remarks(before, after, columns)),
+        remarks=(*_remarks(before, after), *omitted, *_alone(before, after, found)),
         columns=columns,
-        changes={column.name: _changes(before, after, column.name) for column in columns},
+        changes={name: _changes(pairs) for name, pairs in found.items()},
         gained=tuple(sorted(covered[1] - covered[0])),
         lost=tuple(sorted(covered[0] - covered[1])),
     )
 
 
-def _inputs(report: Report) -> list[str]:
-    return [entry.name for entry in report.inputs]
+def _inputs(report: Report) -> list[tuple[str, list[str]]]:
+    return [(entry.name, entry.tokens) for entry in report.inputs]
 
 
 def _refuse_other(before: Report, after: Report) -> None:
@@ -120,7 +124,7 @@ def _describe(report: Report) -> str:
     )
 
 
-def _remarks(before: Report, after: Report, columns: Sequence[Column]) -> list[str]:
+def _remarks(before: Report, after: Report) -> list[str]:
     """Differences other than in the numbers."""
     remarks = [
         f"The {word} report is partial: {r.partial}."
@@ -129,38 +133,85 @@ def _remarks(before: Report, after: Report, columns: Sequence[Column]) -> list[s
     ]
     if before.name != after.name:
         remarks.append(f"The names differ: {before.name}, then {after.name}.")
-    if _inputs(before) != _inputs(after):
-        remarks.append("The inputs differ, so only numbers of the weights are compared.")
-    names = [{column.name for column in report.columns} for report in (before, after)]
-    for word, only in (("first", names[0] - names[1]), ("second", names[1] - names[0])):
-        if only:
-            remarks.append(f"Only the {word} report has {', '.join(sorted(only))}.")
-    return remarks + [sentence for column in columns for sentence in _alone(before, after, column.name)]
+    names = [[column.name for column in report.columns] for report in (before, after)]
+    for word, own, other in (("first", names[0], names[1]), ("second", names[1], names[0])):
+        if only := sorted(set(own) - set(other)):
+            remarks.append(f"Only the {word} report has {_listed(only)}; they are omitted.")
+    return remarks
 
 
-def _alone(before: Report, after: Report, column: str) -> list[str]:
+def _omitted(before: Report, after: Report, count: int, of: int) -> list[str]:
+    """What other inputs make incomparable, and how to compare it."""
+    if count == 0:
+        return []
+    numbers = [len(report.inputs) for report in (before, after)]
+    counts = f"{numbers[0]} and {numbers[1]}" if numbers[0] != numbers[1] else f"{numbers[0]} each"
+    return [
+        f"Omitted: {count} of {of} columns, because they depend on the inputs and the inputs differ "
+        f"({counts}). To compare them, audit both models with the same --text or --text-file."
+    ]
+
+
+def _listed(names: Sequence[str]) -> str:
+    """A few names, and how many more there are."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+_Pairs = dict[tuple[str, str, int], tuple[Row, float, float]]
+"""By scope, module and head: a row with its numbers before and after."""
+
+
+def _alone(before: Report, after: Report, found: dict[str, _Pairs]) -> list[str]:
     """Numbers of modules that both reports cover, and that one of them lacks."""
     both = {entry.site for entry in before.covered} & {entry.site for entry in after.covered}
-    single = [
-        key for key in _numbers(before, column).keys() ^ _numbers(after, column).keys() if key[1] in both
+    counts = {
+        name: sum(
+            key[1] in both
+            for key in (_numbers(before, name).keys() | _numbers(after, name).keys()) - pairs.keys()
+        )
+        for name, pairs in found.items()
+    }
+    single = [name for name, count in counts.items() if count]
+    if not single:
+        return []
+    total = sum(counts.values())
+    return [
+        f"{total} {counted(total, 'number')} of {_listed(single)} {'is' if total == 1 else 'are'} in one "
+        "report only and omitted."
     ]
-    return [f"{len(single)} numbers of {column} are in one report only."] if single else []
 
 
-def _changes(before: Report, after: Report, column: str) -> tuple[Change, ...]:
-    old, new = _numbers(before, column), _numbers(after, column)
-    sizes = [abs(value) for _, value in old.values() if math.isfinite(value) and value]
+def _paired(before: Report, after: Report, column: Column) -> _Pairs:
+    """The numbers of the rows that have one in both reports, over the inputs that have both."""
+    old, new = (_numbers(report, column.name) for report in (before, after))
+    found = {}
+    for key in (key for key in old if key in new):
+        row, pair = old[key], (old[key].values[column.name], new[key].values[column.name])
+        if column.over != "only":
+            pair = _over_both(column, row.inputs[column.name], new[key].inputs[column.name])
+        if not any(map(math.isnan, pair)):
+            found[key] = (row, *pair)
+    return found
+
+
+def _over_both(column: Column, old: Sequence[float], new: Sequence[float]) -> tuple[float, float]:
+    pairs = [pair for pair in zip(old, new, strict=False) if not any(map(math.isnan, pair))]
+    return column.combined(a for a, _ in pairs), column.combined(b for _, b in pairs)
+
+
+def _changes(pairs: _Pairs) -> tuple[Change, ...]:
+    sizes = [abs(before) for _, before, _ in pairs.values() if math.isfinite(before) and before]
     unit = statistics.median(sizes) if sizes else 1.0
     found = [
-        Change(row, value, new[key][1], _relative_change(value, new[key][1], unit))
-        for key, (row, value) in old.items()
-        if key in new
+        Change(row, before, after, _relative_change(before, after, unit))
+        for row, before, after in pairs.values()
     ]
     return tuple(sorted(found, key=lambda change: change.moved, reverse=True))
 
 
-def _numbers(report: Report, column: str) -> dict[tuple[str, str, int], tuple[Row, float]]:
-    return {(row.scope, row.site, row.head): (row, row.values[column]) for row in report.ranked(column)}
+def _numbers(report: Report, column: str) -> dict[tuple[str, str, int], Row]:
+    return {(row.scope, row.site, row.head): row for row in report.ranked(column)}
 
 
 def _relative_change(before: float, after: float, unit: float) -> float:

@@ -14,7 +14,11 @@ def compare(
     ],
     after: Annotated[Path, typer.Argument(metavar="REPORT_B", help="Another, of the same architecture.")],
 ) -> None:
-    """What changed between two audits: numbers by column, the heads that moved most, and coverage."""
+    """What changed between two audits: numbers by column, the heads that changed most, and coverage.
+
+    Numbers that depend on the inputs are compared where both audits read the same inputs, and omitted
+    elsewhere.
+    """
     from regard.audits import terminal
     from regard.audits.compare import compare as compared
     from regard.audits.compare import read
