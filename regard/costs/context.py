@@ -8,8 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from regard.nn.positions import LearnedTable
-
 FIELDS = (
     "max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx",
 )  # fmt: skip
@@ -75,9 +73,7 @@ def _offset(config: Mapping[str, Any]) -> int:
 def _rows(model: nn.Module) -> Iterator[tuple[int, int]]:
     """How many rows each table of positions has, and for how many tokens: rows up to padding are for none."""
     for path, module in model.named_modules():
-        if isinstance(module, LearnedTable):
-            yield len(module.weight), len(module.weight)
-        elif isinstance(module, nn.Embedding) and _of_positions(path.rpartition(".")[2]):
+        if isinstance(module, nn.Embedding) and _of_positions(path.rpartition(".")[2]):
             padding = module.padding_idx
             yield module.num_embeddings, module.num_embeddings - (0 if padding is None else padding + 1)
 
