@@ -107,18 +107,14 @@ def _sizes(tokens: int | None, context: Context | None, name: str, more: tuple[i
 
 
 def _context(config: dict[str, Any], subject: Any, path: Path) -> Context | None:
-    """The context of a model: its config names it, its table of positions, or the training that wrote it."""
+    """The context of a model: its config names it, or the training that wrote it."""
     from regard.audits.own import is_own
     from regard.costs.context import Context, context_of
 
     if not is_own(config):
         return context_of(config, None if isinstance(subject, dict) else subject)
-    from regard.nn.positions import LearnedTable
     from regard.training.reading import context_in
 
-    tables = [module for module in subject.modules() if isinstance(module, LearnedTable)]
-    if tables:
-        return Context(min(len(table.weight) for table in tables), "the table of positions", True)
     try:
         return Context(context_in(path.resolve().parent.parent), "the context of its training", False)
     except ArgumentError:  # a model of regard.nn that no command trained

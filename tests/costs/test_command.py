@@ -193,10 +193,6 @@ def test_a_trained_model_has_the_context_of_its_training(regard, tmp_path):
     out = regard(tmp_path)[1]
     assert "1 × 12 tokens" in out
     assert "(the context of its training)" in out
-    learned = package.nn.Design(8, 2, positions=package.nn.LearnedPositions(7))
-    package.nn.save(package.nn.LanguageModel(learned, vocabulary=5, layers=1), tmp_path / "learned")
-    assert "1 × 7 tokens" in regard(tmp_path / "learned")[1]
-    assert "has a table of 7 positions" in regard(tmp_path / "learned", "--tokens", 8)[2]
 
 
 def test_the_report_is_written(regard, config, tmp_path):
