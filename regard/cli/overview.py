@@ -11,7 +11,7 @@ HELP = """The mathematics of attention as working software.
   regard compare old-report new-report  what changed between two audits
   regard checks                         what an audit can ask
   regard decide                         could a typo change this answer? every one is run
-  regard cheaper ./my-model --text f.txt  which cheaper attention would do, layer by layer
+  regard cheaper ./my-model --text-file f.txt  which cheaper attention would do, layer by layer
   regard flow                           tokens under a layer that is repeated, as an animation
   regard flow --beta 4 --particles 300  particles that attend to each other, as an animation
   regard train --data my.txt            a small language model, its heads watched while it learns
