@@ -3,7 +3,7 @@
 Small language models learn with a rate that is too large, and their attention multiplies queries and keys in
 float16, as mixed precision without a fused kernel does (Ding et al. 2021, Zeng et al. 2023): products grow
 until one is above 65,504, and the loss is not a number. A rule names a head at a checkpoint
-(`regard.audits.series.runaway`, which is what `regard audit A B C --text ...` says); how large a logit it
+(`regard.audits.series.runaway`, which is what `regard track A B C --text ...` says); how large a logit it
 waits for is tuned on some seeds and tested on others. Whether that head does it is asked by going on from
 that checkpoint on the same texts with its queries and keys held, and once more with those of another held.
 """

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from regard.audits.places import Place
     from regard.audits.store import Store
 
+PAIRS = "pairs"
+"""The name of a result in the store: the answers to pairs of texts that the user gave."""
 TWIN = "twin"
 """The name of a result in the store: what the same architecture has with random weights."""
 
@@ -30,6 +32,7 @@ class Measured(Protocol):
     inputs: list[Input]
     store: Store
     original: nn.Module
+    seed: int
 
     @property
     def places(self) -> list[Place]:
@@ -60,6 +63,8 @@ def collect(run: Measured, partial: str) -> Report:
             "checks": [check.name for check in run.checks],
             "arithmetic": str(_arithmetic(run)),
             "radius": _decision_seconds(run),
+            "seed": run.seed,
+            "seconds": getattr(run, "seconds", None),
         },
         partial=partial,
         inputs=[_entry(item) for item in run.inputs],
@@ -193,7 +198,8 @@ class _Gathering:
             for check, answer in results.items():
                 if answer.get("table") is not None and (where in covered or not where):
                     found.setdefault(check, []).append({"site": where, "input": index, **answer["table"]})
-        return found
+        pairs = self.run.store.get(PAIRS)
+        return found if pairs is None else {**found, "pairs": [{"site": "", "input": None, **pairs}]}
 
 
 def _place(found: Any, column: Column, where: str, index: int | None, value: Any, inputs: int) -> None:

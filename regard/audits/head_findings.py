@@ -164,7 +164,7 @@ def outliers(report: Report) -> Iterator[Finding]:
                 ratio=row.values["qk_norm"] / typical,
             ),
             why,
-            "Watch it over checkpoints (regard audit A B …), and decay or normalize its queries and keys "
+            "Watch it over checkpoints (regard track A B …), and decay or normalize its queries and keys "
             "if it grows.",
         )
 

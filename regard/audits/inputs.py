@@ -71,6 +71,18 @@ def read_pairs(path: Path) -> list[tuple[str, str]]:
     ]
 
 
+def check_pairs(pairs: Sequence[tuple[str, str]], tokenizer: Any) -> tuple[tuple[str, str], ...]:
+    """The pairs of an original and a changed text, where they are pairs of texts and can be read."""
+    remedy = "give pairs of texts, such as [('a cat', 'a cta')]"
+    for position, pair in enumerate(pairs):
+        texts = isinstance(pair, (tuple, list)) and [isinstance(side, str) for side in pair] == [True, True]
+        if not texts or not all(side.strip() for side in pair):
+            raise ArgumentError("pairs", f"have {pair!r} at {position}", remedy)
+    if pairs and tokenizer is None:
+        raise ArgumentError("tokenizer", "is missing and pairs are texts", "give the model's tokenizer")
+    return tuple((refuse_halves("pairs", one), refuse_halves("pairs", other)) for one, other in pairs)
+
+
 def _pair(where: str, line: str) -> tuple[str, str]:
     sides = [side.strip() for side in line.split("\t")]
     remedy = "write the original text, one TAB and the changed text on each line"

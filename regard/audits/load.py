@@ -126,10 +126,7 @@ def load_head(checkpoint: Checkpoint) -> nn.Module:
     """The model with the head that it was saved with: of classes, of the next token, or none."""
     config = config_of(checkpoint)
     if isinstance(config, dict):
-        found = "is a model of regard.nn"
-        raise ArgumentError(
-            "MODEL", found, "declare it and call regard.decide or regard.compression.cheaper from Python"
-        )
+        return own.read(checkpoint.directory)
     transformers = _quiet_transformers()
     kind = (getattr(config, "architectures", None) or [""])[0]
     doors = {
@@ -170,9 +167,17 @@ def _pretrained(checkpoint: Checkpoint, config: Any, door: Any) -> nn.Module:
     except Exception as error:  # the checkpoint is a stranger's: whatever it breaks is one line for the user
         found = f"{checkpoint.directory} could not be loaded ({type(error).__name__}: {first_line(error)})"
         raise ArgumentError("MODEL", found, "check that config and weights belong together") from error
-    _complete(checkpoint, notes)
+    if notes["missing_keys"] and all(_of_head(model, key) for key in notes["missing_keys"]):
+        model = model.base_model  # the checkpoint was saved without the head that its config names
+    else:
+        _complete(checkpoint, notes)
     ready: nn.Module = model.eval()
     return ready
+
+
+def _of_head(model: Any, key: str) -> bool:
+    """Whether a tensor is of the head of a model, above the body that attention is in."""
+    return model.base_model is not model and not key.startswith(f"{model.base_model_prefix}.")
 
 
 def _way(checkpoint: Checkpoint) -> dict[str, Any]:

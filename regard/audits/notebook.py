@@ -18,16 +18,16 @@ STYLE = "text-align:left;padding:.2rem .8rem .2rem 0;border-top:1px solid #8886"
 
 def short(report: Report) -> str:
     """What was audited, the verdict, and how to see more."""
-    from regard.audits.page import verdict
+    from regard.audits.screen import screen
 
-    seen = verdict(report)
+    seen = screen(report)
     inputs = f"{len(report.inputs)} inputs" if report.inputs else "weights alone"
     if not report.coverage:
         return f"Report({report.name!r}: no attention found, so nothing was measured)"
     heads = sum(entry.heads for entry in report.covered)
     text = (
         f"Report({report.name!r}: {len(report.covered)} of {len(report.coverage)} attention layers, "
-        f"{heads} heads, {inputs}; {seen.words.lower()})"
+        f"{heads} heads, {inputs}; {seen.verdict})"
     )
     return f"{text}\nSee .summary(), .findings(), .table(), .save(directory)"
 
@@ -35,16 +35,16 @@ def short(report: Report) -> str:
 def markup(report: Report) -> str:
     """The verdict, the sentences, and the main numbers, escaped."""
     from regard.audits.card import figures
-    from regard.audits.page import verdict
+    from regard.audits.screen import screen
 
-    seen = verdict(report)
+    seen = screen(report)
     said = "".join(f"<li>{escape(_cut(sentence))}</li>" for sentence in report.summary())
     numbers = "".join(
         f"<tr>{_cell(one.words)}{_cell(one.shown)}{_cell(one.status)}{_cell(one.place)}</tr>"
         for one in figures(report)
     )
     table = f'<table style="border-collapse:collapse">{numbers}</table>' if numbers else ""
-    title = f"{escape(seen.mark)} {escape(report.name)}: {escape(seen.words)}"
+    title = f"{escape(seen.mark)} {escape(report.name)}: {escape(seen.verdict)}"
     return f"<div><p><b>{title}</b></p><ul>{said}</ul>{table}</div>"
 
 

@@ -14,25 +14,15 @@ from typing import Any
 from regard._files import write_together, writing
 from regard._pages import content_hash, embedded, environment, markup
 from regard._written import plain
-from regard.audits.card import figures, markdown, place_in_words, three_digits
+from regard.audits.card import markdown, place_in_words, three_digits
 from regard.audits.checks import checks
 from regard.audits.checks.base import STATUSES
-from regard.audits.findings import ALARMING, NOTABLE, NOTE, Finding, findings
+from regard.audits.findings import Finding, findings
 from regard.audits.report import Report, Row
+from regard.audits.screen import screen
 from regard.audits.yardstick import comparisons
 
 TEMPLATES = Path(__file__).parent / "templates"
-FIGURES = 4
-"""How many numbers stand at the top of the page."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The first line: how bad it is, as a sign and in words."""
-
-    level: str
-    mark: str
-    words: str
 
 
 @dataclass(frozen=True)
@@ -56,8 +46,7 @@ def _page(report: Report, data: dict[str, Any]) -> str:
             report=report,
             summary=data["summary"],
             findings=findings(report),
-            verdict=verdict(report),
-            figures=figures(report)[:FIGURES],
+            screen=screen(report),
             heads=sum(entry.heads for entry in report.covered),
             skipped=omissions(report),
             comparisons=comparisons(report),
@@ -92,21 +81,6 @@ def embed(data: dict[str, Any]) -> str:
     ]
     whole = {**data, "checks": questions, "statuses": STATUSES}
     return embedded(whole)
-
-
-def verdict(report: Report) -> Verdict:
-    """One line for the reader who reads one line."""
-    if not report.measured:
-        return Verdict(ALARMING, "▲", "Nothing was measured")
-    if report.random_tokens:
-        return Verdict(NOTE, "○", "The inputs are random tokens of its vocabulary: no finding is an alarm")
-    count = sum(finding.level == ALARMING for finding in findings(report))
-    if count:
-        return Verdict(ALARMING, "▲", f"{count} finding{'s are' if count != 1 else ' is'} alarming")
-    missing, total = len(report.missing), len(report.coverage)
-    if missing:
-        return Verdict(NOTABLE, "◆", f"{missing} of {total} attention layers were not measured")
-    return Verdict(NOTE, "○", "Nothing is alarming in what was measured")
 
 
 def omissions(report: Report) -> list[Omission]:

@@ -17,7 +17,7 @@ from regard.errors import ArgumentError
 if TYPE_CHECKING:
     from regard.audits.findings import Finding
 
-SCHEMA = 5
+SCHEMA = 6
 DECLARED, OBSERVED = "declared", "observed"
 """How a layer is covered: as a declaration that was checked against the module, or as what it was seen to
 compute.

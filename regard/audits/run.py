@@ -27,7 +27,7 @@ from regard.audits.checks import checks as all_checks
 from regard.audits.checks.base import Measurable, Scene, Weights
 from regard.audits.collect import TWIN, collect
 from regard.audits.failure import failure
-from regard.audits.inputs import Input, inputs_of, notes_on
+from regard.audits.inputs import Input, check_pairs, inputs_of, notes_on
 from regard.audits.memory import give_back
 from regard.audits.noticing import (
     Noticed,
@@ -82,6 +82,9 @@ def audit(
     name: str | None = None,
     twin: bool = False,
     thorough: bool = False,
+    pairs: Sequence[tuple[str, str]] = (),
+    seed: int = 0,
+    every_word: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """Measure the attention of a model on these inputs: texts (with a tokenizer) or keyword arguments of the
@@ -89,9 +92,11 @@ def audit(
 
     model: a module, or what `regard audit` takes: the directory of a checkpoint or a hub id, which is loaded
     with its tokenizer and names the report.
-    checks: which questions to ask, by name or as values; all by default (`regard checks` lists them). twin:
-    measure the same architecture with random weights on the first input too, to compare with. thorough: prove
-    on long inputs too, and see what typos do to all of them, however long it takes. The model is not changed.
+    checks: which checks to make, by name or as values; all by default (`regard audit --list-checks` lists
+    them). twin: measure the same architecture with random weights on the first input too, to compare with.
+    thorough: prove on long inputs too, however long it takes. every_word: change every word of the texts,
+    where a sample is changed otherwise. pairs: changes of your own, each an original text and a changed one.
+    seed: of all random numbers; the same seed gives the same report. The model is not changed.
 
     Examples:
         >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
@@ -101,12 +106,25 @@ def audit(
         0
     """
     several: Any = [inputs] if isinstance(inputs, (str, Mapping, Tensor)) else inputs
+    headed = not isinstance(model, nn.Module)
     if not isinstance(model, nn.Module):
         reads = tokenizer is None and any(isinstance(item, str) for item in several)
         model, own, called = _loaded(model, checks, reads)
         tokenizer, name = own if reads else tokenizer, called if name is None else name
     name = "model" if name is None else name
-    run = Audit(model, several, tokenizer=tokenizer, checks=checks, name=name, twin=twin, thorough=thorough)
+    run = Audit(
+        model,
+        several,
+        tokenizer=tokenizer,
+        checks=checks,
+        name=name,
+        twin=twin,
+        thorough=thorough,
+        pairs=pairs,
+        seed=seed,
+        every_word=every_word,
+        headed=headed,
+    )
     for note in notes_on(run.inputs, tokenizer):
         warnings.warn(note, stacklevel=2)
     run.measure(progress)
@@ -120,15 +138,14 @@ def audit(
 def _loaded(model: Any, checks: Any, reads: bool) -> tuple[nn.Module, Any, str]:
     """A checkpoint as the command line loads it, its tokenizer where texts are read, and its name."""
     from regard.audits.checkpoint import find
-    from regard.audits.load import load_head, load_weights, tokenizer_of
+    from regard.audits.load import load_head, tokenizer_of
 
     if not isinstance(model, (str, PathLike)):
         remedy = "give a torch.nn.Module, the directory of a checkpoint, or a hub id"
         raise ArgumentError("model", f"is a {type(model).__name__}", remedy)
-    answered = any(check.named for check in _check_all(checks))  # an answer needs the head that the model has
     checkpoint = find(fspath(model))
     tokenizer = tokenizer_of(checkpoint) if reads else None
-    return (load_head if answered else load_weights)(checkpoint), tokenizer, checkpoint.name
+    return load_head(checkpoint), tokenizer, checkpoint.name
 
 
 class Audit:
@@ -155,11 +172,18 @@ class Audit:
         store: Store | None = None,
         twin: bool = False,
         thorough: bool = False,
+        pairs: Sequence[tuple[str, str]] = (),
+        seed: int = 0,
+        every_word: bool = False,
+        headed: bool = False,
     ) -> None:
-        self.thorough = thorough
+        self.thorough, self.every_word = thorough, every_word
+        self.seed, self.pairs = seed, check_pairs(pairs, tokenizer)
         self.checks = _check_all(checks)
         self.name, self.store = name, Store() if store is None else store
         self.disk: OnDisk | None = None if isinstance(model, nn.Module) else model
+        self._whole_original = model if headed and isinstance(model, nn.Module) else None
+        model = body_of(model) if headed and isinstance(model, nn.Module) else model
         self.original: nn.Module = model if isinstance(model, nn.Module) else model.original
         if self.disk is None:  # what is on disk is checked when it is read
             _finite(self.original)
@@ -202,7 +226,14 @@ class Audit:
     @cached_property
     def model(self) -> nn.Module:
         """The model in the arithmetic of the audit."""
-        return working(self.original) if self.disk is None else self.disk.model
+        if self.disk is not None:
+            return self.disk.model
+        return working(self.original) if self.head is None else body_of(self.head)
+
+    @cached_property
+    def head(self) -> nn.Module | None:
+        """The model with its head, in the arithmetic of the audit; None where the audited model is all."""
+        return None if self._whole_original is None else working(self._whole_original)
 
     def measure(self, progress: Progress | None = None) -> None:
         """Measure every place that is not in the store yet."""
@@ -227,7 +258,7 @@ class Audit:
             steps.append(Step(f"{where}, whole", input_key(item), partial(self._whole, item, scenes)))
         if self.twin:
             steps.append(Step("the same architecture with random weights", TWIN, self._twin))
-        return steps
+        return [step._replace(seed=self.seed) for step in steps]
 
     def _weights(self, place: Place) -> None:
         asked = [check for check in self.checks if check.of_weights is not None]
@@ -264,6 +295,10 @@ class Audit:
             {place.name: why for place in self.places if (why := place.alone(self.model, trace))},
             frozenset(place.name for place in self.places if place.direct),
             self.thorough,
+            self.seed,
+            self.head,
+            self.every_word,
+            len(self.inputs),
         )
 
     def _site(self, item: Input, place: Place, scenes: _Scenes) -> None:
@@ -349,7 +384,9 @@ class Audit:
             return
         asked = [check for check in self.checks if check.name in CHECKS]
         try:
-            other = Audit(random_twin(self.model), [self.inputs[0].options], checks=asked)
+            other = Audit(
+                random_twin(self.model, self.seed), [self.inputs[0].options], checks=asked, seed=self.seed
+            )
             other.measure()
             self.store.put(TWIN, {"columns": columns_of(other.report())})
         except Exception as error:  # a strange model must not take the audit with it: the report says why
@@ -372,6 +409,11 @@ class _Scenes:
 
     def forget(self) -> None:
         self.held.clear()
+
+
+def body_of(model: nn.Module) -> nn.Module:
+    """The part of a transformers model below its head; the model itself where it has none."""
+    return getattr(model, "base_model", model)
 
 
 def working(model: nn.Module) -> nn.Module:

@@ -15,6 +15,7 @@ from regard.audits.store import Store
 Progress = Callable[[str, int, int], None]
 """Called with what is done now, how much is done, and how much there is."""
 SEED = 20200706
+"""What the seed of an audit is added to where a step begins."""
 
 _telling: ContextVar[Callable[[str], None] | None] = ContextVar("telling", default=None)
 
@@ -36,16 +37,19 @@ def _shown_by(show: Callable[[str], None]) -> Iterator[None]:
 
 
 class Step(NamedTuple):
-    """What is done at a time: its name, the key of its result, and the work."""
+    """What is done at a time: its name, the key of its result, the work, and the seed of its random
+    numbers.
+    """
 
     what: str
     key: str
     work: Callable[[], None]
+    seed: int = 0
 
     def do(self) -> None:
         """Do it with the same random numbers whatever was done before, in this process or in another."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(SEED)  # starts of randomized bounds
+            torch.manual_seed(SEED + self.seed)  # starts of randomized bounds
             self.work()
 
 

@@ -44,6 +44,8 @@ class StreamedAudit:
         checks: Sequence[Check] | None = None,
         device: str = "cpu",
         thorough: bool = False,
+        pairs: Sequence[tuple[str, str]] = (),
+        seed: int = 0,
     ) -> None:
         self._checkpoint, self._device = checkpoint, device
         self._run = Audit(
@@ -53,6 +55,8 @@ class StreamedAudit:
             checks=checks,
             name=checkpoint.name,
             thorough=thorough,
+            pairs=pairs,
+            seed=seed,
         )
         self.places, self.inputs = self._run.places, self._run.inputs
 
@@ -76,7 +80,9 @@ class StreamedAudit:
         asked = [check for check in self._run.checks if check.of_weights is not None]
         if not asked:
             return self._run.steps()
-        weights = WeightAudit(self._checkpoint, checks=asked, store=self.store, device=self._device)
+        weights = WeightAudit(
+            self._checkpoint, checks=asked, store=self.store, device=self._device, seed=self._run.seed
+        )
         alone = {step.key: step for step in weights.steps()}
         return [alone.get(step.key, step) for step in self._run.steps()]
 

@@ -8,16 +8,14 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 from regard._durations import spoken_time
 from regard.audits.findings import ALARMING, findings
+from regard.audits.outputs import CLASSES, EMBEDDING
 from regard.audits.report import Report, Row
 from regard.audits.words import Proved, Sentence, counted, inputs_named, joined, say
 from regard.audits.yardstick import TWIN_INPUTS
 
-KINDS = {"typo": "typos", "replacement": "replaced {unit}s", "deletion": "deleted {unit}s"}
-"""Ways to change a word or a token, in the plural."""
 FIRST = 3
 """How many heads are named."""
 
@@ -32,6 +30,13 @@ def sentences(report: Report) -> list[Sentence]:
     return [found for part in PARTS for found in [part(report)] if found is not None and found.text]
 
 
+def closing(report: Report) -> list[Sentence]:
+    """What was read and what was not, for the end of the first screen."""
+    hint = _radius_hint(report)
+    found = [_partial(report), _coverage(report), _omissions(report), hint if hint.text else None]
+    return [sentence for sentence in found if sentence is not None]
+
+
 def _partial(report: Report) -> Sentence | None:
     return say("This report is partial: {reason}.", reason=report.partial) if report.partial else None
 
@@ -42,14 +47,10 @@ def _coverage(report: Report) -> Sentence | None:
     covered, total = len(report.covered), len(report.coverage)
     heads = sum(entry.heads for entry in report.covered)
     found = say(
-        "{covered} of {total} attention layers "
-        + ("is" if covered == 1 else "are")
-        + " covered: {heads} "
+        "Read: {covered} of {total} attention layers, {heads} "
         + counted(heads, "head")
-        + _where(report)
-        + "."
-        if report.inputs
-        else "{covered} of {total} attention layers are covered: {heads} heads by their weights alone.",
+        + (_where(report) if report.inputs else ", by the weights alone")
+        + ".",
         covered=covered,
         total=total,
         heads=heads,
@@ -68,12 +69,9 @@ def _agreement(report: Report) -> Sentence | None:
     gaps = [entry.disagreement for entry in report.covered if not math.isnan(entry.disagreement)]
     if not gaps:
         return None
-    if report.observed:
-        what = "What is declared or observed reproduces the module's own output to {gap} or better."
-        return say(what, gap=_ceiling(max(*gaps, 1e-16)))
     if max(gaps) == 0:
-        return say("Each declaration equals the module's own output exactly.")
-    return say("Each declaration equals the module's own output to {gap} or better.", gap=_ceiling(max(gaps)))
+        return say("Recomputed outputs equal the model's own.")
+    return say("Recomputed outputs agree with the model's own to {gap}.", gap=_ceiling(max(gaps)))
 
 
 def _observed(report: Report) -> Sentence | None:
@@ -109,44 +107,46 @@ def _missing(report: Report) -> Sentence | None:
 
 
 def _words(report: Report) -> Sentence | None:
-    """What one changed word did: the most tangible of all numbers."""
-    every = changes(report)
-    if not every:
+    """The changed word with the largest effect on the answer, in the measure of the model."""
+    tables = report.tables.get("words", [])
+    entries = [(table, entry) for table in tables for entry in table["changes"]]
+    if not entries:
         return None
-    of_length = [entry for entry in every if entry.get("size", math.nan) > 0]
-    worst = max(of_length, key=_share) if of_length else max(every, key=lambda entry: float(entry["moved"]))
-    counts = {kind: sum(entry["kind"] == kind for entry in every) for kind in KINDS}
-    unit = "word" if any(entry["unit"] == "word" for entry in every) else "token"
-    names = {kind: name.format(unit=unit) for kind, name in KINDS.items()}
-    made = joined([say("{count} " + names[kind], count=n) for kind, n in counts.items() if n], ", ")
-    moved = (
-        say("moved the mean output most, by {share} % of its length:", share=100 * _share(worst))
-        if of_length
-        else say("moved the mean output most, by {moved}:", moved=worst["moved"])
-    )
-    told = say(
-        "in {texts} of {inputs} " + counted(len(report.inputs), "input") + ", the {kind} of “{word}”",
-        texts=len(report.tables["words"]),
+    measure = tables[0]["measure"]
+    if measure == CLASSES:
+        changed = sum(entry["changed"] for _, entry in entries)
+        found = say("{changed} of {count} changed words flip the label.", changed=changed, count=len(entries))
+        return found + _radius_hint(report)
+    key, sign = ("cosine", -1) if measure == EMBEDDING else ("divergence", 1)
+    _, worst = max(entries, key=lambda pair: sign * pair[1][key])
+    what = "it takes the cosine to" if measure == EMBEDDING else "the KL of the next token is"
+    found = say(
+        "Of {count} changed words in {texts} of {inputs} "
+        + counted(len(report.inputs), "input")
+        + ", the {kind} of “{word}” changes the answer most; "
+        + what
+        + " {number}: “{text}”",
+        count=len(entries),
+        texts=len(tables),
         inputs=len(report.inputs),
         kind=worst["kind"],
         word=worst["word"],
+        number=worst[key],
+        text=worst["text"],
     )
-    found = say("Of") + made + told + moved + say("“{text}”", text=worst["text"])
+    return found + _radius_hint(report)
+
+
+def _radius_hint(report: Report) -> Sentence:
+    """Where every typo of the first text, and proofs about it, can be had; nothing where they cannot."""
     seconds = report.settings.get("radius")
     if seconds is None:
-        return found
-    more = "What every typo of the first text does, and what small moves of one token cannot do, is found by"
-    return found + say(more + " --checks radius ({taken} of one core).", taken=spoken_time(seconds))
-
-
-def _share(change: dict[str, Any]) -> float:
-    """How much a change moved the mean output, over the length of that output: what is ranked is printed."""
-    return float(change["moved"] / change["size"])
-
-
-def changes(report: Report) -> list[dict[str, Any]]:
-    """Every changed word of the inputs whose words were changed."""
-    return [change for table in report.tables.get("words", []) for change in table["changes"]]
+        return say("")
+    return say(
+        "To run every typo of the first text and prove what small moves cannot do: --checks radius "
+        "({taken} of one core).",
+        taken=spoken_time(seconds),
+    )
 
 
 def _decision(report: Report) -> Sentence | None:

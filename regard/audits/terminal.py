@@ -31,11 +31,11 @@ from regard._printable import printable
 from regard.audits.checks import Check, Column
 from regard.audits.checks.base import HEAD, STACK
 from regard.audits.compare import Comparison
-from regard.audits.findings import ALARMING, NOTABLE, NOTE, findings
+from regard.audits.findings import ALARMING, NOTABLE, NOTE
 from regard.audits.report import Report, Row
+from regard.audits.screen import Block, screen
 from regard.audits.series import Series, Track
 from regard.audits.series_page import verdict
-from regard.audits.summary import summary
 from regard.audits.words import counted
 
 SHOWN = (
@@ -185,27 +185,67 @@ def part(done: int, sizes: Sequence[int]) -> tuple[int, int, int]:
 
 
 def show(report: Report, paths: Sequence[Path], console: Console) -> None:
-    """A report in short: sentences, a table of layers, findings, and where the rest is."""
-    for sentence in summary(report):
-        say(console, f"• {sentence}")
-    if report.rows:
-        table, hidden = layer_table(report, console.width)
-        if len(table.columns) > 1 and table.rows:  # checks that measure no layer leave it empty
-            console.print(table)
-        if hidden:
-            count = f"{len(hidden)} {counted(len(hidden), 'column')} hidden"
-            say(console, f"… {count}: {', '.join(column.title for column in hidden)} (report.html has all)")
-    show_findings(report, console)
+    """The first screen of a report, a table of layers where only weights were read, and where the rest is."""
+    found = screen(report)
+    say(console, "   ".join([report.name, *found.facts]), "bold")
+    if report.partial:
+        say(console, f"Partial: {report.partial}.", STYLES[NOTABLE])
+    say(console, "")
+    style = "" if found.level == NOTE else STYLES[found.level]
+    say(console, " ".join([found.verdict, *found.actions]), style)
+    for block in found.blocks:
+        say(console, "")
+        show_block(block, console)
+    if not report.inputs:
+        show_layers(report, console)
+    say(console, "")
+    for sentence in found.closing:
+        say(console, sentence, "dim")
     show_paths(paths, console)
 
 
-def show_findings(report: Report, console: Console) -> None:
-    """The findings, the alarming ones first; a reason that several share is given once."""
-    given: set[str] = set()
-    for finding in findings(report):
-        reason = "" if finding.why in given else f" {finding.why} {finding.advice}"
-        say(console, f"{finding.level}: {finding.what}{reason} [{finding.column}]", STYLES[finding.level])
-        given.add(finding.why)
+def show_block(block: Block, console: Console) -> None:
+    """A block of the first screen: its title, and its lines with their numbers under its headings."""
+    start = max([len(line.label) for line in block.lines if line.cells], default=0) + 4
+    rows = [block.headings, *(line.cells for line in block.lines)]
+    widths = [max(len(row[k]) for row in rows if k < len(row)) for k in range(max(map(len, rows)))]
+    title, kind = block.title.upper(), "" if block.kind == block.title.lower() else block.kind
+    how = ": ".join(part for part in (kind, block.how) if part)
+    margin = max(start, len(title)) + 2
+    for k, part in enumerate(_wrapped(how, console, margin) or [""]):
+        line = Text(f"{'' if k else title:{margin if how else 0}}", style="bold")
+        console.print(line.append(part, style="not bold"), soft_wrap=not console.is_terminal)
+    aligned = [f"{{:{'>' if block.headings else '<'}{width}}}" for width in widths]
+    if block.headings:
+        say(console, " " * start + _cells(block.headings, aligned))
+    for line in block.lines:
+        if not line.cells:
+            for k, part in enumerate(_wrapped(line.label, console, 4)):
+                say(console, f"{'    ' if k else '  '}{part}")
+            continue
+        text = f"  {line.label:{start - 2}}{_cells(line.cells, aligned)}"
+        fits = len(text) + 2 + len(line.note) <= console.width
+        say(console, f"{text}  {line.note}".rstrip() if fits else text.rstrip())
+        for part in [] if fits else _wrapped(line.note, console, start):
+            say(console, " " * start + part)
+
+
+def _wrapped(text: str, console: Console, indent: int) -> list[str]:
+    return textwrap.wrap(text, max(console.width - indent, 20))
+
+
+def _cells(cells: Sequence[str], aligned: Sequence[str]) -> str:
+    return "  ".join(form.format(cell) for cell, form in zip(cells, aligned, strict=False))
+
+
+def show_layers(report: Report, console: Console) -> None:
+    """A table of the layers, and the columns for which the screen is too narrow."""
+    table, hidden = layer_table(report, console.width)
+    if len(table.columns) > 1 and table.rows:  # checks that measure no layer leave it empty
+        console.print(table)
+    if hidden:
+        count = f"{len(hidden)} {counted(len(hidden), 'column')} hidden"
+        say(console, f"… {count}: {', '.join(column.title for column in hidden)} (report.html has all)")
 
 
 def show_table(

@@ -16,13 +16,12 @@ CHECKS = ("weights", "rows", "constants", "geometry", "depth")
 """The checks whose columns are compared."""
 SMALL = 50_000_000
 """Up to how many parameters a twin is made unasked: it takes as much memory as the model."""
-SEED = 0
 
 
-def random_twin(model: nn.Module) -> nn.Module:
-    """The same architecture, with the weights that training would begin with; the same ones every time."""
+def random_twin(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Return the same architecture with the weights that training would begin with, drawn from a seed."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
+        torch.manual_seed(seed)
         twin = _built(model) if _configured(model) else _begun(copy.deepcopy(model))
     some = next(model.parameters())
     return twin.to(some.device, some.dtype).eval()

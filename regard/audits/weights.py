@@ -49,7 +49,9 @@ class WeightAudit:
         checks: Sequence[Check] | None = None,
         store: Store | None = None,
         device: str = "cpu",
+        seed: int = 0,
     ) -> None:
+        self.seed = seed
         asked = all_checks() if checks is None else checks
         self.checks = tuple(check for check in asked if check.of_weights is not None)
         self.name, self.store = checkpoint.name, Store() if store is None else store
@@ -78,7 +80,7 @@ class WeightAudit:
     def steps(self) -> list[Step]:
         """All that is to be done, in any order."""
         return [
-            Step(f"weights of {place.path}", weights_key(place), partial(self._keep_one, place))
+            Step(f"weights of {place.path}", weights_key(place), partial(self._keep_one, place), self.seed)
             for place in self.places
         ]
 

@@ -86,10 +86,10 @@ def _run() -> None:
     except ImportError as error:  # without the extra there is no command line, but there is help
         if error.name not in ("typer", "click", "rich"):
             raise
-        if sys.argv[1:] in ([], ["--help"]):
-            from regard.cli.overview import plain_help
+        from regard.cli.overview import extra_of, plain_help
 
+        if sys.argv[1:] in ([], ["--help"]):
             print(plain_help(), end="")
             return
-        raise MissingExtraError(error.name, "cli") from None
+        raise MissingExtraError(error.name, extra_of(sys.argv[1])) from None
     application()()

@@ -1,8 +1,10 @@
-"""regard audit: how regular is the attention of a trained model?"""
+"""regard audit: how regular the attention of a trained model is."""
 
 from __future__ import annotations
 
-import importlib.util
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,10 +12,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.cli.directories import default_directory, refuse_other, source_of
-from regard.cli.options import Device, OutByModel, Resume, Text, TextFile
+from regard.cli.options import (
+    Checks,
+    Device,
+    Json,
+    Open,
+    OutByModel,
+    Pairs,
+    Resume,
+    Seed,
+    Text,
+    TextFile,
+    open_page,
+    print_json,
+)
 from regard.cli.processes import refuse_processes, start_workers
-from regard.cli.series import audit_series, status
-from regard.errors import ArgumentError, MissingExtraError
+from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
     from regard.audits.checkpoint import Checkpoint
@@ -21,7 +35,9 @@ if TYPE_CHECKING:
     from regard.audits.fleet import Team
     from regard.audits.run import Audit
     from regard.audits.streaming import StreamedAudit
-    from regard.cli.series import AnyAudit as _Audit
+    from regard.audits.weights import WeightAudit
+
+    AnyAudit = Audit | StreamedAudit | WeightAudit
 
 STOPPED = 130
 """The exit status of a process that was interrupted."""
@@ -33,32 +49,31 @@ DRAWN = (
     "and raise no alarm; give texts of its kind with --text"
 )
 
-HELP = """How regular is the attention of a trained model?
+HELP = """How regular the attention of a trained model is, head by head.
 
 MODEL is a local directory (config.json with safetensors, or a pickle of tensors) or a hub id; without one,
-all-MiniLM-L6-v2 is audited. Everything that is not an option is a model. One model is audited on texts. Two
-or more are checkpoints of one training run, in their order: a series, by their weights, and with --text by
-the attention rows on these texts too. Code in a checkpoint is never run.
+all-MiniLM-L6-v2 is audited. Code in a checkpoint is never run. Checkpoints of one training run are compared
+by regard track.
 
 A report is written to --out, which is the directory audit-<model> unless you name one: report.html to read,
-report.json with every number, card.md for a model card (a series: series.html and series.json). A directory
-with the report of another model is refused. The summary goes to stdout, progress and errors to stderr.
+report.json with every number, card.md for a model card. A directory with the report of another model is
+refused. The summary goes to stdout, progress and errors to stderr.
 
 \b
 Examples
   regard audit                                            the demonstration model on the included sentences
   regard audit ./my-model --text-file corpus.txt          one text per line
   regard audit ./my-model --text "A text." --text "More." texts given here
-  regard audit ./my-model --checks weights,rows           some questions only (regard checks lists them)
-  regard audit ./my-model --quick                         a first look at one text, in seconds
+  regard audit ./my-model --pairs typos.tsv               your own changes: original, TAB, changed
+  regard audit ./my-model --checks weights,rows           some checks only; --list-checks names them
+  regard audit ./my-model --quick --open                  a first look at one text, in seconds, in the browser
+  regard audit ./my-model --json                          the report as JSON, for another program
   regard audit ./my-model --text-file long.txt --thorough proofs on long texts: 512 tokens, some 2,048
   regard audit ./llama-7b --weights-only                  norms of heads; reads one layer at a time
   regard audit ./llama-7b --low-memory                    texts too, with one block in memory at a time
   regard audit ./big-model --out big --resume             continue after Ctrl-C, a crash or a reboot
   regard audit ./big-model --processes 4                  four processes, one report; memory for four models
   torchrun --nproc-per-node 4 -m regard audit ./big-model the same, also over several machines
-  regard audit ./step-1000 ./step-2000 ./step-3000        how each head moves over training
-  regard audit ./step-1000 ./step-2000 --text "A text."   and whether the logits of one run away
 
 \b
 Exit status
@@ -69,24 +84,27 @@ Exit status
 
 def audit(
     models: Annotated[
-        list[str] | None, typer.Argument(metavar="MODEL", help="Directories or hub ids.", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="MODEL", help="A directory or a hub id.", show_default=False),
     ] = None,
     text: Text = None,
     text_file: TextFile = None,
-    out: OutByModel = None,
-    checks: Annotated[
-        str | None,
-        typer.Option(metavar="NAMES", help="Names of checks, separated by commas.", show_default="all"),
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A first look: one text, and what takes seconds.")
+    pairs: Pairs = None,
+    checks: Checks = None,
+    list_checks: Annotated[
+        bool,
+        typer.Option("--list-checks", help="Print the checks and what each needs.", is_eager=True),
     ] = False,
-    device: Device = "cpu",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A first look: one text, and only what takes seconds.")
+    ] = False,
     thorough: Annotated[
         bool,
-        typer.Option("--thorough", help="Prove on long texts too, and misspell all of them; takes hours."),
+        typer.Option("--thorough", help="Prove on long texts too; takes hours."),
     ] = False,
-    resume: Resume = False,
+    every_word: Annotated[
+        bool, typer.Option("--every-word", help="Change every word of the texts, and not a sample.")
+    ] = False,
     weights_only: Annotated[
         bool, typer.Option("--weights-only", help="Read the weights of one layer at a time; no texts.")
     ] = False,
@@ -94,7 +112,7 @@ def audit(
         bool | None,
         typer.Option(
             "--low-memory/--no-low-memory",
-            help="Hold one block of the model at a time; checks that need all of them at once are left out.",
+            help="Hold one block of the model at a time; checks that need all of them at once are omitted.",
             show_default="where the model would fill the memory",
         ),
     ] = None,
@@ -107,97 +125,119 @@ def audit(
         ),
     ] = None,
     processes: Annotated[
-        int, typer.Option(metavar="N", help="How many processes of this machine work on it.")
+        int, typer.Option("--processes", metavar="N", help="Number of processes on this machine.")
     ] = 1,
+    device: Device = "cpu",
+    seed: Seed = None,
+    resume: Resume = False,
+    out: OutByModel = None,
+    open_: Open = False,
+    json_: Json = False,
 ) -> None:
     """Check every argument before the work begins, then do it."""
     from regard.audits.fleet import joined
-    from regard.audits.inputs import read_texts
+    from regard.audits.inputs import read_pairs, read_texts
     from regard.audits.load import device_of
 
-    several = len(models or []) > 1
-    alone = several or weights_only
+    if list_checks:
+        return _list_checks()
     with joined() as team:
-        refuse_processes(processes, several, team)
-        given = read_texts(text or [], text_file or [])
-        read = several and bool(given)
-        if read and checks is None:
-            checks = "weights,rows"
-        if given and weights_only:
-            found = "is given, and --weights-only reads no texts"
-            raise ArgumentError("--text", found, "leave one of them out")
-        asked = _find_checks(checks, alone and not read)
-        asked = _quickly(asked, alone, checks is not None) if quick else asked
-        _refuse_together({"--twin": bool(twin), "--thorough": thorough}, alone, quick)
-        if several and resume:
-            raise ArgumentError("--resume", "is given for a series, which takes seconds", "leave it out")
-        if alone and low_memory is not None:
-            found = "is given, and --weights-only and a series read one layer at a time anyway"
+        model = _only(models or [])
+        refuse_processes(processes, team)
+        texts = read_texts(text or [], text_file or [])
+        changes = [] if pairs is None else read_pairs(pairs)
+        of_texts = {"--text": bool(text), "--text-file": bool(text_file), "--pairs": bool(changes)}
+        of_time = {"--twin": bool(twin), "--thorough": thorough, "--every-word": every_word}
+        _refuse_with("--weights-only, which reads no texts", weights_only, {**of_texts, **of_time})
+        _refuse_with("--quick, which is a first look", quick, {**of_time, "--weights-only": weights_only})
+        asked = find_checks(checks, weights_only)
+        asked = _quickly(asked, checks is not None) if quick else asked
+        if weights_only and low_memory is not None:
+            found = "is given, and --weights-only reads one layer at a time anyway"
             raise ArgumentError("--low-memory", found, "leave it out")
-        if importlib.util.find_spec("jinja2") is None:
-            raise MissingExtraError("jinja2", "report")
-        twin = False if quick else twin
-        out = default_directory(models or []) if out is None else out
-        way = _Way(out, device_of(device), resume, weights_only, low_memory, twin, thorough, quick)
-        code = _do(models or [], given, asked, way, processes, team)
+        way = Way(
+            default_directory("audit", _listed(model)) if out is None else out,
+            device_of(device),
+            changes,
+            seed or 0,
+            resume,
+            weights_only,
+            low_memory,
+            False if quick else twin,
+            thorough,
+            quick,
+            every_word,
+            json_,
+            open_,
+        )
+        code = _do(model, texts, asked, way, processes, team)
     if code:
         raise typer.Exit(code)
 
 
-def _do(
-    models: list[str], texts: list[str], asked: list[Check], way: _Way, processes: int, team: Team
-) -> int:
+def _only(models: list[str]) -> str | None:
+    """The one model; several are checkpoints for another command."""
+    if len(models) > 1:
+        found = f"is {len(models)} models, and an audit is of one"
+        raise ArgumentError("MODEL", found, f"compare checkpoints with: regard track {shlex.join(models)}")
+    return models[0] if models else None
+
+
+def _listed(model: str | None) -> list[str]:
+    return [] if model is None else [model]
+
+
+def _list_checks() -> None:
+    from regard.audits import terminal
+    from regard.audits.checks import checks as known
+
+    terminal.show_checks(known(), terminal.output())
+
+
+def _do(model: str | None, texts: list[str], asked: list[Check], way: Way, processes: int, team: Team) -> int:
     """The work itself, and its exit status."""
     from regard._files import check_writable
 
     if team.rank == 0:
-        refuse_other(way.out, models)
+        refuse_other(way.out / "report.json", _listed(model))
         check_writable(way.out)
-    if len(models) > 1:
-        audit_series(models, lambda one: _of_series(one, texts, asked, way), way.out)
-        return 0
     if processes > team.world:
         try:
             return start_workers(processes, way.out / UNITS, way.resume)
         finally:
             _remove_empty(way.out)
-    return _single(models[0] if models else None, texts, asked, way, team)
+    return _single(model, texts, asked, way, team)
 
 
-def _of_series(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: _Way) -> _Audit:
-    """One checkpoint of several: on texts where there are any, or by its weights."""
-    from regard.audits.weights import WeightAudit
-
-    if texts:
-        return _on_texts(checkpoint, texts, asked, replace(way, twin=False))
-    return WeightAudit(checkpoint, checks=asked, device=way.device)
-
-
-def _refuse_together(given: dict[str, bool], alone: bool, quick: bool) -> None:
-    """What is of texts, or takes long, is not asked of an audit without texts or of a first look."""
+def _refuse_with(what: str, there: bool, given: dict[str, bool]) -> None:
+    """Refuse options that cannot be given together with another."""
     for option, asked in given.items():
-        if asked and (alone or quick):
-            what = "--quick, which is a first look" if quick else "--weights-only or a series"
+        if there and asked:
             raise ArgumentError(option, f"is given with {what}", "leave one of them out")
 
 
 @dataclass(frozen=True)
-class _Way:
+class Way:
     """How an audit is done, and where its report goes. low_memory, twin: None where that is to be found
     out.
     """
 
     out: Path
-    device: str
-    resume: bool
-    weights_only: bool
-    low_memory: bool | None
+    device: str = "cpu"
+    pairs: Sequence[tuple[str, str]] = ()
+    seed: int = 0
+    resume: bool = False
+    weights_only: bool = False
+    low_memory: bool | None = None
     twin: bool | None = False
     thorough: bool = False
     quick: bool = False
+    every_word: bool = False
+    json_: bool = False
+    open_: bool = False
 
 
-def _find_checks(names: str | None, alone: bool) -> list[Check]:
+def find_checks(names: str | None, alone: bool) -> list[Check]:
     """The checks with these names, in the order of the report."""
     from regard.audits.checks import checks as known
 
@@ -215,10 +255,8 @@ def _find_checks(names: str | None, alone: bool) -> list[Check]:
     return [check for check in able if check.name in wanted]
 
 
-def _quickly(asked: list[Check], alone: bool, named: bool) -> list[Check]:
+def _quickly(asked: list[Check], named: bool) -> list[Check]:
     """The checks of a first look; named: each of them was asked for."""
-    if alone:
-        raise ArgumentError("--quick", "is given with --weights-only or a series", "leave one of them out")
     slow = [check.name for check in asked if check.quickly() is None]
     if named and slow:
         what = f"is given with {', '.join(slow)}, of which there is no quick form"
@@ -226,7 +264,7 @@ def _quickly(asked: list[Check], alone: bool, named: bool) -> list[Check]:
     return [look for check in asked for look in [check.quickly()] if look is not None]
 
 
-def _single(model: str | None, texts: list[str], asked: list[Check], way: _Way, team: Team) -> int:
+def _single(model: str | None, texts: list[str], asked: list[Check], way: Way, team: Team) -> int:
     """Audit one model, from where an earlier run stopped if that is asked; the exit status."""
     from regard.audits import terminal
     from regard.audits.owning import succession
@@ -241,14 +279,20 @@ def _single(model: str | None, texts: list[str], asked: list[Check], way: _Way, 
     return _report(run, model, way, stopped, team) if code is None else code
 
 
-def _report(run: _Audit, model: str | None, way: _Way, stopped: str, team: Team) -> int:
+def _report(run: AnyAudit, model: str | None, way: Way, stopped: str, team: Team) -> int:
     """Write and show the report; the exit status."""
     from regard.audits import page, terminal
 
     report = run.report(stopped)
-    source = source_of([] if model is None else [model])
+    source = source_of(_listed(model))
     report = replace(report, model={**report.model, "source": source})
-    terminal.show(report, page.save(report, way.out), terminal.output())
+    paths = page.save(report, way.out)
+    if way.json_:
+        print_json(report.to_dict())
+    else:
+        terminal.show(report, paths, terminal.output())
+    if way.open_:
+        open_page(way.out / "report.html")
     code = STOPPED if stopped else 0 if report.measured else 1
     team.reported(code)
     if not stopped:
@@ -256,7 +300,9 @@ def _report(run: _Audit, model: str | None, way: _Way, stopped: str, team: Team)
     return code
 
 
-def _run(model: str | None, texts: list[str], asked: list[Check], way: _Way) -> tuple[_Audit, dict[str, str]]:
+def _run(
+    model: str | None, texts: list[str], asked: list[Check], way: Way
+) -> tuple[AnyAudit, dict[str, str]]:
     """An audit that is ready to measure, and what it is of."""
     from regard.audits.checkpoint import find
     from regard.audits.weights import WeightAudit
@@ -264,17 +310,16 @@ def _run(model: str | None, texts: list[str], asked: list[Check], way: _Way) -> 
     with status("loading the model"):
         checkpoint = find(model)
         if way.weights_only:
-            return WeightAudit(checkpoint, checks=asked, device=way.device), _subject(
-                checkpoint, texts, asked, way
-            )
+            run = WeightAudit(checkpoint, checks=asked, device=way.device, seed=way.seed)
+            return run, _subject(checkpoint, texts, asked, way)
         way = replace(way, low_memory=_low_memory(checkpoint, way))
         if way.low_memory and way.twin:
             found = "is given for a model that is read block by block, and would hold all of its twin"
             raise ArgumentError("--twin", found, "leave it out, or give --no-low-memory")
-        return _on_texts(checkpoint, texts, asked, way), _subject(checkpoint, texts, asked, way)
+        return on_texts(checkpoint, texts, asked, way), _subject(checkpoint, texts, asked, way)
 
 
-def _low_memory(checkpoint: Checkpoint, way: _Way) -> bool:
+def _low_memory(checkpoint: Checkpoint, way: Way) -> bool:
     """Whether to hold one block at a time: what was asked for, what the machine has room for, or what makes
     matrices of quantized weights; that is said.
     """
@@ -290,12 +335,10 @@ def _low_memory(checkpoint: Checkpoint, way: _Way) -> bool:
     return large
 
 
-def _on_texts(
-    checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: _Way
-) -> Audit | StreamedAudit:
+def on_texts(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: Way) -> Audit | StreamedAudit:
     from regard.audits import terminal
     from regard.audits.inputs import notes_on
-    from regard.audits.load import load_head, load_weights, tokenizer_of
+    from regard.audits.load import load_head, tokenizer_of
     from regard.audits.run import Audit
     from regard.audits.samples import DOMAINS, RANDOM, known_samples
     from regard.audits.streaming import StreamedAudit
@@ -313,10 +356,11 @@ def _on_texts(
             checks=asked,
             device=way.device,
             thorough=way.thorough,
+            pairs=way.pairs,
+            seed=way.seed,
         )
     else:
-        answered = any(check.named for check in asked)  # an answer needs the head that the model has
-        model = load_head(checkpoint).to(way.device) if answered else load_weights(checkpoint, way.device)
+        model = load_head(checkpoint).to(way.device)
         small = sum(parameter.numel() for parameter in model.parameters()) <= SMALL
         run = Audit(
             model,
@@ -326,6 +370,10 @@ def _on_texts(
             name=checkpoint.name,
             twin=small if way.twin is None else way.twin,
             thorough=way.thorough,
+            pairs=way.pairs,
+            seed=way.seed,
+            every_word=way.every_word,
+            headed=True,
         )
     if domain not in ("", DOMAINS[0]):
         terminal.say(terminal.messages(), DRAWN if domain == RANDOM else UNREAD.format(domain))
@@ -340,7 +388,7 @@ def _on_texts(
     return run
 
 
-def _subject(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: _Way) -> dict[str, str]:
+def _subject(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: Way) -> dict[str, str]:
     """What results are of: they may be continued only where all of this is the same."""
     from importlib.metadata import version
 
@@ -352,6 +400,8 @@ def _subject(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: 
     return {
         "MODEL": fingerprint(checkpoint.name, checkpoint.identity()),
         "--text": fingerprint(texts),
+        "--pairs": fingerprint(way.pairs),
+        "--seed": str(way.seed),
         "--checks": ",".join(check.name for check in asked),
         "--quick": str([check.of_site is check.quick_site for check in asked]),
         "--device": way.device,
@@ -359,12 +409,13 @@ def _subject(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: 
         "--low-memory": str(way.low_memory),
         "--twin": str(way.twin),
         "--thorough": str(way.thorough),
+        "--every-word": str(way.every_word),
         "versions": f"regard {__version__}, torch {torch.__version__}, transformers "
         f"{version('transformers')}",
     }
 
 
-def _measure(run: _Audit, way: _Way, team: Team) -> str:
+def _measure(run: AnyAudit, way: Way, team: Team) -> str:
     """Measure all there is; says why where that was interrupted.
 
     A model that turns out to be broken leaves no files.
@@ -392,3 +443,16 @@ def _measure(run: _Audit, way: _Way, team: Team) -> str:
 def _remove_empty(directory: Path) -> None:
     if directory.is_dir() and not any(directory.iterdir()):
         directory.rmdir()
+
+
+@contextmanager
+def status(what: str) -> Iterator[None]:
+    """Show on a terminal what is being done while it lasts."""
+    from regard.audits import terminal
+
+    console = terminal.messages()
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(what):
+        yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 import sys
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.cli.options import Json, Open, Out, Resume, Seed, Text, TextFile, announce, print_json
-from regard.errors import ArgumentError, MissingExtraError
+from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
     from regard.choices import Choosing, Found
@@ -77,8 +76,6 @@ def cheaper(
     if tokens < 48:
         remedy = "give at least 48: in a decoder, half of them are the queries"
         raise ArgumentError("--tokens", f"is {tokens}", remedy)
-    if importlib.util.find_spec("jinja2") is None:
-        raise MissingExtraError("jinja2", "report")
     check_writable(out)
     name = ", ".join([*(one[:SHOWN] for one in text or []), *(path.name for path in text_file or [])])
     choosing, called = _prepared(model, (texts, name), (error, keep, tokens, seed or 0), out, resume)

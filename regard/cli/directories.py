@@ -15,11 +15,11 @@ LONGEST = 60
 """How many letters of the names of models are in the name of a directory."""
 
 
-def default_directory(models: Sequence[str]) -> Path:
-    """`audit-<model>`, for a series `audit-<first>-to-<last>`, without signs that file names do not take."""
+def default_directory(command: str, models: Sequence[str]) -> Path:
+    """`audit-<model>`, or `track-<first>-to-<last>`, without characters that file names do not take."""
     ends = [models[0], models[-1]] if len(models) > 1 else [*models, None][:1]
     clean = re.sub(r"[^\w.-]+", "-", "-to-".join(map(_name, ends))).strip("-.")[:LONGEST]
-    return Path(f"audit-{clean or 'model'}")
+    return Path(f"{command}-{clean or 'model'}")
 
 
 def source_of(models: Sequence[str]) -> str:
@@ -31,20 +31,19 @@ def source_of(models: Sequence[str]) -> str:
     )
 
 
-def refuse_other(directory: Path, models: Sequence[str]) -> None:
-    """Refuse a directory with the report of another model, which would be overwritten."""
-    several = len(models) > 1
-    path = directory / ("series.json" if several else "report.json")
+def refuse_other(path: Path, models: Sequence[str]) -> None:
+    """Refuse to overwrite a report.json or series.json of other models."""
     if not path.exists():
         return
     data = _read(path)
+    several = "checkpoints" in data
     found = data if several else data.get("model", {})
-    names = data.get("checkpoints", []) if several else [found.get("name")]
+    names = data["checkpoints"] if several else [found.get("name")]
     mine = [_name(model) for model in models] or [_name(None)]
     own = source_of(models)
     if found.get("source", own if names == mine else "") != own:
         whose = f"the report of another model ({', '.join(map(str, names))})"
-        what = f"{directory} holds {whose if data else f'a {path.name} that cannot be read'}"
+        what = f"{path.parent} holds {whose if data else f'a {path.name} that cannot be read'}"
         remedy = "give another directory with --out, or delete this one if you no longer need it"
         raise ArgumentError("--out", what, remedy)
 

@@ -40,6 +40,15 @@ OutByModel = Annotated[
         "--out", metavar="DIRECTORY", help="The directory for the report.", show_default="audit-<model>"
     ),
 ]
+OutBySeries = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="DIRECTORY",
+        help="The directory for the report.",
+        show_default="track-<first>-to-<last>",
+    ),
+]
 OutIfGiven = Annotated[
     Path | None,
     typer.Option(
@@ -52,6 +61,15 @@ OutIfGiven = Annotated[
 Open = Annotated[bool, typer.Option("--open", help="Open the page in the browser when it is written.")]
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON on stdout, instead of the summary.")
+]
+Checks = Annotated[
+    str | None,
+    typer.Option(
+        "--checks",
+        metavar="NAMES",
+        help="Names of checks, separated by commas.",
+        show_default="all that need no name",
+    ),
 ]
 Device = Annotated[str, typer.Option("--device", metavar="NAME", help="The device: cpu, cuda or mps.")]
 Seed = Annotated[

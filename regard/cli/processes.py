@@ -13,16 +13,14 @@ if TYPE_CHECKING:
     from regard.audits.fleet import Team
 
 
-def refuse_processes(count: int, several: bool, team: Team) -> None:
-    """Raise where so many processes cannot work on one model or several."""
+def refuse_processes(count: int, team: Team) -> None:
+    """Raise where so many processes cannot work on a model."""
     from regard.audits.fleet import GROUP
 
     if count < 1:
         raise ArgumentError("--processes", f"is {count}", "give 1 or more")
     if count > 1 and os.name == "nt":
         raise ArgumentError("--processes", "is not for Windows", "start the ranks with torchrun")
-    if several and max(count, team.world) > 1:
-        raise ArgumentError("--processes", "a series takes seconds and is done by one", "leave it out")
     if count > 1 and team.world > 1 and GROUP not in os.environ:
         found = f"is given to ranks of torchrun, which are {team.world} already"
         raise ArgumentError("--processes", found, "leave it out, or start the command without torchrun")

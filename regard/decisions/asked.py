@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from regard.audits.inputs import ids_name
+from regard.audits.outputs import CLASSES, answers, kind_of, names_of
 from regard.decisions import shipped
 from regard.decisions.nearest import Nearest, nearest_token
-from regard.decisions.networks import affine, answer_of, network_of, one_of
+from regard.decisions.networks import affine, network_of, one_of
 from regard.decisions.reviews import LABELS
 from regard.decisions.typos import typos
 from regard.errors import ArgumentError
@@ -22,10 +24,6 @@ from regard.maps import Affine, Compose
 if TYPE_CHECKING:
     from regard.audits.checks.base import Scene
     from regard.audits.inputs import Input
-
-EMBEDDING, CLASSES, NEXT = "embedding", "classes", "next token"
-AT_ONCE = 4_096
-"""How many tokens a model runs together."""
 
 Run = Callable[[list[str]], Tensor]
 """From texts to logits (batch, classes), or to embeddings (batch, width)."""
@@ -131,7 +129,8 @@ def loaded_on(name: str, text: str) -> Asked:
 def read_by(model: nn.Module, item: Input | Scene, name: str) -> Asked:
     """A text as a model of transformers reads it."""
     reading, encode = item.reading, item.encode
-    if reading is None or encode is None or "input_ids" not in item.options:
+    named = ids_name(model)
+    if reading is None or encode is None or named not in item.options:
         raise ArgumentError("inputs", "are not texts", "give a text and a tokenizer to see what a word does")
     text, tokenizer = reading.text, reading.tokenizer
     config = getattr(model, "config", None)
@@ -139,15 +138,13 @@ def read_by(model: nn.Module, item: Input | Scene, name: str) -> Asked:
         found = f"{type(model).__name__} has an encoder and a decoder"
         raise ArgumentError("MODEL", found, "give an encoder, a classifier or a decoder")
     special = set(getattr(tokenizer, "all_special_ids", ()))
-    ids = item.options["input_ids"][0].tolist()
+    ids = item.options[named][0].tolist()
     moving = [k for k, one in enumerate(ids) if one not in special]
     if not moving:
         raise ArgumentError("--text", f"has no word: {text!r}", "give a sentence")
     spans = [(word.start, word.end) for word in reading.units]
-    batches = kind_of(model) != CLASSES or getattr(config, "pad_token_id", None) is not None
-    kind, labels = kind_of(model), getattr(config, "id2label", None) or {}
     asked = Asked(
-        kind,
+        kind_of(model),
         name,
         text,
         item.tokens,
@@ -155,43 +152,15 @@ def read_by(model: nn.Module, item: Input | Scene, name: str) -> Asked:
         torch.zeros(0, 0),
         model,
         None,
-        (lambda k: str(labels.get(k, k)))
-        if kind == CLASSES
-        else lambda k: tokenizer.decode([k]).strip() or repr(tokenizer.decode([k])),
+        names_of(model, tokenizer),
         tuple(spans or [match.span() for match in re.finditer(r"\w+", text)]),
-        lambda texts: _run(model, [encode(one)["input_ids"][0] for one in texts], AT_ONCE if batches else 1),
+        lambda texts: answers(model, [encode(one) for one in texts]),
     )
     try:
-        network, x = network_of(model, {"input_ids": item.options["input_ids"]})
+        network, x = network_of(model, {"input_ids": item.options[named]})
     except ArgumentError as refusal:
         return replace(asked, moving=[], refused=f"the model {refusal.found}; {refusal.remedy}")
     except AttributeError as error:  # layers of another family, with the names of one that is read
         found = f"the model is a {type(model).__name__}, whose layers are not read ({error})"
         return replace(asked, moving=[], refused=found)
     return replace(asked, x=x, model=network, nearest=nearest_token(network, x, tokenizer))
-
-
-def _run(model: nn.Module, texts: list[Tensor], at_once: int) -> Tensor:
-    """Texts as ids; those of one length run together, so many tokens at once, so that none is padded."""
-    found: list[Any] = [None] * len(texts)
-    for length in {len(ids) for ids in texts}:
-        alike = [k for k, ids in enumerate(texts) if len(ids) == length]
-        for group in torch.tensor(alike).split(max(1, at_once // length)):
-            with torch.no_grad():
-                values = answer_of(model(input_ids=torch.stack([texts[k] for k in group.tolist()])))
-            for k, value in zip(group.tolist(), values[:, 0].double(), strict=True):
-                found[k] = value
-    answers = torch.stack(found)
-    if bool(answers.isnan().any()):
-        raise ArgumentError(
-            "MODEL", "computes NaN for this text", "repair or retrain it: no typo can be judged"
-        )
-    return answers
-
-
-def kind_of(model: nn.Module) -> str:
-    """What a model computes for a text."""
-    name = type(model).__name__
-    if name.endswith(("ForCausalLM", "LMHeadModel")):
-        return NEXT
-    return CLASSES if name.endswith("ForSequenceClassification") else EMBEDDING

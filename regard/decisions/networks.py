@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from regard import maps
 from regard.attention import Attention
+from regard.audits.outputs import answer_of
 from regard.errors import ArgumentError
 from regard.lookups import Linear
 from regard.nonexpansive import MixTokens
@@ -63,15 +64,6 @@ class Entered(nn.Module):
         finally:
             handle.remove()
         return answer_of(found)
-
-
-def answer_of(found: Any) -> Tensor:
-    """The logits of a class, or of the next token, or the mean of all tokens, (batch, 1, width)."""
-    logits: Tensor | None = getattr(found, "logits", None)
-    if logits is None:
-        mean: Tensor = found[0].mean(1, keepdim=True)
-        return mean
-    return logits.unsqueeze(1) if logits.ndim == 2 else logits[:, -1:]
 
 
 @declare.rule(Entered)

@@ -9,8 +9,8 @@ from typing import Any
 
 from regard._files import write_together, writing
 from regard._pages import content_hash, environment, markup
+from regard.audits.outputs import EMBEDDING
 from regard.audits.page import TEMPLATES as REPORT
-from regard.decisions.asked import EMBEDDING
 from regard.decisions.depth_chart import depth_chart
 from regard.decisions.typo_runs import Typos, shown_examples
 from regard.decisions.word_answers import Answers, WordAnswer, percent, shown_attack, shown_proved

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from regard.decisions.asked import EMBEDDING, Asked
+from regard.audits.outputs import EMBEDDING, cosines
+from regard.decisions.asked import Asked
 from regard.proofs.decision_attack import lead
 
 BATCH = 256
@@ -75,5 +75,5 @@ def run_typos(asked: Asked, start: int, others: list[str], level: float, ran: Ca
 def _kept(kind: str, original: Tensor, outputs: Tensor) -> Tensor:
     """The cosine of each output to the original, or the lead that the original class still has."""
     if kind == EMBEDDING:
-        return torch.cosine_similarity(outputs, original.unsqueeze(0), dim=-1)
+        return cosines(original, outputs)
     return lead(outputs, (int(original.argmax(-1)),))

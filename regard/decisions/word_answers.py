@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from regard._written import plain
-from regard.decisions.asked import CLASSES, EMBEDDING, NEXT, Asked
+from regard.audits.outputs import CLASSES, EMBEDDING, NEXT
+from regard.decisions.asked import Asked
 from regard.decisions.budget import Spent, budget
 from regard.decisions.kept import Kept
 from regard.decisions.typo_runs import Typos, run_typos, typos_from

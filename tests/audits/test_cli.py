@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from rich.console import Console
 
 import regard as r
@@ -17,6 +18,7 @@ from regard.audits.inputs import inputs_of, read_pairs, read_texts
 from regard.audits.terminal import Bars, part
 from regard.cli import main
 from regard.cli.directories import default_directory
+from regard.cli.options import open_page
 from regard.cli.streams import abandoned, lasting
 from tests.audits.checkpoints import ENVIRONMENT, model_of, regard, save, tokenizer
 
@@ -60,7 +62,9 @@ def test_a_quick_audit_names_checks_that_it_does_not_have(failed, model):
 
 def test_help_teaches():
     text = regard("--help").stdout
-    assert all(f"regard {command}" in text for command in ("audit", "compare", "checks"))
+    uses = ["Look:", "Change:", "Count:", "Explore:", "Help:"]
+    assert [line for line in text.splitlines() if line in uses] == uses
+    assert text.index("  audit ") < text.index("  track ") < text.index("Change:")
     text = regard("audit", "--help").stdout
     for words in (
         "model",
@@ -69,13 +73,13 @@ def test_help_teaches():
         "--weights-only",
         "--resume",
         "Exit status",
-        "a series",
+        "regard track",
     ):
         assert words in text, words
 
 
 def test_checks_are_listed():
-    done = regard("checks")
+    done = regard("audit", "--list-checks")
     assert done.returncode == 0
     assert all(check.name in done.stdout and check.question in done.stdout for check in checks())
 
@@ -98,7 +102,19 @@ def test_checks_are_listed():
         ),
         (
             ("--weights-only", "--text", "a"),
-            "--text: is given, and --weights-only reads no texts",
+            "--text: is given with --weights-only, which reads no texts; leave one of them out",
+        ),
+        (
+            ("--weights-only", "--text-file", __file__),
+            "--text-file: is given with --weights-only, which reads",
+        ),
+        (
+            ("--pairs", __file__),
+            f"--pairs: line 1 of {__file__} has no TAB; write the original text, one TAB",
+        ),
+        (
+            ("a", "b c"),
+            "MODEL: is 2 models, and an audit is of one; compare checkpoints with: regard track a 'b",
         ),
         (("--device", "nonsense"), "--device: nonsense cannot be used"),
     ],
@@ -154,7 +170,7 @@ def test_an_audit_in_a_pipe(model, tmp_path):
     assert done.returncode == 0, done.stderr
     assert all("steps after" in line for line in done.stderr.splitlines())  # on a slow machine
     assert "\x1b" not in done.stdout
-    assert "2 of 2 attention layers are covered: 8 heads on 2 inputs" in done.stdout
+    assert "2 attention layers, 8 heads   2 inputs" in done.stdout
     assert str(tmp_path / "out" / "report.html") in done.stdout
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "card.md",
@@ -187,7 +203,7 @@ def test_a_pipe_that_nobody_reads(model, tmp_path):
 
 
 def test_a_command_that_only_prints_in_a_pipe_that_nobody_reads():
-    assert unread("checks") == (0, "")
+    assert unread("audit", "--list-checks") == (0, "")
 
 
 def test_a_stream_knows_that_its_reader_left():
@@ -241,7 +257,7 @@ def test_nothing_that_is_known(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as done:
         main()
     assert done.value.code == 1
-    assert "0 of 1 attention layers are covered" in capsys.readouterr().out
+    assert "Nothing was measured" in capsys.readouterr().out
     (entry,) = json.loads((tmp_path / "out" / "report.json").read_text())["coverage"]
     assert (entry["covered"], entry["kind"]) == (False, "XLNetRelativeAttention")
 
@@ -253,8 +269,8 @@ def test_the_real_model_by_its_weights(tmp_path):
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "torch" in imported
     assert not imported & {"transformers", "huggingface_hub", "tokenizers"}  # they take seconds
-    assert "72 heads by their weights alone" in done.stdout
-    assert "Heads with the largest QK norms: head 2 of encoder.layer.0.attention.self" in done.stdout
+    assert "72 heads   weights alone" in done.stdout
+    assert "Head 2 of encoder.layer.0.attention.self has a QK norm of 2.24" in done.stdout
     assert json.loads((tmp_path / "report.json").read_text())["inputs"] == []
 
 
@@ -372,11 +388,11 @@ def test_a_report_is_in_a_directory_of_its_model(here, tmp_path, capsys):
 
 def test_a_series_is_in_a_directory_of_its_ends(here, tmp_path, capsys):
     steps = [save(tmp_path / f"step-{k}") for k in (1, 2, 3)]
-    assert here("audit", *steps) == 0
-    series = tmp_path / "here" / "audit-step-1-to-step-3" / "series.json"
+    assert here("track", *steps) == 0
+    series = tmp_path / "here" / "track-step-1-to-step-3" / "series.json"
     assert json.loads(series.read_text())["checkpoints"] == ["step-1", "step-2", "step-3"]
-    assert here("audit", *steps) == 0
-    assert here("audit", *steps[:2], "--out", series.parent) == 2
+    assert here("track", *steps) == 0
+    assert here("track", *steps[:2], "--out", series.parent) == 2
     assert "holds the report of another model (step-1, step-2, step-3)" in capsys.readouterr().err
 
 
@@ -392,10 +408,68 @@ def test_a_series_is_in_a_directory_of_its_ends(here, tmp_path, capsys):
     ],
 )
 def test_names_of_directories_are_clean(model, name):
-    found = str(default_directory([] if model is None else [model]))
+    found = str(default_directory("audit", [] if model is None else [model]))
     assert found.startswith(name) if name == "audit-" else found == name
     assert "/" not in found
     assert found.isprintable()
+
+
+def test_a_series_is_of_several(here, model, capsys, monkeypatch):
+    for models, found in (((), "is missing"), ((model,), "is one checkpoint")):
+        assert here("track", *models) == 2
+        said = capsys.readouterr().err
+        assert said == f"regard: MODEL: {found}; give two or more, in order; regard audit MODEL is for one\n"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert here("track", model, model) == 2
+    said = capsys.readouterr().err
+    assert "torchrun: starts several processes, and a series is tracked by one; start the command" in said
+
+
+def test_the_report_as_json(here, model, tmp_path, capsys):
+    """Nothing else is on stdout, the files are the same, and the page opens."""
+    opened = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("webbrowser.open", lambda page: not opened.append(page))
+        asked = ("--text", "the cat", *QUICK, "--no-twin", "--out", "out", "--json", "--open")
+        assert here("audit", model, *asked) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((tmp_path / "here" / "out" / "report.json").read_text())
+    assert opened == [(tmp_path / "here" / "out" / "report.html").resolve().as_uri()]
+    assert here("track", model, model, "--out", "series", "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((tmp_path / "here" / "series" / "series.json").read_text())
+
+
+def test_a_page_without_a_browser_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("webbrowser.open", lambda page: False)
+    open_page(tmp_path / "page.html")
+    where = (tmp_path / "page.html").resolve().as_uri()
+    assert capsys.readouterr().err == f"--open: no browser was found; open {where}\n"
+
+
+def test_the_seed_is_of_the_twin_and_of_the_report(model, tmp_path, here):
+    """The same seed gives the same numbers; another one gives another twin."""
+    found = []
+    for name, seed in (("a", ()), ("b", ("--seed", 0)), ("c", ("--seed", 1))):
+        asked = ("--text", "the cat sat", *QUICK, "--twin", *seed, "--out", name)
+        assert here("audit", model, *asked) == 0
+        found.append(json.loads((tmp_path / "here" / name / "report.json").read_text()))
+    assert found[0] == found[1]
+    assert [one["settings"]["seed"] for one in found] == [0, 0, 1]
+    assert found[0]["rows"] == found[2]["rows"]
+    assert found[0]["twin"] != found[2]["twin"]
+
+
+def test_pairs_are_given_to_the_audit(model):
+    pairs = [("a cat", "a cta")]
+    run = r.audits.Audit(model_of("bert"), ["the cat"], tokenizer=tokenizer(), pairs=pairs)
+    assert run.pairs == (("a cat", "a cta"),)
+    for wrong in (["ab"], [("a", 1)], [("a",)], [("a", " ")], [3]):
+        with pytest.raises(r.errors.ArgumentError, match=r"pairs: have .* at 0; give pairs of texts"):
+            r.audits.Audit(model_of("bert"), ["the cat"], tokenizer=tokenizer(), pairs=wrong)
+    ids = {"input_ids": torch.zeros(1, 2, dtype=torch.long)}
+    with pytest.raises(r.errors.ArgumentError, match="tokenizer: is missing and pairs are texts"):
+        r.audits.Audit(model_of("bert"), [ids], pairs=pairs)
 
 
 def test_nothing_measured_is_an_exit_status(here, model, capsys):

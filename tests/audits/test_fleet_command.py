@@ -83,10 +83,7 @@ def test_one_report(more, model, tmp_path, monkeypatch, capsys):
     ("arguments", "message"),
     [
         (("--processes", "0"), "--processes: is 0; give 1 or more"),
-        (
-            ("other", "--processes", "2"),
-            "--processes: a series takes seconds and is done by one; leave it out",
-        ),
+        (("--processes", "-2"), "--processes: is -2; give 1 or more"),
     ],
 )
 def test_processes_that_cannot_be(arguments, message, model, monkeypatch, capsys, tmp_path):

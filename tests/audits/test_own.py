@@ -62,7 +62,7 @@ def test_a_text_in_other_characters_is_refused(run, tmp_path, monkeypatch, capsy
 
 
 def test_checkpoints_are_a_series(run, tmp_path, monkeypatch, capsys):
-    assert called(monkeypatch, "audit", run / "step-000002", run / "step-000004", "--out", tmp_path) == 0
+    assert called(monkeypatch, "track", run / "step-000002", run / "step-000004", "--out", tmp_path) == 0
     series = json.loads((tmp_path / "series.json").read_text())
     assert [Path(str(name)).name for name in series["checkpoints"]] == ["step-000002", "step-000004"]
     assert "QK norm" in capsys.readouterr().out

@@ -102,6 +102,8 @@ def test_results_of_another_audit_are_kept_apart(model, tmp_path):
     done = regard(*arguments(model, tmp_path), "--text", "another text", "--resume")
     assert done.returncode == 2
     assert "are of another run (changed: --text)" in done.stderr
+    done = regard(*arguments(model, tmp_path), "--seed", 1, "--resume")
+    assert "are of another run (changed: --seed)" in done.stderr
     assert sorted(path.name for path in (tmp_path / ".units").iterdir()) == before
 
 

@@ -117,7 +117,7 @@ def test_what_all_heads_do_is_no_sign(tmp_path):
 def test_the_command(tmp_path):
     for name, factor in (("step-1", 1.0), ("step-2", 4.0)):
         grown(tmp_path / name, factor)
-    done = regard("audit", tmp_path / "step-1", tmp_path / "step-2", "--out", tmp_path / "out")
+    done = regard("track", tmp_path / "step-1", tmp_path / "step-2", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert all("steps after" in line for line in done.stderr.splitlines())  # on a slow machine
     assert "step-1 → step-2" in done.stdout
@@ -145,12 +145,12 @@ def test_logits_that_run_away():
 
 
 def test_a_series_on_texts_names_the_head_whose_logits_run_away(tmp_path):
-    """`regard audit A B --text TEXT`, with the queries of one head made longer."""
+    """`regard track A B --text TEXT`, with the queries of one head made longer."""
     for name, factor in (("step-1", 1.0), ("step-2", 2.0**20)):
         grown(tmp_path / name, factor)
         tokenizer().save_pretrained(tmp_path / name)
     steps = [tmp_path / name for name in ("step-1", "step-2")]
-    done = regard("audit", *steps, "--text", "the cat sat on the red mat", "--out", tmp_path / "out")
+    done = regard("track", *steps, "--text", "the cat sat on the red mat", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     data = json.loads((tmp_path / "out" / "series.json").read_text())
     site = "encoder.layer.1.attention.self"
@@ -164,4 +164,9 @@ def test_a_series_on_texts_names_the_head_whose_logits_run_away(tmp_path):
         if (track["column"], track["site"], track["head"]) == ("largest_logit", site, 2)
     )
     assert values[1] > LARGE > values[0]
-    assert {track["column"] for track in data["tracks"]} == {"qk_norm", "ov_norm", "largest_logit"}
+    assert {track["column"] for track in data["tracks"]} == {
+        "qk_norm",
+        "ov_norm",
+        "largest_logit",
+        "logit_spread",
+    }

@@ -259,7 +259,7 @@ def test_an_audit_goes_on(tmp_path):
     assert all((directory / name).stat().st_mtime_ns == time for name, time in kept.items())
     assert second.report().to_dict() == streamed(checkpoint, FEW).to_dict()
     keys = Audit(load_weights(checkpoint), TEXTS, tokenizer=tokenizer(), checks=FEW).steps()
-    assert {path.stem for path in directory.glob("*.json")} == {key for _, key, _ in keys}
+    assert {path.stem for path in directory.glob("*.json")} == {step.key for step in keys}
 
 
 def test_parameters_are_left_out_for_one_model_only(tmp_path):

@@ -1,6 +1,8 @@
 """The command line on narrow screens, without UTF-8, without its extras, and when it is interrupted."""
 
+import importlib.metadata
 import io
+import json
 import math
 import re
 import subprocess
@@ -8,14 +10,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
+import regard as r
 from regard.audits.checks import checks
 from regard.audits.series import Series, Track
 from regard.audits.terminal import SHOWN, show, show_series, show_table
+from regard.cli.application import application
+from regard.cli.doctor import doctor
 from regard.cli.letters import stand_in, without_errors
-from regard.cli.overview import HELP
-from tests.audits.checkpoints import regard
+from regard.cli.overview import COMMANDS, plain_help
+from tests.audits.checkpoints import ENVIRONMENT, regard
 from tests.audits.test_page import made
 
 ROOT = Path(__file__).parents[2]
@@ -101,7 +107,7 @@ def test_an_interrupt_while_torch_is_imported_is_one_line(tmp_path):
 
 
 def test_an_interrupt_while_commands_are_imported_is_one_line(tmp_path):
-    done = run_with(tmp_path, "typer", "raise KeyboardInterrupt", "checks")
+    done = run_with(tmp_path, "typer", "raise KeyboardInterrupt", "cost")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "regard: stopped\n")
 
 
@@ -109,11 +115,100 @@ def test_help_without_the_extra(tmp_path):
     missing = "raise ImportError('no typer', name='typer')"
     done = run_with(tmp_path, "typer", missing, "--help")
     assert done.returncode == 0, done.stderr
-    assert "regard audit ./my-model" in done.stdout
+    assert all(f"  {one.name}" in done.stdout for group in COMMANDS.values() for one in group)
     assert "pip install 'regard[audit]'" in done.stdout
-    done = run_with(tmp_path, "typer", missing, "checks")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "pip install 'regard[cli]'" in done.stderr
+    for command, extra in (("audit", "audit"), ("cost", "cli"), ("nonsense", "cli")):
+        done = run_with(tmp_path, "typer", missing, command, "--help")
+        said = f"regard: typer is not installed; it comes with: pip install 'regard[{extra}]'\n"
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+
+
+def listed(help_text):
+    """The lines about commands: from the first use to the line about extras."""
+    return help_text.partition("Look:")[2].partition("In brackets")[0].split("\n")
+
+
+def test_help_is_the_same_without_the_extra():
+    assert listed(regard("--help", COLUMNS="80").stdout) == listed(plain_help())
+    assert len(listed(plain_help())) > 10
+    named = {one.name for group in COMMANDS.values() for one in group}
+    assert named == {one.name for one in application().registered_commands}
+
+
+HIDING = """
+import contextlib, io, json, sys
+for name in ("jinja2", "transformers", "safetensors", "ot"):
+    sys.modules[name] = None
+from regard.cli import main
+found = {}
+for name in sys.argv[1:]:
+    out, err = io.StringIO(), io.StringIO()
+    sys.argv = ["regard", name, *(["x"] if name == "generate" else [])]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as done:
+            found[name] = (done.code, out.getvalue(), err.getvalue())
+print(json.dumps(found))
+"""
+
+
+def test_a_command_without_its_packages_is_one_line(tmp_path):
+    """Where only the extra of the command line is installed; commands that need no more start."""
+    commands = {one.name: one for group in COMMANDS.values() for one in group}
+    done = subprocess.run(
+        [sys.executable, "-c", HIDING, *commands],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**ENVIRONMENT, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert list(found) == list(commands)
+    for name, (code, out, err) in found.items():
+        command = commands[name]
+        if command.packages:
+            remedy = f"it comes with: pip install 'regard[{command.extra}]'"
+            assert (code, out, err) == (2, "", f"regard: {command.packages[0]} is not installed; {remedy}\n")
+        else:
+            assert "is not installed" not in err
+    assert found["doctor"][0] == found["cost"][0] == 0
+    assert "regard decide cannot start without jinja2, safetensors." in found["doctor"][1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_doctor_says_what_is_missing(monkeypatch, capsys):
+    """Versions, devices and extras, on one screen."""
+    monkeypatch.setenv("COLUMNS", "80")
+    installed = importlib.metadata.version
+
+    def version(name):
+        if name in ("gguf", "transformers"):
+            raise importlib.metadata.PackageNotFoundError
+        return installed(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    doctor()
+    said = capsys.readouterr().out
+    for words in (f"regard {r.__version__}", f"torch {torch.__version__}", "Python 3", "device  cpu"):
+        assert words in said
+    assert "extra   gguf       missing: gguf (checkpoints in GGUF)" in said
+    assert "extra   audit      missing: transformers (models" in said
+    assert "Every command can start." in said
+    assert "pip install 'regard[audit,gguf" in said
+    assert len(said.splitlines()) <= 24
+    doctor(json_=True)
+    found = json.loads(capsys.readouterr().out)
+    assert found["extras"]["audit"] == ["transformers"]
+    assert found["commands"]["audit"] == []
+
+    def nothing(name):
+        raise importlib.metadata.PackageNotFoundError
+
+    monkeypatch.setattr(importlib.metadata, "requires", nothing)
+    doctor()
+    assert "a source tree that is not installed, so its extras are not known" in capsys.readouterr().out
 
 
 def test_help_loads_no_transformers():
@@ -124,13 +219,8 @@ def test_help_loads_no_transformers():
         "except SystemExit: pass\n"
         "print('transformers' in sys.modules, file=sys.stderr)"
     )
-    for arguments in (["--help"], ["audit", "--help"], ["checks"]):
+    for arguments in (["--help"], ["audit", "--help"], ["audit", "--list-checks"], ["doctor"]):
         done = subprocess.run(
             [sys.executable, "-c", program, *arguments], cwd=ROOT, capture_output=True, text=True
         )
         assert done.stderr.splitlines()[-1] == "False", (arguments, done.stderr)
-
-
-def test_the_overview_names_every_command():
-    text = regard("--help").stdout
-    assert all(line.strip() in text for line in HELP.splitlines() if line.startswith("  regard"))

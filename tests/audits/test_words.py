@@ -19,8 +19,10 @@ from regard.audits.card import markdown
 from regard.audits.checks import checks
 from regard.audits.checks.base import MEASURED, STATUSES
 from regard.audits.findings import ALARMING, findings
-from regard.audits.page import html, verdict
+from regard.audits.page import html
+from regard.audits.rates import upper_limit
 from regard.audits.report import Skipped
+from regard.audits.screen import marked, screen
 from regard.audits.summary import sentences
 from regard.audits.words import Proved, in_words, say
 from regard.certificate import round_up
@@ -201,11 +203,12 @@ def test_headlines_are_the_largest(report):
         tied = [row.label for row in heads if row.values["head_branch_constant"] == value]
         assert any(f"{label} ({in_words(value)})" in said for label in tied)
     measured = any(not math.isnan(v) for row in report.rows for v in row.values.values())
-    calm = "Nothing is alarming by the limits" in said
+    first = screen(report)
+    calm = "Nothing is alarming" in first.verdict
     alarmed = any(finding.level == ALARMING for finding in findings(report))
     assert calm == (measured and not alarmed and not report.missing)
-    assert (verdict(report).level == "note") == calm
-    assert ("Nothing was measured" in said) == (not measured)
+    assert (first.level == "note") == calm
+    assert ("Nothing was measured" in first.verdict) == (not measured)
 
 
 @given(reports())
@@ -241,31 +244,73 @@ def test_a_block_with_two_attentions_is_named_once():
     assert said.count("decoder.0") == 2
 
 
-moves = st.lists(
-    st.tuples(st.floats(0, 1e3), st.sampled_from([0.0, 1e-3, 0.5, 1.0, 7.0])), min_size=1, max_size=9
-)
-
-
-@given(moves)
+@given(st.lists(st.floats(-1, 1), min_size=1, max_size=9))
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_the_change_that_is_named_is_the_largest_of_what_is_printed(found):
-    """Shares of outputs of different lengths: the change named first has the largest share, not the largest
-    distance.
-    """
+def test_the_change_that_is_named_is_the_worst_of_what_is_printed(found):
+    """The sentence and the first screen name the change with the smallest cosine, and count all of them."""
     report = made(Model(inputs=1))
     (table,) = report.tables["words"]
     entries = [
-        {**table["changes"][0], "word": f"word {place}", "moved": moved, "size": size}
-        for place, (moved, size) in enumerate(found)
+        {**table["changes"][0], "word": f"word {place}", "cosine": one} for place, one in enumerate(found)
     ]
-    tables = {**report.tables, "words": [{**table, "changes": entries}]}
-    (said,) = [s for s in sentences(dataclasses.replace(report, tables=tables)) if "moved the mean" in s.text]
-    shares = [moved / size for moved, size in found if size > 0]
-    if shares:
-        assert said.numbers["share"] == 100 * max(shares)
-        assert f"by {in_words(100 * max(shares))} % of its length" in said.text
-    else:
-        assert said.numbers["moved"] == max(moved for moved, _ in found)
+    report = dataclasses.replace(report, tables={**report.tables, "words": [{**table, "changes": entries}]})
+    (said,) = [s for s in sentences(report) if "changes the answer most" in s.text]
+    assert said.numbers["number"] == min(found)
+    assert said.numbers["count"] == len(found)
+    (line,) = screen(report).blocks[0].lines
+    assert line.cells == (str(len(found)), f"{statistics.median(found):.2f}", f"{min(found):.2f}")
+    low = sum(one < 0.9 for one in found)
+    assert f"Of {len(found)} changed words, {low} take the cosine below 0.9." in screen(report).verdict
+
+
+@pytest.mark.parametrize("measure", ["classes", "next token"])
+@pytest.mark.parametrize("changed", [0, 2, 9])
+def test_labels_and_tokens_are_counted_with_their_limit(measure, changed):
+    """0 of 9 is at most 29 %: of a rate the first screen prints the 95 % limit."""
+    report = made(Model(inputs=1))
+    (table,) = report.tables["words"]
+    entries = [
+        {
+            "kind": "typo",
+            "word": "cat",
+            "text": table["changes"][0]["text"],
+            "answer": "other",
+            "changed": place < changed,
+            "divergence": 0.5 + place,
+        }
+        for place in range(9)
+    ]
+    tables = {"words": [{**table, "measure": measure, "answer": "own", "changes": entries}]}
+    found = screen(dataclasses.replace(report, tables=tables))
+    limit = {0: 29, 2: 55, 9: 100}[changed]
+    (line,) = found.blocks[0].lines
+    assert line.cells[0] == f"{changed} of 9, at most {limit} %"
+    assert line.cells[1:] == (() if measure == "classes" else ("4.5", "8.5"))
+    what = "label" if measure == "classes" else "next token"
+    assert f"Of 9 changed words, {changed} change the {what}." in found.verdict
+
+
+def test_limits_of_rates():
+    """Clopper and Pearson: at the limit, so few cases have a probability of 5 %."""
+    assert upper_limit(0, 10) == pytest.approx(1 - 0.05 ** (1 / 10))
+    assert upper_limit(10, 10) == 1.0
+    for count, cases in [(1, 10), (3, 92), (76, 299)]:
+        limit = upper_limit(count, cases)
+        below = sum(math.comb(cases, k) * limit**k * (1 - limit) ** (cases - k) for k in range(count + 1))
+        assert below == pytest.approx(0.05)
+
+
+@given(st.text("ab c.", max_size=9), st.text("ab c.", max_size=9), st.text("ab c.", max_size=9))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_a_marked_change_is_the_change(left, old, right):
+    """Both texts can be read off the marked one."""
+    before, after = f"{left}{old}{right}", f"{left}{right}"
+    shown = marked(before, after, around=100)
+    start, _, rest = shown.partition("(")
+    first, _, rest = rest.partition("→")
+    second, _, end = rest.partition(")")
+    for text, middle in ((before, first), (after, second)):
+        assert f"{start}{middle}{end}".replace(" ", "") == text.replace(" ", "")
 
 
 def every_column():
@@ -401,18 +446,19 @@ def test_no_page_is_calm_when_nothing_was_measured():
     for text in (" ".join(report.summary()), html(report), markdown(report)):
         assert "Nothing was measured" in text
         assert "Nothing is alarming" not in text
-    assert verdict(report).level == ALARMING
+    assert screen(report).level == ALARMING
 
 
-def test_typos_are_counted():
-    """Three of ten inputs have changed words, and not every word of them: the sentence says so."""
+def test_changes_are_counted():
+    """Three of ten texts have changed words, and of one only a sample: the first screen says so."""
     report = made(Model(inputs=10))
     tables = report.tables["words"][:3]
     tables[0]["changes"] = tables[0]["changes"][1:]
+    tables[0]["possible"] = 40
     told = dataclasses.replace(report, tables={**report.tables, "words": tables})
-    said = " ".join(told.summary())
-    assert "Of 8 typos, 9 replaced words, 9 deleted words in 3 of 10 inputs" in said
-    assert "very word" not in html(told)
+    (how,) = [block.how for block in screen(told).blocks if block.title == "A changed word"]
+    assert how.startswith("26 changes in 3 of 10 texts (a sample of 9 of 46 words; --every-word: all)")
+    assert [line.cells[0] for line in screen(told).blocks[0].lines] == ["8", "9", "9"]
 
 
 def test_a_fact_is_kept_as_it_is():

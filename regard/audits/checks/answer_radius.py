@@ -39,7 +39,7 @@ def answer_radius(scene: Scene) -> Result:
     from regard.decisions.asked import read_by
     from regard.decisions.word_answers import answers
 
-    asked = read_by(scene.model, scene, type(scene.model).__name__)
+    asked = read_by(scene.whole, scene, type(scene.whole).__name__)
     asked = replace(asked, refused=asked.refused or _too_long(asked.x))
     found = answers(
         asked,

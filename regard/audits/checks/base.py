@@ -135,7 +135,9 @@ class Scene:
 
     seen: where attention was seen to happen; alone: why there are no numbers of a block around some
     attention, by its name; direct: attention that reads the residual stream itself, nothing before it;
-    thorough: whether long inputs are worth the time they take.
+    thorough: whether to prove on long inputs too, which takes hours; seed: of the random numbers; head: the
+    model with the head that it was saved with, where `model` is without; every_word: whether every word of a
+    text is changed; texts: how many inputs the audit has.
     """
 
     model: nn.Module
@@ -151,6 +153,15 @@ class Scene:
     alone: dict[str, str] = field(default_factory=dict)
     direct: frozenset[str] = frozenset()
     thorough: bool = False
+    seed: int = 0
+    head: nn.Module | None = None
+    every_word: bool = False
+    texts: int = 1
+
+    @property
+    def whole(self) -> nn.Module:
+        """The model with its head, which gives the answers."""
+        return self.model if self.head is None else self.head
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -188,11 +199,11 @@ class Scene:
         return given.numel() == taken.numel() and torch.equal(given.flatten(), taken.flatten())
 
     def generator(self, *key: int) -> Generator:
-        """Random numbers that depend on the input and the key alone."""
-        seed = 0
+        """Random numbers that depend on the seed of the audit, the input and the key alone."""
+        seed = self.seed
         for part in (self.index, *key):
             seed = 1_000_003 * seed + part + 1
-        return torch.Generator().manual_seed(seed)
+        return torch.Generator().manual_seed(seed % 2**63)
 
 
 @dataclass(frozen=True)

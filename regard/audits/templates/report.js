@@ -761,7 +761,7 @@
   };
   const SORTS = ["typo", "replacement", "deletion"];
 
-  const changes = (report.tables.words || []).flatMap((entry) => entry.changes.map((change) => {
+  const changes = (report.tables.words || []).flatMap((entry) => (entry.followed || []).map((change) => {
     const distances = change.distances.map(number);
     const [enters, leaves] = [distances[0], distances[distances.length - 1]];
     return { ...change, input: entry.input, distances, enters, leaves, expansion: enters > 0 ? leaves / enters : NaN, moved: number(change.moved) / number(change.size), predicted: number(change.predicted) };
