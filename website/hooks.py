@@ -30,12 +30,12 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def _filled(entry: Any) -> Any:
     """An entry of the navigation, with the word `theorems` or `reference` as all their pages."""
-    if entry == {"Reference": "reference"}:
+    if entry == {"Python": "reference"}:
         rooms = [
             {room: [reference.page_of(f"regard.{home}") for home in homes.split()]}
             for room, homes in ROOMS.items()
         ]
-        return {"Reference": ["reference/index.md", *rooms]}
+        return {"Python": ["reference/index.md", *rooms]}
     if entry == {"Theorems": "theorems"}:
         folder = repository.ROOT / "docs" / "theorems"
         others = sorted(f"theorems/{page.name}" for page in folder.glob("*.md") if page.stem != "index")

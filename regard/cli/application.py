@@ -77,7 +77,8 @@ def application() -> typer.Typer:
         (generate, GENERATE_HELP),
         (doctor, DOCTOR_HELP),
     ):
-        found.command(command.__name__, help=text)(_with_packages(command))
+        more = {"allow_extra_args": command is audit}  # which names the command for several models
+        found.command(command.__name__, help=text, context_settings=more)(_with_packages(command))
     return found
 
 

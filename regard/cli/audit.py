@@ -61,19 +61,21 @@ refused. The summary goes to stdout, progress and errors to stderr.
 
 \b
 Examples
-  regard audit                                            the demonstration model on the included sentences
-  regard audit ./my-model --text-file corpus.txt          one text per line
-  regard audit ./my-model --text "A text." --text "More." texts given here
-  regard audit ./my-model --pairs typos.tsv               your own changes: original, TAB, changed
-  regard audit ./my-model --checks weights,rows           some checks only; --list-checks names them
-  regard audit ./my-model --quick --open                  a first look at one text, in seconds, in the browser
-  regard audit ./my-model --json                          the report as JSON, for another program
-  regard audit ./my-model --text-file long.txt --thorough proofs on long texts: 512 tokens, some 2,048
-  regard audit ./llama-7b --weights-only                  norms of heads; reads one layer at a time
-  regard audit ./llama-7b --low-memory                    texts too, with one block in memory at a time
-  regard audit ./big-model --out big --resume             continue after Ctrl-C, a crash or a reboot
-  regard audit ./big-model --processes 4                  four processes, one report; memory for four models
-  torchrun --nproc-per-node 4 -m regard audit ./big-model the same, also over several machines
+  regard audit                                     the demonstration model
+  regard audit ./my-model --text-file corpus.txt   one text per line
+  regard audit ./my-model --text "A" --text "B"    texts given here
+  regard audit ./my-model --pairs typos.tsv        your own changes
+  regard audit ./my-model --checks weights,rows    some checks only
+  regard audit --list-checks                       the checks by name
+  regard audit ./my-model --quick --open           one text, in seconds
+  regard audit ./my-model --json                   JSON for a program
+  regard audit ./my-model --thorough               proofs on long texts, too
+  regard audit ./llama-7b --weights-only           norms, layer by layer
+  regard audit ./llama-7b --low-memory             texts, block by block
+  regard audit ./big-model --resume                continue after Ctrl-C
+  regard audit ./big-model --processes 4           four processes, one report
+  torchrun --nproc-per-node 4 -m regard audit ./big-model
+                                                   over several machines, too
 
 \b
 Exit status
@@ -83,9 +85,9 @@ Exit status
 
 
 def audit(
-    models: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="MODEL", help="A directory or a hub id.", show_default=False),
+    context: typer.Context,
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="A directory or a hub id.", show_default=False)
     ] = None,
     text: Text = None,
     text_file: TextFile = None,
@@ -142,7 +144,7 @@ def audit(
     if list_checks:
         return _list_checks()
     with joined() as team:
-        model = _only(models or [])
+        _refuse_several(model, context.args)
         refuse_processes(processes, team)
         texts = read_texts(text or [], text_file or [])
         changes = [] if pairs is None else read_pairs(pairs)
@@ -175,12 +177,12 @@ def audit(
         raise typer.Exit(code)
 
 
-def _only(models: list[str]) -> str | None:
-    """The one model; several are checkpoints for another command."""
-    if len(models) > 1:
-        found = f"is {len(models)} models, and an audit is of one"
-        raise ArgumentError("MODEL", found, f"compare checkpoints with: regard track {shlex.join(models)}")
-    return models[0] if models else None
+def _refuse_several(model: str | None, others: list[str]) -> None:
+    """Refuse more than one model: several are checkpoints for another command."""
+    if model is not None and others:
+        found = f"is {1 + len(others)} models, and an audit is of one"
+        remedy = f"compare checkpoints with: regard track {shlex.join([model, *others])}"
+        raise ArgumentError("MODEL", found, remedy)
 
 
 def _listed(model: str | None) -> list[str]:

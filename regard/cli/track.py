@@ -42,9 +42,9 @@ report of another series is refused.
 
 \b
 Examples
-  regard track ./step-1000 ./step-2000 ./step-3000        norms of each head, by the weights alone
-  regard track ./step-1000 ./step-2000 --text "A text."   the logits of each head on a text, too
-  regard track ./step-* --open                            every checkpoint, with the page in the browser
+  regard track ./step-1000 ./step-2000 ./step-3000  by the weights alone
+  regard track ./step-* --text "A text."            the logits on a text, too
+  regard track ./step-* --open                      the page in the browser
 
 \b
 Exit status
