@@ -28,9 +28,10 @@ without a model.
 
 \b
 Examples
-  regard flow                                              every layer of the demonstration model
-  regard flow ./my-model --layer 3 --text "A text."        one layer of yours
-  regard flow ./my-model --attention --steps 64            attention alone, without the feed-forward
+  regard flow                                        the demonstration model
+  regard flow ./my-model --layer 3 --text "A text."  one layer of yours
+  regard flow ./my-model --attention --steps 64      attention alone
+  regard flow ./my-model --text-file text.txt        another text
 
 \b
 Exit status

@@ -32,16 +32,16 @@ the predicted transition. It takes --particles and --until alone.
 
 \b
 Examples
-  regard simulate                                          300 particles on the circle
-  regard simulate --beta 4 --particles 1000000             a million
-  regard simulate --beta 9 --dimension 3 --until 40        the sphere, for longer
-  regard simulate --beta 9 --until 400 --merge 1e-6        clusters that become single particles
-  regard simulate --beta 4 --particles 1000000 --resume    continue after Ctrl-C, a crash or a kill
-  regard simulate --phase gamma --particles 1000000        when do tokens meet?
+  regard simulate                               300 particles on the circle
+  regard simulate --particles 1000000           a million
+  regard simulate --particles 1000000 --resume  continue after Ctrl-C, a kill
+  regard simulate --beta 9 --dimension 3        the sphere
+  regard simulate --until 400 --merge 1e-6      clusters become particles
+  regard simulate --phase gamma                 when do tokens meet?
 
 \b
 Exit status
-  0 done   2 wrong arguments or files   130 stopped by Ctrl-C: --resume continues
+  0 done   2 wrong arguments or files   130 stopped: --resume continues
 """
 
 
