@@ -32,10 +32,10 @@ begins, from a few heads that are timed.
 
 \b
 Examples
-  regard cheaper ./my-model --text-file book.txt               a quarter of the context, 5 % error
-  regard cheaper ./my-model --text-file book.txt --keep 0.125  an eighth
-  regard cheaper ./my-model --text-file book.txt --error 0.1   at most 10 % error on 95 % of new outputs
-  regard cheaper ./my-model --text-file book.txt --json        numbers for a program
+  regard cheaper ./my-model --text-file f.txt               a quarter kept
+  regard cheaper ./my-model --text-file f.txt --keep 0.125  an eighth
+  regard cheaper ./my-model --text-file f.txt --error 0.1   10 % error
+  regard cheaper ./my-model --text-file f.txt --json        for a program
 
 \b
 Exit status

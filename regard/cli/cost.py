@@ -35,10 +35,10 @@ tokens cost as much as weights.
 
 \b
 Examples
-  regard cost                                             the demonstration model, at its context
-  regard cost ./my-model --tokens 8192 --batch 4          a model you have
-  regard cost config.json --full                          every token sees every token
-  regard cost config.json --out cost                      table and picture: cost.html, cost.svg, cost.json
+  regard cost                                     the demonstration model
+  regard cost ./my-model --tokens 8192 --batch 4  a model you have
+  regard cost config.json --full                  every token sees every token
+  regard cost config.json --out cost              table and picture
 
 \b
 Exit status
