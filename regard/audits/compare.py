@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from regard._written import parsed
 from regard.audits.checks.base import Column
@@ -47,6 +48,23 @@ class Comparison:
     def changed(self, column: str) -> tuple[Change, ...]:
         """The rows whose number is another."""
         return tuple(change for change in self.changes[column] if change.moved > 0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All changes as plain values, by column."""
+        return {
+            "before": self.names[0],
+            "after": self.names[1],
+            "remarks": list(self.remarks),
+            "gained": list(self.gained),
+            "lost": list(self.lost),
+            "columns": {
+                column.name: [
+                    {"row": one.row.label, "before": one.before, "after": one.after, "moved": one.moved}
+                    for one in self.changed(column.name)
+                ]
+                for column in self.columns
+            },
+        }
 
 
 def read(path: Path) -> Report:

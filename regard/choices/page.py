@@ -1,4 +1,4 @@
-"""cheaper.html and cheaper.json: which cheaper attention would do, layer by layer, as one page."""
+"""cheaper.html and cheaper.json: which cheaper attention is good enough, layer by layer, as one page."""
 
 from __future__ import annotations
 

@@ -7,12 +7,15 @@ from typing import Annotated
 
 import typer
 
+from regard.cli.options import Json, print_json
+
 
 def compare(
     before: Annotated[
         Path, typer.Argument(metavar="REPORT_A", help="A report.json, or the directory it is in.")
     ],
     after: Annotated[Path, typer.Argument(metavar="REPORT_B", help="Another, of the same architecture.")],
+    json_: Json = False,
 ) -> None:
     """What changed between two audits: numbers by column, the heads that changed most, and coverage.
 
@@ -23,4 +26,8 @@ def compare(
     from regard.audits.compare import compare as compared
     from regard.audits.compare import read
 
-    terminal.show_comparison(compared(read(before), read(after)), terminal.output())
+    found = compared(read(before), read(after))
+    if json_:
+        print_json(found.to_dict())
+    else:
+        terminal.show_comparison(found, terminal.output())

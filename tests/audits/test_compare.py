@@ -171,6 +171,10 @@ def test_the_command(report, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "head 3 of encoder.layer.1" in done.stdout
     assert "123" in done.stdout
+    data = json.loads(regard("compare", first, second, "--json").stdout)
+    (change,) = data["columns"].pop("qk_norm")
+    assert (change["row"], change["after"]) == ("head 3 of encoder.layer.1.attention.self", 123.0)
+    assert not any(data["columns"].values())
     assert "No number changed in 6 columns." in regard("compare", first, first).stdout
     (second / "report.json").write_text('{"schema": 1}')
     done = regard("compare", first, second)
