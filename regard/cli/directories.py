@@ -32,13 +32,13 @@ def source_of(models: Sequence[str]) -> str:
 
 
 def refuse_other(path: Path, models: Sequence[str]) -> None:
-    """Refuse to overwrite a report.json or series.json of other models."""
+    """Refuse to overwrite a report.json, series.json or decide.json of other models."""
     if not path.exists():
         return
     data = _read(path)
-    several = "checkpoints" in data
-    found = data if several else data.get("model", {})
-    names = data["checkpoints"] if several else [found.get("name")]
+    model = data.get("model", {})
+    found = model if isinstance(model, dict) and "checkpoints" not in data else data
+    names = data.get("checkpoints", [model if found is data else model.get("name")])
     mine = [_name(model) for model in models] or [_name(None)]
     own = source_of(models)
     if found.get("source", own if names == mine else "") != own:
@@ -72,4 +72,4 @@ def _read(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) and isinstance(found.get("model", {}), dict) else {}
+    return found if isinstance(found, dict) and isinstance(found.get("model", {}), (dict, str)) else {}

@@ -37,16 +37,7 @@ Out = Annotated[Path, typer.Option("--out", metavar="DIRECTORY", help="The direc
 OutByModel = Annotated[
     Path | None,
     typer.Option(
-        "--out", metavar="DIRECTORY", help="The directory for the report.", show_default="audit-<model>"
-    ),
-]
-OutBySeries = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        metavar="DIRECTORY",
-        help="The directory for the report.",
-        show_default="track-<first>-to-<last>",
+        "--out", metavar="DIRECTORY", help="The directory for the report.", show_default="<command>-<model>"
     ),
 ]
 OutIfGiven = Annotated[

@@ -16,7 +16,7 @@ from regard.cli.options import (
     Device,
     Json,
     Open,
-    OutBySeries,
+    OutByModel,
     Seed,
     Text,
     TextFile,
@@ -37,8 +37,8 @@ MODEL A, B, C, ... are two or more checkpoints in their order: directories or hu
 their weights, and with --text or --text-file by their attention rows on these texts too. Code in a
 checkpoint is never run.
 
-The report is written to --out: series.html to read, series.json with every number. A directory with the
-report of another series is refused.
+The report is written to --out, which is track-<first>-to-<last> unless you name one: series.html to read,
+series.json with every number. A directory with the report of another series is refused.
 
 \b
 Examples
@@ -62,7 +62,7 @@ def track(
     checks: Checks = None,
     device: Device = "cpu",
     seed: Seed = None,
-    out: OutBySeries = None,
+    out: OutByModel = None,
     open_: Open = False,
     json_: Json = False,
 ) -> None:

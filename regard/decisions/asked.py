@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Callable
@@ -37,7 +38,8 @@ class Asked:
     which of them are words. x (n, d): as they enter the first layer. model: a module on such tokens, and
     readout what makes the answer of its value. names: of the classes. spans: where the words of the text
     begin and end. run: the model on whole texts. nearest: the nearest other word at a place. refused: why
-    nothing is proved, where x and moving are empty. cut: whether the model takes no longer text.
+    nothing is proved, where x and moving are empty. cuts: whether the model reads only the beginning of a
+    text.
 
     Examples:
         >>> from regard.decisions import shipped_on
@@ -59,7 +61,18 @@ class Asked:
     run: Run | None = None
     nearest: Nearest | None = None
     refused: str = ""
-    cut: bool = False
+    cuts: Callable[[str], bool] = lambda text: False
+
+    def identity(self) -> str:
+        """A fingerprint of the weights, the tokens and the version, on which results depend."""
+        from regard import __version__
+
+        found = hashlib.blake2b(repr((__version__, self.kind, self.text)).encode())
+        for tensor in (self.x, *self.model.state_dict().values()):
+            found.update(
+                tensor.detach().cpu().contiguous().flatten().view(dtype=torch.uint8).numpy().tobytes()
+            )
+        return found.hexdigest()
 
 
 def shipped_on(text: str) -> Asked:
@@ -123,7 +136,7 @@ def loaded_on(name: str, text: str) -> Asked:
     checkpoint = find(name)
     model, tokenizer = load_head(checkpoint), tokenizer_of(checkpoint)
     (item,) = inputs_of(model, [text], tokenizer)
-    return replace(read_by(model, item, checkpoint.name), cut=item.cut)
+    return read_by(model, item, checkpoint.name)
 
 
 def read_by(model: nn.Module, item: Input | Scene, name: str) -> Asked:
@@ -155,6 +168,7 @@ def read_by(model: nn.Module, item: Input | Scene, name: str) -> Asked:
         names_of(model, tokenizer),
         tuple(spans or [match.span() for match in re.finditer(r"\w+", text)]),
         lambda texts: answers(model, [encode(one) for one in texts]),
+        cuts=lambda other: len(tokenizer(other, verbose=False)["input_ids"]) > reading.longest,
     )
     try:
         network, x = network_of(model, {"input_ids": item.options[named]})

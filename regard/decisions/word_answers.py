@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from regard._written import plain
+from regard._written import number, plain
 from regard.audits.outputs import CLASSES, EMBEDDING, NEXT
+from regard.audits.store import Store
 from regard.decisions.asked import Asked
 from regard.decisions.budget import Spent, budget
-from regard.decisions.kept import Kept
+from regard.decisions.pairs import PairAnswer
 from regard.decisions.typo_runs import Typos, run_typos, typos_from
 from regard.decisions.typos import misspellings
 from regard.domains import one_token
@@ -62,7 +63,8 @@ class Answers:
 
     typos: of each word, run; None where the model was given without texts. words: of each token, proved and
     attacked. radius: how far a token of an embedding moves, relative to its length; level: below which cosine
-    an embedding counts as changed. refused: why nothing is proved.
+    an embedding counts as changed. refused: why nothing is proved. pairs: changes of the user's own,
+    run; text is empty where only they are. source: tells the model from others of its name.
 
     Examples:
         >>> from regard.decisions import Answers, Typos, WordAnswer
@@ -84,11 +86,18 @@ class Answers:
     radius: float = 1e-3
     level: float = LEVEL
     refused: str = ""
+    pairs: list[PairAnswer] = field(default_factory=list)
+    source: str = ""
 
     @property
     def question(self) -> str:
         """What the first sentence answers."""
-        return QUESTIONS[self.kind]
+        return QUESTIONS[self.kind] if self.text else "Which of these pairs have different answers?"
+
+    @property
+    def measure(self) -> str:
+        """What is compared of two texts, as the head of a column."""
+        return {CLASSES: "answer", NEXT: "next token", EMBEDDING: "cosine"}[self.kind]
 
     @property
     def effect(self) -> str:
@@ -107,7 +116,8 @@ class Answers:
 
     def sentences(self) -> list[str]:
         """What was found, in words: the typos that were run, then what is proved."""
-        ran = [] if self.typos is None else [self._ran(self.typos)]
+        ran = [self._compared()] if self.pairs else []
+        ran += [] if self.typos is None else [self._ran(self.typos)]
         if self.refused:
             return [*ran, f"Nothing is proved: {self.refused}."]
         return [*ran, f"{self._proved()} {self._beyond()}"] if self.words else ran
@@ -125,6 +135,15 @@ class Answers:
         most = max(typos, key=lambda one: one.changed)
         where = f", most often in “{most.word}” ({most.changed} of {most.count})"
         return f"{said}{where if changed > 1 and len(typos) > 1 else ''}."
+
+    def _compared(self) -> str:
+        count = sum(one.differs for one in self.pairs)
+        said = f"{count} of {len(self.pairs)} pairs {'changes' if count == 1 else 'change'}"
+        if self.kind == EMBEDDING:
+            worst = min(self.pairs, key=lambda one: one.cosine)
+            took = f"{count} of {len(self.pairs)} pairs {'has' if count == 1 else 'have'} a cosine"
+            return f"{took} below {self.level:g}; the lowest is {worst.cosine:.3f}, with “{worst.changed}”."
+        return f"{said} the {'answer' if self.kind == CLASSES else 'next token'}."
 
     def _did(self, s: str) -> str:
         if self.kind == EMBEDDING:
@@ -199,11 +218,11 @@ def answers(
     radius: float = 1e-3,
     resolution: float = 1.04,
     level: float = LEVEL,
-    kept: Kept | None = None,
+    store: Store | None = None,
 ) -> Answers:
     """Run the typos of a text, then prove what moves of single vectors can do.
 
-    kept: where results are written down, and those of an earlier run are found.
+    store: keeps results, and has those of an earlier run.
 
     Examples:
         >>> from regard.decisions import Asked, answers
@@ -216,12 +235,12 @@ def answers(
         >>> 0 < word.proved <= word.attack
         True
     """
-    found = try_typos(asked, progress, level=level, kept=kept)
-    return prove_moves(asked, found, progress, radius=radius, resolution=resolution, kept=kept)
+    found = try_typos(asked, progress, level=level, store=store)
+    return prove_moves(asked, found, progress, radius=radius, resolution=resolution, store=store)
 
 
 def try_typos(
-    asked: Asked, progress: Progress | None = None, *, level: float = LEVEL, kept: Kept | None = None
+    asked: Asked, progress: Progress | None = None, *, level: float = LEVEL, store: Store | None = None
 ) -> Answers:
     """Run every one-letter typo of every word of a text; nothing is proved yet.
 
@@ -232,14 +251,15 @@ def try_typos(
     """
     label, margin = _label(asked)
     name = "" if asked.kind == EMBEDDING else asked.names(label)
-    typos = None if asked.run is None else _run_all(asked, level, kept, progress)
+    store = Store() if store is None else store
+    typos = None if asked.run is None else _run_all(asked, level, store, progress)
     return Answers(asked.kind, asked.name, asked.text, name, margin, typos, [], level=level)
 
 
-def _run_all(asked: Asked, level: float, kept: Kept | None, progress: Progress | None) -> list[Typos]:
-    known, ends = {} if kept is None else kept.found, dict(asked.spans)
+def _run_all(asked: Asked, level: float, store: Store, progress: Progress | None) -> list[Typos]:
+    ends = dict(asked.spans)
     others = misspellings(asked.text, asked.spans)
-    total = sum(len(words) for start, words in others.items() if f"typos {start}" not in known)
+    total = sum(len(words) for start, words in others.items() if f"typos-{start}" not in store)
     found, done, what = list[Typos](), 0, ""
 
     def ran(count: int) -> None:
@@ -249,14 +269,13 @@ def _run_all(asked: Asked, level: float, kept: Kept | None, progress: Progress |
             progress(what, done, total)
 
     for start, words in others.items():
-        if f"typos {start}" in known:
-            found.append(typos_from(known[f"typos {start}"]))
+        if (key := f"typos-{start}") in store:
+            found.append(typos_from(store.get(key)))
             continue
         what = f"typos of “{asked.text[start : ends[start]]}”"
         ran(0)
         found.append(run_typos(asked, start, words, level, ran))
-        if kept is not None:
-            kept.put(f"typos {start}", found[-1])
+        store.put(key, asdict(found[-1]))
     return found
 
 
@@ -267,7 +286,7 @@ def prove_moves(
     *,
     radius: float = 1e-3,
     resolution: float = 1.04,
-    kept: Kept | None = None,
+    store: Store | None = None,
 ) -> Answers:
     """Prove how far each token may move, or what a move by the radius can do to an embedding, and attack it.
 
@@ -279,15 +298,20 @@ def prove_moves(
     """
     if asked.refused:
         return replace(found, refused=asked.refused)
-    known, words = {} if kept is None else kept.found, list[WordAnswer]()
+    store, words = Store() if store is None else store, list[WordAnswer]()
     for done, place in enumerate(asked.moving):
         if progress is not None:
             progress(f"proofs, “{asked.words[place]}”", done, len(asked.moving))
-        name = f"word {place}"
-        words.append(WordAnswer(**known[name]) if name in known else _word(asked, place, radius, resolution))
-        if kept is not None and name not in known:
-            kept.put(name, words[-1])
+        if (key := f"word-{place}") not in store:
+            store.put(key, asdict(_word(asked, place, radius, resolution)))
+        words.append(_word_from(store.get(key)))
     return replace(found, words=words, spent=_spent(asked, words, radius), radius=radius)
+
+
+def _word_from(kept: dict[str, Any]) -> WordAnswer:
+    """A result from its JSON, where NaN is null and infinity a word."""
+    names = ("length", "proved", "attack", "distance")
+    return WordAnswer(**{**kept, **{name: number(kept[name]) for name in names}})
 
 
 def _label(asked: Asked) -> tuple[int, float]:

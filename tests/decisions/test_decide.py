@@ -3,7 +3,7 @@
 import json
 import math
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 from string import ascii_lowercase
 
 import pytest
@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import regard as r
 from regard.cli.application import application
-from regard.decisions import Typos, answers, loaded_on, shipped, shipped_on, try_typos
+from regard.decisions import Typos, answers, loaded_on, run_pairs, shipped, shipped_on, try_typos
 from regard.decisions.budget import Spent, blocks, budget
 from regard.decisions.depth_chart import depth_chart
 from regard.decisions.page import html
@@ -230,6 +230,10 @@ def test_the_command(tmp_path):
             ["--text", "./corpus.txt"],
             "the name of a file; give the texts in it with --text-file ./c",
         ),
+        (
+            ["--text", "a film", "--text", "a meal"],
+            "--text: is 2 texts, and typos are run of one; give one text",
+        ),
         (["--level", "1.5"], "--level"),
         (["--text", "word " * 40], "40 words"),
     ],
@@ -394,8 +398,9 @@ def test_a_model_that_computes_no_numbers_is_refused(tmp_path):
 
 def test_a_text_that_is_cut_is_said_to_be(tmp_path):
     directory = tiny(tmp_path, "BertModel", **SIZES, max_position_embeddings=4)
-    assert loaded_on(directory, "a warm film cold a warm").cut
-    assert not loaded_on(directory, "a warm").cut
+    asked = loaded_on(directory, "a warm")
+    assert asked.cuts("a warm film cold a warm")
+    assert not asked.cuts("a warm")
 
 
 def test_a_family_that_is_not_read_is_refused(tmp_path):
@@ -418,36 +423,42 @@ def test_a_model_that_computes_something_else_is_refused(tmp_path):
 
 def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch, found):
     """What was written down is not asked again, for the same question alone."""
+    from regard.audits.store import Store
     from regard.decisions import word_answers
-    from regard.decisions.kept import Kept, question_of
 
     asked = shipped_on(SENTENCE)
-    question = question_of(asked, 1e-3, 1.5, 0.9)
-    first = Kept(tmp_path, question)
+    first = Store(tmp_path / "units", {"MODEL": asked.identity()})
     for one in found.words[:2]:
-        first.put(f"word {one.place}", one)
+        first.put(f"word-{one.place}", asdict(one))
     for one in found.typos[:3]:
-        first.put(f"typos {one.start}", one)
+        first.put(f"typos-{one.start}", asdict(one))
     calls, runs, bars = [], [], []
-    asked = replace(asked, run=lambda texts: runs.extend(texts) or shipped_on(SENTENCE).run(texts))
+    again = replace(asked, run=lambda texts: runs.extend(texts) or shipped_on(SENTENCE).run(texts))
     monkeypatch.setattr(
         word_answers,
         "_word",
         lambda a, place, *more: calls.append(place) or replace(found.words[-1], place=place),
     )
-    again = answers(asked, lambda *shown: bars.append(shown), resolution=1.5, kept=Kept(tmp_path, question))
+    store = Store(tmp_path / "units", {"MODEL": again.identity()}, resume=True)
+    again = answers(again, lambda *shown: bars.append(shown), resolution=1.5, store=store)
     assert calls == asked.moving[2:]
     assert again.words[:2] == found.words[:2]
     assert again.typos == found.typos
     assert len(runs) == found.typos[3].count + 1
     assert bars[0] == ("typos of “dull”", 0, found.typos[3].count)
     assert ("typos of “dull”", found.typos[3].count, found.typos[3].count) in bars
-    assert Kept(tmp_path, question_of(asked, 1e-3, 1.25, 0.9)).found == {}
-    assert Kept(tmp_path, question_of(asked, 1e-3, 1.5, 0.8)).found == {}
-    (tmp_path / ".words.json").write_text("{")
-    assert Kept(tmp_path, question).found == {}
-    first.remove()
-    assert not (tmp_path / ".words.json").exists()
+    assert shipped_on("the soup was good .").identity() != asked.identity()
+
+
+def test_what_has_no_number_is_kept_as_it_is(monkeypatch, found):
+    """A result passes through JSON, which has no infinity and no NaN."""
+    from regard.decisions import word_answers
+
+    open_ = replace(found.words[0], attack=math.inf, distance=math.nan)
+    monkeypatch.setattr(word_answers, "_word", lambda a, place, *more: replace(open_, place=place))
+    again = answers(shipped_on("good"), resolution=1.5)
+    assert again.words[0].attack == math.inf
+    assert math.isnan(again.words[0].distance)
 
 
 def test_a_command_that_is_stopped_says_what_it_kept(tmp_path, monkeypatch, found):
@@ -462,12 +473,73 @@ def test_a_command_that_is_stopped_says_what_it_kept(tmp_path, monkeypatch, foun
     monkeypatch.setattr(word_answers, "_word", stop)
     ran = CliRunner().invoke(application(), command)
     assert ran.exit_code == 130
-    assert "stopped; 5 results are kept" in ran.output.replace("\n", " ")
+    assert "stopped; 5 results kept: the same command with --resume continues" in " ".join(ran.output.split())
     assert "Yes: " in ran.output  # what was run is shown before the proofs begin
-    monkeypatch.setattr(word_answers, "_word", lambda a, place, *more: replace(found.words[0], place=place))
-    ran = CliRunner().invoke(application(), command)
-    assert ran.exit_code == 0
-    assert "5 results are known from an earlier run" in ran.output.replace("\n", " ")
+    ran = CliRunner().invoke(application(), [*command, "--resume", "--level", "0.5"])
+    assert "(changed: --level)" in str(ran.exception)
+    places = []
+    monkeypatch.setattr(
+        word_answers,
+        "_word",
+        lambda a, place, *more: places.append(place) or replace(found.words[0], place=place),
+    )
+    ran = CliRunner().invoke(application(), [*command, "--resume"])
+    assert (ran.exit_code, places) == (0, [2, 3, 4])
+    assert not (tmp_path / "out" / ".units").exists()
+
+
+def test_pairs_are_run_in_the_measure_of_the_model(tmp_path, monkeypatch):
+    """The same as running both texts alone; in the table, in JSON and on the page."""
+    monkeypatch.chdir(tmp_path)
+    texts = [("the soup was good", "the soup was dull"), ("we loved it", "we <b> loved it")]
+    (tmp_path / "pairs.tsv").write_text("".join(f"{one}\t{other}\n" for one, other in texts))
+    ran = CliRunner().invoke(application(), ["decide", "--pairs", "pairs.tsv"])
+    assert ran.exit_code == 0, ran.output
+    assert "1 of 2 pairs changes the answer." in ran.output
+    assert "positive → negative" in ran.output
+    data = json.loads((tmp_path / "decide" / "decide.json").read_text())
+    assert [one["differs"] for one in data["pairs"]] == [True, False]
+    assert (data["pairs"][0]["before"], data["pairs"][0]["after"]) == ("positive", "negative")
+    assert (data["typos"], data["words"], data["text"]) == (None, [], "")
+    page = (tmp_path / "decide" / "decide.html").read_text()
+    assert "<h1><bdi>2 pairs of texts</bdi></h1>" in page
+    assert "we &lt;b&gt; loved it" in page
+    asked = ("--pairs", "pairs.tsv", "--text", "we loved it", "--resolution", "4", "--json")
+    data = json.loads(CliRunner().invoke(application(), ["decide", *asked]).stdout)
+    assert len(data["pairs"]) == 2
+    assert len(data["typos"]) == len(data["words"]) == 3
+    assert data == json.loads((tmp_path / "decide" / "decide.json").read_text())
+
+
+def test_pairs_of_an_embedding_are_cosines(tmp_path):
+    import transformers
+
+    directory = tiny(tmp_path, "BertModel", letters=True, **{**SIZES, "initializer_range": 0.5})
+    (one,) = run_pairs(loaded_on(directory, "on it"), [("on it", "no its")], level=0.8)
+    model = transformers.BertModel.from_pretrained(directory).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+
+    def mean(text):
+        with torch.no_grad():
+            return model(torch.tensor([tokenizer(text)["input_ids"]])).last_hidden_state[0].mean(0)
+
+    assert one.cosine == pytest.approx(
+        float(torch.cosine_similarity(mean("on it"), mean("no its"), dim=0)), abs=1e-5
+    )
+    assert one.differs == (one.cosine < 0.8)
+    assert one.shown == f"cosine {one.cosine:.3f}"
+
+
+def test_a_page_of_another_model_is_not_overwritten(tmp_path):
+    """The first has the name of the second in another place."""
+    command = ["--text", "a warm", "--resolution", "100", "--out", str(tmp_path / "out")]
+    first, second = (tiny(tmp_path / name / "model", "BertModel", **SIZES) for name in ("a", "b"))
+    assert CliRunner().invoke(application(), ["decide", first, *command]).exit_code == 0
+    before = (tmp_path / "out" / "decide.json").read_bytes()
+    ran = CliRunner().invoke(application(), ["decide", second, *command])
+    assert "holds the report of another model (model); give another directory" in str(ran.exception)
+    assert (tmp_path / "out" / "decide.json").read_bytes() == before
+    assert CliRunner().invoke(application(), ["decide", first, *command]).exit_code == 0
 
 
 def test_random_is_not_used_by_the_grammar():
