@@ -246,7 +246,7 @@ def test_the_time_is_predicted_from_a_few_heads(decoder, tmp_path):
     start = time.perf_counter()
     choosing.run("tiny")
     taken = time.perf_counter() - start
-    assert taken / 5 < seconds < 5 * taken
+    assert taken / 10 < seconds < 10 * taken
     assert choosing.predicted() == 0
     assert Choosing(_model("mistral", sliding_window=8), Text("", _ids()), error=0.1).predicted() is None
 
