@@ -17,6 +17,7 @@ _command.quiet_interrupts()  # before torch is imported, which takes a second
 
 from regard import (
     attention,
+    audits,
     certificate,
     compression,
     compute,
@@ -96,10 +97,15 @@ from regard.transport import wasserstein
 __version__ = "0.2.0"
 
 _LAZY = ("callbacks", "hf", "nn", "plot", "testing", "training")
-"""There when they are asked for, and costing nothing before."""
+"""Modules that are imported when they are first used."""
+_LISTED = ("engines", "errors", "maps", *_LAZY)
+"""Modules that `dir(regard)` lists: those that are used as regard.maps.Residual. Every other module is an
+attribute too, and is not listed, as most have a public function or class of nearly the same name.
+"""
 
 _MODULES = (
     attention,
+    audits,
     certificate,
     domains,
     engines,
@@ -126,7 +132,7 @@ _MODULES = (
     dynamics,
     proofs,
 )
-"""Where everything is that is not here."""
+"""Modules whose public names an AttributeError points to."""
 
 
 def __getattr__(name: str) -> _Any:
@@ -143,6 +149,11 @@ def __getattr__(name: str) -> _Any:
         ):
             raise AttributeError(f"regard.{name} is {module.__name__}.{name}")
     raise AttributeError(f"module 'regard' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names and the modules that are used by name: what tab completion offers."""
+    return sorted({*__all__, *_LISTED, "__version__"})
 
 
 __all__ = [

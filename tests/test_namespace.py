@@ -4,6 +4,8 @@ and what is asked for in the wrong place is pointed to.
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import pytest
 
 import regard
@@ -25,9 +27,31 @@ def test_every_flat_name_is_there_once() -> None:
     assert all(name in vars(regard) for name in regard.__all__)
 
 
+def test_completion_offers_the_public_names_and_the_modules_used_by_name() -> None:
+    """Nothing of another package, no private name, and no module whose name differs from a public name by its
+    ending.
+    """
+    shown = {name: getattr(regard, name) for name in dir(regard)}
+    modules = {name for name, found in shown.items() if isinstance(found, ModuleType)}
+    assert set(shown) - modules == {*regard.__all__, "__version__"}
+    assert modules >= {"errors", "maps", "nn", "hf", "plot"}
+    assert all(shown[name].__name__ == f"regard.{name}" for name in modules)
+    assert len(shown) <= 90
+    words = {name.casefold().rstrip("s") for name in regard.__all__}
+    assert not {name for name in modules if name.rstrip("s") in words}
+
+
+def test_modules_that_completion_leaves_out_are_still_attributes() -> None:
+    for name in ("proofs", "potentials", "costs", "domains", "audits"):
+        assert name not in dir(regard)
+        assert getattr(regard, name).__name__ == f"regard.{name}"
+
+
 @pytest.mark.parametrize(
     ("name", "home"),
     [
+        ("Residual", "regard.maps"),
+        ("Report", "regard.audits"),
         ("Affine", "regard.maps"),
         ("Domain", "regard.domains"),
         ("SequenceNorm", "regard.norms"),

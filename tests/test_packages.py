@@ -55,15 +55,3 @@ def test_verbs_and_modules_live_together() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
-
-
-def test_what_regard_shows_is_its_own() -> None:
-    """No name of another module is in dir(regard)."""
-    shown = {name: getattr(regard, name) for name in dir(regard) if not name.startswith("_")}
-    strangers = {
-        name
-        for name, found in shown.items()
-        if name not in regard.__all__
-        and not (isinstance(found, ModuleType) and found.__name__.startswith("regard."))
-    }
-    assert not strangers

@@ -16,19 +16,19 @@ from regard.audits.words import inputs_named
 from regard.audits.yardstick import compared
 
 MAIN = {
-    "expansion": "Most amplified word change (distance of the tokens after the network over before)",
+    "expansion": "Most amplified {unit} change (distance of the tokens after the network over before)",
     "network_constant": "End-to-end gain for a small change of the input",
     "attention_branch_constant": "Largest attention gain, including its norm",
     "head_branch_constant": "Largest head gain, including its norm",
     "mlp_branch_constant": "Largest MLP gain, including its norm",
     "block_constant": "Largest block gain, including norms and residual connections",
     "largest_logit": "Largest score before a softmax",
-    "word_deviation": "Largest attention gain for a 1 % move of one word",
+    "word_deviation": "Largest attention gain for a 1 % move of one token",
     "ball_bound": "Largest head gain for all inputs whose tokens stay in the ball that these fill",
     "qk_norm": "Largest QK norm (how fast the scores of a head can grow with its tokens)",
     "ov_norm": "Largest OV norm (how strongly the content of a key enters the output)",
 }
-"""The columns that say most, and what to call the largest number of each."""
+"""The columns that say most, and what to call the largest number of each; unit: what was changed in texts."""
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -96,7 +96,7 @@ def figures(report: Report) -> list[Figure]:
     """The main numbers that a report has, the most telling first, and of the parts of a layer the largest."""
     every = ((words, report.column(name), report.ranked(name)) for name, words in MAIN.items())
     found = [
-        Figure(words, column, ranked[0], report)
+        Figure(words.format(unit=report.unit), column, ranked[0], report)
         for words, column, ranked in every
         if column is not None and ranked
     ]

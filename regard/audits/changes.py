@@ -59,6 +59,11 @@ class Reading:
         """The tokens of a text, cut to what the model takes."""
         return list(self.tokenizer(text, verbose=False, **_cut(self.longest))["input_ids"])
 
+    def knows(self, other: str) -> bool:
+        """Whether another text has no more unknown tokens than this one."""
+        unknown: Any = getattr(self.tokenizer, "unk_token_id", None)
+        return unknown is None or self.ids(other).count(unknown) <= self.ids(self.text).count(unknown)
+
     def letters(self, unit: Unit) -> str:
         """The text of a unit."""
         return self.text[unit.start : unit.end]
@@ -82,14 +87,16 @@ def _letters(character: str) -> int:
 
 def typo(reading: Reading, unit: Unit) -> str | None:
     """Two neighboring letters change places, in the middle of the unit if they differ there; those of a unit
-    of one letter are it and the next one.
+    of one letter are it and the next one. Where a text has no words, no typo adds an unknown token.
     """
     text, middle = reading.text, (unit.start + unit.end) // 2
     inside = sorted(range(unit.start, unit.end - 1), key=lambda at: abs(at - middle))
     for at in [*inside, unit.end - 1]:
         pair = text[at : at + 2]
         if len(pair) == 2 and pair.replace("_", "a").isalnum() and pair[0] != pair[1]:
-            return text[:at] + pair[::-1] + text[at + 2 :]
+            other = text[:at] + pair[::-1] + text[at + 2 :]
+            if reading.kind == "word" or reading.knows(other):
+                return other
     return None
 
 

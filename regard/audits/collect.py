@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from regard._written import number
 from regard.audits.checks.base import HEAD, LAYER, STACK, Column
 from regard.audits.report import DECLARED, OBSERVED, Coverage, InputEntry, Report, Row, Skipped
+from regard.audits.store import fingerprint
 
 if TYPE_CHECKING:
     from torch import nn
@@ -62,9 +63,12 @@ def collect(run: Measured, partial: str) -> Report:
         settings={
             "checks": [check.name for check in run.checks],
             "arithmetic": str(_arithmetic(run)),
+            "quick": [check.name for check in run.checks if check.is_quick],
+            "thorough": bool(getattr(run, "thorough", False)),
             "radius": _decision_seconds(run),
             "seed": run.seed,
-            "seconds": getattr(run, "seconds", None),
+            "every_word": bool(getattr(run, "every_word", False)),
+            "pairs": fingerprint(list(run.pairs)) if getattr(run, "pairs", ()) else "",
         },
         partial=partial,
         inputs=[_entry(item) for item in run.inputs],
@@ -198,8 +202,10 @@ class _Gathering:
             for check, answer in results.items():
                 if answer.get("table") is not None and (where in covered or not where):
                     found.setdefault(check, []).append({"site": where, "input": index, **answer["table"]})
-        pairs = self.run.store.get(PAIRS)
-        return found if pairs is None else {**found, "pairs": [{"site": "", "input": None, **pairs}]}
+        pairs = self.run.store.get(PAIRS) or {}
+        if "reason" in pairs:
+            self.skipped.append(Skipped("pairs", "", None, pairs["reason"]))
+        return {**found, "pairs": [{"site": "", "input": None, **pairs}]} if "changes" in pairs else found
 
 
 def _place(found: Any, column: Column, where: str, index: int | None, value: Any, inputs: int) -> None:

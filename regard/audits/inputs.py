@@ -95,6 +95,14 @@ def _pair(where: str, line: str) -> tuple[str, str]:
     return sides[0], sides[1]
 
 
+def refuse_file_names(items: Sequence[Any]) -> None:
+    """Refuse a text that is the name of a file, whose words nobody wants to be audited."""
+    for item in items:
+        if isinstance(item, str) and os.path.isfile(item):
+            remedy = f"give its texts, such as pathlib.Path({item!r}).read_text().splitlines()"
+            raise ArgumentError("inputs", f"have {item!r}, the name of a file", remedy)
+
+
 def read_file(path: Path, option: str = "--text-file") -> str:
     """The text in a UTF-8 file; a file without any is refused. option: what errors name."""
     try:
@@ -145,7 +153,7 @@ def inputs_of(model: nn.Module, items: Sequence[Any], tokenizer: Any) -> list[In
         for given, text in _options(model, item, tokenizer, position):
             options, padded = without_padding(given, len(found))
             names = _tokens(options, tokenizer)
-            encode = None if text is None else (lambda other: _encode(model, tokenizer, other))
+            encode = None if text is None else (lambda other: encoded(model, tokenizer, other))
             reading = None if text is None else Reading.of(text, tokenizer, longest(model, tokenizer))
             cut = (
                 text is not None
@@ -164,7 +172,7 @@ def inputs_of(model: nn.Module, items: Sequence[Any], tokenizer: Any) -> list[In
                     encode,
                     cut,
                     unknown,
-                    repair=repair_of(tokenizer, text) if text is not None and unknown > UNKNOWN else "",
+                    repair=_repair(item, tokenizer, text, unknown),
                     random=isinstance(item, RandomTokens),
                     padded=padded,
                 )
@@ -172,11 +180,18 @@ def inputs_of(model: nn.Module, items: Sequence[Any], tokenizer: Any) -> list[In
     return found
 
 
+def _repair(item: Any, tokenizer: Any, text: str | None, unknown: float) -> str:
+    """What makes the tokenizer know a text, or read one at all where tokens had to be drawn."""
+    if isinstance(item, RandomTokens):
+        return LOWER_CASED if tokenizer is not None and loses_capitals(tokenizer) else ""
+    return repair_of(tokenizer, text) if text is not None and unknown > UNKNOWN else ""
+
+
 def notes_on(inputs: Sequence[Input], tokenizer: Any) -> list[str]:
     """What is wrong with how a tokenizer reads these inputs, with the repair; each repair once."""
     worst: dict[str, Input] = {}
     for item in sorted(inputs, key=lambda item: item.unknown):
-        if item.repair:
+        if item.repair and not item.random:
             worst[item.repair] = item
     found = [
         f"{round(100 * item.unknown)} % of the tokens of text {item.index + 1} are unknown to the tokenizer: "
@@ -196,7 +211,7 @@ def _options(
         if not item.strip():
             raise ArgumentError("inputs", f"text {position + 1} is empty", "remove it or write something")
         text = beginning(tokenizer, refuse_halves("inputs", item), longest(model, tokenizer))
-        return [(_encode(model, tokenizer, text), text)]
+        return [(encoded(model, tokenizer, text), text)]
     named = _by_name(model, item, position)
     _one_sequence(model, named)
     return [(options, None) for options in _separate(named, _device(model), _time_first(model))]
@@ -249,7 +264,7 @@ def _one_sequence(model: nn.Module, item: dict[str, Any]) -> None:
         )
 
 
-def _encode(model: nn.Module, tokenizer: Any, text: str) -> dict[str, Any]:
+def encoded(model: nn.Module, tokenizer: Any, text: str) -> dict[str, Any]:
     """A single text needs no padding and so no mask;
     an encoder-decoder model is given the text on both sides, shifted by one.
     """

@@ -7,6 +7,7 @@ import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,11 @@ from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
     from regard.audits.findings import Finding
+    from regard.audits.gate import Gate
 
 SCHEMA = 6
+TOLERANCE = 0.05
+"""How much worse than in a baseline a number may be, as a share of it."""
 DECLARED, OBSERVED = "declared", "observed"
 """How a layer is covered: as a declaration that was checked against the module, or as what it was seen to
 compute.
@@ -122,6 +126,12 @@ class Report:
     def random_tokens(self) -> bool:
         """Whether inputs are random tokens, as the tokenizer knows none of the included texts."""
         return any(entry.random for entry in self.inputs)
+
+    @property
+    def unit(self) -> str:
+        """What was changed in the texts: words, or tokens where no text has words (residues, atoms)."""
+        found = {table["unit"] for table in self.tables.get("words", [])}
+        return "token" if found == {"token"} else "word"
 
     @property
     def name(self) -> str:
@@ -230,6 +240,22 @@ class Report:
         from regard.audits.findings import findings
 
         return findings(self)
+
+    def gate(
+        self,
+        conditions: str | Sequence[str] = (),
+        baseline: Report | str | PathLike[str] | None = None,
+        tolerance: float = TOLERANCE,
+    ) -> Gate:
+        """Why this report fails, one sentence for each reason, and what could not be decided.
+
+        conditions: such as "words.expansion>3": the report fails where the worst row fulfils one, or where
+        the column has no number. baseline: an earlier report of the same architecture, or its file; the
+        report fails where a number is worse by more than the tolerance, a share of the earlier number.
+        """
+        from regard.audits.gate import gate_of
+
+        return gate_of(self, conditions, baseline, tolerance)
 
     def save(self, directory: str | Path) -> list[Path]:
         """Write report.json, report.html and card.md, all of them or none."""

@@ -24,10 +24,11 @@ from regard.audits.answers import answer, input_key, site_key, weights_key
 from regard.audits.calling import path_and_turn
 from regard.audits.checks import Check
 from regard.audits.checks import checks as all_checks
-from regard.audits.checks.base import Measurable, Scene, Weights
-from regard.audits.collect import TWIN, collect
+from regard.audits.checks.base import Measurable, Result, Scene, Weights
+from regard.audits.checks.changed_words import compared_pairs
+from regard.audits.collect import PAIRS, TWIN, collect
 from regard.audits.failure import failure
-from regard.audits.inputs import Input, check_pairs, inputs_of, notes_on
+from regard.audits.inputs import Input, check_pairs, encoded, inputs_of, notes_on, refuse_file_names
 from regard.audits.memory import give_back
 from regard.audits.noticing import (
     Noticed,
@@ -82,9 +83,9 @@ def audit(
     name: str | None = None,
     twin: bool = False,
     thorough: bool = False,
+    every_word: bool = False,
     pairs: Sequence[tuple[str, str]] = (),
     seed: int = 0,
-    every_word: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """Measure the attention of a model on these inputs: texts (with a tokenizer) or keyword arguments of the
@@ -107,24 +108,15 @@ def audit(
     """
     several: Any = [inputs] if isinstance(inputs, (str, Mapping, Tensor)) else inputs
     headed = not isinstance(model, nn.Module)
+    refuse_file_names(several)
     if not isinstance(model, nn.Module):
         reads = tokenizer is None and any(isinstance(item, str) for item in several)
         model, own, called = _loaded(model, checks, reads)
         tokenizer, name = own if reads else tokenizer, called if name is None else name
     name = "model" if name is None else name
-    run = Audit(
-        model,
-        several,
-        tokenizer=tokenizer,
-        checks=checks,
-        name=name,
-        twin=twin,
-        thorough=thorough,
-        pairs=pairs,
-        seed=seed,
-        every_word=every_word,
-        headed=headed,
-    )
+    how: dict[str, Any] = {"thorough": thorough, "every_word": every_word, "pairs": pairs, "headed": headed}
+    how |= {"twin": twin, "seed": seed}
+    run = Audit(model, several, tokenizer=tokenizer, checks=checks, name=name, **how)
     for note in notes_on(run.inputs, tokenizer):
         warnings.warn(note, stacklevel=2)
     run.measure(progress)
@@ -172,13 +164,13 @@ class Audit:
         store: Store | None = None,
         twin: bool = False,
         thorough: bool = False,
-        pairs: Sequence[tuple[str, str]] = (),
-        seed: int = 0,
         every_word: bool = False,
         headed: bool = False,
+        pairs: Sequence[tuple[str, str]] = (),
+        seed: int = 0,
     ) -> None:
-        self.thorough, self.every_word = thorough, every_word
-        self.seed, self.pairs = seed, check_pairs(pairs, tokenizer)
+        self.thorough, self.every_word, self.seed = thorough, every_word, seed
+        self.tokenizer, self.pairs = tokenizer, check_pairs(pairs, tokenizer)
         self.checks = _check_all(checks)
         self.name, self.store = name, Store() if store is None else store
         self.disk: OnDisk | None = None if isinstance(model, nn.Module) else model
@@ -256,6 +248,8 @@ class Audit:
                 work = partial(self._site, item, place, scenes)
                 steps.append(Step(f"{where}, {place.name}", site_key(item, place), work))
             steps.append(Step(f"{where}, whole", input_key(item), partial(self._whole, item, scenes)))
+        if self.pairs:
+            steps.append(Step("pairs of texts", PAIRS, self._pairs))
         if self.twin:
             steps.append(Step("the same architecture with random weights", TWIN, self._twin))
         return [step._replace(seed=self.seed) for step in steps]
@@ -376,6 +370,16 @@ class Audit:
                 for options in (padded.given, item.options)
             )
         return answered_otherwise(padded.kept, given, alone)
+
+    def _pairs(self) -> None:
+        """Compare the answers to the pairs of texts that the user gave."""
+        if self.disk is not None:
+            self.store.put(PAIRS, {"reason": BLOCKWISE})
+            return
+        model = self.model if self.head is None else self.head
+        encode = partial(encoded, model, self.tokenizer)
+        found = answer(lambda: Result(table=compared_pairs(model, self.tokenizer, self.pairs, encode)))
+        self.store.put(PAIRS, found.get("table", found))
 
     def _twin(self) -> None:
         """What the columns are with random weights, on the first input."""

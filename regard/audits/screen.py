@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from regard._durations import spoken_time
 from regard.audits.card import three_digits
 from regard.audits.checks.base import HEAD, MEASURED, PROVED, RUN
 from regard.audits.findings import ALARMING, NOTABLE, NOTE, findings
@@ -85,15 +84,14 @@ def screen(report: Report) -> Screen:
 
 
 def facts(report: Report) -> tuple[str, ...]:
-    """The size of the model, the number of inputs, and the time that the audit took."""
+    """The size of the model and the number of inputs."""
     heads, layers = sum(entry.heads for entry in report.coverage), len(report.coverage)
     found = [f"{_millions(report.model['parameters'])} parameters"] if "parameters" in report.model else []
     found.append(f"{layers} attention {counted(layers, 'layer')}, {heads} {counted(heads, 'head')}")
     texts = "text" if report.tables.get("words") else "input"
     inputs = len(report.inputs)
     found.append(f"{inputs} {counted(inputs, texts)}" if inputs else "weights alone")
-    seconds = report.settings.get("seconds")
-    return (*found, *([spoken_time(seconds)] if seconds is not None else []))
+    return tuple(found)
 
 
 def _millions(count: int) -> str:
@@ -139,9 +137,9 @@ def _changed_verdict(report: Report) -> str:
     measure, entries = _entries(report)
     if measure == EMBEDDING:
         low = sum(entry["cosine"] < CHANGED for entry in entries)
-        return f"Of {len(entries):,} changed words, {low:,} take the cosine below {CHANGED:g}."
+        return f"Of {len(entries):,} changed {report.unit}s, {low:,} take the cosine below {CHANGED:g}."
     count, what = sum(entry["changed"] for entry in entries), "label" if measure == CLASSES else "next token"
-    return f"Of {len(entries):,} changed words, {count:,} change the {what}."
+    return f"Of {len(entries):,} changed {report.unit}s, {count:,} change the {what}."
 
 
 def _actions(report: Report) -> tuple[str, ...]:
@@ -179,7 +177,9 @@ def _changed(report: Report) -> Iterator[Block]:
         measure = pairs["measure"]
         lines.append(_change_line(report, "your pairs", measure, pairs["changes"]))
     if lines:
-        yield Block("A changed word", RUN, _how(report, tables, measure), HEADINGS[measure], tuple(lines))
+        yield Block(
+            f"A changed {report.unit}", RUN, _how(report, tables, measure), HEADINGS[measure], tuple(lines)
+        )
 
 
 HEADINGS = {
@@ -201,7 +201,11 @@ def _how(report: Report, tables: Sequence[dict[str, Any]], measure: str) -> str:
     changes = sum(len(table["changes"]) for table in tables)
     words, possible = (sum(table[name] for table in tables) for name in ("words", "possible"))
     of = f"{len(tables)} of {len(report.inputs)} {counted(len(report.inputs), 'text')}"
-    sample = "" if words == possible else f" (a sample of {words:,} of {possible:,} words; --every-word: all)"
+    sample = (
+        ""
+        if words == possible
+        else f" (a sample of {words:,} of {possible:,} {report.unit}s; --every-word: all)"
+    )
     return f"{changes:,} changes in {of}{sample}; {MEASURES[measure]}"
 
 

@@ -115,13 +115,19 @@ def _words(report: Report) -> Sentence | None:
     measure = tables[0]["measure"]
     if measure == CLASSES:
         changed = sum(entry["changed"] for _, entry in entries)
-        found = say("{changed} of {count} changed words flip the label.", changed=changed, count=len(entries))
+        found = say(
+            "{changed} of {count} changed " + report.unit + "s flip the label.",
+            changed=changed,
+            count=len(entries),
+        )
         return found + _radius_hint(report)
     key, sign = ("cosine", -1) if measure == EMBEDDING else ("divergence", 1)
     _, worst = max(entries, key=lambda pair: sign * pair[1][key])
     what = "it takes the cosine to" if measure == EMBEDDING else "the KL of the next token is"
     found = say(
-        "Of {count} changed words in {texts} of {inputs} "
+        "Of {count} changed "
+        + report.unit
+        + "s in {texts} of {inputs} "
         + counted(len(report.inputs), "input")
         + ", the {kind} of “{word}” changes the answer most; "
         + what
@@ -351,9 +357,11 @@ def _alarm(report: Report) -> Sentence | None:
     if not report.measured:
         return say("Nothing was measured, so nothing can be said about this model.")
     if report.random_tokens:
+        repair = next((entry.repair for entry in report.inputs if entry.repair), "")
         return say(
             "The tokenizer knows none of the included texts, so the inputs are random tokens of its "
-            "vocabulary and no finding is an alarm. Give texts of its kind with --text."
+            "vocabulary and no finding is an alarm. {remedy}.",
+            remedy=repair[:1].upper() + repair[1:] if repair else "Give texts of its kind with --text",
         )
     alarming = [finding for finding in findings(report) if finding.level == ALARMING]
     parts = [Sentence(one.what, one.numbers, one.names) for one in alarming]

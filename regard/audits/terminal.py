@@ -27,9 +27,10 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from regard._durations import spoken_time
 from regard._printable import printable
 from regard.audits.checks import Check, Column
-from regard.audits.checks.base import HEAD, STACK
+from regard.audits.checks.base import HEAD, STACK, STATUSES
 from regard.audits.compare import Comparison
 from regard.audits.findings import ALARMING, NOTABLE, NOTE
 from regard.audits.report import Report, Row
@@ -184,10 +185,14 @@ def part(done: int, sizes: Sequence[int]) -> tuple[int, int, int]:
     return len(sizes), 0, 0
 
 
-def show(report: Report, paths: Sequence[Path], console: Console) -> None:
-    """The first screen of a report, a table of layers where only weights were read, and where the rest is."""
+def show(report: Report, paths: Sequence[Path], console: Console, seconds: float | None = None) -> None:
+    """The first screen of a report, a table of layers where only weights were read, and where the rest is.
+
+    seconds: how long the audit took. It is not part of the report, which is the same in every run.
+    """
     found = screen(report)
-    say(console, "   ".join([report.name, *found.facts]), "bold")
+    time_taken = [] if seconds is None else [spoken_time(seconds)]
+    say(console, "   ".join([report.name, *found.facts, *time_taken]), "bold")
     if report.partial:
         say(console, f"Partial: {report.partial}.", STYLES[NOTABLE])
     say(console, "")
@@ -299,6 +304,7 @@ def layer_table(report: Report, width: int) -> tuple[Table, list[Column]]:
     table = Table(
         title="Median over the heads of each layer (the head to look at first: its value)",
         title_justify="left",
+        caption_justify="left",
     )
     cells = {column: [_cell(column, rows) for rows in own] for column in columns}
     left = width - len("layer") - BORDER - 1
@@ -315,9 +321,16 @@ def layer_table(report: Report, width: int) -> tuple[Table, list[Column]]:
         title = textwrap.fill(column.title, needed - BORDER, break_long_words=False)
         table.add_column(Text(title), justify="right", no_wrap=True)
         shown.append(cells[column])
+    table.caption = _statuses([column for column in columns if column not in hidden])
     for line in zip(*shown, strict=True):
         table.add_row(*line)
     return table, hidden
+
+
+def _statuses(columns: Sequence[Column]) -> str:
+    """Where the numbers of columns are from: which are run, measured, searched or proved."""
+    titles = {kind: [column.title for column in columns if column.kind == kind] for kind in STATUSES}
+    return " ".join(f"{kind.capitalize()}: {', '.join(own)}." for kind, own in titles.items() if own)
 
 
 def _needed(texts: Sequence[str]) -> int:

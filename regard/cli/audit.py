@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from regard.cli.options import (
     Seed,
     Text,
     TextFile,
+    announce,
     open_page,
     print_json,
 )
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from regard.audits.checkpoint import Checkpoint
     from regard.audits.checks import Check
     from regard.audits.fleet import Team
+    from regard.audits.gate import Gate
+    from regard.audits.report import Report
     from regard.audits.run import Audit
     from regard.audits.streaming import StreamedAudit
     from regard.audits.weights import WeightAudit
@@ -41,6 +45,8 @@ if TYPE_CHECKING:
 
 STOPPED = 130
 """The exit status of a process that was interrupted."""
+ORIGINALS = 10
+"""Where pairs are given and no texts, at most so many of their originals are audited."""
 UNITS = ".units"
 """Where results are kept below --out."""
 UNREAD = "the tokenizer does not know words: the included {} are audited instead of sentences"
@@ -76,11 +82,15 @@ Examples
   regard audit ./big-model --processes 4           four processes, one report
   torchrun --nproc-per-node 4 -m regard audit ./big-model
                                                    over several machines, too
+  regard audit ./my-model --fail-if "words.expansion>3"
+                                                   status 1 where that is so
+  regard audit ./my-model --baseline old/report.json
+                                                   status 1 where it got worse
 
 \b
 Exit status
-  0 done   1 nothing could be measured   2 wrong arguments or files
-  130 stopped by Ctrl-C, with a partial report
+  0 done   1 nothing could be measured, or --fail-if or --baseline fails (one line on stderr for each reason)
+  2 wrong arguments or files   130 stopped by Ctrl-C, with a partial report
 """
 
 
@@ -105,7 +115,8 @@ def audit(
         typer.Option("--thorough", help="Prove on long texts too; takes hours."),
     ] = False,
     every_word: Annotated[
-        bool, typer.Option("--every-word", help="Change every word of the texts, and not a sample.")
+        bool,
+        typer.Option("--every-word", help="Change every word of the texts, instead of a sample of a text."),
     ] = False,
     weights_only: Annotated[
         bool, typer.Option("--weights-only", help="Read the weights of one layer at a time; no texts.")
@@ -129,6 +140,29 @@ def audit(
     processes: Annotated[
         int, typer.Option("--processes", metavar="N", help="Number of processes on this machine.")
     ] = 1,
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CONDITION",
+            help="Exit status 1 where the worst number of CHECK.COLUMN fulfils this, or where there is no "
+            'number: "words.expansion>3"; may be repeated.',
+            show_default=False,
+        ),
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="REPORT",
+            help="Exit status 1 where a number is worse than in this report of the same texts and checks.",
+            show_default=False,
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE", help="How much worse than in the baseline a number may be.", show_default="0.05"
+        ),
+    ] = None,
     device: Device = "cpu",
     seed: Seed = None,
     resume: Resume = False,
@@ -148,6 +182,7 @@ def audit(
         refuse_processes(processes, team)
         texts = read_texts(text or [], text_file or [])
         changes = [] if pairs is None else read_pairs(pairs)
+        texts = texts or list(dict.fromkeys(original for original, _ in changes))[:ORIGINALS]
         of_texts = {"--text": bool(text), "--text-file": bool(text_file), "--pairs": bool(changes)}
         of_time = {"--twin": bool(twin), "--thorough": thorough, "--every-word": every_word}
         _refuse_with("--weights-only, which reads no texts", weights_only, {**of_texts, **of_time})
@@ -157,6 +192,7 @@ def audit(
         if weights_only and low_memory is not None:
             found = "is given, and --weights-only reads one layer at a time anyway"
             raise ArgumentError("--low-memory", found, "leave it out")
+        judge = _judge(fail_if or [], baseline, tolerance, asked)
         way = Way(
             default_directory("audit", _listed(model)) if out is None else out,
             device_of(device),
@@ -168,9 +204,10 @@ def audit(
             False if quick else twin,
             thorough,
             quick,
-            every_word,
             json_,
             open_,
+            judge,
+            every_word,
         )
         code = _do(model, texts, asked, way, processes, team)
     if code:
@@ -234,9 +271,27 @@ class Way:
     twin: bool | None = False
     thorough: bool = False
     quick: bool = False
-    every_word: bool = False
     json_: bool = False
     open_: bool = False
+    judge: Callable[[Report], Gate] | None = None
+    every_word: bool = False
+
+
+def _judge(
+    texts: list[str], baseline: Path | None, tolerance: float | None, asked: list[Check]
+) -> Callable[[Report], Gate]:
+    """What decides whether a report passes; its arguments are checked here, before a model is loaded."""
+    from regard.audits.compare import read
+    from regard.audits.gate import check_tolerance, conditions, gate
+    from regard.audits.report import TOLERANCE
+
+    if tolerance is not None and baseline is None:
+        raise ArgumentError("--tolerance", "is given without --baseline", "leave it out")
+    share = TOLERANCE if tolerance is None else tolerance
+    check_tolerance(share, "--tolerance")
+    found = conditions(texts, asked, "--fail-if")
+    before = None if baseline is None else read(baseline, "--baseline")
+    return lambda report: gate(report, found, before, share)
 
 
 def find_checks(names: str | None, alone: bool) -> list[Check]:
@@ -271,6 +326,7 @@ def _single(model: str | None, texts: list[str], asked: list[Check], way: Way, t
     from regard.audits import terminal
     from regard.audits.owning import succession
 
+    started = time.monotonic()
     run, subject = _run(model, texts, asked, way)
     team.agree(subject)
     run.store = team.open_store(way.out / UNITS, subject, way.resume)
@@ -278,10 +334,11 @@ def _single(model: str | None, texts: list[str], asked: list[Check], way: Way, t
         terminal.say(terminal.messages(), succession(run.store.predecessor, way.resume))
     stopped = _measure(run, way, team)
     code = team.await_report(STOPPED if stopped else None)
-    return _report(run, model, way, stopped, team) if code is None else code
+    seconds = time.monotonic() - started
+    return _report(run, model, way, stopped, team, seconds) if code is None else code
 
 
-def _report(run: AnyAudit, model: str | None, way: Way, stopped: str, team: Team) -> int:
+def _report(run: AnyAudit, model: str | None, way: Way, stopped: str, team: Team, seconds: float) -> int:
     """Write and show the report; the exit status."""
     from regard.audits import page, terminal
 
@@ -291,15 +348,28 @@ def _report(run: AnyAudit, model: str | None, way: Way, stopped: str, team: Team
     paths = page.save(report, way.out)
     if way.json_:
         print_json(report.to_dict())
+        announce(paths, json_=True)
     else:
-        terminal.show(report, paths, terminal.output())
+        terminal.show(report, paths, terminal.output(), seconds)
     if way.open_:
         open_page(way.out / "report.html")
-    code = STOPPED if stopped else 0 if report.measured else 1
+    passed = bool(stopped) or way.judge is None or _passes(way.judge(report))
+    code = STOPPED if stopped else 0 if report.measured and passed else 1
     team.reported(code)
     if not stopped:
         run.store.remove()
     return code
+
+
+def _passes(found: Gate) -> bool:
+    """Whether a report passes; prints on stderr, one line each, why it does not and what is undecided."""
+    from regard.audits import terminal
+
+    for remark in found.remarks:
+        terminal.say(terminal.messages(), remark)
+    for failure in found.failures:
+        terminal.say(terminal.messages(), f"failed: {failure}")
+    return not found.failures
 
 
 def _run(
@@ -372,10 +442,10 @@ def on_texts(checkpoint: Checkpoint, texts: list[str], asked: list[Check], way: 
             name=checkpoint.name,
             twin=small if way.twin is None else way.twin,
             thorough=way.thorough,
+            headed=True,
+            every_word=way.every_word,
             pairs=way.pairs,
             seed=way.seed,
-            every_word=way.every_word,
-            headed=True,
         )
     if domain not in ("", DOMAINS[0]):
         terminal.say(terminal.messages(), DRAWN if domain == RANDOM else UNREAD.format(domain))

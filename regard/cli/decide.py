@@ -141,6 +141,8 @@ def _found(
     cut = sum(map(asked.cuts, [*texts, *(text for pair in pairs for text in pair)]))
     if cut:
         say(messages(), f"{cut} {counted(cut, 'text')} cut to the tokens that the model takes")
+    for note in asked.notes:
+        say(messages(), note)
     subject = {
         "MODEL": asked.identity(),
         "--text": fingerprint(said),
@@ -213,13 +215,13 @@ def _show_typos(found: Answers) -> None:
         say(console, sentence)
     if not found.typos:
         return
-    table = Table("word", found.effect, "the largest effects", box=None, pad_edge=False)
+    table = Table(found.unit, found.effect, "the largest effects", box=None, pad_edge=False)
     for one in found.typos:
         style = "green" if not one.changed else "bold red" if one.share >= 0.5 else "yellow"
         table.add_row(Text(one.word, style), f"{one.changed} of {one.count}", Text(shown_examples(one)))
     console.print(table)
     if console.is_terminal:
-        say(console, "green: no typo of the word counts; red: at least half of them do")
+        say(console, f"green: no typo of the {found.unit} counts; red: at least half of them do")
 
 
 def _show_proofs(found: Answers) -> None:
@@ -234,7 +236,7 @@ def _show_proofs(found: Answers) -> None:
     say(console, found.sentences()[-1])
     if not found.words:
         return
-    table = Table("token", "proved", "attack", "nearest other word", box=None, pad_edge=False)
+    table = Table("token", "proved", "attack", f"nearest other {found.unit}", box=None, pad_edge=False)
     for one in found.words:
         table.add_row(
             Text(one.word), shown_proved(found, one), shown_attack(found, one), Text(shown_nearest(one))

@@ -20,6 +20,7 @@ from regard.cli.options import (
     Seed,
     Text,
     TextFile,
+    announce,
     open_page,
     print_json,
 )
@@ -89,6 +90,7 @@ def track(
     paths = save(series, out)
     if json_:
         print_json(series.to_dict())
+        announce(paths, json_=True)
     else:
         terminal.show_series(series, paths, terminal.output())
     if open_:

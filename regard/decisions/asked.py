@@ -39,7 +39,9 @@ class Asked:
     readout what makes the answer of its value. names: of the classes. spans: where the words of the text
     begin and end. run: the model on whole texts. nearest: the nearest other word at a place. refused: why
     nothing is proved, where x and moving are empty. cuts: whether the model reads only the beginning of a
-    text.
+    text. unit: what the text is made of, words or tokens (residues, atoms). spells: whether the tokenizer
+    knows a changed text; None where any may be run. notes: what is wrong with how the tokenizer reads the
+    text, with the repair.
 
     Examples:
         >>> from regard.decisions import shipped_on
@@ -62,6 +64,9 @@ class Asked:
     nearest: Nearest | None = None
     refused: str = ""
     cuts: Callable[[str], bool] = lambda text: False
+    unit: str = "word"
+    spells: Callable[[str], bool] | None = None
+    notes: tuple[str, ...] = ()
 
     def identity(self) -> str:
         """A fingerprint of the weights, the tokens and the version, on which results depend."""
@@ -130,13 +135,13 @@ def loaded_on(name: str, text: str) -> Asked:
         ('embedding', ['[CLS]', 'a', 'cat', 'sat', '[SEP]'])
     """
     from regard.audits.checkpoint import find
-    from regard.audits.inputs import inputs_of
+    from regard.audits.inputs import inputs_of, notes_on
     from regard.audits.load import load_head, tokenizer_of
 
     checkpoint = find(name)
     model, tokenizer = load_head(checkpoint), tokenizer_of(checkpoint)
     (item,) = inputs_of(model, [text], tokenizer)
-    return read_by(model, item, checkpoint.name)
+    return replace(read_by(model, item, checkpoint.name), notes=tuple(notes_on([item], tokenizer)))
 
 
 def read_by(model: nn.Module, item: Input | Scene, name: str) -> Asked:
@@ -154,7 +159,8 @@ def read_by(model: nn.Module, item: Input | Scene, name: str) -> Asked:
     ids = item.options[named][0].tolist()
     moving = [k for k, one in enumerate(ids) if one not in special]
     if not moving:
-        raise ArgumentError("--text", f"has no word: {text!r}", "give a sentence")
+        remedy = getattr(item, "repair", "") or "give a sentence"
+        raise ArgumentError("--text", f"has no word that the tokenizer knows: {text!r}", remedy)
     spans = [(word.start, word.end) for word in reading.units]
     asked = Asked(
         kind_of(model),
@@ -169,6 +175,8 @@ def read_by(model: nn.Module, item: Input | Scene, name: str) -> Asked:
         tuple(spans or [match.span() for match in re.finditer(r"\w+", text)]),
         lambda texts: answers(model, [encode(one) for one in texts]),
         cuts=lambda other: len(tokenizer(other, verbose=False)["input_ids"]) > reading.longest,
+        unit=reading.kind,
+        spells=None if reading.kind == "word" else reading.knows,
     )
     try:
         network, x = network_of(model, {"input_ids": item.options[named]})

@@ -19,13 +19,13 @@ TEMPLATES = Path(__file__).parent / "templates"
 SHADES = 10
 
 READING = (
-    "“Run” is what happened: the model itself computed its answer to every text in which one word has one "
-    "letter missing, added or replaced, or two neighbors swapped. It is exact, and about these texts only.",
+    "“Run” is what happened: the model itself computed its answer to every text in which one {unit} has one "
+    "letter missing, added or replaced, or two neighbors swapped. It is about these texts only.",
     "“Proved” is a theorem about this model on this text, in exact arithmetic with the weights as they are; "
     "the rounding of the proof itself is counted. {proved} “Attack” is {attack}. The truth is between them.",
-    "The vector is the one that enters the first layer. A typo or another word in its place is a far larger "
-    "move than those that can be proved: the table has the distance of the nearest one. No proof here covers "
-    "typos; that is why they are run.",
+    "The vector is the one that enters the first layer. A typo or another {unit} in its place is a far "
+    "larger move than those that can be proved: the table has the distance of the nearest one. No proof "
+    "here covers typos; that is why they are run.",
 )
 PROVED = {
     EMBEDDING: (
@@ -83,7 +83,7 @@ def html(found: Answers, command: str = "") -> str:
 
 def _reading(found: Answers) -> list[str]:
     proved, attack = PROVED.get(found.kind, PROVED[""])
-    words = {"proved": proved.format(radius=percent(found.radius)), "attack": attack}
+    words = {"proved": proved.format(radius=percent(found.radius)), "attack": attack, "unit": found.unit}
     return [paragraph.format(**words) for paragraph in READING]
 
 

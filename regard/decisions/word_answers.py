@@ -63,8 +63,9 @@ class Answers:
 
     typos: of each word, run; None where the model was given without texts. words: of each token, proved and
     attacked. radius: how far a token of an embedding moves, relative to its length; level: below which cosine
-    an embedding counts as changed. refused: why nothing is proved. pairs: changes of the user's own,
-    run; text is empty where only they are. source: tells the model from others of its name.
+    an embedding counts as changed. refused: why nothing is proved. unit: what the text is made of, words or
+    tokens. pairs: changes of the user's own, run; text is empty where only they are. source: tells the model
+    from others of its name.
 
     Examples:
         >>> from regard.decisions import Answers, Typos, WordAnswer
@@ -86,6 +87,7 @@ class Answers:
     radius: float = 1e-3
     level: float = LEVEL
     refused: str = ""
+    unit: str = "word"
     pairs: list[PairAnswer] = field(default_factory=list)
     source: str = ""
 
@@ -125,7 +127,9 @@ class Answers:
     def _ran(self, typos: list[Typos]) -> str:
         count, changed = sum(one.count for one in typos), sum(one.changed for one in typos)
         if not count:
-            return "No typo was run: no word of the text consists of letters alone."
+            words = "word of the text consists of letters alone"
+            tokens = "token of the text has a typo that the tokenizer knows"
+            return f"No typo was run: no {words if self.unit == 'word' else tokens}."
         many = f"Yes: {changed:,}" if changed else "None"
         said = f"{many} of {count:,} one-letter typos {self._did('' if changed > 1 else 's')}"
         if self.kind == EMBEDDING:
@@ -175,7 +179,7 @@ class Answers:
             return "This does not cover typos."
         near = min(known, key=lambda one: one.distance)
         away = f"“{near.nearest}” for “{near.word}”, is a move of {percent(near.distance)}"
-        return f"This does not cover typos: the nearest other word, {away}."
+        return f"This does not cover typos: the nearest other {self.unit}, {away}."
 
     def written(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -253,12 +257,12 @@ def try_typos(
     name = "" if asked.kind == EMBEDDING else asked.names(label)
     store = Store() if store is None else store
     typos = None if asked.run is None else _run_all(asked, level, store, progress)
-    return Answers(asked.kind, asked.name, asked.text, name, margin, typos, [], level=level)
+    return Answers(asked.kind, asked.name, asked.text, name, margin, typos, [], level=level, unit=asked.unit)
 
 
 def _run_all(asked: Asked, level: float, store: Store, progress: Progress | None) -> list[Typos]:
     ends = dict(asked.spans)
-    others = misspellings(asked.text, asked.spans)
+    others = _spelled(asked, misspellings(asked.text, asked.spans))
     total = sum(len(words) for start, words in others.items() if f"typos-{start}" not in store)
     found, done, what = list[Typos](), 0, ""
 
@@ -277,6 +281,18 @@ def _run_all(asked: Asked, level: float, store: Store, progress: Progress | None
         found.append(run_typos(asked, start, words, level, ran))
         store.put(key, asdict(found[-1]))
     return found
+
+
+def _spelled(asked: Asked, others: dict[int, list[str]]) -> dict[int, list[str]]:
+    """The typos that the model can read: an unknown token says nothing about a residue or an atom."""
+    if asked.spells is None:
+        return others
+    spells, ends, text = asked.spells, dict(asked.spans), asked.text
+    read = {
+        start: [one for one in typos if spells(text[:start] + one + text[ends[start] :])]
+        for start, typos in others.items()
+    }
+    return {start: typos for start, typos in read.items() if typos}
 
 
 def prove_moves(

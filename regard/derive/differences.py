@@ -28,7 +28,7 @@ def disagreement(
 ) -> float:
     """The largest difference between J t and differences of values, as a share of their size, over random t.
 
-    Two runs for each direction where both agree at the first step.
+    Two runs for each direction where both agree at the first step, and rounding is small there.
     """
     generator = torch.Generator(point.device).manual_seed(0)
     largest = float(point.abs().max())
@@ -39,19 +39,23 @@ def disagreement(
         slope, found = push(t), math.inf
         for share in STEPS:
             h = share * size
-            found = min(found, _apart(slope, value, run(point + h * t), run(point - h * t), h))
+            found = min(found, _apart(slope, value, run(point + h * t), run(point - h * t), h, share))
             if found <= APART:
                 break
         worst = max(worst, found)
     return worst
 
 
-def _apart(slope: Tensor, value: Tensor, ahead: Tensor, behind: Tensor, h: float) -> float:
-    """What neither a kink nor rounding explains, as a share of the larger change."""
+def _apart(slope: Tensor, value: Tensor, ahead: Tensor, behind: Tensor, h: float, share: float) -> float:
+    """What neither a kink nor rounding explains, as a share of the larger change; ∞ for a step so small that
+    rounding could explain a difference of `APART`, which a larger one shows.
+    """
     middle = (ahead - behind) / (2 * h)
     kink = (ahead - 2 * value + behind).abs() / (2 * h)
     known = middle.isfinite() & kink.isfinite() & slope.isfinite()
     excess = ((middle - slope).abs() - kink).where(known, 0.0).amax()
     lost = 16 * torch.finfo(value.dtype).eps * value.where(known, 0.0).abs().amax() / h
     change = torch.maximum(middle.where(known, 0.0).abs().amax(), slope.where(known, 0.0).abs().amax())
+    if share < max(STEPS) and not float(lost) <= APART * float(change):
+        return math.inf
     return max(0.0, float(excess - lost)) / max(float(change), math.ulp(0.0))

@@ -19,7 +19,7 @@ from regard.nn.models import LanguageModel, Logits, SequenceToSequence
 from regard.nn.promises import Promised
 from regard.nn.stacks import Decoder, Encoder, Transformer
 from regard.proofs.certification import declare
-from regard.proofs.intact import in_training, refuse_altered
+from regard.proofs.intact import DROPOUTS, in_training, refuse_altered
 from regard.proofs.theorem import Refusal
 
 PUBLISHED = ("regard.nn.", "torch.nn.")
@@ -73,7 +73,7 @@ def _refuse_changed_module(module: nn.Module) -> None:
         lines = type_before_parametrizations(part).__mro__
         refuse_altered(part, next(kind for kind in lines if kind.__module__.startswith(PUBLISHED)))
         if part.training and dropout_of(part) > 0:
-            raise in_training(_RANDOM[isinstance(part, nn.Dropout)])
+            raise in_training(_RANDOM[isinstance(part, DROPOUTS)])
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:
@@ -86,7 +86,7 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
 
 def dropout_of(part: nn.Module) -> float:
     """The share of numbers, or of attention weights, that a part drops in training."""
-    if isinstance(part, nn.Dropout):
+    if isinstance(part, DROPOUTS):
         return part.p
     return part.dropout if isinstance(part, (MultiHeadAttention, KeyValueAttention)) else 0.0
 

@@ -18,6 +18,7 @@ from regard.domains import Ball, Domain, Edited, Near, NearbyLaws, TokenSet
 from regard.errors import ArgumentError
 from regard.proofs.intact import parametrized
 from regard.proofs.locating import in_double
+from regard.proofs.modules import eps_of
 from regard.proofs.places import project
 from regard.proofs.setting import width_of
 from regard.proofs.shapes import widths
@@ -119,6 +120,7 @@ def agreement(name: str, module: nn.Module, map: Any, both: Tensor) -> Agreement
     A module that differs in its own dtype is run again as a copy in a wider one: if the copy agrees, the
     difference was rounding.
     """
+    _refuse_other_eps(name, module)
     with torch.random.fork_rng(devices=[]):
         own = found = _compare(name, module, map, both)
         for kind in (torch.float32, torch.float64):
@@ -132,6 +134,18 @@ def agreement(name: str, module: nn.Module, map: Any, both: Tensor) -> Agreement
             remedy = "convert it to a wider dtype, e.g. module.double()"
             raise ArgumentError(name, f"differs by {own.gap:.2g} in {name_of(own.kind)}, by rounding", remedy)
     return found
+
+
+def _refuse_other_eps(name: str, module: nn.Module) -> None:
+    """Refuse an RMSNorm whose eps is that of another dtype than its declaration assumes."""
+    used = torch.finfo(torch.promote_types(kind_of(module), torch.float32)).eps
+    for part in module.modules():
+        if isinstance(part, nn.RMSNorm) and part.eps is None and eps_of(part) != used:
+            found = (
+                f"has an RMSNorm without eps, which PyTorch gives {used:.2g} for inputs in "
+                f"{name_of(kind_of(module))}, and its declaration {eps_of(part):.2g}"
+            )
+            raise ArgumentError(name, found, f"give it one: nn.RMSNorm(..., eps={used:.2g})")
 
 
 def _differs(name: str, module: nn.Module, found: Agreement) -> ArgumentError:
@@ -238,10 +252,13 @@ def _compare_copy(module: nn.Module, map: Any, both: Tensor, kind: torch.dtype) 
 def copy_in(kind: torch.dtype, module: nn.Module) -> nn.Module:
     """A copy in another dtype, with the weights as they are read: parametrizations are not computed anew.
 
-    A parametrized module and its copy share a class, so torch's own removal would break the original.
+    A parametrized module and its copy share a class, so torch's own removal would break the original. The
+    copy of an RMSNorm without eps keeps the value that the original computes with.
     """
     copied = copy.deepcopy(module)
     for part in [*copied.modules()]:
+        if isinstance(part, nn.RMSNorm):
+            part.eps = eps_of(part)
         weights = {name: nn.Parameter(getattr(part, name).detach().clone()) for name in parametrized(part)}
         if weights:
             part.__class__ = type_before_parametrizations(part)

@@ -65,6 +65,8 @@ imaging = Verb("imaging")
 def image(map: Any, domain: Domain) -> Domain:
     """A domain that holds f(x) for every x of the domain: f(D) ⊆ image(f, D).
 
+    A PyTorch module is run at two sequences of the domain and compared with its declaration, as in `certify`.
+
     Examples:
         >>> layer = regard.Attention(regard.Dot(torch.eye(2), torch.eye(2)))
         >>> regard.image(layer, regard.Ball(1.0)).radius <= 1.001
@@ -72,6 +74,10 @@ def image(map: Any, domain: Domain) -> Domain:
     """
     inner = map if isinstance(map, (maps.Map, Attention)) else declare.one(map)
     fit(inner, domain)
+    if inner is not map:
+        from regard.proofs.agreement import run_check  # which locates values, by images
+
+        run_check(map, inner, domain)
     found: Domain = once(("image", id(inner), domain), inner, lambda: imaging.one(inner, domain))
     return found
 

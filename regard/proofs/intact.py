@@ -18,6 +18,8 @@ METHODS = ("forward", "__call__", "_call_impl", "_wrapped_call_impl")
 """The methods that run a module."""
 FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 """The hooks that may change a value."""
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+"""Modules that do nothing outside of training."""
 
 
 def refuse_altered(module: nn.Module, kind: type[nn.Module]) -> None:
@@ -64,6 +66,8 @@ def _foreign(hooks: list[object]) -> bool:
 
 def _refuse_random_weights(module: nn.Module, name: str) -> None:
     for weight in parametrized(module):
+        if any(drops(part) for part in module.get_submodule(f"parametrizations.{weight}").modules()):
+            raise in_training(f"the dropout of its parametrized {weight} is random")
         first, second = getattr(module, weight), getattr(module, weight)
         if _same(first, second):
             continue
@@ -73,6 +77,11 @@ def _refuse_random_weights(module: nn.Module, name: str) -> None:
             f"each access to the parametrized {weight} of {name} gives other numbers; remove the "
             "parametrization with torch.nn.utils.parametrize.remove_parametrizations"
         )
+
+
+def drops(part: nn.Module) -> bool:
+    """Whether a module is a dropout that is active, so that it may change what it is given."""
+    return isinstance(part, DROPOUTS) and part.training and part.p > 0
 
 
 def _same(first: Tensor, second: Tensor) -> bool:

@@ -32,7 +32,7 @@ from regard.maps import (
 )
 from regard.potentials import Dot
 from regard.proofs.certification import declare
-from regard.proofs.intact import in_training, refuse_altered
+from regard.proofs.intact import DROPOUTS, drops, in_training, refuse_altered
 from regard.proofs.locating import steps
 from regard.proofs.theorem import Refusal
 from regard.proofs.tokenwise import steepness
@@ -62,8 +62,6 @@ FUNCTIONS: dict[Any, Activation] = {
 """Activations that encoder layers hold as functions."""
 ACTIVATIONS: dict[type[nn.Module], Activation] = {nn.ReLU: Relu(), nn.SiLU: Silu(), nn.Tanh: Tanh()}
 """Activations that are modules without settings."""
-DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-"""Modules that do nothing outside of training."""
 
 
 @declare.rule(object)
@@ -145,7 +143,7 @@ def _identity(module: nn.Identity) -> Pointwise:
 @declare.rule(nn.FeatureAlphaDropout)
 def _dropout(module: Any) -> Pointwise:
     refuse_altered(module, _known(module, DROPOUTS))
-    if module.training and module.p > 0:
+    if drops(module):
         raise in_training("its dropout is random")
     return Pointwise(Unchanged())
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard._enclosed import computed_lengths, lengths_below, spectral_norms
 from regard._kinds import names_wrong_kinds
-from regard._upper import Lower, Upper, relative_error
+from regard._upper import Lower, Upper, relative_error, root
 from regard.certificate import Certificate, round_down
 from regard.domains import Near
 from regard.norms import TokenMax
@@ -34,8 +34,10 @@ QUANTITY = "one minus the cosine to the original"
 class Similarity:
     """How near an embedding stays to the original one, on a domain.
 
-    distance: at most one minus the cosine, proved. attack: the input with the smallest cosine that was found,
-    as the model computes it in its own dtype. reason: why nothing is proved, where nothing is.
+    distance: upper bound on one minus the cosine of the embeddings that the model computes in its own dtype.
+    It includes the rounding error of both embeddings, which is an assumption; it is zero in float64. attack:
+    the input with the smallest cosine that was found, run in that dtype. reason: why nothing is proved, where
+    nothing is.
 
     Examples:
         >>> from regard.maps import Affine
@@ -91,14 +93,14 @@ def certified_cosine(
         found = classifier(model, x, readout, "certified_cosine")
         check_held(x, found.dtype)
         attack = _SmallestCosine(found, domain).find(steps)
+        rounding = float(found.rounding(x))
         try:
-            distance = _distance(found, domain)
+            distance = _distance(found, domain, rounding)
         except Refusal as refusal:
             none = Certificate(
                 math.inf, domain, TokenMax(), NO_THEOREM, refused=(str(refusal),), quantity=QUANTITY
             )
             return Similarity(none, attack, f"the bounds say nothing about it: {refusal}")
-    rounding = float(found.rounding(x))
     hypotheses = (checked("the embedding is nowhere zero"), *arithmetic_of(found, rounding))
     norm = getattr(domain, "norm", TokenMax())
     return Similarity(
@@ -106,15 +108,20 @@ def certified_cosine(
     )
 
 
-def _distance(found: Classifier, domain: Near) -> Upper:
-    """At most one minus the cosine, to the first order and, where that is small, to the second."""
+def _distance(found: Classifier, domain: Near, rounding: float) -> Upper:
+    """Upper bound on one minus the cosine, of the first order and, where that is small, of the second.
+
+    rounding: upper bound on the rounding error of each coordinate of an embedding.
+    """
     still = run(found.exact, at_rest(domain.measure.points))
-    slopes = list(by_orders(start(domain), lambda state: _slope(run(found.exact, state), still)))
+    error = root(still.width) * Upper(rounding)
+    slopes = list(by_orders(start(domain), lambda state: _slope(run(found.exact, state), still, error)))
     return cosine_distance(slopes[0].minimum(*slopes[1:]))
 
 
-def _slope(state: State, still: State) -> Upper:
-    """At least the tangent of the angle between any value of the state and that of the given sequence.
+def _slope(state: State, still: State, error: Upper) -> Upper:
+    """Upper bound on the tangent of the angle between any value of the state and that of the given sequence,
+    where each of them is computed with an error of at most this length.
 
     Both are seen from g, the center of `still`, which may be any vector; tangents add by (s + t)/(1 - st).
     """
@@ -122,13 +129,15 @@ def _slope(state: State, still: State) -> Upper:
     length = lengths_below(g)
     if not float(length) > 0:
         raise Refusal("the embedding of x itself may be zero, and a zero vector has no cosine")
-    away = computed_lengths(state.center[0] - g) * (1 + Upper(2.0**-50))
+    blurred = longest(still.shape)[0] + error
+    if not float(blurred) < float(length):
+        raise Refusal("rounding may change the embedding of x by its own length; use a wider dtype")
+    away = computed_lengths(state.center[0] - g) * (1 + Upper(2.0**-50)) + error
     along = away + _along(state, g, length)
     across = away + _across(state, g)
     if not float(along) < 0.9 * float(length):
         raise Refusal("the embedding may lose nine tenths of its length; use a smaller radius")
     moved = across / (length - along)
-    blurred = longest(still.shape)[0]
     given = blurred / (length - blurred)
     both = 1 - moved * given
     return (moved + given) / both

@@ -7,6 +7,7 @@ import json
 import math
 import statistics
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -391,7 +392,7 @@ def minilm():
     from regard.audits.load import load
 
     model, tokenizer, name = load(None)
-    asked = named("weights", "rows", "constants", "words")
+    asked = named("weights", "rows", "constants", "depth", "words")
     return r.audit(model, included_sentences(), tokenizer=tokenizer, name=name, checks=asked)
 
 
@@ -433,6 +434,15 @@ def test_what_was_found_by_hand_on_other_sentences_is_found(minilm):
         assert (minilm.ranked(column)[0].layer, minilm.ranked(column)[0].head) == (0, 2)
     flat = next(row for row in minilm.heads if (row.layer, row.head) == (0, 2))
     assert flat.values["head_constant"] < min(heads)
+
+
+def test_the_readme_quotes_what_is_printed(minilm):
+    """Each sentence about this model in the README is one of its report, with the numbers of today."""
+    page = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    quoted = [line.removeprefix("> ") for line in page.splitlines() if line.startswith("> ")]
+    printed = " ".join([*minilm.summary(), *(finding.what for finding in minilm.findings())]).lower()
+    assert len(quoted) == 3
+    assert [line for line in quoted if line.lower() not in printed] == []
 
 
 def test_influence_predicts_what_words_do(minilm):

@@ -4,6 +4,7 @@ import json
 import resource
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -380,6 +381,21 @@ def test_a_directory_is_audited_from_python(tmp_path):
         r.audit({}, "the cat")
     with pytest.raises(r.errors.ArgumentError, match=r"for a module of your own call regard\.audit"):
         r.audit(tmp_path, "the cat")
+
+
+def test_a_hub_id_is_audited_from_python(tmp_path, monkeypatch):
+    """From the cache of the hub, as the hub lays it out, under the whole id."""
+    import huggingface_hub
+
+    cache = tmp_path / "models--me--tiny"
+    save(cache / "snapshots" / ("0" * 40))
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("0" * 40)
+    download = partial(huggingface_hub.snapshot_download, cache_dir=tmp_path, local_files_only=True)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    report = r.audit("me/tiny", ["the cat sat", "a dog"], checks=["rows"])
+    assert (report.name, [len(entry.tokens) for entry in report.inputs]) == ("me/tiny", [3, 2])
+    assert report.measured
 
 
 def test_a_layer_that_is_called_twice_is_misspelled():

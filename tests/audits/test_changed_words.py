@@ -7,6 +7,7 @@ import torch
 
 import regard as r
 from regard.audits.changes import CHANGES
+from regard.audits.screen import screen
 from tests.decisions.test_decide import SIZES, SMALL, tiny
 
 pytest.importorskip("transformers")
@@ -32,10 +33,10 @@ def outputs(directory, door, texts):
     for text in texts:
         with torch.no_grad():
             out = model(input_ids=torch.tensor([tokenizer(text)["input_ids"]]))
-        logits = getattr(out, "logits", None)
-        found.append(
-            out[0].mean(1)[0] if logits is None else logits[0] if logits.ndim == 2 else logits[0, -1]
-        )
+        if not hasattr(out, "logits"):
+            found.append(out[0].mean(1)[0])
+        else:
+            found.append(out.logits[0] if out.logits.ndim == 2 else out.logits[0, -1])
     return torch.stack(found).double()
 
 
@@ -127,3 +128,18 @@ def test_a_checkpoint_without_the_head_that_its_config_names(tmp_path):
     config = json.loads(path.read_text())
     path.write_text(json.dumps({**config, "architectures": ["BertForSequenceClassification"]}))
     assert not math.isnan(numbers(audited(directory))["worst_cosine"])
+
+
+def test_pairs_of_the_user(tmp_path):
+    """The pairs are run as they are, also where the texts that are audited are others."""
+    directory = tiny(tmp_path, "BertModel", letters=True, **SIZES)
+    pairs = [("the cat", "the cta"), ("a dog ran", "a dog sat on the mat"), ("the cat", "the cat")]
+    report = audited(directory, pairs=pairs)
+    (table,) = report.tables["pairs"]
+    every = outputs(directory, "AutoModel", [text for pair in pairs for text in pair])
+    exact = torch.cosine_similarity(every[::2], every[1::2], dim=-1).tolist()
+    assert [entry["cosine"] for entry in table["changes"]] == pytest.approx(exact, abs=1e-6)
+    assert [(entry["original"], entry["text"]) for entry in table["changes"]] == pairs
+    block = screen(report).blocks[0]
+    (line,) = [line for line in block.lines if line.label == "your pairs"]
+    assert line.cells == ("3", f"{sorted(exact)[1]:.2f}", f"{min(exact):.2f}")

@@ -432,7 +432,9 @@ def test_the_report_as_json(here, model, tmp_path, capsys):
         patch.setattr("webbrowser.open", lambda page: not opened.append(page))
         asked = ("--text", "the cat", *QUICK, "--no-twin", "--out", "out", "--json", "--open")
         assert here("audit", model, *asked) == 0
-    printed = json.loads(capsys.readouterr().out)
+    done = capsys.readouterr()
+    printed = json.loads(done.out)
+    assert "written: out/report.json, out/report.html, out/card.md" in done.err
     assert printed == json.loads((tmp_path / "here" / "out" / "report.json").read_text())
     assert opened == [(tmp_path / "here" / "out" / "report.html").resolve().as_uri()]
     assert here("track", model, model, "--out", "series", "--json") == 0
@@ -475,3 +477,15 @@ def test_pairs_are_given_to_the_audit(model):
 def test_nothing_measured_is_an_exit_status(here, model, capsys):
     assert here("audit", model, "--text", "cat", "--checks", "promises") == 1
     assert "Nothing was measured" in capsys.readouterr().out
+
+
+def test_a_text_in_python_is_no_file(tmp_path, monkeypatch):
+    """Its words would be audited; a text that is none is."""
+    model, own = model_of("bert"), tokenizer()
+    (tmp_path / "corpus").write_text("the cat")
+    with pytest.raises(r.errors.ArgumentError, match="the name of a file"):
+        r.audit(model, [str(tmp_path / "corpus")], tokenizer=own, checks=["rows"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(r.errors.ArgumentError, match="the name of a file"):
+        r.audit(model, "corpus", tokenizer=own, checks=["rows"])
+    assert r.audit(model, "the cat", tokenizer=own, checks=["rows"]).measured

@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from regard._durations import spoken_time
-from regard.audits import audit
+from regard.audits import audit, page
 from regard.audits.checkpoint import find
 from regard.audits.checks import answer_radius, checks
 from regard.audits.inputs import inputs_of
 from regard.audits.load import load_head, load_weights, tokenizer_of
 from regard.audits.summary import summary
+from tests.audits.browser import browser, executable
 from tests.decisions.test_decide import SIZES, tiny
 
 TEXT = "warm film"
@@ -49,6 +50,25 @@ def test_an_embedding_is_too(tmp_path):
     assert 0.9 < row.values["answer_proved"] <= row.values["answer_attack"] <= 1
     said = " ".join(summary(report))
     assert said.index("one-letter typos") < said.index("the cosine to the original stays above")
+
+
+@pytest.mark.parametrize("kind", ["BertForSequenceClassification", "BertModel"])
+def test_the_page_counts_blocks_and_moves_as_the_sentence_does(tmp_path, kind):
+    path = executable()
+    if path is None:
+        pytest.skip("no Chromium is installed; set CHROMIUM to its path")
+    report = audited(tmp_path, kind)
+    with browser(path) as running:
+        tab = running.open(page.save(report, tmp_path / "out")[1])
+        found = tab.evaluate("document.querySelector('#decision').textContent")
+        blocks = tab.evaluate(
+            "[...document.querySelectorAll('#decision tbody th')].map((e) => e.textContent)"
+        )
+        assert tab.problems == []
+        tab.close()
+    assert [one for one in blocks if one.isdigit()] == ["1", "2"]
+    assert ("moves by a thousandth of its length" in found) == (kind == "BertModel")
+    assert ("moves by as much as is proved for it" in found) == (kind != "BertModel")
 
 
 def test_it_is_made_only_when_it_is_named(tmp_path):

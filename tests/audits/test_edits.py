@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+import regard as r
 from regard.audits.checks.edits import Embedding, Rewritten, deletions, insertions
 from regard.audits.places import sites
 from regard.audits.run import Audit
@@ -132,3 +133,18 @@ def test_decoders_are_told_why_no_word_is_inserted():
     report = run.report()
     assert report.tables["edits"]
     assert any("mask" in one.reason for one in report.skipped)
+
+
+@pytest.mark.parametrize("room", [8, 9])
+def test_a_text_that_fills_the_model_is_told_why_no_token_is_inserted(room):
+    """Where no position is left for one token more the reason is that, and not an error of the model."""
+    model = model_of("bert", max_position_embeddings=room)
+    report = r.audit(model, [TEXT], tokenizer=tokenizer(), checks=["edits"])
+    assert len(report.inputs[0].tokens) == 8
+    reasons = [one.reason for one in report.skipped]
+    if room == 9:
+        assert reasons == []
+        assert report.ranked("inserted")
+    else:
+        assert len(reasons) == 1
+        assert "the text has as many tokens as the model takes" in reasons[0]

@@ -1,6 +1,7 @@
 """Inputs are of the kind that a tokenizer knows, and unknown tokens are counted."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from regard.audits.checks import checks
 from regard.audits.inputs import inputs_of, notes_on
 from regard.audits.samples import DOMAINS, RANDOM, RandomTokens, known_samples, samples, unknown_share
 from regard.audits.summary import summary
+from regard.decisions import loaded_on, prove_moves, try_typos
+from regard.decisions.page import html
 from tests.audits.checkpoints import model_of
 from tests.audits.checkpoints import tokenizer as words
 from tests.audits.families import FAMILIES
@@ -180,6 +183,64 @@ def test_a_rare_token_that_became_unknown_ones_is_named(tmp_path, known):
     )
     repaired = type(own).from_pretrained(tmp_path)
     assert notes_on(inputs_of(model, [text], repaired), repaired) == []
+
+
+def test_residues_are_called_words_on_no_screen(tmp_path):
+    """Columns of the report, the card and the sentences call what was changed by its name."""
+    model, own = model_of("bert", vocab_size=40), residues(tmp_path)
+    names = ["deviation", "misspecification"]
+    report = r.audit(model, ["M Q I F V K T L", "T I T L E V E P"], tokenizer=own, checks=names)
+    assert report.unit == "token"
+    assert "Most amplified token change" in card.markdown(report)
+    whole = re.sub(r"\bwords\)", "", " ".join([card.markdown(report), *summary(report)]))
+    assert not re.search(r"\bwords?\b", whole)
+    words_of = r.audit(FAMILIES["bert"].make("sdpa"), ["the cat sat"], tokenizer=words(), checks=names)
+    assert words_of.unit == "word"
+    assert "Most amplified word change" in card.markdown(words_of)
+
+
+def test_a_typo_of_residues_is_made_of_residues(tmp_path):
+    import transformers
+
+    own = residues(tmp_path)
+    transformers.BertModel(model_of("bert", vocab_size=len(own)).config).save_pretrained(tmp_path)
+    own.save_pretrained(tmp_path)
+    text = "M Q I F V"
+    asked = loaded_on(str(tmp_path), text)
+    found = try_typos(asked)
+    assert found.unit == "token"
+    assert [one.count for one in found.typos] == [len(RESIDUES) - 1] * 5
+    for one in found.typos:
+        for typo, _ in one.examples:
+            assert typo in RESIDUES
+    assert "nearest other token" in html(prove_moves(asked, found))
+    assert asked.notes == ()
+    (note,) = loaded_on(str(tmp_path), "M q i f v").notes
+    assert note.startswith("80 % of the tokens")
+    assert "write it in upper case" in note
+    with pytest.raises(
+        r.errors.ArgumentError, match=r"no word that the tokenizer knows.*write it in upper case"
+    ):
+        loaded_on(str(tmp_path), "m q i f v")
+
+
+def test_a_swap_that_the_tokenizer_does_not_know_is_no_typo_of_atoms():
+    own = characters("CNO")
+    own.add_tokens(["Cl"])
+    reading = Reading.of("OClN", own, None)
+    chlorine = reading.units[1]
+    assert reading.letters(chlorine) == "Cl"
+    assert CHANGES["typo"](reading, chlorine) is None
+
+
+def test_a_report_of_random_tokens_holds_the_repair(tmp_path):
+    lower = residues(tmp_path, lower=True)
+    _, drawn = known_samples(lower)
+    with pytest.warns(UserWarning, match="do_lower_case"):
+        report = r.audit(model_of("bert", vocab_size=40), drawn[:1], tokenizer=lower, checks=["rows"])
+    assert report.inputs[0].unknown == 0.0
+    for text in (" ".join(summary(report)), page.html(report)):
+        assert "do_lower_case" in text
 
 
 def test_random_tokens_raise_no_alarm_and_every_screen_says_so(tmp_path):

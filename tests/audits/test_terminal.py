@@ -1,5 +1,6 @@
 """The command line on narrow screens, without UTF-8, without its extras, and when it is interrupted."""
 
+import dataclasses
 import importlib.metadata
 import io
 import json
@@ -15,6 +16,7 @@ from rich.console import Console
 
 import regard as r
 from regard.audits.checks import checks
+from regard.audits.screen import screen as first_screen
 from regard.audits.series import Series, Track
 from regard.audits.terminal import SHOWN, show, show_series, show_table
 from regard.cli.application import application
@@ -63,8 +65,8 @@ def test_a_series_on_a_narrow_screen(width):
 
 @pytest.mark.parametrize("width", [30, 45, 60, 80, 120, 200])
 def test_a_column_that_does_not_fit_is_announced(width):
-    """Each column of the table is in it, or is named below it; and no number is cut."""
-    report = made()
+    """Of weights alone, each column of the table is in it, or is named below it; and no number is cut."""
+    report = dataclasses.replace(made(), inputs=[], tables={})
     console = screen(width)
     show(report, [], console)
     table, _, below = console.file.getvalue().partition("└")
@@ -80,6 +82,35 @@ def test_a_column_that_does_not_fit_is_announced(width):
     assert len(re.findall("┳", first)) == len(shown)
     assert all(word in first for column in shown for word in column.title.split())
     assert max(map(len, table.splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_first_screen_fits(width):
+    """Every block with its numbers, in the order of the page; the longest lines are wrapped."""
+    report = made()
+    console = Console(file=io.StringIO(), width=width, highlight=False, force_terminal=True, no_color=True)
+    show(report, [], console)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue())
+    assert max(map(len, text.splitlines())) <= width
+    found = first_screen(report)
+    places = [text.index(block.title.upper()) for block in found.blocks]
+    assert places == sorted(places)
+    assert all(cell in text for block in found.blocks for line in block.lines for cell in line.cells)
+    assert " ".join(found.verdict.split()) in " ".join(text.split())
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_the_screen_says_where_each_number_is_from(width):
+    """Each column that is shown is named below the table: run, measured, searched or proved."""
+    console = screen(width)
+    show(dataclasses.replace(made(), inputs=[], tables={}), [], console)
+    below = " ".join(console.file.getvalue().partition("└")[2].split("…")[0].split())
+    statuses = dict(re.findall(r"(Run|Measured|Searched|Proved): ([^.]*)\.", below))
+    count = console.file.getvalue().partition("┡")[0].count("┳")
+    assert sum(titles.count(",") + 1 for titles in statuses.values()) == count
+    kinds = {column.title: column.kind.capitalize() for column in SHOWN_COLUMNS}
+    for kind, titles in statuses.items():
+        assert {kinds[title] for title in titles.split(", ")} == {kind}
 
 
 def test_letters_without_utf8():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,29 @@ def test_a_cell_that_fails_fails_the_run(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(notebooks, "SOURCES", tmp_path)
     with pytest.raises(nbclient.exceptions.CellExecutionError, match="it breaks"):
         notebooks.run("broken")
+
+
+def test_an_audit_of_a_directory_shows_itself_in_a_notebook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a real kernel: the name, the verdict and the sentences as HTML, and as text without HTML."""
+    nbclient = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("transformers")
+    pytest.importorskip("jinja2")
+    from tests.audits.checkpoints import save
+
+    save(tmp_path / "tiny")
+    code = f"import regard\nregard.audit({str(tmp_path / 'tiny')!r}, ['the cat sat'], checks=['rows'])"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    nbclient.NotebookClient(notebook, timeout=notebooks.PATIENCE, kernel_name="python3").execute()
+    (shown,) = [o.data for o in notebook.cells[0].outputs if o.output_type == "execute_result"]
+    assert re.search(r"<b>[^<]*tiny", shown["text/html"])
+    assert shown["text/html"].count("<li>") > 1
+    assert shown["text/plain"].startswith("Report('tiny'")
 
 
 @pytest.mark.parametrize(

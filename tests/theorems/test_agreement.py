@@ -16,7 +16,7 @@ from regard.errors import ArgumentError
 from regard.maps import Affine
 from regard.nn.interchange import design_of
 from regard.nonexpansive import Pool
-from regard.proofs.agreement import batched, crosswise, one_by_one, relative_gap
+from regard.proofs.agreement import batched, copy_in, crosswise, one_by_one, relative_gap
 
 D = torch.float64
 HALVES = (torch.bfloat16, torch.float16)
@@ -90,6 +90,27 @@ def test_short_tokens_of_a_norm_layer_in_half_precision_move_no_farther_than_pro
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_norm_layer_with_eps_keeps_its_bound_in_every_dtype(kind):
     assert bound(nn.RMSNorm(6, eps=2.0**-10).to(kind)) == bound(nn.RMSNorm(6, eps=2.0**-10).double())
+
+
+@pytest.mark.parametrize("radius", [1.0, 1000.0])
+def test_a_norm_layer_whose_eps_is_that_of_its_input_is_refused_in_another_dtype(radius):
+    """Without weights it has no dtype; a linear layer in float64 after it says which one it runs in."""
+    domain = r.Ball(radius, tokens=4, width=6)
+    norm, last = nn.RMSNorm(6, elementwise_affine=False), nn.Linear(6, 6)
+    module = nn.Sequential(norm, last)
+    single = bound(module, domain)
+    with pytest.raises(ArgumentError, match=r"RMSNorm without eps.*nn.RMSNorm\(..., eps=2.2e-16\)"):
+        bound(module.double(), domain)
+    norm.eps = torch.finfo(torch.float32).eps
+    assert bound(module, domain) == pytest.approx(single, rel=1e-9)
+    assert bound(module.bfloat16(), domain) < math.inf
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
+def test_a_copy_in_a_wider_dtype_keeps_the_eps_of_a_norm_layer(kind):
+    norm = nn.RMSNorm(6).to(kind)
+    assert copy_in(D, norm).eps == r.declare(norm).eps
+    assert norm.eps is None
 
 
 # Layers that PyTorch runs fused
@@ -212,6 +233,7 @@ ASKED = {
         r.certify(module, r.domains.NearbyLaws(x, 0.1, r.Ball(4.0)), r.Wasserstein(1)).value
     ),
     "deviation": lambda module, x: r.deviation(module, typo(x), NORM).value,
+    "image": lambda module, x: r.image(module, BALL).radius,
     "decide": lambda module, x: -float(r.decide(module, x, typo(x), readout=Pool()).margin.value),
     "certified_radius": lambda module, x: float(r.certified_radius(module, x, readout=Pool()).value),
     "certified_cosine": lambda module, x: (

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 import regard as r
 from regard._upper import Upper
@@ -52,6 +53,44 @@ def test_far_away_it_is_open_and_says_why():
     assert found.cosine == -1.0
     assert "say nothing about it" in found.reason
     assert "open" in str(found)
+
+
+def module(seed, kind):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)).to(kind)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32])
+def test_embeddings_turn_no_farther_in_the_dtype_of_the_model(kind):
+    """Moves of a few last digits: rounding turns an embedding as far as they do."""
+    for seed in range(12):
+        x = (sequence(seed)[:3, :4]).to(kind)
+        radius = 4 * float(torch.finfo(kind).eps)
+        found = r.certified_cosine(
+            module(seed, kind), x, r.one_token(x.double(), 0, radius), readout=Pool(), steps=4
+        )
+        assert 0.9 < found.cosine <= found.attack.value
+
+
+def test_rounding_is_no_part_of_the_bound_in_float64_and_a_small_one_in_float32():
+    x = sequence(0)[:3, :4].float().double()
+    near = r.one_token(x, 0, 0.01)
+    exact = r.certified_cosine(r.declare(module(0, torch.float32)), x, near, readout=Pool())
+    half = r.certified_cosine(module(0, torch.float32).double(), x, near, readout=Pool())
+    single = r.certified_cosine(module(0, torch.float32), x.float(), near, readout=Pool())
+    assert half.distance.value == exact.distance.value < single.distance.value
+    assert single.distance.value == pytest.approx(exact.distance.value, rel=1e-3)
+
+
+def test_an_embedding_that_is_rounding_alone_has_no_bound():
+    """A bias that takes the mean token away leaves the last digits of its coordinates."""
+    torch.manual_seed(0)
+    layer, x = nn.Linear(4, 4), sequence(0)[:3, :4].float()
+    with torch.no_grad():
+        layer.bias.copy_(-(x @ layer.weight.mT).mean(0))
+    found = r.certified_cosine(layer, x, r.one_token(x.double(), 0, 1e-12), readout=Pool())
+    assert found.cosine == -1.0
+    assert "rounding may change the embedding" in found.reason
 
 
 def test_a_hull_and_its_printout():

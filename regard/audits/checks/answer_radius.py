@@ -50,6 +50,7 @@ def answer_radius(scene: Scene) -> Result:
     stack, typos = next(iter(scene.stacks), ""), found.typos or []
     table: dict[str, Any] = {
         "kind": found.kind,
+        "unit": found.unit,
         "label": found.label,
         "radius": found.radius,
         "level": found.level,

@@ -232,6 +232,12 @@ class Check:
             return None
         return replace(self, of_weights=None, of_site=self.quick_site, of_input=self.quick_input)
 
+    @property
+    def is_quick(self) -> bool:
+        """Whether this is the quick form of a check, and that differs from the whole one."""
+        whole = _checks.get(self.name)
+        return whole is not None and self != whole and self == whole.quickly()
+
 
 def register(check: Check) -> Check:
     """Make a check known."""

@@ -254,16 +254,21 @@ def _ranks(values: list[float]) -> list[float]:
     return [sum(other < value for other in values) + (values.count(value) - 1) / 2 for value in values]
 
 
-SAMPLE = f"the changed words of every text (at most {UNITS} words of a text, each in three ways)"
-OVER_LAYERS = f"Run on up to {FOLLOWED} words of each of the first {INPUTS.usual} inputs (thorough: all)."
+SAMPLE = (
+    "the changed words of every text, or tokens of a text without words, each in three ways "
+    f"(a sample of at most {UNITS} of a text)"
+)
+OVER_LAYERS = (
+    f"Run on up to {FOLLOWED} words (or tokens) of each of the first {INPUTS.usual} inputs (thorough: all)."
+)
 
 
 def _correlation_column(kind: str) -> Column:
     return Column(
         f"{kind}_correlation",
         f"influence predicts a {kind}",
-        "Spearman's rank correlation, over the words of a text, of a word's influence and how much its "
-        f"{kind} moved the mean output. {OVER_LAYERS}",
+        "Spearman's rank correlation, over the words of a text (its tokens where it has no words), of "
+        f"their influence and how much their {kind} moved the mean output. {OVER_LAYERS}",
         RUN,
         STACK,
         None,
@@ -276,7 +281,7 @@ def _answer_column(name: str, title: str, what: str, bad: str) -> Column:
     "mean", of a typical value "median".
     """
     low = "cosine" in name
-    return Column(name, f"{title} after a changed word", f"{what} Over {SAMPLE}.", RUN, STACK, not low, bad)
+    return Column(name, f"{title} after one change", f"{what} Over {SAMPLE}.", RUN, STACK, not low, bad)
 
 
 COSINE = "cosine between the embeddings (mean output tokens) of a text and of the changed text."
@@ -296,12 +301,12 @@ ANSWERS = (
 register(
     Check(
         "words",
-        "What does a changed word do to the answer?",
+        "What do typos and other changes of a text do to the answer?",
         (
             *ANSWERS,
             Column(
                 "expansion",
-                "largest expansion of a changed word",
+                "largest expansion of a change",
                 "W1 distance of the output tokens over that of the input tokens, the largest of the typos, "
                 f"replacements and deletions. {OVER_LAYERS}",
                 RUN,

@@ -29,6 +29,7 @@ from regard.audits.checks.base import (
     register,
     too_long,
 )
+from regard.audits.inputs import longest
 from regard.audits.site import Site
 from regard.domains import Edited, Radii, Vocabulary
 from regard.errors import ArgumentError
@@ -81,7 +82,7 @@ def edits(scene: Scene, site: Measurable) -> Result:
         try:
             more = _first_layer(scene, declared, size)
         except ArgumentError as refusal:
-            why = f"inserting a word was not tried: the {refusal.argument} {refusal.found}; {refusal.remedy}"
+            why = f"inserting a token was not tried: the {refusal.argument} {refusal.found}; {refusal.remedy}"
             return Result(numbers, table, why)
         numbers, table = {**numbers, **more[0]}, {**table, **more[1]}
     return Result(numbers, table)
@@ -121,6 +122,8 @@ def _part(moves: Tensor, size: float) -> float:
 
 def _first_layer(scene: Scene, site: Site, size: float) -> tuple[dict[str, float], dict[str, Any]]:
     embed = Embedding(scene, site)
+    if len(embed.ids) >= longest(scene.model, None):
+        raise ArgumentError("text", "has as many tokens as the model takes", "give a shorter first text")
     moves, words = insertions(embed, site)
     numbers = {"inserted": _part(moves, size)}
     worst = int(words[int(moves.argmax())])
@@ -144,12 +147,12 @@ class Embedding:
         if not isinstance(site.attention.support, Full) or not isinstance(site.map, Heads):
             raise ArgumentError("layer", "has a mask", "this is done only where every token sees every other")
         if any(part.positional for part in walk(site.attention.potential) if isinstance(part, Potential)):
-            raise ArgumentError("layer", "has positions in its scores", "an inserted word would shift them")
+            raise ArgumentError("layer", "has positions in its scores", "an inserted token would shift them")
         self.scene, self.path, self.ids = scene, site.path, ids[0]
         self.vocabulary = int(table.weight.shape[0])
         here = self(self.ids, torch.arange(len(self.ids)))
         if not torch.allclose(here, site.points, rtol=1e-4, atol=1e-5):
-            raise ArgumentError("model", "counts positions in its own way", "inserting a word is not tried")
+            raise ArgumentError("model", "counts positions in its own way", "inserting a token is not tried")
 
     def __call__(self, ids: Tensor, positions: Tensor) -> Tensor:
         """(n, d) in float64."""
@@ -285,7 +288,7 @@ def _values(site: Site, tokens: Tensor) -> Tensor:
 register(
     Check(
         "edits",
-        "What does adding or removing one word do to the others?",
+        "What does adding or removing one token do to the others?",
         (
             Column(
                 "deleted",
@@ -300,11 +303,10 @@ register(
             ),
             Column(
                 "inserted",
-                "any word is inserted: others move by",
-                "The same when one word is inserted before the last token, which shifts: the largest over "
-                "all words "
-                "of the embedding table, each of them run. The first layer, on the first input, where all "
-                "tokens see each other.",
+                "any token is inserted: others move by",
+                "The same when one token is inserted before the last one, which shifts: the largest over "
+                "all entries of the embedding table, each of them run. The first layer, on the first input, "
+                "where all tokens see each other.",
                 RUN,
                 LAYER,
                 True,
@@ -312,9 +314,9 @@ register(
             Column(
                 "typo_certified",
                 "typos: proved",
-                "Two letters of a word change places, the word becomes other tokens, and the rest shifts: "
-                "the mean move of the tokens that stay is at most this, in lengths of a mean output, for "
-                f"the worst of {TYPOS} words. The table says by which theorem.",
+                "Two letters change places, their word becomes other tokens, and the rest shifts: the mean "
+                "move of the tokens that stay is at most this, in lengths of a mean output, for the worst "
+                f"of {TYPOS} typos. The table says by which theorem.",
                 PROVED,
                 LAYER,
                 True,

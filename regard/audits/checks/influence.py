@@ -130,7 +130,7 @@ def _directions(scene: Scene, pooled: Tensor, count: int) -> Tensor:
 register(
     Check(
         "influence",
-        "Which word does the output depend on most?",
+        "Which token does the output depend on most?",
         (
             Column(
                 "influence_share",

@@ -1,4 +1,4 @@
-"""One word moves: how far the output of an attention layer can go, proved,
+"""One token moves: how far the output of an attention layer can go, proved,
 beside the worst that an attack finds.
 """
 
@@ -33,7 +33,7 @@ from regard.proofs import deviation
 from regard.proofs.scores import bilinear
 
 SHARES = (0.001, 0.01, 0.1, 1.0)
-"""How far the word moves, relative to the norm of its token."""
+"""How far the token moves, relative to its norm."""
 SHOWN = 0.01
 """The entry of SHARES that the columns of the report show."""
 DEEP = 6
@@ -78,7 +78,7 @@ def word_deviation(scene: Scene, place: Measurable) -> Result:
 
 def _too_large(scene: Scene, site: Site) -> str:
     """Why nothing is proved, or nothing where it can be."""
-    what, (tokens, width) = "nothing is proved about one word that moves", site.points.shape
+    what, (tokens, width) = "nothing is proved about one token that moves", site.points.shape
     if site.heads * width**2 > NUMBERS:
         size = 8 * site.heads * width**2 / 2**30
         return (
@@ -142,11 +142,11 @@ def _strongest(scene: Scene, site: Site) -> tuple[int, Tensor]:
 register(
     Check(
         "one-token",
-        "How far can the output of a layer go when one word moves?",
+        "How far can the output of a layer go when one token moves?",
         (
             Column(
                 "word_deviation",
-                "one word moves 1 %: proved",
+                "one token moves 1 %: proved",
                 "A certificate: when the token that the layer listens to most moves by 1 % "
                 "of its norm, in any direction, "
                 "the output of the layer moves by no more than this many times as far (Frobenius norm). "
@@ -159,7 +159,7 @@ register(
             ),
             Column(
                 "word_attack",
-                "one word moves 1 %: found",
+                "one token moves 1 %: found",
                 "How many times as far as the token an attack by gradient ascent moved the output, for the "
                 "same moves of the same "
                 "token. The truth is between this and what is proved.",

@@ -663,7 +663,7 @@
 
   function deviations(site) {
     const found = table("one-token", site.site, state.shown);
-    if (!found || !found.moves) return [absent("one-token", "Moves of one word")];
+    if (!found || !found.moves) return [absent("one-token", "Moves of one token")];
     const names = report.inputs[state.shown] ? report.inputs[state.shown].tokens : [];
     const proved = { title: "proved", meaning: "The output of the layer moves by no more than this (Frobenius norm), whatever the direction.", kind: "proved" };
     const attack = { title: "found", meaning: "The farthest that an attack moved the output; the truth is between this and what is proved.", kind: "searched" };
@@ -672,8 +672,8 @@
     const title = (text, column) => element("th", { scope: "col", class: "right" }, text, " ", kind(column.kind), " ", info(column));
     const made = element("table", { class: "plain" }, element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "the token moves"), title("proved", proved), title("found", attack), element("th", { scope: "col" }, "theorem"))), element("tbody", {}, lines));
     const norm = { title: "norm of the token", meaning: "Euclidean norm of the token that moves.", kind: "run" };
-    return [element("h3", {}, "One word moves"), soft("The token that this layer listens to most, “", element("bdi", {}, names[found.token] === undefined ? String(found.token) : names[found.token]), "”, of norm ", figure(number(found.norm), norm), ", moves by a share of its norm: how far can the output of the layer go?"),
-      chart({ x: { log: true, label: "share of the token's norm", every: found.moves.map((move) => move.share), name: percent }, y: { log: true, label: "the output moves by" }, series: [{ name: "found by an attack (searched)", points: points("found") }, { name: "proved", points: points("proved") }], label: "How far the output moves, found and proved, against how far the token moves" }), scrolling("One word moves", made)];
+    return [element("h3", {}, "One token moves"), soft("The token that this layer listens to most, “", element("bdi", {}, names[found.token] === undefined ? String(found.token) : names[found.token]), "”, of norm ", figure(number(found.norm), norm), ", moves by a share of its norm: how far can the output of the layer go?"),
+      chart({ x: { log: true, label: "share of the token's norm", every: found.moves.map((move) => move.share), name: percent }, y: { log: true, label: "the output moves by" }, series: [{ name: "found by an attack (searched)", points: points("found") }, { name: "proved", points: points("proved") }], label: "How far the output moves, found and proved, against how far the token moves" }), scrolling("One token moves", made)];
   }
 
   // Depth and geometry
@@ -717,18 +717,18 @@
 
   function drawDecision(box) {
     const found = table("radius", "", inputsWith("radius")[0]);
-    const spent = found.spent.map((one) => ({ block: one.block, linear: number(one.linear), whole: number(one.linear) + number(one.rest), share: number(one.share) }));
+    const spent = found.spent.map((one) => ({ block: one.block + 1, linear: number(one.linear), whole: number(one.linear) + number(one.rest), share: number(one.share) }));
     box.append(...found.sentences.map((sentence) => paragraph(sentence)));
     const typos = found.typos.map((one) => element("tr", {}, element("th", { scope: "row" }, one.word), element("td", { class: "right" }, `${one.changed} of ${one.count}`), element("td", {}, one.examples.map(([typo]) => typo).join(", "))));
-    const titles = element("tr", {}, ["word", "typos that count", "the largest effects"].map((words, i) => element("th", { scope: "col", class: i === 1 ? "right" : null }, words)));
-    if (typos.length) box.append(fold("Word by word", scrolling("Typos by word", element("table", { class: "plain" }, element("thead", {}, titles), element("tbody", {}, typos)))));
+    const titles = element("tr", {}, [found.unit, "typos that count", "the largest effects"].map((words, i) => element("th", { scope: "col", class: i === 1 ? "right" : null }, words)));
+    if (typos.length) box.append(fold(`Each ${found.unit}`, scrolling(`Typos of each ${found.unit}`, element("table", { class: "plain" }, element("thead", {}, titles), element("tbody", {}, typos)))));
     if (!spent.length) return;
     const points = (of, words) => spent.map((one) => ({ x: one.block, y: of(one), text: `${words} block ${one.block}: ${written(of(one))}` }));
     const series = [{ name: "proved", points: points((one) => one.whole, "proved, after") }, { name: "the derivative alone", points: points((one) => one.linear, "the derivative, after") }];
     const title = { title: "proved", meaning: "All tokens together move by at most this after the block.", kind: "proved" };
     const lines = spent.map((one) => element("tr", {}, element("th", { scope: "row" }, String(one.block)), element("td", { class: "right" }, figure(one.whole, title)), element("td", { class: "right" }, percent(Number(one.share.toPrecision(2))))));
     const head = element("tr", {}, ["block", "proved", "beyond the derivative"].map((words, i) => element("th", { scope: "col", class: i ? "right" : null }, words)));
-    box.append(element("h3", {}, "Where the room is used up"), soft("How far all tokens together can be displaced after each block while the token about which least is proved moves by as much as is proved for it."));
+    box.append(element("h3", {}, "Where the room is used up"), soft(`How far all tokens together can be displaced after each block while the token about which least is proved moves by ${found.kind === "embedding" ? "a thousandth of its length" : "as much as is proved for it"}.`));
     box.append(chart({ x: { label: "block", every: spent.map((one) => one.block) }, y: { zero: true, label: "how far tokens move" }, series, label: "How far tokens move, block by block" }));
     box.append(fold("The numbers of this plot", scrolling("Moves by depth", element("table", { class: "plain" }, element("thead", {}, head), element("tbody", {}, lines)))));
   }
@@ -750,14 +750,16 @@
 
   // Changed words
 
+  const CHANGED = (report.tables.words || []).flatMap((entry) => entry.changes);
+  const UNIT = CHANGED.length && CHANGED.every((change) => change.unit === "token") ? "token" : "word"; // residues and atoms are no words
   const CHANGE = {
     kind: { title: "kind", meaning: "", kind: "" },
-    word: { title: "word → text", meaning: "", kind: "" },
+    word: { title: `${UNIT} → text`, meaning: "", kind: "" },
     enters: { title: "W₁ in", meaning: "Wasserstein distance between the tokens that enter the first block, with and without the change.", kind: "run" },
     leaves: { title: "W₁ out", meaning: "The same for the tokens that leave the last block.", kind: "run" },
     expansion: { title: "expansion", meaning: "W₁ out over W₁ in.", kind: "run" },
     moved: { title: "output moved", meaning: "How far the mean output token went, over its length.", kind: "run" },
-    predicted: { title: "predicted", meaning: "The influence of the word: the sum of the influences of its tokens. It predicts an order, not a distance.", kind: "measured" },
+    predicted: { title: "predicted", meaning: `${UNIT === "word" ? "The influence of the word: the sum of the influences of its tokens." : "The influence of the token."} It predicts an order, not a distance.`, kind: "measured" },
   };
   const SORTS = ["typo", "replacement", "deletion"];
 
@@ -772,16 +774,16 @@
     const again = () => place.replaceChildren(...wordsShown(again));
     const those = inputsWith("words");
     state.text = those.length > 1 ? null : those[0];
-    if (those.length > 1) box.append(element("div", { class: "controls" }, choice("words of", [option("", "all inputs"), ...those.map((i) => option(String(i), inputName(i)))], "", (index) => { state.text = index === "" ? null : Number(index); state.change = null; again(); })));
-    box.prepend(soft(`${counted()} W₁ is the Wasserstein distance between the tokens of both texts. Open a word to see it layer by layer.`));
+    if (those.length > 1) box.append(element("div", { class: "controls" }, choice(`${UNIT}s of`, [option("", "all inputs"), ...those.map((i) => option(String(i), inputName(i)))], "", (index) => { state.text = index === "" ? null : Number(index); state.change = null; again(); })));
+    box.prepend(soft(`${counted()} W₁ is the Wasserstein distance between the tokens of both texts. Open a ${UNIT} to see it layer by layer.`));
     box.append(place);
     again();
   }
 
-  /* What was changed, counted: some words have no two letters that can change places. */
+  /* What was changed, counted: not everything has two letters that can change places. */
   function counted() {
-    const parts = [["typo", "typos"], ["replacement", "words replaced"], ["deletion", "words left out"]].map(([kind, words]) => `${changes.filter((change) => change.kind === kind).length} ${words}`);
-    return `${parts.join(", ")}: one word at a time, in ${inputsWith("words").length} of ${report.inputs.length} inputs.`;
+    const parts = [["typo", "typos"], ["replacement", `${UNIT}s replaced`], ["deletion", `${UNIT}s left out`]].map(([kind, words]) => `${changes.filter((change) => change.kind === kind).length} ${words}`);
+    return `${parts.join(", ")}: one ${UNIT} at a time, in ${inputsWith("words").length} of ${report.inputs.length} inputs.`;
   }
 
   function sorted(list) {
@@ -794,7 +796,7 @@
     const own = sorted(changes.filter((change) => state.text === null || change.input === state.text));
     if (!own.includes(state.change)) state.change = own[0];
     const pick = (change) => { state.change = change; again(); document.querySelector(".changes [aria-selected=true] .choose").focus({ preventScroll: true }); };
-    const scroller = scrolling("Changed words", changeTable(own, pick, again), "changes");
+    const scroller = scrolling(`Changed ${UNIT}s`, changeTable(own, pick, again), "changes");
     const before = document.querySelector(".changes");
     if (before) { const [x, y] = [before.scrollLeft, before.scrollTop]; queueMicrotask(() => { scroller.scrollLeft = x; scroller.scrollTop = y; }); }
     return [scroller, element("div", { class: "pair" }, prediction(own, pick), layerByLayer(state.change))];
@@ -844,7 +846,7 @@
     const found = rows("stack").flatMap((row) => SORTS.map((name) => `${name}_correlation`).filter((name) => name in row.values).map((name) => [row, columns.get(name)]));
     const input = report.inputs.length > 1 ? state.text : null;
     const correlations = found.map(([row, column]) => element("li", {}, `${column.title}: `, element("b", {}, figure(valueOf(row, column.name, input), column)), " ", info(column)));
-    return element("div", {}, element("h3", {}, "Does influence predict it?"), chart({ x: { label: "influence of the word", zero: true }, y: { label: "output moved", zero: true }, series, lines: false, label: "How far the output moved against the influence of the word" }), correlations.length ? [soft(`Rank correlations ${input === null && report.inputs.length > 1 ? "(means over inputs)" : ""}`), element("ul", { class: "series" }, correlations)] : null);
+    return element("div", {}, element("h3", {}, "Does influence predict it?"), chart({ x: { label: `influence of the ${UNIT}`, zero: true }, y: { label: "output moved", zero: true }, series, lines: false, label: `How far the output moved against the influence of the ${UNIT}` }), correlations.length ? [soft(`Rank correlations ${input === null && report.inputs.length > 1 ? "(means over inputs)" : ""}`), element("ul", { class: "series" }, correlations)] : null);
   }
 
   function layerByLayer(change) {
