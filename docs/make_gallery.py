@@ -20,12 +20,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from make_screenshots import PICTURES, ROOT, browser
 
 COMMANDS = {
-    "circle": ("regard flow --beta 4 --particles 300", 19),
-    "sphere": ("regard flow --beta 9 --dimension 3 --particles 400", 22),
-    "metastable": ("regard flow --beta 6 --particles 32 --until 300 --step 0.25 --frames 100", 30),
-    "million": ("regard flow --beta 4 --dimension 2 --particles 1000000 --step 0.4 --frames 50", 29),
+    "circle": ("regard simulate --beta 4 --particles 300", 19),
+    "sphere": ("regard simulate --beta 9 --dimension 3 --particles 400", 22),
+    "metastable": ("regard simulate --beta 6 --particles 32 --until 300 --step 0.25 --frames 100", 30),
+    "million": ("regard simulate --beta 4 --dimension 2 --particles 1000000 --step 0.4 --frames 50", 29),
     "layers": ('regard flow --text "$(head -c 700 examples/data/paradise_lost.txt)"', 16),
-    "phase": ("regard flow --phase gamma", 0),
+    "phase": ("regard simulate --phase gamma", 0),
 }
 """What is typed, and the frame that is photographed."""
 SIZES = {"phase": (1280, 1150), "layers": (1280, 1250)}

@@ -14,8 +14,8 @@ from website.repository import ROOT
 KEPT = ROOT / ".venv" / "live"
 COMMANDS = {
     "audit/report.html": "audit --quick",
-    "flow/flow.html": "flow --beta 4 --particles 300",
-    "phase/flow.html": "flow --phase gamma",
+    "flow/flow.html": "simulate --beta 4 --particles 300",
+    "phase/flow.html": "simulate --phase gamma",
 }
 """Files of the site below live/, and the command that writes each."""
 

@@ -52,5 +52,5 @@ figure.tight_layout()
 
 # %% [markdown]
 # Three clusters form, because a wave of three periods grows fastest at β = 4; later two of them meet.
-# `regard flow --beta 4 --dimension 2 --particles 1000000` does it with a million and writes a page
+# `regard simulate --beta 4 --dimension 2 --particles 1000000` does it with a million and writes a page
 # that plays.

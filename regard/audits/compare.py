@@ -7,14 +7,18 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from regard._written import parsed
 from regard.audits.checks import Check, checks
 from regard.audits.checks.base import Column
 from regard.audits.report import Report, Row
+from regard.audits.words import counted
 from regard.errors import ArgumentError
 
 REPORT = "report.json"
+NAMED = 3
+"""How many names of columns a sentence lists."""
 SETTINGS = ("arithmetic", "seed", "thorough", "every_word", "pairs")
 """Settings that may change the numbers of the same checks on the same inputs."""
 
@@ -47,6 +51,23 @@ class Comparison:
     def changed(self, column: str) -> tuple[Change, ...]:
         """The rows whose number is another."""
         return tuple(change for change in self.changes[column] if change.moved > 0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All changes as plain values, by column."""
+        return {
+            "before": self.names[0],
+            "after": self.names[1],
+            "remarks": list(self.remarks),
+            "gained": list(self.gained),
+            "lost": list(self.lost),
+            "columns": {
+                column.name: [
+                    {"row": one.row.label, "before": one.before, "after": one.after, "moved": one.moved}
+                    for one in self.changed(column.name)
+                ]
+                for column in self.columns
+            },
+        }
 
 
 def read(path: Path, argument: str = "REPORT") -> Report:
@@ -83,19 +104,19 @@ def _report(file: Path, data: object, argument: str) -> Report:
 def compare(before: Report, after: Report, called: tuple[str, str] = ("first", "second")) -> Comparison:
     """What changed from one report to the other; remarks use the words that they are called by."""
     _refuse_other(before, after)
-    alike = _inputs(before) == _inputs(after)
     other = {column.name for check in _quick_in_one(before, after) for column in check.columns}
-    columns = tuple(
+    shared = [
         column
         for column in before.columns
-        if after.column(column.name) is not None
-        and (alike or column.over == "only")
-        and column.name not in other
-    )
+        if after.column(column.name) is not None and column.name not in other
+    ]
+    alike = _inputs(before) == _inputs(after)
+    columns = tuple(column for column in shared if alike or column.over == "only")
+    omitted = _omitted(before, after, len(shared) - len(columns), len(shared))
     covered = [{entry.site for entry in report.covered} for report in (before, after)]
     return Comparison(
         names=(before.name, after.name),
-        remarks=tuple(_remarks(before, after, columns, called)),
+        remarks=(*_remarks(before, after, called), *omitted, *_alone(before, after, columns)),
         columns=columns,
         changes={column.name: _changes(before, after, column) for column in columns},
         gained=tuple(sorted(covered[1] - covered[0])),
@@ -109,8 +130,8 @@ def _quick_in_one(before: Report, after: Report) -> list[Check]:
     return [check for check in checks() if check.name in quick[0] ^ quick[1]]
 
 
-def _inputs(report: Report) -> list[str]:
-    return [entry.name for entry in report.inputs]
+def _inputs(report: Report) -> list[tuple[str, list[str]]]:
+    return [(entry.name, entry.tokens) for entry in report.inputs]
 
 
 def _refuse_other(before: Report, after: Report) -> None:
@@ -132,7 +153,7 @@ def _describe(report: Report) -> str:
     )
 
 
-def _remarks(before: Report, after: Report, columns: Sequence[Column], called: tuple[str, str]) -> list[str]:
+def _remarks(before: Report, after: Report, called: tuple[str, str]) -> list[str]:
     """Differences other than in the numbers."""
     remarks = [
         f"The {word} report is partial: {r.partial}."
@@ -148,36 +169,61 @@ def _remarks(before: Report, after: Report, columns: Sequence[Column], called: t
     quick = [check.name for check in _quick_in_one(before, after)]
     if quick:
         remarks.append(f"Not compared, as one audit is a quick one: {', '.join(quick)}.")
-    if _inputs(before) != _inputs(after):
-        remarks.append("The inputs differ, so only numbers of the weights are compared.")
     names = [{column.name for column in report.columns} for report in (before, after)]
     for word, only in zip(called, (names[0] - names[1], names[1] - names[0]), strict=True):
         if only:
-            remarks.append(f"Only the {word} report has {', '.join(sorted(only))}.")
-    return remarks + [sentence for column in columns for sentence in _alone(before, after, column)]
+            remarks.append(f"Only the {word} report has {_listed(sorted(only))}; they are omitted.")
+    return remarks
 
 
-def _alone(before: Report, after: Report, column: Column) -> list[str]:
+def _omitted(before: Report, after: Report, count: int, of: int) -> list[str]:
+    """The columns that other inputs make incomparable, and how to compare them."""
+    if count == 0:
+        return []
+    numbers = [len(report.inputs) for report in (before, after)]
+    counts = f"{numbers[0]} and {numbers[1]}" if numbers[0] != numbers[1] else f"{numbers[0]} each"
+    return [
+        f"Omitted: {count} of {of} columns, because they depend on the inputs and the inputs differ "
+        f"({counts}). To compare them, audit both models with the same --text or --text-file."
+    ]
+
+
+def _listed(names: Sequence[str]) -> str:
+    """A few names, and how many more there are."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+def _alone(before: Report, after: Report, columns: Sequence[Column]) -> list[str]:
     """Numbers of modules that both reports cover: those that one of them lacks, and those of which it lacks
-    some inputs.
+    some inputs; one sentence each, for all columns.
     """
+    found = {column.name: _incomplete(before, after, column) for column in columns}
+    said = []
+    for place, ending in enumerate(
+        ("in one report only and omitted", "compared over the inputs that both reports have")
+    ):
+        total = sum(counts[place] for counts in found.values())
+        names = [name for name, counts in found.items() if counts[place]]
+        if total:
+            verb = "is" if total == 1 else "are"
+            said.append(f"{total} {counted(total, 'number')} of {_listed(names)} {verb} {ending}.")
+    return said
+
+
+def _incomplete(before: Report, after: Report, column: Column) -> tuple[int, int]:
+    """How many numbers of a column one report lacks, and of how many it lacks some inputs."""
     both = {entry.site for entry in before.covered} & {entry.site for entry in after.covered}
     old, new = _numbers(before, column.name), _numbers(after, column.name)
-    pairs = {key: _pair(column, old[key], new[key]) for key in old.keys() & new.keys()}
-    single = [key for key in old.keys() ^ new.keys() if key[1] in both]
-    single += [key for key, (first, _) in pairs.items() if math.isnan(first)]
-    fewer = [
-        key
+    pairs = {key: _pair(column, row, new[key]) for key, row in old.items() if key in new}
+    absent = {key for key, (first, _) in pairs.items() if math.isnan(first)}
+    single = sum(key[1] in both for key in old.keys() ^ new.keys()) + len(absent)
+    fewer = sum(
+        pair != (old[key].values[column.name], new[key].values[column.name])
         for key, pair in pairs.items()
-        if pair != (old[key].values[column.name], new[key].values[column.name])
-    ]
-    fewer = [key for key in fewer if key not in single]
-    said = [f"{len(single)} numbers of {column.name} are in one report only."] if single else []
-    if fewer:
-        said.append(
-            f"{len(fewer)} numbers of {column.name} are compared over the inputs that both reports have."
-        )
-    return said
+        if key not in absent
+    )
+    return single, fewer
 
 
 def _changes(before: Report, after: Report, column: Column) -> tuple[Change, ...]:

@@ -385,7 +385,7 @@ def _track_cells(track: Track, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def show_comparison(found: Comparison, console: Console, shown: int = 3) -> None:
-    """What changed, column by column, and the rows that moved most."""
+    """What changed, column by column, and the rows that changed most."""
     say(console, f"{found.names[0]} → {found.names[1]}")
     for sentence in [
         *found.remarks,
@@ -395,15 +395,17 @@ def show_comparison(found: Comparison, console: Console, shown: int = 3) -> None
         say(console, f"• {sentence}")
     changed = [column for column in found.columns if found.changed(column.name)]
     if not changed:
-        say(console, f"No number changed in {len(found.columns)} columns.")
+        count = len(found.columns)
+        none = f"No number changed in {count} {counted(count, 'column')}."
+        say(console, none if count else "No number can be compared.")
         return
     rows = []
     for column in changed:
         moved = found.changed(column.name)
         words = [f"{c.row.label} {c.before:.4g} → {c.after:.4g}" for c in moved[:shown]]
         rows.append((column.title, f"{len(moved)} of {len(found.changes[column.name])}", "\n".join(words)))
-    title = "What changed; rows that moved most first, by their distance over the column's median"
-    show_table(console, title, ("column", "changed", "moved most"), rows)
+    title = "What changed; the largest changes first, relative to the column's median"
+    show_table(console, title, ("column", "changed", "largest changes"), rows)
 
 
 def show_checks(known: Sequence[Check], console: Console) -> None:

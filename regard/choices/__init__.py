@@ -1,4 +1,4 @@
-"""What `regard cheaper` asks and shows: which cheaper attention would do, layer by layer."""
+"""What `regard cheaper` measures and shows: which cheaper attention is good enough, layer by layer."""
 
 from regard.choices.choosing import Choosing
 from regard.choices.found import Applied, Found, LayerFound

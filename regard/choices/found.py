@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from regard.choices.wording import shown_part
 
 MEASURES = ("memory", "work", "error", "quantile", "above", "divergence", "proved")
@@ -13,7 +15,7 @@ MEASURES = ("memory", "work", "error", "quantile", "above", "divergence", "prove
 
 @dataclass(frozen=True)
 class LayerFound:
-    """One layer. keys: how many its queries share; queries: how many asked. choices: for each candidate by
+    """One layer. keys: how many its queries share; queries: how many were run. choices: for each candidate by
     name its numbers (None where one does not apply), or {"refused": why}. mixed: whether errors are those
     after the output projection. refused: why there is no choice at all.
 
@@ -43,16 +45,16 @@ class LayerFound:
         return min(good, default=(1.0, None))[1]
 
     def memory(self, name: str | None) -> float:
-        """The part of the context's numbers that a candidate keeps; all of them where there is none."""
+        """The fraction of the context's memory that a candidate keeps; all of it where there is none."""
         return 1.0 if name is None else float((self.choices or {})[name]["memory"])
 
 
 @dataclass(frozen=True)
 class Applied:
-    """The whole model with a choice in every layer. memory: the part that is kept, a mean over layers.
-    divergence: KL from the exact model's law of the next token, in nats, with its standard error; None where
-    the model predicts none. moved: how far the last hidden states are, relative. agreement: how often the
-    most likely token stays. exact: layers that were left as they are.
+    """The whole model with a choice in every layer. memory: the fraction that is kept, a mean over layers.
+    divergence: KL of the exact next-token distribution from the changed one, in nats, with its standard
+    error; None where the model predicts no tokens. moved: the relative distance of the last hidden states.
+    agreement: how often the most likely token is the same. exact: layers that were left as they are.
 
     Examples:
         >>> from regard.choices import Applied
@@ -71,7 +73,8 @@ class Applied:
 
 @dataclass(frozen=True)
 class Found:
-    """A model on a text. error: what a recommended choice may get wrong, of 95 % of fresh queries.
+    """A model on a text. error: the largest relative error of a recommended choice, on 95 % of fresh
+    queries. dtype: of the context that memory is relative to.
 
     Examples:
         >>> from regard.choices import Applied, Found, LayerFound
@@ -87,10 +90,16 @@ class Found:
     error: float
     layers: tuple[LayerFound, ...]
     applied: tuple[Applied, ...]
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def baseline(self) -> str:
+        """What memory is relative to: float32 (32 bits per number), for example."""
+        return f"{str(self.dtype).removeprefix('torch.')} ({torch.finfo(self.dtype).bits} bits per number)"
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """Names of what some layer takes, in order."""
+        """Names of the candidates that some layer takes, in order."""
         found: dict[str, None] = {}
         for layer in self.layers:
             found.update(
@@ -100,7 +109,7 @@ class Found:
 
     @property
     def refused(self) -> dict[str, str]:
-        """Names of what no layer takes, with the reason of one."""
+        """Names of the candidates that no layer takes, with the reason of one."""
         found: dict[str, str] = {}
         for layer in self.layers:
             found.update({name: one.get("refused", "") for name, one in (layer.choices or {}).items()})
@@ -112,18 +121,18 @@ class Found:
         return tuple(layer.best(self.error) for layer in self.layers)
 
     def sentences(self) -> list[str]:
-        """What it comes to."""
+        """The result in short: what is recommended, and what it changes in the whole model."""
         kept = [layer.memory(name) for layer, name in zip(self.layers, self.recommended, strict=True)]
         cheap = sum(name is not None for name in self.recommended)
-        whole = f"{cheap} of {len(self.layers)} layers have a choice within {100 * self.error:g} %"
-        memory = sum(kept) / max(1, len(kept))
-        found = [f"{whole}; all layers together keep {shown_part(memory)} of the context's numbers."]
+        whole = f"{cheap} of {len(self.layers)} layers have a choice within {100 * self.error:g} % error"
+        memory = shown_part(sum(kept) / max(1, len(kept)))
+        found = [f"{whole}; keys and values take {memory} of their memory in {self.baseline}."]
         if self.applied:
             found.append(_whole(self.applied[0]))
         return found
 
     def written(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """All of it as plain values; numbers that the model does not have are omitted."""
         layers = [
             {**vars(layer), "recommended": name}
             for layer, name in zip(self.layers, self.recommended, strict=True)
@@ -133,16 +142,21 @@ class Found:
             "text": self.text,
             "tokens": self.tokens,
             "error": self.error,
+            "dtype": str(self.dtype).removeprefix("torch."),
             "layers": layers,
-            "applied": [vars(one) for one in self.applied],
+            "applied": [
+                {name: value for name, value in vars(one).items() if value is not None}
+                for one in self.applied
+            ],
         }
 
 
 def _whole(one: Applied) -> str:
     if one.divergence is None or one.deviation is None or one.agreement is None:
-        return f"With these choices in all layers the last hidden states move by {shown_part(one.moved)}."
+        return f"With these choices in all layers the last hidden states change by {shown_part(one.moved)}."
     error = f" ± {one.deviation:.2g}" if math.isfinite(one.deviation) else ""
     return (
-        f"With these choices in all layers the law of the next token moves by {one.divergence:.3g}{error} "
-        f"nats, and the most likely token stays in {shown_part(one.agreement)} of the places."
+        "With these choices in all layers the next-token distribution changes by "
+        f"{one.divergence:.3g}{error} nats (KL), and the most likely token is the same at "
+        f"{shown_part(one.agreement)} of the positions."
     )

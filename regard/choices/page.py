@@ -1,4 +1,4 @@
-"""cheaper.html and cheaper.json: which cheaper attention would do, layer by layer, as one page."""
+"""cheaper.html and cheaper.json: which cheaper attention is good enough, layer by layer, as one page."""
 
 from __future__ import annotations
 
@@ -18,18 +18,22 @@ TEMPLATES = Path(__file__).parent / "templates"
 SHADES = 10
 
 READING = (
-    "Each layer was tested with real queries from the text. A third of them fitted a candidate, a third "
-    "calibrated it, and errors are of the third that neither saw: relative to the layer's output, after its "
+    "Each layer was tested with queries of the text. A third of the queries fits a candidate, a third "
+    "calibrates it, and errors are measured on the other third: relative to the layer's output, after its "
     "output projection. The number in a cell is calibrated: 95 % of fresh queries like these stay below it. "
-    "It is no proof, and another kind of text can behave otherwise.",
-    "In a decoder the earlier half of the text is the context that is made smaller, and the later half asks; "
-    "what these tokens see of each other stays as it is. In an encoder all tokens ask, and all are the "
-    "context.",
-    "Memory counts the bits that are kept of a context's keys and values, beside 32 for each number of them; "
-    "“largest” keeps all keys and values, and reads few values.",
+    "It is no proof, and the error can be larger on another kind of text.",
+    "In a decoder the first half of the text is the context that is made smaller, and the queries are those "
+    "of the second half; attention among these tokens is left exact. In an encoder all tokens are queries, "
+    "and all are the context.",
+    "Memory counts the bits that are kept of a context's keys and values, relative to {baseline}. "
+    "Candidates that need more than that are not shown. “largest” keeps all keys and values, and reads few "
+    "values.",
     "The whole model was run with a choice in every layer at once, so that errors of early layers reach the "
-    "later ones. Its divergence is KL of the exact model's next-token law from the changed one's, on places "
-    "that no candidate was fitted to.",
+    "later ones.",
+)
+SPEAKING = (
+    "KL is the divergence of the exact next-token distribution from the changed one, on positions that no "
+    "candidate was fitted to."
 )
 
 
@@ -50,6 +54,8 @@ def html(found: Found, command: str = "") -> str:
     style = "".join(
         path.read_text(encoding="utf-8") for path in (REPORT / "report.css", TEMPLATES / "cheaper.css")
     )
+    speaks = any(one.divergence is not None for one in found.applied)
+    reading = (*READING, SPEAKING) if speaks else READING
     style += "".join(f".shade-{k} {{ --s: {k / SHADES}; }}\n" for k in range(SHADES + 1))
     return str(
         environment(TEMPLATES)
@@ -57,11 +63,10 @@ def html(found: Found, command: str = "") -> str:
         .render(
             found=found,
             sentences=found.sentences(),
-            candidates=found.candidates,
             tables=[_table(found, *one) for one in TABLES],
             rows=[_applied(one) for one in found.applied],
-            speaks=any(one.divergence is not None for one in found.applied),
-            reading=READING,
+            speaks=speaks,
+            reading=[one.format(baseline=found.baseline) for one in reading],
             command=command,
             style=markup(style),
             style_hash=content_hash(style),
@@ -75,29 +80,41 @@ TABLES = (
         "Calibrated error",
         "95 % of fresh queries stay below it; a frame marks the recommended choice.",
     ),
-    ("divergence", "Divergence of the rows", "KL of the cheap row from the exact one, in nats."),
+    (
+        "divergence",
+        "Divergence of the attention weights",
+        "KL of the cheap row of attention weights from the exact one, in nats.",
+    ),
     (
         "proved",
         "Proved",
         "The largest bound over the test queries, where it is informative.",
     ),
 )
-"""A number of choices, its title and what it says."""
+"""A number of choices, its title and an explanation."""
 
 
 def _table(found: Found, measure: str, title: str, note: str) -> dict[str, Any] | None:
-    """One number of every layer and candidate; None where none has it."""
-    rows = [
-        _row(found, layer, name, measure) for layer, name in zip(found.layers, found.recommended, strict=True)
-    ]
-    if not any(cell["number"] not in ("–", "") for row in rows for cell in row["cells"]):
+    """One number of every layer and of the candidates that have it; None where none has it."""
+    names = [name for name in found.candidates if any(_has(layer, name, measure) for layer in found.layers)]
+    if not names:
         return None
-    return {"title": title, "note": note, "rows": rows}
+    both = zip(found.layers, found.recommended, strict=True)
+    rows = [_row(found, layer, name, (measure, names)) for layer, name in both]
+    return {"title": title, "note": note, "candidates": names, "rows": rows}
 
 
-def _row(found: Found, layer: LayerFound, recommended: str | None, measure: str) -> dict[str, Any]:
-    cells = [_cell(found, (layer.choices or {}).get(name), measure) for name in found.candidates]
-    for cell, name in zip(cells, found.candidates, strict=True):
+def _has(layer: LayerFound, name: str, measure: str) -> bool:
+    value = ((layer.choices or {}).get(name) or {}).get(measure)
+    return value is not None and not math.isnan(value)
+
+
+def _row(
+    found: Found, layer: LayerFound, recommended: str | None, shown: tuple[str, list[str]]
+) -> dict[str, Any]:
+    measure, names = shown
+    cells = [_cell(found, (layer.choices or {}).get(name), measure) for name in names]
+    for cell, name in zip(cells, names, strict=True):
         cell["best"] = name == recommended
     return {
         "layer": layer.layer,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.audits.inputs import beginning, longest, read_file
+from regard.audits.inputs import beginning, longest
 
 
 @dataclass(frozen=True)
@@ -31,20 +31,17 @@ class Text:
         return {"input_ids": self.ids}
 
 
-def read_text(path: Path, tokenizer: Any, model: nn.Module, tokens: int) -> Text:
-    """The first tokens of a file, no more than the model takes.
+def read_text(texts: Sequence[str], name: str, tokenizer: Any, model: nn.Module, tokens: int) -> Text:
+    """The first tokens of texts that are joined by line breaks, no more than the model takes.
 
     Examples:
-        >>> import pathlib, tempfile
         >>> from regard.choices import read_text
-        >>> def letters(words, truncation, max_length):  # what a tokenizer does
+        >>> def letters(words, truncation, max_length):  # as a tokenizer does
         ...     return {"input_ids": [ord(letter) for letter in words][:max_length]}
-        >>> with tempfile.TemporaryDirectory() as place:
-        ...     path = pathlib.Path(place, "verse.txt")
-        ...     _ = path.write_text("Of Man's first disobedience")
-        ...     read_text(path, letters, torch.nn.Identity(), tokens=3).ids.tolist()
+        >>> verse = ["Of Man's first disobedience", "and the fruit"]
+        >>> read_text(verse, "verse", letters, torch.nn.Identity(), tokens=3).ids.tolist()
         [[79, 102, 32]]
     """
-    words, most = read_file(path), min(tokens, longest(model, tokenizer))
+    words, most = "\n".join(texts), min(tokens, longest(model, tokenizer))
     found = tokenizer(beginning(tokenizer, words, most), truncation=True, max_length=most)["input_ids"]
-    return Text(path.name, torch.tensor([found]))
+    return Text(name, torch.tensor([found]))

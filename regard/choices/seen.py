@@ -78,6 +78,15 @@ class Seen:
         return Seen(query[0], key[0], value[0], allowed, scale)
 
 
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """The dtype of most numbers of a model, in which it caches keys and values."""
+    counts: dict[torch.dtype, int] = {}
+    for parameter in model.parameters():
+        if parameter.dtype.is_floating_point:
+            counts[parameter.dtype] = counts.get(parameter.dtype, 0) + parameter.numel()
+    return max(counts, key=counts.__getitem__, default=torch.float32)
+
+
 Answer = Callable[[int, nn.Module, Seen], Tensor | None]
 """The number of a call, its module and what was seen, to outputs (h, m, e) of the tokens that ask; None
 leaves the call as it is.

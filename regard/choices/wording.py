@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from regard.compression.candidates import (
@@ -29,6 +30,8 @@ def named(candidate: Candidate) -> str:
     return type(candidate).__name__
 
 
+NOTHING = "–"
+"""A cell without a number."""
 NAMES = {
     Recent: "last {}",
     TopK: "largest {}",
@@ -40,8 +43,16 @@ NAMES = {
 
 
 def shown_part(value: Any) -> str:
-    """A part as a percentage of two digits."""
+    """A fraction as a percentage of two digits; what is more than the whole is only that."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
-        return "–"
+        return NOTHING
     percent = 100 * float(value)
+    if round(percent) > 100:
+        return "> 100 %"
     return f"{percent:.0f} %" if percent >= 10 or percent == 0 else f"{percent:.2g} %"
+
+
+def filled(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """The columns in which some row has a number or a word, and the rows of these columns."""
+    kept = [place for place in range(len(columns)) if any(row[place] not in ("", NOTHING) for row in rows)]
+    return [columns[place] for place in kept], [[row[place] for place in kept] for row in rows]

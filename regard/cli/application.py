@@ -25,6 +25,8 @@ from regard.cli.flow import flow
 from regard.cli.generate import HELP as GENERATE_HELP
 from regard.cli.generate import generate
 from regard.cli.overview import ENDING, EXTRAS, HELP, refuse_without_packages, rows
+from regard.cli.simulate import HELP as SIMULATE_HELP
+from regard.cli.simulate import simulate
 from regard.cli.track import HELP as TRACK_HELP
 from regard.cli.track import track
 from regard.cli.train import HELP as TRAIN_HELP
@@ -70,6 +72,7 @@ def application() -> typer.Typer:
         (cheaper, CHEAPER_HELP),
         (cost, COST_HELP),
         (flow, FLOW_HELP),
+        (simulate, SIMULATE_HELP),
         (train, TRAIN_HELP),
         (generate, GENERATE_HELP),
         (doctor, DOCTOR_HELP),

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from regard._files import write_text
+from regard.cli.options import Json, Open, OutIfGiven, announce, print_json
 from regard.errors import ArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
     from regard.costs import Cost, Sizes
+    from regard.costs.context import Context
 
 T = TypeVar("T")
 MOST = 10**15
@@ -25,17 +27,18 @@ HELP = """What does a model take to run and to train: flops, bytes and parameter
 
 MODEL is a config.json, a local directory with one, or a hub id in the local cache; without one,
 all-MiniLM-L6-v2 is counted. Weights are not read, nothing is computed and nothing is downloaded: widths are
-enough.
+enough. --tokens is the model's own context unless you give another length; more than the model takes is
+refused where positions are a table.
 
-Beside the exact count stand the approximation 2 N and 6 N tokens, and T*, the length at which pairs of tokens
-cost as much as weights.
+Printed next to the exact count: the approximations 2 N and 6 N tokens, and T*, the length at which pairs of
+tokens cost as much as weights.
 
 \b
 Examples
-  regard cost --tokens 512                                the demonstration model
-  regard cost ./my-model --tokens 8192 --batch 4          a model you have
-  regard cost config.json --tokens 4096 --full            every token sees every token
-  regard cost config.json --tokens 4096 --out cost.svg    the picture of attention against weights (or .html)
+  regard cost                                     the demonstration model
+  regard cost ./my-model --tokens 8192 --batch 4  a model you have
+  regard cost config.json --full                  every token sees every token
+  regard cost config.json --out cost              table and picture
 
 \b
 Exit status
@@ -48,7 +51,9 @@ def cost(
         str | None,
         typer.Argument(metavar="MODEL", help="A config.json, a directory or a hub id.", show_default=False),
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 4096,
+    tokens: Annotated[
+        int | None, typer.Option(help="Tokens of a sequence.", show_default="the model's context")
+    ] = None,
     batch: Annotated[int, typer.Option(help="How many sequences.")] = 1,
     causal: Annotated[
         bool | None,
@@ -56,44 +61,72 @@ def cost(
             "--causal/--full", help="Whether a token sees its past only.", show_default="what the config says"
         ),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write the picture to this .svg, or table and picture to this .html.",
-            show_default=False,
-        ),
-    ] = None,
+    json_: Json = False,
+    open_: Open = False,
+    out: OutIfGiven = None,
 ) -> None:
     """Check the arguments, count, print."""
-    from regard.costs import Sizes
-    from regard.costs.picture import drawing
+    from regard._files import check_writable
+    from regard.costs.wording import written
 
-    sizes = _sizes(Sizes, tokens, batch, causal)
-    if out is not None and out.suffix.lower() not in (".svg", ".html"):
-        raise ArgumentError("--out", f"is {out}", "give a file that ends in .svg or .html")
-    config, name = _config(model)
-    found = _count(config, sizes)
-    _print(found, name)
-    for note in _notes(config, tokens):
-        typer.echo(note)
-    if out is not None:
-        _write(out, drawing(found, f"{name}: cost of {batch} × {tokens:,} tokens", out))
-
-
-def _sizes(sizes: type[Sizes], tokens: int, batch: int, causal: bool | None) -> Sizes:
     for option, value in (("--tokens", tokens), ("--batch", batch)):
-        if not 1 <= value <= MOST:
+        if value is not None and not 1 <= value <= MOST:
             raise ArgumentError(option, f"is {value}", "give a whole number from 1 to 10¹⁵")
-    return sizes(tokens, batch, causal=causal)
+    if open_ and out is None:
+        raise ArgumentError("--open", "is given without --out, and no page is written", "add --out DIRECTORY")
+    if out is not None:
+        check_writable(out)
+    config, path, name = _config(model)
+    subject = _subject(config)
+    context = _context(config, subject, path)
+    sizes = _sizes(tokens, context, name, (batch, causal))
+    found = _about(lambda: _counted(subject, sizes))
+    notes = _notes(config, context, tokens, sizes.tokens)
+    data = {"model": name, **written(found), "notes": notes}
+    if json_:
+        print_json(data)
+    else:
+        _print(found, name, notes)
+    if out is not None:
+        announce(_write(out, found, name, data), json_=json_, open_=open_)
 
 
-def _config(model: str | None) -> tuple[dict[str, Any], str]:
-    """The config of that name, and how it is called."""
+def _sizes(tokens: int | None, context: Context | None, name: str, more: tuple[int, bool | None]) -> Sizes:
+    """The given number of tokens, or the model's context; more than its table of positions has is refused."""
+    from regard.costs import Sizes
+
+    batch, causal = more
+    if tokens is None and context is None:
+        found = f"is missing, and the config of {name} names no length of its context"
+        raise ArgumentError("--tokens", found, "give the number of tokens of a sequence")
+    if context is not None and context.table and tokens is not None and tokens > context.tokens:
+        found = f"is {tokens:,}, and {name} has a table of {context.tokens:,} positions"
+        remedy = f"give at most {context.tokens}, or leave it out"
+        raise ArgumentError("--tokens", f"{found} ({context.source})", remedy)
+    return Sizes(context.tokens if tokens is None and context else tokens or 1, batch, causal=causal)
+
+
+def _context(config: dict[str, Any], subject: Any, path: Path) -> Context | None:
+    """The context of a model: its config names it, or the training that wrote it."""
+    from regard.audits.own import is_own
+    from regard.costs.context import Context, context_of
+
+    if not is_own(config):
+        return context_of(config, None if isinstance(subject, dict) else subject)
+    from regard.training.reading import context_in
+
+    try:
+        return Context(context_in(path.resolve().parent.parent), "the context of its training", False)
+    except ArgumentError:  # a model of regard.nn that no command trained
+        return None
+
+
+def _config(model: str | None) -> tuple[dict[str, Any], Path, str]:
+    """The config of that name, its file, and the name of the model."""
     from regard.audits.checkpoint import read_json
 
     path, name = _path(model)
-    return _typed(path, read_json(path, REMEDY)), name
+    return _typed(path, read_json(path, REMEDY)), path, name
 
 
 def _typed(path: Path, config: dict[str, Any]) -> dict[str, Any]:
@@ -109,17 +142,19 @@ def _typed(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "model_type": guess_type(weights if weights.is_file() else path, config)}
 
 
-def _notes(config: dict[str, Any], tokens: int) -> list[str]:
-    """What the numbers leave out, and lengths that the model does not take."""
+def _notes(config: dict[str, Any], context: Context | None, given: int | None, tokens: int) -> list[str]:
+    """Where the number of tokens is from, and what the numbers leave out."""
     notes = []
+    if context is not None and given is None:
+        notes.append(
+            f"{tokens:,} tokens are the context of the model ({context.source}); --tokens sets another"
+        )
+    elif context is not None and tokens > context.tokens:
+        notes.append(
+            f"{tokens:,} tokens are more than the context of the model, {context.tokens:,} ({context.source})"
+        )
     if not config.get("architectures") and "model_type" in config:
         notes.append("no output head is counted: the config names no architecture")
-    longest = config.get("max_position_embeddings", config.get("n_positions"))
-    if isinstance(longest, int) and longest < tokens:
-        notes.append(
-            f"the model has {longest:,} positions: {tokens:,} tokens are what it "
-            "would cost, not what it takes"
-        )
     return notes
 
 
@@ -160,18 +195,24 @@ def _config_in_cache(name: str) -> Path:
     return Path(found)
 
 
-def _count(config: dict[str, Any], sizes: Sizes) -> Cost:
-    """By closed form where the family has one, else by a run of its model without memory."""
+def _subject(config: dict[str, Any]) -> Any:
+    """What is counted: the config where its family has a closed form, else its model without memory."""
     from regard.audits.own import build, is_own
-    from regard.costs import cost as counted
     from regard.costs.families import has_closed_form
 
     if is_own(config):
-        return _about(lambda: counted(build(config), sizes))
+        return _about(lambda: build(config))
     if _about(lambda: has_closed_form(config)) or not isinstance(config.get("model_type"), str):
-        return _about(lambda: counted(config, sizes))
+        return config
     with _quiet():
-        return _about(lambda: counted(_build(config), sizes))
+        return _about(lambda: _build(config))
+
+
+def _counted(subject: Any, sizes: Sizes) -> Cost:
+    from regard.costs import cost as counted
+
+    with nullcontext() if isinstance(subject, dict) else _quiet():
+        return counted(subject, sizes)
 
 
 def _about(read: Callable[[], T]) -> T:
@@ -261,27 +302,36 @@ def _quiet() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def _print(found: Cost, name: str) -> None:
-    """The table, what it does not say, and bars over length."""
+def _print(found: Cost, name: str, notes: list[str]) -> None:
+    """The table, the sentences below it, and bars over length."""
     from regard.audits import terminal
     from regard.costs.picture import bars
     from regard.costs.wording import COLUMNS, remarks, rows
 
     console = terminal.output()
-    title = f"{name}: {found.sizes.batch} × {found.sizes.tokens:,} tokens, in flops"
     body = rows(found)
-    terminal.show_table(console, title, COLUMNS, body, bold=[len(body) - 1])
-    for sentence in (*remarks(found), "", *bars(found)):
+    terminal.show_table(console, _title(found, name), COLUMNS, body, bold=[len(body) - 1])
+    for sentence in (*notes, *remarks(found), "", *bars(found)):
         terminal.say(console, sentence)
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        write_text(path, text)
-    except OSError as error:
-        raise ArgumentError(
-            "--out",
-            f"{path} cannot be written ({error.strerror})",
-            "give a file in a directory that exists",
-        ) from error
-    typer.echo(f"written: {path}", err=True)
+def _title(found: Cost, name: str) -> str:
+    return f"{name}: {found.sizes.batch} × {found.sizes.tokens:,} tokens, in flops"
+
+
+def _write(directory: Path, found: Cost, name: str, data: dict[str, Any]) -> list[Path]:
+    """Write cost.html, cost.svg and cost.json, all or none, and return their paths."""
+    from regard._files import write_together, writing
+    from regard._written import plain
+    from regard.costs.picture import page, svg
+
+    title = f"{name}: cost of {found.sizes.batch} × {found.sizes.tokens:,} tokens"
+    texts = {
+        "cost.html": page(found, title, data["notes"]),
+        "cost.svg": svg(found, title),
+        "cost.json": json.dumps(plain(data), indent=1, ensure_ascii=False),
+    }
+    with writing(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        write_together({directory / file: text.encode() for file, text in texts.items()})
+    return [directory / file for file in texts]

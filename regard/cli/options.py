@@ -40,6 +40,15 @@ OutByModel = Annotated[
         "--out", metavar="DIRECTORY", help="The directory for the report.", show_default="<command>-<model>"
     ),
 ]
+OutIfGiven = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="DIRECTORY",
+        help="The directory for the report; without it nothing is written.",
+        show_default=False,
+    ),
+]
 Open = Annotated[bool, typer.Option("--open", help="Open the page in the browser when it is written.")]
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON on stdout, instead of the summary.")

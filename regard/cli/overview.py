@@ -34,6 +34,7 @@ COMMANDS = {
     "Count": (Command("cost", "flops, bytes and parameters of a model, term by term", CLI, ()),),
     "Explore": (
         Command("flow", "tokens under a layer that is repeated, as an animation"),
+        Command("simulate", "particles that attend to each other, as an animation"),
         Command("train", "train a small language model and watch its heads", packages=("safetensors",)),
         Command("generate", "text of a model that regard train made", packages=("safetensors",)),
     ),

@@ -49,9 +49,9 @@ class Beside:
 class Fitted:
     """One head, made cheaper. logits(queries) (m, k): scores of what is kept, with values (k, e); None where
     rows are no softmax, and `direct` gives outputs (m, e). spread: a law of what is kept, as one of the keys.
-    faithful: whether exponentials of the logits stand for those of scores. numbers: what is kept, in numbers
-    of 32 bits; work: multiplications for one query; value_error: at least how far any kept value is from the
-    true one.
+    faithful: whether exponentials of the logits stand for those of scores. numbers: how many numbers are kept
+    in the dtype of the context; codes: bits of what is kept in fewer bits, in addition; work: multiplications
+    for one query; value_error: upper bound on the distance of a kept value from the true one.
     """
 
     logits: Callable[[Tensor], Tensor] | None
@@ -62,6 +62,11 @@ class Fitted:
     direct: Callable[[Tensor], Tensor] | None = None
     faithful: bool = True
     value_error: Upper = field(default_factory=lambda: exact(0.0))
+    codes: float = 0.0
+
+    def memory(self, bits: int) -> float:
+        """Bits that are kept, where a number of the context has `bits` of them."""
+        return bits * self.numbers + self.codes
 
     def outputs(self, queries: Tensor, beside: Beside | None = None) -> Tensor:
         """(m, e)."""
@@ -313,8 +318,8 @@ class Quantized(Candidate):
 
         narrow, wide = _widths(head, keys)
         steps = 2 * narrow * math.ceil(keys.size / BLOCK) + 2 * keys.size
-        kept = keys.size * (narrow + wide) * self.bits / 32 + steps
-        return Fitted(logits, values, kept, keys.size * (narrow + wide), value_error=error)
+        count = keys.size * (narrow + wide)
+        return Fitted(logits, values, steps, count, value_error=error, codes=count * self.bits)
 
 
 def quantize(rows: Tensor, bits: int) -> Tensor:

@@ -45,12 +45,12 @@ Watched = Callable[[Sequence[Candidate]], Iterable[Candidate]]
 
 @dataclass(frozen=True)
 class Choice:
-    """One candidate on one layer. memory and work: parts of those of all keys. error: the root mean square
-    of the error of the output over that of the output, on queries that neither fit nor calibration saw.
-    quantile: the relative error that calibration says 95 % of fresh queries stay below; above: how many of
-    the test queries did not. divergence: the mean of KL(cheap row | exact row), of all heads. proved: the
-    largest bound over the test queries, relative too, where it is below the trivial one. refused: why there
-    are no numbers.
+    """One candidate on one layer. memory and work: fractions of those of all keys. error: the root mean
+    square of the error of the output over that of the output, on queries that neither fit nor calibration
+    saw. quantile: the relative error that, by calibration, 95 % of fresh queries stay below; above: the
+    fraction of the test queries that did not. divergence: the mean of KL(cheap row | exact row), of all
+    heads. proved: the largest bound over the test queries, relative too, where it is below the trivial one.
+    refused: why there are no numbers.
 
     Examples:
         >>> from regard.compression import Recent, cheaper
@@ -107,6 +107,7 @@ def cheaper(
     *,
     candidates: Sequence[Candidate] | None = None,
     seed: int = 0,
+    dtype: torch.dtype = torch.float32,
 ) -> Cheaper:
     """A table of cheaper ways for the queries x (m, d) to attend to the context, x where none is given.
 
@@ -115,7 +116,8 @@ def cheaper(
 
     The queries are dealt at random into three: what is fitted sees the first, the quantile is that of the
     second, and the errors are of the third. Heads(attention, w_o) measures errors after the mixing. Measured
-    and calibrated for queries like these; `proved` is proved, of the test queries.
+    and calibrated for queries like these; `proved` is proved, of the test queries. dtype: in which the whole
+    context would be cached; memory is relative to its bits.
 
     Examples:
         >>> from regard.compression import Quantized, TopK, cheaper
@@ -131,8 +133,10 @@ def cheaper(
         groups = groups_of(heads, queries, keys)
     except Refusal as refusal:
         raise RefusalError("cheaper", [f"{refusal}."]) from None
-    layer = Layer(groups, _mixers(attention, len(heads)), _dealt(groups, seed))
-    return layer.table(usual(groups[0]) if candidates is None else candidates)
+    if not dtype.is_floating_point:
+        raise ArgumentError("dtype", f"is {dtype}", "give the dtype of a cache, such as torch.bfloat16")
+    layer = Layer(groups, _mixers(attention, len(heads)), _dealt(groups, seed), dtype)
+    return layer.table(usual(groups[0], seed=seed) if candidates is None else candidates)
 
 
 def groups_of(heads: list[Head], queries: Measure, keys: Measure | None) -> list[Group]:
@@ -158,10 +162,19 @@ def _positional(head: Head, keys: Measure) -> bool:
 
 
 class Layer:
-    """One layer with its exact outputs, computed once, and queries dealt into three."""
+    """One layer with its exact outputs, computed once, and queries dealt into three.
 
-    def __init__(self, groups: list[Group], mixers: list[Tensor | None], parts: tuple[Tensor, ...]) -> None:
-        self.groups, self.mixers = groups, mixers
+    dtype: of the context that memory is relative to.
+    """
+
+    def __init__(
+        self,
+        groups: list[Group],
+        mixers: list[Tensor | None],
+        parts: tuple[Tensor, ...],
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.groups, self.mixers, self.bits = groups, mixers, torch.finfo(dtype).bits
         self.fit, self.calibration, self.test = parts
         self.exact = [group.everything() for group in groups]
         self.outputs = {part: self._outputs(self.exact, rows) for part, rows in enumerate(parts)}
@@ -192,13 +205,16 @@ class Layer:
         heads = [len(group.queries) for group in self.groups]
         found = Choice(
             candidate,
-            sum(one.numbers for one in fitted) / sum(one.numbers for one in self.exact),
+            self._memory(fitted) / self._memory(self.exact),
             _dot(heads, [one.work for one in fitted]) / _dot(heads, [one.work for one in self.exact]),
             float(errors[1].square().mean().sqrt()),
             float(ordered[place]),
             float((errors[1] > ordered[place]).double().mean()),
         )
         return self._with_rows(found, fitted)
+
+    def _memory(self, fitted: list[Fitted]) -> float:
+        return sum(one.memory(self.bits) for one in fitted)
 
     def _errors(self, fitted: list[Fitted], part: int) -> Tensor:
         moved = self._outputs(fitted, self._parts[part]) - self.outputs[part]
@@ -294,13 +310,13 @@ def dealt(count: int, seed: int = 0) -> tuple[Tensor, ...]:
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tensor_split(3)
 
 
-def usual(group: Group, share: float = 0.25) -> tuple[Candidate, ...]:
-    """A share of the keys, usual features, and usual bits."""
+def usual(group: Group, share: float = 0.25, seed: int = 0) -> tuple[Candidate, ...]:
+    """A share of the keys, usual features, and usual bits. seed: of the random features."""
     keys, head = group.keys, group.head
     size = max(1, int(share * keys.size))
     form = head.form(keys.dimension)
     width = keys.dimension if form is None or not form.factors else form.factors[-1].shape[0]
-    features = (Features(Elu()), Features(PositiveRandom.draw(width, 4 * width, 0, torch.float64)))
+    features = (Features(Elu()), Features(PositiveRandom.draw(width, 4 * width, seed, torch.float64)))
     kept = (Recent(size), TopK(size), Merged(size), Nystrom(size), LowRank(max(1, width // 2)))
     return (*kept, *features, Quantized(8), Quantized(4))
 

@@ -8,13 +8,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 
 from regard._pages import source_hash
 from regard._printable import printable
 from regard.costs.account import FEED_FORWARD, Cost
 from regard.costs.wording import COLUMNS, count, remarks, rows
-from regard.errors import ArgumentError
 
 WIDTH, HEIGHT = 760, 430
 LEFT, RIGHT, TOP, BOTTOM = 70, 190, 30, 60
@@ -129,14 +127,17 @@ def svg(cost: Cost, title: str) -> str:
     )
 
 
-def page(cost: Cost, title: str) -> str:
-    """The table, what is to be said of it, and the picture, as one file that asks nothing of the network."""
+def page(cost: Cost, title: str, notes: Sequence[str] = ()) -> str:
+    """The table, the sentences below it and the picture, as one file that loads nothing from the network.
+
+    notes: sentences to print before those about the numbers.
+    """
     title = printable(title)
     header = "".join(f"<th>{escape(name)}</th>" for name in COLUMNS)
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows(cost)
     )
-    said = "".join(f"<li>{escape(remark)}</li>" for remark in remarks(cost))
+    said = "".join(f"<li>{escape(printable(remark))}</li>" for remark in (*notes, *remarks(cost)))
     styles = f"{source_hash(PAGE)} {source_hash(STYLE)}"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
@@ -149,14 +150,6 @@ def page(cost: Cost, title: str) -> str:
         f'<div class="scroll"><table><tr>{header}</tr>{body}</table></div>\n<ul>{said}</ul>\n'
         f"{svg(cost, title)}</body></html>\n"
     )
-
-
-def drawing(cost: Cost, title: str, path: Path) -> str:
-    """The text of the file, by its ending."""
-    makers = {".svg": svg, ".html": page}
-    if path.suffix.lower() not in makers:
-        raise ArgumentError("--out", f"is {path}", "give a file that ends in .svg or .html")
-    return makers[path.suffix.lower()](cost, title)
 
 
 @dataclass(frozen=True)

@@ -121,12 +121,29 @@ def markup(cost: Cost) -> str:
     return f"<div><table><tr>{head}</tr>{body}</table><ul>{said}</ul></div>"
 
 
+NUMBERS = ("matmul", "training", "visible", "softmax", "moved", "parameters", "weights")
+"""The numbers of a part, in flops, bytes and counts."""
+TOTALS = (
+    "forward", "training", "visible", "softmax", "moved", "parameters", "weights", "activations",
+    "recomputed", "approximate_forward", "approximate_training", "crossover", "causal_crossover",
+)  # fmt: skip
+"""The numbers of the whole."""
+
+
+def _parts(cost: Cost) -> list[dict[str, Any]]:
+    return [{"part": part.name, **{name: getattr(part, name) for name in NUMBERS}} for part in cost.parts]
+
+
+def written(cost: Cost) -> dict[str, Any]:
+    """Sizes, totals and parts as plain values."""
+    sizes = {"tokens": cost.sizes.tokens, "batch": cost.sizes.batch, "causal": cost.sizes.causal}
+    return {**sizes, **{name: getattr(cost, name) for name in TOTALS}, "parts": _parts(cost)}
+
+
 def frame(cost: Cost) -> Any:
     """A row for each part, in flops, bytes and counts."""
     try:
         import pandas
     except ImportError:
         raise MissingExtraError("pandas", "notebook") from None
-    names = ("matmul", "training", "visible", "softmax", "moved", "parameters", "weights")
-    parts = [{"part": part.name, **{name: getattr(part, name) for name in names}} for part in cost.parts]
-    return pandas.DataFrame(parts)
+    return pandas.DataFrame(_parts(cost))

@@ -26,13 +26,15 @@ class Column:
 
 
 def column_of(observable: Observable) -> Column:
-    """The words of an observable."""
+    """The column of an observable; a page has one energy, so its name is without β."""
     if isinstance(observable, Clusters):
         return Column(
             observable.name,
             f"Groups of particles that chains with a cosine of at least {observable.cosine:.7g} connect.",
             True,
         )
+    if isinstance(observable, Energy):
+        return Column("energy", MEANINGS[Energy])
     if isinstance(observable, DenseRegions):
         return Column(
             observable.name,

@@ -126,7 +126,7 @@ def _badges(data: dict[str, Any]) -> list[Badge]:
     recipe = data["recipe"]
     noise = [Badge(f"{recipe['noise']:g}", "noise")] if recipe["noise"] else []
     return [
-        Badge(recipe["model"], "softmax weights" if recipe["model"] == "SA" else "unnormalized weights"),
+        Badge(recipe["weights"], ""),
         Badge(f"β = {recipe['beta']:g}", ""),
         Badge(f"d = {recipe['dimension']}", ""),
         Badge(recipe["scheme"], f"step {recipe['step']:g}"),

@@ -72,8 +72,8 @@ class Phases:
         """What is drawn, in words."""
         found = self.crossings()
         words = [
-            f"{self.particles:,} tokens on the sphere with one common cosine ρ, SA with β = γ log n, until "
-            f"t = {self.until:g}: the exact equation of their cosine.",
+            f"{self.particles:,} tokens on the sphere with one common cosine ρ, softmax weights with "
+            f"β = γ log n, until t = {self.until:g}: the exact equation of their cosine.",
             "Predicted as n grows: tokens meet where γ < 1/(1 − ρ), and each sees itself alone beyond.",
         ]
         if found:

@@ -34,7 +34,7 @@ STEEPEST = 300.0
 class Recipe:
     """beta: the inverse temperature; particles begin independent and uniform on the sphere of that dimension.
 
-    unnormalized: weights e^{β⟨x,y⟩}/n (USA) in place of softmax (SA). step: of a scheme, or the tolerance of
+    unnormalized: weights e^{β⟨x,y⟩}/n in place of softmax. step: of a scheme, or the tolerance of
     dormand-prince. tolerance: of sums over many particles, relative to the radius. frames: how often it is
     looked at. merge: particles within this distance become one with the sum of their weights; 0 for never.
 
@@ -134,14 +134,15 @@ class Recipe:
         return {option(name): str(value) for name, value in asdict(self).items()}
 
     @property
-    def model(self) -> str:
-        """The name of the equation (geshkovski2023)."""
-        return "USA" if self.unnormalized else "SA"
+    def weights(self) -> str:
+        """The weights of the mean that particles follow (geshkovski2023, SA and USA), in words."""
+        return "unnormalized weights" if self.unnormalized else "softmax weights"
 
 
 def recipe_of(given: dict[str, Any]) -> Recipe:
-    """A recipe of what is given. What is not is chosen to fit: dormand-prince has the tolerance 1e-6, and the
-    times of USA are shorter by ∫ e^{β⟨x,y⟩}, at the start I_0(β), and e^β where particles have met.
+    """A recipe of the given options. The others are chosen to fit: dormand-prince has the tolerance 1e-6, and
+    times with unnormalized weights are shorter by ∫ e^{β⟨x,y⟩}, at the start I_0(β), and e^β where particles
+    have met.
     """
     found: dict[str, Any] = {}
     if given.get("unnormalized"):

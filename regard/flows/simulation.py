@@ -98,7 +98,7 @@ class Simulation:
         count = recipe.evaluations()
         often = "steps are chosen on the way" if count is None else f"{count:,} evaluations of attention"
         wait = "" if predicted is None else f", predicted to take {spoken_time(predicted)} on one core"
-        found = [f"{recipe.particles:,} particles, {recipe.model} with β = {recipe.beta:g}: {often}{wait}."]
+        found = [f"{recipe.particles:,} particles, {recipe.weights} with β = {recipe.beta:g}: {often}{wait}."]
         if self.engine is not None and isinstance(self.plan, FourierPlan):
             modes = "×".join([str(self.plan.series.count)] * recipe.dimension)
             found.append(
@@ -163,12 +163,12 @@ class Simulation:
         columns, recipe = [column_of(one) for one in self._observables()], self.recipe
         return {
             "kind": "simulation",
-            "recipe": {**asdict(recipe), "model": recipe.model},
+            "recipe": {**asdict(recipe), "weights": recipe.weights},
             "times": [frame["t"] for frame in frames],
             "columns": [column.written() for column in [*columns, *([ATOMS] if recipe.merge else [])]],
             "panels": [
                 {
-                    "name": f"{recipe.model}, β = {recipe.beta:g}",
+                    "name": f"{recipe.weights}, β = {recipe.beta:g}",
                     **self._camera.written(),
                     "frames": [frame["drawn"] for frame in frames],
                     "values": {name: [frame["values"][name] for frame in frames] for name in _names(frames)},
@@ -188,7 +188,7 @@ class Simulation:
         """What the numbers say, in words."""
         words = []
         for one in self._observables():
-            seen = [frame["values"][one.name] for frame in frames]
+            seen = [frame["values"][column_of(one).name] for frame in frames]
             if isinstance(one, Energy):
                 words.append(_course("The energy", [frame["t"] for frame in frames], seen))
             elif isinstance(one, (Clusters, DenseRegions)):
@@ -209,7 +209,7 @@ class Simulation:
         return found
 
     def _look(self, index: int, t: float, measure: Measure) -> None:
-        values = {one.name: one.number(measure, self._begin) for one in self._observables()}
+        values = {column_of(one).name: one.number(measure, self._begin) for one in self._observables()}
         if self.recipe.merge:
             values[ATOMS.name] = float(measure.size)
         self.store.put(_key(index), {"t": t, "values": values, "drawn": self._camera.frame(measure)})

@@ -287,7 +287,7 @@ def numbers(random_: random.Random, *names: str) -> list[str]:
     return [part for name in chosen for part in (name, random_.choice(values))]
 
 
-FLOW = ("--particles", "--dimension", "--frames", "--seed", "--beta", "--tolerance", "--merge", "--step")
+SIMULATE = ("--particles", "--dimension", "--frames", "--seed", "--beta", "--tolerance", "--merge", "--step")
 SHORT = ("--until", "0.5", "--step", "0.25", "--particles", "4", "--frames", "2")
 
 
@@ -296,7 +296,7 @@ def command(random_: random.Random, kind: str, path: Path, place: Path) -> tuple
     out = ["--out", str(place / "out")]
     way = random_.random()
     if way < 0.08:
-        return "numbers", ["flow", *SHORT, *numbers(random_, *FLOW), *out]
+        return "numbers", ["simulate", *SHORT, *numbers(random_, *SIMULATE), *out]
     if way < 0.11:
         return "numbers", ["cost", str(path), *numbers(random_, "--tokens", "--batch")]
     if way < 0.13:
@@ -323,9 +323,9 @@ def command(random_: random.Random, kind: str, path: Path, place: Path) -> tuple
         ["audit", str(path), *WEIGHTS, *out],
         ["audit", str(path), *ROWS, *out],
         ["audit", str(path), *ROWS, "--low-memory", *out],
-        ["cost", str(path), "--out", str(place / "out.html")],
+        ["cost", str(path), *out],
         ["flow", str(path), "--layer", "0", "--steps", "1", "--text", TEXT, *out],
-        ["cheaper", str(path), "--text", str(place.parent / "text.txt"), "--tokens", "48", *out],
+        ["cheaper", str(path), "--text-file", str(place.parent / "text.txt"), "--tokens", "48", *out],
         ["decide", str(path), "--text", "cat", "--resolution", "100", *out],
     )
     return what, random_.choice(choices[:4] if way < 0.8 else choices)

@@ -327,7 +327,7 @@ def in_a_full_disk(*arguments, limit, **options):
 
 
 def test_a_full_disk_in_a_simulation(tmp_path):
-    asked = ("flow", "--particles", "50", "--until", "0.5", "--frames", "3", "--out", tmp_path / "out")
+    asked = ("simulate", "--particles", "50", "--until", "0.5", "--frames", "3", "--out", tmp_path / "out")
     done = in_a_full_disk(*asked, limit=400, capture_output=True)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr

@@ -11,10 +11,11 @@ from rich.console import Console
 import regard as r
 from regard.audits.checkpoint import find
 from regard.audits.compare import compare, read
+from regard.audits.report import InputEntry
 from regard.audits.terminal import output, show, show_comparison
 from regard.audits.weights import WeightAudit
 from tests.audits.checkpoints import regard, save
-from tests.audits.test_page import changed_values, made
+from tests.audits.test_page import Model, changed_values, made
 
 pytest.importorskip("transformers")
 
@@ -62,20 +63,54 @@ def test_infinities(report):
 
 def test_numbers_that_one_report_lacks(report):
     found = compare(report, changed(report, {(0, 0): math.nan, (1, 1): math.nan}))
-    assert found.remarks == ("2 numbers of qk_norm are in one report only.",)
+    assert found.remarks == ("2 numbers of qk_norm are in one report only and omitted.",)
     assert len(found.changes["qk_norm"]) == len(report.heads) - 2
 
 
-def test_numbers_of_other_texts_are_not_compared():
-    """Of reports on other texts only what the weights say is set side by side."""
-    before = made()
+def with_inputs(report, names):
+    return dataclasses.replace(report, inputs=[InputEntry(name, [name]) for name in names])
+
+
+def test_numbers_of_other_texts_are_not_compared(capsys):
+    """Of reports on other texts only what the weights say is set side by side; one line says what is not."""
+    before = with_inputs(made(Model(inputs=2)), ("a", "b"))
     after = changed_values(before, lambda name, value: 2 * value)
-    inputs = [dataclasses.replace(entry, name="another text") for entry in after.inputs]
-    found = compare(before, dataclasses.replace(after, inputs=inputs))
+    other = with_inputs(after, ("a", "another"))
+    found = compare(before, other)
     assert {column.name for column in found.columns} >= {"qk_norm", "ov_norm"}
     assert {column.over for column in found.columns} == {"only"}
-    assert found.remarks == ("The inputs differ, so only numbers of the weights are compared.",)
-    assert len(compare(before, after).columns) == len(before.columns)
+    (remark,) = found.remarks
+    every = len(before.columns)
+    assert remark.startswith(f"Omitted: {every - len(found.columns)} of {every} columns, because they depend")
+    assert "the inputs differ (2 each)" in remark
+    assert "audit both models with the same --text or --text-file" in remark
+    show_comparison(found, output())
+    printed = capsys.readouterr().out
+    assert all(column.title not in printed for column in before.columns if column.over != "only")
+    assert compare(before, after).remarks == ()
+    assert len(compare(before, after).columns) == every
+
+
+def test_the_same_text_in_other_tokens_is_another_input():
+    before = with_inputs(made(), ("a",))
+    after = dataclasses.replace(before, inputs=[InputEntry("a", ["##a"])])
+    assert {column.over for column in compare(before, after).columns} == {"only"}
+
+
+def test_a_partial_report_is_compared_over_the_inputs_that_both_have():
+    """The largest of one text is not set beside the largest of two."""
+    whole = with_inputs(made(Model(inputs=2)), ("a", "b"))
+    column = next(c.name for c in whole.columns if c.over == "largest" and c.scope == "head")
+    row = next(row for row in whole.rows if column in row.values)
+    inputs = {**row.inputs, column: [row.inputs[column][0], math.nan]}
+    values = {**row.values, column: row.inputs[column][0]}
+    less = dataclasses.replace(row, inputs=inputs, values=values)
+    partial = dataclasses.replace(whole, rows=[less if one is row else one for one in whole.rows])
+    longer = dataclasses.replace(row, inputs={**row.inputs, column: [row.inputs[column][0], 1e9]})
+    grown = dataclasses.replace(longer, values={**row.values, column: 1e9})
+    found = compare(partial, dataclasses.replace(whole, rows=[grown if r is row else r for r in whole.rows]))
+    assert found.changed(column) == ()
+    assert len(found.changes[column]) == len([r for r in whole.rows if column in r.values])
 
 
 def test_coverage_and_remarks(report, capsys):
@@ -94,7 +129,7 @@ def test_coverage_and_remarks(report, capsys):
     found = compare(report, less)
     assert (found.lost, found.gained) == ((site,), ())
     assert compare(less, report).gained == (site,)
-    only = "Only the first report has any_input_bound, ov_norm"
+    only = "Only the first report has any_input_bound, ov_norm, ov_norm_alone and 2 more; they"
     for words in ("second report is partial: stopped", "names differ: model, then other", only):
         assert any(words in remark for remark in found.remarks), words
     show_comparison(found, output())
@@ -136,6 +171,10 @@ def test_the_command(report, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "head 3 of encoder.layer.1" in done.stdout
     assert "123" in done.stdout
+    data = json.loads(regard("compare", first, second, "--json").stdout)
+    (change,) = data["columns"].pop("qk_norm")
+    assert (change["row"], change["after"]) == ("head 3 of encoder.layer.1.attention.self", 123.0)
+    assert not any(data["columns"].values())
     assert "No number changed in 6 columns." in regard("compare", first, first).stdout
     (second / "report.json").write_text('{"schema": 1}')
     done = regard("compare", first, second)

@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import time
 
 import pytest
 import torch
@@ -11,8 +13,10 @@ from typer.testing import CliRunner
 from regard.audits.store import Store
 from regard.choices import Choosing, Found, Text
 from regard.choices.page import html
-from regard.choices.seen import answering
+from regard.choices.seen import answering, dtype_of
+from regard.choices.wording import shown_part
 from regard.cli.application import application
+from regard.cli.cheaper import _show
 from regard.compression.choosing import dealt
 from regard.errors import ArgumentError
 from tests.audits.checkpoints import tokenizer
@@ -127,7 +131,7 @@ def test_layers_that_are_more_than_dot_products_are_refused_by_name():
     capped = _model("gemma2", head_dim=4, sliding_window=200, query_pre_attn_scalar=4)
     with pytest.raises(ArgumentError, match="softcap"):
         Choosing(capped, Text("a text", _ids()), error=0.1).run("tiny")
-    with pytest.raises(ArgumentError, match="leaves 20 queries"):
+    with pytest.raises(ArgumentError, match="the text: has 20 queries; give a longer one"):
         Choosing(_model("llama"), Text("a text", _ids()[:, :40]), error=0.1).run("tiny")
 
 
@@ -177,6 +181,89 @@ def test_the_page_runs_no_text_as_code(found):
     assert page.count("best") >= 2 * len(found.layers)
 
 
+def test_memory_is_relative_to_the_dtype_of_the_checkpoint(decoder, found):
+    """Of sixteen bits eight are half, with the steps of the codes; what keeps numbers is the same share."""
+    half = Choosing(decoder, Text("a text", _ids()), error=0.1, dtype=torch.bfloat16).run("tiny")
+    for wide, narrow in zip(found.layers, half.layers, strict=True):
+        for bits in (8, 4):
+            ratios = [one.choices[f"{bits} bits"]["memory"] for one in (wide, narrow)]
+            steps = ratios[0] - bits / 32
+            assert math.isclose(ratios[1], bits / 16 + steps, rel_tol=1e-9)
+        assert wide.choices["15 atoms"]["memory"] == narrow.choices["15 atoms"]["memory"]
+    assert "float32 (32 bits per number)" in found.sentences()[0]
+    assert "bfloat16 (16 bits per number)" in half.sentences()[0]
+    assert "bfloat16 (16 bits per number)" in html(half)
+    assert half.written()["dtype"] == "bfloat16"
+
+
+def test_the_dtype_is_that_of_most_numbers():
+    mixed = torch.nn.ModuleList([torch.nn.Linear(9, 9).bfloat16(), torch.nn.LayerNorm(9)])
+    assert dtype_of(mixed) == torch.bfloat16
+    assert dtype_of(torch.nn.Identity()) == torch.float32
+
+
+def test_candidates_that_take_more_than_the_context_are_not_shown(capsys):
+    """128 random features of 33 numbers are more than 61 keys and values of 64 together."""
+    wide = _model("llama", hidden_size=64, num_attention_heads=2, num_key_value_heads=1)
+    found = Choosing(wide, Text("a text", _ids()), error=0.1).run("tiny")
+    assert found.refused["random features"] == "takes more memory than the context itself"
+    assert "random features" not in [*found.candidates, *(one.name for one in found.applied)]
+    everything = [numbers for layer in found.layers for numbers in layer.choices.values()]
+    assert all(one["memory"] <= 1 for one in everything if "refused" not in one)
+    _show(found)
+    shown = [line for line in capsys.readouterr().out.splitlines() if "random features" in line]
+    assert shown == ["Not shown: random features (takes more memory than the context itself)."]
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    return Choosing(_model("bert"), Text("a text", _ids()), error=0.1).run("tiny")
+
+
+def test_no_column_is_without_numbers(encoder, found, capsys):
+    """An encoder predicts no token: no column of KL on the screen, on the page and in the numbers."""
+    for one, speaks in ((found, True), (encoder, False)):
+        _show(one)
+        assert ("KL of the next token" in capsys.readouterr().out) == speaks
+        page = html(one)
+        assert ("KL of the next token" in page) == ("most likely token" in page) == speaks
+        assert any("divergence" in row for row in one.written()["applied"]) == speaks
+        for table in re.findall(r"<tbody>(.*?)</tbody>", page, re.DOTALL):
+            rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in table.split("<tr")[1:]]
+            assert all(set(column) != {"–"} for column in zip(*rows, strict=True))
+
+
+def test_percentages_are_capped():
+    assert [shown_part(value) for value in (0.0034, 0.25, 1, 1.004, 1.02, 4447.05, None, math.nan)] == [
+        "0.34 %", "25 %", "100 %", "100 %", "> 100 %", "> 100 %", "–", "–",
+    ]  # fmt: skip
+
+
+def test_the_time_is_predicted_from_a_few_heads(decoder, tmp_path):
+    """About as long as it takes; less where something is in the store, and steps that are as long."""
+    choosing = _resumed(decoder, tmp_path, resume=False)
+    seconds = choosing.predicted()
+    start = time.perf_counter()
+    choosing.run("tiny")
+    taken = time.perf_counter() - start
+    assert taken / 10 < seconds < 10 * taken
+    assert choosing.predicted() == 0
+    assert Choosing(_model("mistral", sliding_window=8), Text("", _ids()), error=0.1).predicted() is None
+
+
+def test_steps_are_of_one_length_after_a_prediction(decoder):
+    choosing = Choosing(decoder, Text("a text", _ids()), error=0.1)
+    before = choosing.sizes
+    choosing.predicted()
+    said = []
+    choosing.run("tiny", lambda what, done, total: said.append((done, total)))
+    assert {total for _, total in said} == {sum(choosing.sizes)}
+    assert [done for done, _ in said] == sorted(done for done, _ in said)
+    assert said[-1] == (sum(choosing.sizes),) * 2
+    assert choosing.sizes[0] % before[0] == 0
+    assert len(choosing.sizes) == 1 + 1 + 7  # tables, the recommended choices, the softmax candidates
+
+
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     path = tmp_path_factory.mktemp("model")
@@ -193,26 +280,42 @@ def _run(*arguments):
 def test_the_command_writes_a_page_and_numbers(directory, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("The bank raised its rates after the river flooded the town and the bank. " * 20)
-    done = _run(directory, "--text", text, "--tokens", 100, "--out", tmp_path / "out", "--error", 0.2)
+    given = (directory, "--text-file", text, "--tokens", 100, "--out", tmp_path / "out", "--error", 0.2)
+    done = _run(*given)
     assert done.exit_code == 0, done.output
+    assert done.stderr.startswith("predicted to take ")
     written = json.loads((tmp_path / "out" / "cheaper.json").read_text())
     assert len(written["layers"]) == 2
     assert written["applied"][0]["name"] == "recommended"
     assert (tmp_path / "out" / "cheaper.html").read_text().startswith("<!DOCTYPE html>")
     assert not (tmp_path / "out" / ".units").exists()
-    alone = _run(directory, "--text", text, "--tokens", 100, "--error", 0.2, "--json")
-    assert json.loads(alone.stdout) == written
+    assert json.loads(_run(*given, "--json").stdout) == written
+    other = json.loads(_run(*given, "--json", "--seed", 1).stdout)
+    assert other["applied"] != written["applied"]
+
+
+def test_several_texts_are_joined(directory, tmp_path):
+    text, words = tmp_path / "text.txt", "The bank raised its rates after the river flooded the town. " * 9
+    text.write_text(f"{words}\n\n{words}\n")
+    options = ("--tokens", 100, "--out", tmp_path / "out", "--json")
+    (once, twice) = (
+        json.loads(_run(directory, *given, *options).stdout)
+        for given in (("--text-file", text), ("--text", words.strip(), "--text", words.strip()))
+    )
+    assert once["tokens"] == 100
+    assert once["layers"] == twice["layers"]
+    assert (once["text"], twice["text"]) == ("text.txt", ", ".join([words[:40]] * 2))
 
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ((), "--text"),
-        (("--text", "nowhere.txt"), "--text"),
-        (("--text", __file__, "--error", 0), "--error"),
-        (("--text", __file__, "--keep", 1), "--keep"),
-        (("--text", __file__, "--tokens", 10), "--tokens"),
-        (("--text", __file__, "--json", "--resume"), "--resume"),
+        ((), "--text-file: is missing"),
+        (("--text-file", "nowhere.txt"), "--text-file"),
+        (("--text", __file__), "--text: is "),
+        (("--text-file", __file__, "--error", 0), "--error"),
+        (("--text-file", __file__, "--keep", 1), "--keep"),
+        (("--text-file", __file__, "--tokens", 10), "--tokens"),
     ],
 )
 def test_bad_arguments_are_named(directory, arguments, named):

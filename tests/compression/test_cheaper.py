@@ -107,6 +107,15 @@ def _singles():
     ]
 
 
+def test_memory_is_relative_to_the_dtype_of_the_cache():
+    """Eight bits of four keys' features and three values, with two steps a channel and a token."""
+    for dtype, bits in ((torch.float32, 32), (torch.bfloat16, 16)):
+        (choice,) = cheaper(HEADS, X, KEYS, candidates=(Quantized(8),), dtype=dtype).choices
+        assert math.isclose(choice.memory, 8 / bits + (2 * 4 + 2 * 40) / (40 * 7))
+    with pytest.raises(ArgumentError, match=r"dtype: is torch.int8; give the dtype of a cache"):
+        cheaper(HEADS, X, KEYS, dtype=torch.int8)
+
+
 def test_the_choice_of_least_memory_under_an_error(table):
     best = table.best(0.5)
     assert best is not None

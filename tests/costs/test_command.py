@@ -28,6 +28,18 @@ LLAMA = {
     "num_key_value_heads": 2,
     "intermediate_size": 96,
     "vocab_size": 50,
+    "max_position_embeddings": 96,
+}
+BERT = {
+    "model_type": "bert",
+    "architectures": ["BertForMaskedLM"],
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "vocab_size": 40,
+    "type_vocab_size": 2,
+    "max_position_embeddings": 24,
 }
 NASTY = '<script>alert("x")</script>&'
 
@@ -131,18 +143,82 @@ def test_the_demonstration_model(regard):
     assert (status, "T* = 2,304 tokens" in out, "22.7 M" in out) == (0, True, True)
 
 
-@pytest.mark.parametrize("name", ["cost.svg", "cost.html"])
-def test_pictures_are_written(regard, config, tmp_path, name):
-    status, _, err = regard(config(), "--out", tmp_path / name)
+def test_the_default_is_the_context_of_the_model(regard, config):
+    out = regard(config())[1]
+    assert "1 × 96 tokens" in out
+    assert "96 tokens are the context of the model (max_position_embeddings)" in out
+    assert count(cost(LLAMA, 96).forward) in out
+    assert "are more than the context of the model, 96" in regard(config(), "--tokens", 97)[1]
+    assert "the context of the model" not in regard(config(), "--tokens", 95)[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "most"),
+    [(BERT, 24), (BERT | {"model_type": "roberta", "architectures": None, "pad_token_id": 1}, 22)],
+)
+def test_a_table_of_positions_ends(regard, config, changes, most):
+    """More tokens than positions are refused, with how many are taken: two rows of RoBERTa are for none."""
+    path = config(**changes)
+    assert f"1 × {most} tokens" in regard(path)[1]
+    assert regard(path, "--tokens", most)[0] == 0
+    status, out, err = regard(path, "--tokens", most + 1)
+    assert (status, out, len(err.splitlines())) == (2, "", 1)
+    assert f"--tokens: is {most + 1}, and tiny has a table of {most} positions" in err
+    assert f"give at most {most}, or leave it out" in err
+
+
+def test_a_table_of_a_model_without_a_closed_form_ends_too(regard, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "ffn_dim": 48, "word_embed_proj_dim": 32}
+    made = transformers.OPTConfig(**sizes, num_hidden_layers=2, vocab_size=40, max_position_embeddings=20)
+    made.save_pretrained(tmp_path / "opt")
+    assert "1 × 20 tokens" in regard(tmp_path / "opt")[1]
+    assert "has a table of 20 positions" in regard(tmp_path / "opt", "--tokens", 21)[2]
+
+
+def test_a_config_without_a_context_asks_for_the_tokens(regard, config):
+    status, out, err = regard(config(max_position_embeddings=None))
+    assert (status, out, len(err.splitlines())) == (2, "", 1)
+    assert "--tokens: is missing, and the config of tiny names no length of its context; give the" in err
+    assert regard(config(max_position_embeddings=None), "--tokens", 9)[0] == 0
+
+
+def test_a_trained_model_has_the_context_of_its_training(regard, tmp_path):
+    import regard as package
+
+    model = package.nn.LanguageModel(package.nn.Design(8, 2), vocabulary=5, layers=1)
+    package.nn.save(model, tmp_path / "step-000002" / "model")
+    assert "--tokens: is missing" in regard(tmp_path)[2]
+    (tmp_path / "step-000002" / "state.json").write_text(json.dumps({"recipe": {"context": 12}}))
+    out = regard(tmp_path)[1]
+    assert "1 × 12 tokens" in out
+    assert "(the context of its training)" in out
+
+
+def test_the_report_is_written(regard, config, tmp_path):
+    status, out, _ = regard(config(), "--out", tmp_path / "out")
     assert status == 0
-    assert str(tmp_path / name) in err
-    text = (tmp_path / name).read_text(encoding="utf-8")
-    assert "http" not in text.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
-    assert "T*" in text
+    assert str(tmp_path / "out" / "cost.html") in out
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "cost.html",
+        "cost.json",
+        "cost.svg",
+    ]
+    for name in ("cost.svg", "cost.html"):
+        text = (tmp_path / "out" / name).read_text(encoding="utf-8")
+        assert "http" not in text.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
+        assert "T*" in text
+    assert (
+        "the context of the model (max_position_embeddings)" in (tmp_path / "out" / "cost.html").read_text()
+    )
+    data = json.loads((tmp_path / "out" / "cost.json").read_text())
+    assert (data["model"], data["tokens"], data["forward"]) == ("tiny", 96, cost(LLAMA, 96).forward)
+    assert sum(part["matmul"] for part in data["parts"]) == data["forward"]
+    assert json.loads(regard(config(), "--json")[1]) == data
 
 
 def test_the_page_allows_its_own_styles_and_no_others(regard, config, tmp_path):
-    regard(config(), "--out", tmp_path / "cost.html")
+    regard(config(), "--out", tmp_path)
     text = (tmp_path / "cost.html").read_text(encoding="utf-8")
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
     styles = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
@@ -161,7 +237,7 @@ def test_the_page_allows_its_own_styles_and_no_others(regard, config, tmp_path):
         (("no-such-model",), "MODEL: there is nothing at no-such-model, and no downloaded model"),
         (("--tokens", "0"), "--tokens: is 0; give a whole number"),
         (("--batch", "-1"), "--batch: is -1; give a whole number"),
-        (("--out", "cost.png"), "--out: is cost.png; give a file that ends in .svg or .html"),
+        (("--open",), "--open: is given without --out, and no page is written; add --out DIRECTORY"),
     ],
 )
 def test_wrong_arguments(regard, arguments, message):
@@ -214,7 +290,7 @@ def test_wrong_files(regard, tmp_path):
     (tmp_path / "config.json").unlink()
     assert "is a directory without a config.json" in regard(tmp_path)[2]
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    status, _, err = regard(tmp_path, "--out", tmp_path / "nowhere" / "cost.svg")
+    status, _, err = regard(tmp_path, "--out", tmp_path / "config.json" / "inside")
     assert (status, "--out: " in err) == (2, True)
 
 

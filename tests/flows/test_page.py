@@ -165,7 +165,7 @@ def test_layers_are_chosen_and_their_tokens_shown(opened):
     assert (
         page.evaluate("document.querySelector('button.panel[aria-pressed=true] b').textContent") == "layer 0"
     )
-    assert page.texts("#tokens li.c0 bdi") == [NASTY, "cat", "<b>"]
+    assert page.texts("#tokens li.c0 bdi") == [SHOWN, "cat", "<b>"]
     assert page.problems == []
     page.close()
 

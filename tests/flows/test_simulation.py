@@ -31,8 +31,8 @@ def test_a_simulation_is_the_flow_of_its_recipe():
     table = trajectory.observe(Energy(3.0), MeanCosine(), times=5)
     (panel,) = found["panels"]
     assert found["times"] == table.times.tolist()
-    for name in ("energy(3)", "mean cosine"):
-        assert panel["values"][name] == table[name].tolist()
+    for name, own in (("energy", "energy(3)"), ("mean cosine", "mean cosine")):
+        assert panel["values"][name] == table[own].tolist()
     assert (panel["view"], panel["drawn"], len(panel["frames"])) == ("globe", 40, 6)
     drawn = torch.frombuffer(bytearray(base64.b64decode(panel["frames"][-1])), dtype=torch.int16)
     torch.testing.assert_close(
@@ -66,8 +66,8 @@ def test_particles_begin_on_the_sphere_and_their_seed_decides():
     assert torch.equal(recipe.start(), Recipe(particles=50, dimension=4).start())
     assert not torch.equal(recipe.start(), Recipe(particles=50, dimension=4, seed=1).start())
     assert isinstance(recipe.attention().normalizer, r.Softmax)
-    assert recipe.model == "SA"
-    assert Recipe(unnormalized=True).model == "USA"
+    assert recipe.weights == "softmax weights"
+    assert Recipe(unnormalized=True).weights == "unnormalized weights"
 
 
 def test_what_is_not_given_fits():
@@ -140,7 +140,9 @@ def test_noise_is_looked_at_where_it_is_known():
 def test_many_particles_go_through_the_series_and_it_is_said():
     simulation = Simulation(Recipe(beta=4.0, particles=20_000, until=0.2, frames=1))
     first, second = simulation.announcement()
-    assert first.startswith("20,000 particles, SA with β = 4: 4 evaluations of attention, predicted to take")
+    assert first.startswith(
+        "20,000 particles, softmax weights with β = 4: 4 evaluations of attention, predicted to take"
+    )
     assert "Fourier series" in second
     assert "(--tolerance 1e-06)" in second
     assert simulation.engine == r.engines.Fourier(1e-6)
@@ -148,7 +150,7 @@ def test_many_particles_go_through_the_series_and_it_is_said():
     simulation.run()
     (panel,) = simulation.report()["panels"]
     assert (panel["view"], panel["cells"]) == ("circle", (720,))
-    energies = panel["values"]["energy(4)"]
+    energies = panel["values"]["energy"]
     assert energies[0] < energies[1]
     few = Simulation(Recipe(particles=300))
     assert few.engine is None
@@ -199,7 +201,7 @@ def test_particles_that_meet_become_one(tmp_path, monkeypatch):
     assert atoms[0] == 24
     assert atoms[-1] < 12
     assert atoms == sorted(atoms, reverse=True)
-    for name in ("energy(3)", "mean cosine", "effective rank"):
+    for name in ("energy", "mean cosine", "effective rank"):
         assert after[name] == pytest.approx(before[name], rel=1e-3)
     part = Simulation(recipe, tmp_path / "kept")
     united = next(k for k in range(24) if atoms[k + 1] < atoms[k]) + 2
