@@ -14,7 +14,7 @@ from regard._pages import embedded, environment
 from regard._printable import printable
 from regard.audits import load, terminal
 from regard.audits.checkpoint import find
-from regard.audits.inputs import inputs_of
+from regard.audits.inputs import beginning, inputs_of
 from regard.cli import main
 from regard.flows import Recipe, Simulation, recipe
 from tests.audits.checkpoints import ENVIRONMENT, model_of, save, save_pickle, tokenizer
@@ -110,6 +110,19 @@ def test_a_long_text_is_cut_before_it_is_tokenized(text):
     assert item.options["input_ids"][0].tolist() == wanted
     assert item.cut is (len(wanted) == 64)
     assert max(seen) < 5000 or len(wanted) == 1
+
+
+def test_a_word_without_end_is_cut():
+    """Its letters take fifty times their memory in a tokenizer, and no model has a token for them."""
+    seen = []
+
+    def one_token(letters, verbose):
+        seen.append(len(letters))
+        return {"input_ids": [0]}
+
+    kept = beginning(one_token, "c" * 30_000_000, 64)
+    assert len(kept) == 1 << 22
+    assert max(seen) < 1 << 22
 
 
 def test_roberta_has_fewer_positions_than_rows():
