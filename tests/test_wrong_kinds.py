@@ -207,7 +207,7 @@ def test_a_wrong_kind_is_named(name):
         (lambda: r.Linear(None), "w_v: is None; give a torch.Tensor"),
         (lambda: r.one_token(X, 1, radius=None), "radius: is None; give a number"),
         (
-            lambda: r.attend(X, X, X, r.Gaussian()),
+            lambda: r.attend(X, X, X, r.Gaussian(bandwidth=1.0)),
             "potential: is given by position to attend; write potential=...",
         ),
         (lambda: r.attend(X, X, X.to_sparse()), "v: has the layout torch.sparse_coo; make it dense"),
@@ -231,7 +231,7 @@ def test_a_wrong_kind_is_named(name):
         (lambda: r.nn.MultiHeadAttention(2, 1)(WRONG["a nested tensor"]), "x: is a nested tensor; pad it"),
         (lambda: r.nn.MultiHeadAttention(2, 1)(X.to_sparse()), "x: has the layout torch.sparse_coo; make"),
         (
-            lambda: r.nn.MultiHeadAttention(4, 2, potential=r.Gaussian()),
+            lambda: r.nn.MultiHeadAttention(4, 2, potential=r.Gaussian(bandwidth=1.0)),
             "potential: is no argument of MultiHeadAttention; write mechanism=...",
         ),
     ],

@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from regard._allocation import memory
 from regard.audits import own
 from regard.audits.checkpoint import Checkpoint, find, first_line, read_json
-from regard.audits.files import FEW, guess_type, missing_pieces, nearest_types
+from regard.audits.files import FEW, guess_type, missing_pieces, nearest_types, saved_class
 from regard.errors import ArgumentError
 
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "tokenizer.*", "sentencepiece*")
@@ -131,7 +131,7 @@ def load_head(checkpoint: Checkpoint) -> nn.Module:
             "MODEL", found, "declare it and call regard.decide or regard.compression.cheaper from Python"
         )
     transformers = _quiet_transformers()
-    kind = (getattr(config, "architectures", None) or [""])[0]
+    kind = saved_class(config)
     doors = {
         "ForSequenceClassification": transformers.AutoModelForSequenceClassification,
         "ForCausalLM": transformers.AutoModelForCausalLM,

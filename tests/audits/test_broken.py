@@ -285,6 +285,14 @@ def test_a_tokenizer_of_special_tokens_alone():
         known_samples(found)
 
 
+@pytest.mark.parametrize("named", [5, [5], "BertModel", [], [["BertModel"]]])
+def test_a_class_that_a_config_does_not_name(named, tmp_path):
+    """It only says how a model answers: without its name the model is audited."""
+    report = r.audit(edit(save(tmp_path / "model"), architectures=named), "the cat", checks=["rows"])
+    assert report.rows
+    assert load.load_head(find(str(tmp_path / "model"))).config.architectures == named
+
+
 def test_a_config_without_a_type_is_guessed_for_costs_too(tmp_path, monkeypatch, capsys):
     directory = edit(save(tmp_path / "model"), model_type=None)
     monkeypatch.setattr(sys, "argv", ["regard", "cost", str(directory), "--tokens", "8"])
