@@ -126,7 +126,7 @@ def test_every_verb_takes_the_default_bandwidth():
         lambda map: r.dynamics.score_slope(map, law),
         lambda map: r.flow(map, x, euler, 1.0).at(1.0),
         lambda map: r.apply(map, x, engine=r.engines.Fourier(1e-9)),
-        lambda map: r.compress(x, map, 3).error.value,
+        lambda map: r.compress(x, map, size=3).certificate.value,
         lambda map: r.apply(map.replace(normalizer=r.LinearKernel(r.normalizers.Elu())), x),
     ):
         torch.testing.assert_close(torch.as_tensor(verb(layer)), torch.as_tensor(verb(named)))
