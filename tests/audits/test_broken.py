@@ -355,6 +355,13 @@ def test_a_full_disk_in_a_simulation(tmp_path):
     assert "File too large" in done.stderr
 
 
+def test_a_stdout_that_is_closed(monkeypatch):
+    """Python has None in place of a stream that the shell closed with `>&-`."""
+    monkeypatch.setattr("regard.cli._run", lambda: None)
+    monkeypatch.setattr(sys, "stdout", None)
+    main()
+
+
 def test_a_stdout_that_cannot_be_written():
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "regard", "checks"]
