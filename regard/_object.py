@@ -101,17 +101,18 @@ def _with_kinds(check: Callable[..., None]) -> Callable[..., None]:
         if torch.compiler.is_compiling():
             check(self, *only_given)
             return
+        own: type = type(self)
         try:
             check(self, *only_given)
         except RegardError:
             raise
         except Exception as error:
-            _kinds.refuse_wrong_kinds(self, _kinds_of(type(self)), error)
+            _kinds.refuse_wrong_kinds(self, _kinds_of(own), error)
             for name, value in vars(self).items():
                 if isinstance(value, Tensor):
                     _kinds.refuse_unusual(name, value, error)
             raise
-        _kinds.refuse_wrong_kinds(self, _kinds_of(type(self)))
+        _kinds.refuse_wrong_kinds(self, _kinds_of(own))
 
     return __post_init__
 
