@@ -141,14 +141,20 @@ def load_head(checkpoint: Checkpoint) -> nn.Module:
     return _pretrained(checkpoint, config, door)
 
 
-def _refuse_large(checkpoint: Checkpoint, config: Any, door: Any) -> None:
-    """Compare what the config describes with the file, and with memory, before any of it is allocated."""
-    model = _build(copy.deepcopy(config), torch.device("meta"), door)
+def refuse_other_sizes(checkpoint: Checkpoint, config: Any, model: nn.Module) -> int:
+    """Compare the model that a config describes, made without memory, with the file; return its numbers."""
     described, stored = sum(p.numel() for p in model.parameters()), sum(checkpoint.sizes)
     packed = PACKED if getattr(config, "quantization_config", None) else 1
     if checkpoint.sizes and described > packed * (2 * stored + FEW):
         found = f"{checkpoint.directory} has a config of {described:,} numbers and weights of {stored:,}"
         raise ArgumentError("MODEL", found, "check that config and weights belong together")
+    return described
+
+
+def _refuse_large(checkpoint: Checkpoint, config: Any, door: Any) -> None:
+    """Compare what the config describes with the file, and with memory, before any of it is allocated."""
+    model = _build(copy.deepcopy(config), torch.device("meta"), door)
+    described = refuse_other_sizes(checkpoint, config, model)
     needed = 4 * described + sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
     if needed > memory():
         found = f"takes {needed / 1e9:,.1f} GB in float32, and this process may have {memory() / 1e9:,.1f} GB"

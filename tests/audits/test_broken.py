@@ -15,6 +15,7 @@ from regard._printable import printable
 from regard.audits import load, terminal
 from regard.audits.checkpoint import find
 from regard.audits.inputs import beginning, inputs_of
+from regard.audits.streaming import Streamed
 from regard.cli import main
 from regard.flows import Recipe, Simulation, recipe
 from tests.audits.checkpoints import ENVIRONMENT, model_of, save, save_pickle, tokenizer
@@ -68,6 +69,9 @@ def test_a_config_is_compared_with_the_file_and_with_memory(tmp_path, monkeypatc
     checkpoint = find(str(edit(save(tmp_path / "model"), vocab_size=5000)))
     with pytest.raises(r.errors.ArgumentError, match=r"has a config of 175,.* numbers and weights of 16,"):
         load.load_weights(checkpoint)
+    checkpoint = find(str(edit(save(tmp_path / "long"), max_position_embeddings=10**9)))
+    with pytest.raises(r.errors.ArgumentError, match=r"has a config of 32,000,.* numbers and weights of 16,"):
+        Streamed(checkpoint)
     checkpoint = find(str(save(tmp_path / "whole")))
     needed = 4 * sum(parameter.numel() for parameter in load.load_weights(checkpoint).parameters())
     monkeypatch.setattr(load, "memory", lambda: needed - 1)
