@@ -226,6 +226,8 @@ def _wrong(name: str, value: Any, words: str) -> ArgumentError:
 
 def _kind(annotation: Any, space: dict[str, Any]) -> Kind | None:
     """What an annotation accepts, with words for it; None where it accepts anything, or cannot be read."""
+    if annotation is inspect.Parameter.empty:
+        return None
     try:
         meant = eval(annotation, space) if isinstance(annotation, str) else annotation
     except Exception:  # a name that only type checkers import

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from regard.costs import Cost, Sizes
 
 T = TypeVar("T")
-MOST = 10**15
+MOST, USUAL = 10**15, 4096
+LOADED = "load it yourself and call regard.cost(model, sizes, inputs=...)"
 REMEDY = "give a config.json, the directory of a model, a hub id that has been downloaded, or nothing"
 
 HELP = """What does a model take to run and to train: flops, bytes and parameters, part by part?
@@ -48,7 +49,12 @@ def cost(
         str | None,
         typer.Argument(metavar="MODEL", help="A config.json, a directory or a hub id.", show_default=False),
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 4096,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of a sequence.", show_default="4096, or all that a model without a closed form takes"
+        ),
+    ] = None,
     batch: Annotated[int, typer.Option(help="How many sequences.")] = 1,
     causal: Annotated[
         bool | None,
@@ -69,10 +75,11 @@ def cost(
     from regard.costs import Sizes
     from regard.costs.picture import drawing
 
-    sizes = _sizes(Sizes, tokens, batch, causal)
     if out is not None and out.suffix.lower() not in (".svg", ".html"):
         raise ArgumentError("--out", f"is {out}", "give a file that ends in .svg or .html")
     config, name = _config(model)
+    tokens = _usual(config) if tokens is None else tokens
+    sizes = _sizes(Sizes, tokens, batch, causal)
     found = _count(config, sizes)
     _print(found, name)
     for note in _notes(config, tokens):
@@ -114,13 +121,25 @@ def _notes(config: dict[str, Any], tokens: int) -> list[str]:
     notes = []
     if not config.get("architectures") and "model_type" in config:
         notes.append("no output head is counted: the config names no architecture")
-    longest = config.get("max_position_embeddings", config.get("n_positions"))
-    if isinstance(longest, int) and longest < tokens:
+    longest = _longest(config)
+    if longest is not None and longest < tokens:
         notes.append(
             f"the model has {longest:,} positions: {tokens:,} tokens are what it "
             "would cost, not what it takes"
         )
     return notes
+
+
+def _longest(config: dict[str, Any]) -> int | None:
+    """Return how many positions a model has, where its config says it."""
+    found = config.get("max_position_embeddings", config.get("n_positions"))
+    return found if isinstance(found, int) and found > 0 else None
+
+
+def _usual(config: dict[str, Any]) -> int:
+    """Return the tokens that are counted where none are given: no more than a model takes that has to run."""
+    runs = isinstance(config.get("model_type"), str) and not _has_closed_form(config)
+    return min(USUAL, _longest(config) or USUAL) if runs else USUAL
 
 
 def _path(model: str | None) -> tuple[Path, str]:
@@ -164,18 +183,25 @@ def _count(config: dict[str, Any], sizes: Sizes) -> Cost:
     """By closed form where the family has one, else by a run of its model without memory."""
     from regard.audits.own import build, is_own
     from regard.costs import cost as counted
-    from regard.costs.families import has_closed_form
 
     if is_own(config):
         return _about(lambda: counted(build(config), sizes))
-    if _about(lambda: has_closed_form(config)) or not isinstance(config.get("model_type"), str):
+    if _has_closed_form(config) or not isinstance(config.get("model_type"), str):
         return _about(lambda: counted(config, sizes))
+    longest = _longest(config)
+    few = longest is not None and longest < sizes.tokens
     with _quiet():
-        return _about(lambda: counted(_build(config), sizes))
+        return _about(lambda: counted(_build(config), sizes), f"give --tokens {longest}" if few else LOADED)
 
 
-def _about(read: Callable[[], T]) -> T:
-    """Errors name what the user gave."""
+def _has_closed_form(config: dict[str, Any]) -> bool:
+    from regard.costs.families import has_closed_form
+
+    return _about(lambda: has_closed_form(config))
+
+
+def _about(read: Callable[[], T], remedy: str = LOADED) -> T:
+    """Errors name what the user gave; the remedy is for a model that does not run on shapes alone."""
     try:
         return read()
     except RuntimeError as error:
@@ -186,9 +212,7 @@ def _about(read: Callable[[], T]) -> T:
         if error.argument == "config":
             raise ArgumentError("MODEL", f"its config {error.found}", error.remedy) from error
         if error.argument == "inputs":
-            raise ArgumentError(
-                "MODEL", error.found, "load it yourself and call regard.cost(model, sizes, inputs=...)"
-            ) from error
+            raise ArgumentError("MODEL", error.found, remedy) from error
         raise
 
 
