@@ -79,7 +79,7 @@ def plan_of(case: Case, x: Tensor) -> FourierPlan:
     """What the engine decides."""
     transform = Finufft() if case.fast else Separable()
     engine = Fourier(1e-6, None if case.fast else transform)
-    plan = engine.plan(problem_of(Attention(Gaussian()), x, None))
+    plan = engine.plan(problem_of(Attention(Gaussian(bandwidth=1.0)), x, None))
     assert isinstance(plan, FourierPlan), plan
     return plan
 

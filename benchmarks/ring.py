@@ -65,7 +65,7 @@ def _particles(count: int, ring: Ring | None) -> Run:
     """One step of particles in a plane on a series."""
     cloud = 20 * torch.rand(count, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     own = cloud if ring is None else ring.shard(cloud)
-    return lambda: [apply(Attention(Gaussian()), own, engine=Fourier(1e-6, ring=ring))]
+    return lambda: [apply(Attention(Gaussian(bandwidth=1.0)), own, engine=Fourier(1e-6, ring=ring))]
 
 
 QUESTIONS: dict[str, Callable[[int, Ring | None], Run]] = {"tokens": _tokens, "particles": _particles}

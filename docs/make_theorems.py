@@ -384,7 +384,7 @@ def gaussian_whole() -> str:
     Seen: the Jacobian at one token at 0 and the others at ±√(2(1 + ω)): log n is real.
     """
     attention, norm, counts = (
-        regard.Attention(regard.Gaussian()),
+        regard.Attention(regard.Gaussian(bandwidth=1.0)),
         regard.TokenMax(),
         [3.0, 5, 9, 17, 33, 65, 129, 257],
     )

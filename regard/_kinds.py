@@ -10,7 +10,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,8 +19,18 @@ from regard.errors import ArgumentError, RegardError
 
 F = TypeVar("F", bound=Callable[..., Any])
 Accepts = Callable[[Any], bool]
-Kinds = dict[str, tuple[str, Accepts]]
-"""For each argument: its kind in words, and whether a value is of it."""
+
+
+class Kind(NamedTuple):
+    """A kind in words, whether a value is of it, and whether every value of a type is."""
+
+    words: str
+    accepts: Accepts
+    surely: Callable[[type], bool] = lambda cls: False
+
+
+Kinds = dict[str, Kind]
+"""The kind of each argument."""
 
 OTHER_NAMES = {
     "sigma": "bandwidth",
@@ -81,7 +91,7 @@ def refuse_other_arguments(cls: type, arguments: tuple[Any, ...], options: dict[
         if name not in options:
             kind = kinds_of_fields(cls).get(name)
             remedy = f"write {cls.__name__}(..., {name}=...)"
-            raise ArgumentError(name, "is missing", remedy if kind is None else f"{remedy}, {kind[0]}")
+            raise ArgumentError(name, "is missing", remedy if kind is None else f"{remedy}, {kind.words}")
 
 
 @functools.cache
@@ -93,10 +103,17 @@ def _fields_of(cls: type) -> tuple[list[str], list[str]]:
 
 def refuse_wrong_kinds(value: Any, kinds: Kinds, cause: Exception | None = None) -> None:
     """An error for the first field of a noun whose value is not of its kind."""
-    for name, (words, accepts) in kinds.items():
+    for name, kind in kinds.items():
         found = getattr(value, name)
-        if not accepts(found):
-            raise _wrong(name, found, words) from cause
+        if not kind.accepts(found):
+            raise _wrong(name, found, kind.words) from cause
+
+
+@functools.cache
+def kinds_by_value(cls: type, names: tuple[str, ...], types: tuple[type, ...]) -> Kinds:
+    """The fields of a dataclass whose kinds their types do not decide."""
+    found = dict(zip(names, types, strict=True))
+    return {name: kind for name, kind in kinds_of_fields(cls).items() if not kind.surely(found[name])}
 
 
 @functools.cache
@@ -130,8 +147,8 @@ def _explain(function: Any, arguments: Any, options: Any, error: Exception) -> N
     for name, value in given.items():
         annotation = signature.parameters[name].annotation
         kind = _MAP if annotation == "Any" and name in _MAPS else _kind(annotation, space)
-        if kind is not None and not kind[1](value):
-            raise _wrong(name, value, kind[0]) from error
+        if kind is not None and not kind.accepts(value):
+            raise _wrong(name, value, kind.words) from error
     for name, value in given.items():
         for tensor in _tensors(value):
             refuse_unusual(name, tensor, error)
@@ -183,7 +200,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 _MAPS = ("map", "model")
-_MAP = (
+_MAP = Kind(
     "an Attention, a map of regard.maps, or a torch.nn.Module",
     lambda value: callable(value) and not isinstance(value, type),
 )
@@ -207,8 +224,10 @@ def _wrong(name: str, value: Any, words: str) -> ArgumentError:
     return ArgumentError(name, found, f"give {words}")
 
 
-def _kind(annotation: Any, space: dict[str, Any]) -> tuple[str, Accepts] | None:
+def _kind(annotation: Any, space: dict[str, Any]) -> Kind | None:
     """What an annotation accepts, with words for it; None where it accepts anything, or cannot be read."""
+    if annotation is inspect.Parameter.empty:
+        return None
     try:
         meant = eval(annotation, space) if isinstance(annotation, str) else annotation
     except Exception:  # a name that only type checkers import
@@ -216,7 +235,7 @@ def _kind(annotation: Any, space: dict[str, Any]) -> tuple[str, Accepts] | None:
     return _accepted(meant)
 
 
-def _accepted(meant: Any) -> tuple[str, Accepts] | None:
+def _accepted(meant: Any) -> Kind | None:
     if meant in _NAMED:
         return _NAMED[meant]
     origin = typing.get_origin(meant)
@@ -225,13 +244,17 @@ def _accepted(meant: Any) -> tuple[str, Accepts] | None:
         if any(part is None for part in parts):
             return None
         known = [part for part in parts if part is not None]
-        return " or ".join(words for words, _ in known), lambda value: any(test(value) for _, test in known)
+        return Kind(
+            " or ".join(part.words for part in known),
+            lambda value: any(part.accepts(value) for part in known),
+            lambda cls: any(part.surely(cls) for part in known),
+        )
     meant = origin or meant
     if not isinstance(meant, type) or getattr(meant, "_is_protocol", False):
         return None
     name = meant.__name__
     noun = "a value of" if getattr(meant, "__dataclass_fields__", None) is not None else "a"
-    return f"{noun} {name}", lambda value: isinstance(value, meant)
+    return Kind(f"{noun} {name}", lambda value: isinstance(value, meant), lambda cls: issubclass(cls, meant))
 
 
 def _is_whole(value: Any) -> bool:
@@ -261,13 +284,17 @@ def _is_real(tensor: Tensor) -> bool:
     return not tensor.is_complex() and (not tensor.is_floating_point() or tensor.dtype in _COMPUTED)
 
 
-_NAMED: dict[Any, tuple[str, Accepts] | None] = {
+_NAMED: dict[Any, Kind | None] = {
     Any: None,
-    type(None): ("None", lambda value: value is None),
-    float: ("a number", _is_number),
-    int: ("a whole number", _is_whole),
-    bool: ("True or False", lambda value: isinstance(value, bool)),
-    torch.Size: ("a tuple of sizes", lambda value: isinstance(value, tuple)),
-    Tensor: ("a torch.Tensor", lambda value: isinstance(value, Tensor)),
-    Callable: ("a function", callable),
+    type(None): Kind("None", lambda value: value is None, lambda cls: cls is type(None)),
+    float: Kind("a number", _is_number, lambda cls: cls is float),
+    int: Kind("a whole number", _is_whole),
+    bool: Kind("True or False", lambda value: isinstance(value, bool), lambda cls: cls is bool),
+    torch.Size: Kind(
+        "a tuple of sizes", lambda value: isinstance(value, tuple), lambda cls: issubclass(cls, tuple)
+    ),
+    Tensor: Kind(
+        "a torch.Tensor", lambda value: isinstance(value, Tensor), lambda cls: issubclass(cls, Tensor)
+    ),
+    Callable: Kind("a function", callable),
 }

@@ -59,7 +59,7 @@ class Object(ABC):  # noqa: B024 (the base of abstract classes has no method of 
 
     def __post_init__(self) -> None:
         if not torch.compiler.is_compiling():
-            _kinds.refuse_wrong_kinds(self, _kinds.kinds_of_fields(type(self)))
+            _refuse_wrong_kinds(self)
 
     def __eq__(self, other: object) -> bool:
         """Equal values: the same type with equal fields, tensors with equal numbers on one device in one
@@ -111,9 +111,17 @@ def _with_kinds(check: Callable[..., None]) -> Callable[..., None]:
                 if isinstance(value, Tensor):
                     _kinds.refuse_unusual(name, value, error)
             raise
-        _kinds.refuse_wrong_kinds(self, _kinds.kinds_of_fields(type(self)))
+        _refuse_wrong_kinds(self)
 
     return __post_init__
+
+
+def _refuse_wrong_kinds(value: Object) -> None:
+    """Raise for the first field of another kind; a value is looked at where its type does not decide."""
+    fields = vars(value)
+    undecided = _kinds.kinds_by_value(type(value), tuple(fields), tuple(map(type, fields.values())))
+    if undecided:
+        _kinds.refuse_wrong_kinds(value, undecided)
 
 
 def rebuild(cls: type[Self], names: tuple[str, ...], values: tuple[Any, ...]) -> Self:

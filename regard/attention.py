@@ -36,6 +36,9 @@ class Attention(Object):
     Heads and batches are leading dimensions and broadcast: with w_q of shape (h, d, c) and x (n, d) the
     output is (h, n, e).
 
+    An Attention is a value: a torch.nn.Module that keeps one registers none of its parameters. Keep
+    `regard.nn.Declared(attention)` instead, a module that computes the same and shares them.
+
     Examples:
         >>> x = torch.randn(5, 8)
         >>> layer = regard.Attention(regard.Dot(), regard.Linear(torch.randn(8, 3)), support=regard.Causal())

@@ -207,7 +207,7 @@ def test_a_wrong_kind_is_named(name):
         (lambda: r.Linear(None), "w_v: is None; give a torch.Tensor"),
         (lambda: r.one_token(X, 1, radius=None), "radius: is None; give a number"),
         (
-            lambda: r.attend(X, X, X, r.Gaussian()),
+            lambda: r.attend(X, X, X, r.Gaussian(bandwidth=1.0)),
             "potential: is given by position to attend; write potential=...",
         ),
         (lambda: r.attend(X, X, X.to_sparse()), "v: has the layout torch.sparse_coo; make it dense"),
@@ -224,8 +224,14 @@ def test_a_wrong_kind_is_named(name):
         (lambda: r.Entmax(10**18), "alpha: is 1e+18; give at most 8"),
         (lambda: r.Entmax(torch.tensor([2.0, 50.0])), "alpha: has entries above 8; give at most 8"),
         (lambda: r.Softmax(10**400), "temperature: is a whole number of 1329 bits; give a number"),
+        (lambda: r.nn.Encoder(None, 1), "design: is None; give a value of Design"),
+        (lambda: r.nn.Transformer("x", 1, 1), "design: is 'x'; give a value of Design"),
+        (lambda: r.nn.Encoder(r.nn.Design(4, 2), depth=3), "depth: is no argument of Encoder; its arguments"),
+        (lambda: r.nn.monitor(None), "model: is None; give a Module"),
+        (lambda: r.nn.MultiHeadAttention(2, 1)(WRONG["a nested tensor"]), "x: is a nested tensor; pad it"),
+        (lambda: r.nn.MultiHeadAttention(2, 1)(X.to_sparse()), "x: has the layout torch.sparse_coo; make"),
         (
-            lambda: r.nn.MultiHeadAttention(4, 2, potential=r.Gaussian()),
+            lambda: r.nn.MultiHeadAttention(4, 2, potential=r.Gaussian(bandwidth=1.0)),
             "potential: is no argument of MultiHeadAttention; write mechanism=...",
         ),
     ],
@@ -234,6 +240,12 @@ def test_the_argument_and_the_remedy(call, message):
     with pytest.raises(r.errors.ArgumentError) as caught:
         call()
     assert str(caught.value).startswith(message)
+
+
+def test_arguments_without_annotations_are_of_any_kind():
+    """Python names what is missing; `self` is no argument of a wrong kind."""
+    with pytest.raises(TypeError, match="missing 2 required positional arguments: 'width' and 'heads'"):
+        r.nn.MultiHeadAttention()
 
 
 def test_the_largest_alpha_resolves_half_a_percent():

@@ -112,6 +112,13 @@ def guess_type(weights: Path, config: dict[str, Any]) -> str:
     return best
 
 
+def saved_class(config: Any) -> str:
+    """Return the name of the class that a model was saved as; "" where its config names none."""
+    named = getattr(config, "architectures", None)
+    first = named[0] if isinstance(named, list) and named else ""
+    return first if isinstance(first, str) else ""
+
+
 def _prefixes(weights: Path) -> list[str]:
     """What the names of weights begin with."""
     if weights.suffix != ".safetensors":

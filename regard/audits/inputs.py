@@ -26,6 +26,8 @@ ENDLESS = 10**9
 """Tokenizers that do not know how much their model takes say a number beyond this."""
 LONGEST, LETTERS = 1 << 15, 16
 """Tokens of a text where neither model nor tokenizer says how many, and letters of a token to begin with."""
+MOST_LETTERS = 1 << 22
+"""Letters of a text that are tokenized at most where they make few tokens, as one endless word does."""
 
 
 @dataclass(frozen=True)
@@ -306,7 +308,10 @@ def _offset_tables(model: nn.Module) -> list[int]:
 def beginning(tokenizer: Any, text: str, most: int) -> str:
     """The part of a text that its first tokens are from: a long rest takes memory and is cut off anyway."""
     size = LETTERS * most
-    while size < len(text) and len(tokenizer(text[:size], verbose=False)["input_ids"]) <= 2 * most:
+    while (
+        size < min(len(text), MOST_LETTERS)
+        and len(tokenizer(text[:size], verbose=False)["input_ids"]) <= 2 * most
+    ):
         size *= 2
     return text[:size]
 

@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from regard._allocation import memory
 from regard.audits import own
 from regard.audits.checkpoint import Checkpoint, find, first_line, read_json
-from regard.audits.files import FEW, guess_type, missing_pieces, nearest_types
+from regard.audits.files import FEW, guess_type, missing_pieces, nearest_types, saved_class
 from regard.errors import ArgumentError
 
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "tokenizer.*", "sentencepiece*")
@@ -128,7 +128,7 @@ def load_head(checkpoint: Checkpoint) -> nn.Module:
     if isinstance(config, dict):
         return own.read(checkpoint.directory)
     transformers = _quiet_transformers()
-    kind = (getattr(config, "architectures", None) or [""])[0]
+    kind = saved_class(config)
     doors = {
         "ForSequenceClassification": transformers.AutoModelForSequenceClassification,
         "ForCausalLM": transformers.AutoModelForCausalLM,
@@ -138,14 +138,20 @@ def load_head(checkpoint: Checkpoint) -> nn.Module:
     return _pretrained(checkpoint, config, door)
 
 
-def _refuse_large(checkpoint: Checkpoint, config: Any, door: Any) -> None:
-    """Compare what the config describes with the file, and with memory, before any of it is allocated."""
-    model = _build(copy.deepcopy(config), torch.device("meta"), door)
+def refuse_other_sizes(checkpoint: Checkpoint, config: Any, model: nn.Module) -> int:
+    """Compare the model that a config describes, made without memory, with the file; return its numbers."""
     described, stored = sum(p.numel() for p in model.parameters()), sum(checkpoint.sizes)
     packed = PACKED if getattr(config, "quantization_config", None) else 1
     if checkpoint.sizes and described > packed * (2 * stored + FEW):
         found = f"{checkpoint.directory} has a config of {described:,} numbers and weights of {stored:,}"
         raise ArgumentError("MODEL", found, "check that config and weights belong together")
+    return described
+
+
+def _refuse_large(checkpoint: Checkpoint, config: Any, door: Any) -> None:
+    """Compare what the config describes with the file, and with memory, before any of it is allocated."""
+    model = _build(copy.deepcopy(config), torch.device("meta"), door)
+    described = refuse_other_sizes(checkpoint, config, model)
     needed = 4 * described + sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
     if needed > memory():
         found = f"takes {needed / 1e9:,.1f} GB in float32, and this process may have {memory() / 1e9:,.1f} GB"

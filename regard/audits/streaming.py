@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from regard._allocation import memory
 from regard.audits.checkpoint import Checkpoint
 from regard.audits.checks import Check
-from regard.audits.load import architecture, config_of, skeleton
+from regard.audits.load import architecture, config_of, refuse_other_sizes, skeleton
 from regard.audits.memory import give_back
 from regard.audits.places import places
 from regard.audits.report import Report
@@ -105,6 +105,7 @@ class Streamed:
         self._stored = config.dtype = _stored_dtype(config, self._tensors)
         self._dtype = torch.promote_types(self._stored, torch.float32)
         self.original = architecture(config)
+        refuse_other_sizes(checkpoint, config, self.original)
         self._wanted = self.original.state_dict()
         self.model = skeleton(config).to(self._dtype)
         self._blocks = _blocks(self.model)

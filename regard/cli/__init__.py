@@ -34,7 +34,8 @@ def main() -> None:
             try:
                 _run()
             finally:
-                sys.stdout.flush()  # a full disk is found here, not while Python ends
+                if sys.stdout is not None:  # as after `>&-`
+                    sys.stdout.flush()  # a full disk is found here, not while Python ends
     except KeyboardInterrupt:
         print(STOPPED, file=sys.stderr)
         sys.exit(130)

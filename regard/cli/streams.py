@@ -7,12 +7,17 @@ from typing import Any, TextIO
 
 
 class Pipe(io.FileIO):
-    """A descriptor that discards what is written to it once nobody reads the pipe.
+    """The descriptor of a stream, which discards what is written to it once nobody reads the pipe.
 
+    stream: the stream whose descriptor it is, kept because it closes the descriptor when it is deleted.
     left: whether the reader has left.
     """
 
     left = False
+
+    def __init__(self, stream: io.TextIOWrapper) -> None:
+        super().__init__(stream.fileno(), "wb", closefd=False)
+        self.stream = stream
 
     def write(self, data: Any) -> int:
         """Write as a file does, and report everything as written where the pipe is broken."""
@@ -33,7 +38,7 @@ def lasting(stream: io.TextIOWrapper) -> io.TextIOWrapper:
         return stream
     stream.flush()
     return io.TextIOWrapper(
-        io.BufferedWriter(Pipe(raw.fileno(), "wb", closefd=False)),
+        io.BufferedWriter(Pipe(stream)),
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=stream.line_buffering,

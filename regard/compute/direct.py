@@ -51,8 +51,9 @@ def direct(
             return _kernel(q, k, v, 0.0, causal, scale=float(factor / normalizer.temperature))[0]
     if q.dtype.itemsize < 4:
         return None
-    if type(potential) is Gaussian and _is_unprojected(potential) and isinstance(potential.bandwidth, float):
-        calm = calm_gaussian(q, k, 1 / potential.bandwidth**2)
+    if type(potential) is Gaussian and _is_unprojected(potential):
+        bandwidth = potential.bandwidth_at(q.shape[-1])
+        calm = calm_gaussian(q, k, 1 / bandwidth**2) if isinstance(bandwidth, float) else None
         if calm is not None:
             return _run_kernel(calm, v, causal, normalizer.temperature)
     if not _is_product(potential):

@@ -287,14 +287,10 @@ def _dot(potential: Dot, width: int) -> Scores | None:
 @quadratic.rule(Gaussian)
 def _gaussian(potential: Gaussian, width: int) -> Scores | None:
     q, k, b_q, b_k = _projections(potential, width)
-    bandwidth = potential.bandwidth
-    if (
-        q is None
-        or k is None
-        or b_q is None
-        or b_k is None
-        or (isinstance(bandwidth, Tensor) and bandwidth.ndim)
-    ):
+    if q is None or k is None or b_q is None or b_k is None:
+        return None
+    bandwidth = potential.bandwidth_at(k.shape[-1])
+    if isinstance(bandwidth, Tensor) and bandwidth.ndim:
         return None
     precision = float(bandwidth) ** -2
     return Scores(precision * q @ k.mT, precision * k @ (b_q - b_k), precision * k @ k.mT)

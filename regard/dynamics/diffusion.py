@@ -140,7 +140,7 @@ def score(attention: Attention, x: Measure | Tensor) -> Tensor:
     points = x.points if isinstance(x, Measure) else x
     found = attention(x)
     moved = found.points if isinstance(found, Measure) else found
-    return (moved - points) / _square(attention)
+    return (moved - points) / _square(attention, points.shape[-1])
 
 
 def score_slope(attention: Attention, law: GaussianMeasure) -> Tensor:
@@ -156,10 +156,10 @@ def score_slope(attention: Attention, law: GaussianMeasure) -> Tensor:
         -0.5
     """
     affine = closure(Displacement(attention), law).velocity(law)
-    return affine.m / _square(attention)
+    return affine.m / _square(attention, len(affine.m))
 
 
-def _square(attention: Attention) -> float:
+def _square(attention: Attention, width: int) -> float:
     """h², with the temperature of softmax in it."""
     potential = attention.potential if isinstance(attention, Attention) else None
     if not isinstance(potential, Gaussian) or any(
@@ -170,4 +170,4 @@ def _square(attention: Attention) -> float:
         )
     normalizer = attention.normalizer
     temperature = float(normalizer.temperature) if isinstance(normalizer, Softmax) else 1.0
-    return float(potential.bandwidth) ** 2 * temperature
+    return float(potential.bandwidth_at(width)) ** 2 * temperature

@@ -100,7 +100,8 @@ def _gaussian_change(attention: Attention, atoms: Measure, apart: float) -> floa
     assert isinstance(attention.potential, Gaussian)
     assert isinstance(attention.normalizer, Softmax)
     points = atoms.points.detach().double()
-    width, heat = float(attention.potential.bandwidth), float(attention.normalizer.temperature)
+    width = float(attention.potential.bandwidth_at(points.shape[-1]))
+    heat = float(attention.normalizer.temperature)
     square = width * width * heat  # a power of floats raises where a product is infinite
     distances = _distances(points, points)
     scores = -distances.square() / (2 * square)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import _check
-from regard._kinds import names_wrong_kinds
+from regard._kinds import names_wrong_kinds, refuse_unusual
 from regard.attention import Attention
 from regard.compute.dropout import check_share
 from regard.compute.tensors import attend_tokens
@@ -349,6 +349,8 @@ def check_laws(normalizer: Normalizer, dropout: float = 0.0) -> None:
 
 def check_tokens(name: str, x: Tensor, width: int) -> None:
     """Tokens (..., n, width)."""
+    if isinstance(x, Tensor):
+        refuse_unusual(name, x)
     if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[-1] != width:
         found = f"has shape {list(x.shape)}" if isinstance(x, Tensor) else f"is a {type(x).__name__}"
         raise ArgumentError(name, found, f"give tokens (..., n, {width})")

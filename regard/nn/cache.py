@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard._kinds import names_wrong_kinds
 from regard.errors import ArgumentError
 
 
@@ -131,6 +132,7 @@ class Cache:
         (True, 3)
     """
 
+    @names_wrong_kinds
     def __init__(self, layers: int) -> None:
         self.tokens = [LayerCache() for _ in range(layers)]
         self.contexts = [ContextCache() for _ in range(layers)]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import _check
+from regard._kinds import names_wrong_kinds
 from regard.errors import ArgumentError
 from regard.nn.design import Design
 
@@ -22,6 +23,7 @@ class Embedding(nn.Module):
         torch.Size([1, 2, 5])
     """
 
+    @names_wrong_kinds
     def __init__(self, vocabulary: int, design: Design) -> None:
         super().__init__()
         if not isinstance(vocabulary, int) or isinstance(vocabulary, bool) or vocabulary < 1:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard._kinds import names_wrong_kinds
 from regard.errors import ArgumentError
 from regard.maps import Affine, Compose, Map, Residual
 from regard.nn.attention import check_kind, check_tokens
@@ -31,6 +32,7 @@ class Branch(nn.Module):
         True
     """
 
+    @names_wrong_kinds
     def __init__(self, design: Design) -> None:
         super().__init__()
         self.norm = design.normalization()
@@ -81,6 +83,7 @@ class EncoderLayer(nn.Module):
         True
     """
 
+    @names_wrong_kinds
     def __init__(self, design: Design) -> None:
         super().__init__()
         self.design = design
@@ -115,6 +118,7 @@ class DecoderLayer(nn.Module):
         True
     """
 
+    @names_wrong_kinds
     def __init__(self, design: Design, *, cross: bool = True, support: Support = Causal()) -> None:
         super().__init__()
         self.design, self.support = design, support

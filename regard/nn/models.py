@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from regard._kinds import names_wrong_kinds
 from regard.certificate import Certificate, round_up
 from regard.domains import Whole
 from regard.errors import ArgumentError
@@ -45,6 +46,7 @@ class LanguageModel(nn.Module):
         torch.Size([1, 3, 11])
     """
 
+    @names_wrong_kinds
     def __init__(self, design: Design, vocabulary: int, layers: int, *, tied: bool = True) -> None:
         super().__init__()
         if tied and design.promise is not None:
@@ -191,6 +193,7 @@ class SequenceToSequence(nn.Module):
         torch.Size([1, 2, 7])
     """
 
+    @names_wrong_kinds
     def __init__(self, design: Design, source: int, target: int, layers: int) -> None:
         super().__init__()
         self.design, self.source, self.target = design, source, target

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard._kinds import names_wrong_kinds
 from regard._written import plain
 from regard.audits.adapters import Call, NotCovered
 from regard.audits.adapters.base import Declared
@@ -45,6 +46,7 @@ class RegularityWarning(UserWarning):
         super().__init__(f"{growth}; {ADVICE}")
 
 
+@names_wrong_kinds
 def monitor(
     model: nn.Module,
     *,

@@ -161,7 +161,8 @@ class Turns:
 def _factor(potential: Potential, width: int) -> float:
     """What products of queries and keys are multiplied with."""
     if isinstance(potential, Gaussian):
-        return math.inf if isinstance(potential.bandwidth, Tensor) else 1 / potential.bandwidth**2
+        bandwidth = potential.bandwidth_at(width)
+        return math.inf if isinstance(bandwidth, Tensor) else 1 / bandwidth**2
     return float(potential.factor(width)) if isinstance(potential, Dot) else 0.0
 
 

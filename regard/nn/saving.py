@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import regard
 from regard._files import write_together, write_whole
 from regard._written import parsed, read_object, write_object
-from regard.errors import ArgumentError, MissingExtraError, RegardError
+from regard.errors import ArgumentError, MissingExtraError
 from regard.nn import (
     design,
     fixed_points,
@@ -268,8 +268,6 @@ def build(described: dict[str, Any]) -> nn.Module:
     try:
         return kind(**_read_all(described["arguments"]))
     except (TypeError, KeyError, AttributeError, ValueError) as error:
-        if isinstance(error, RegardError):
-            raise
         raise ArgumentError(
             "config.json",
             f"does not describe a {kind.__name__} ({error})",

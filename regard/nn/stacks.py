@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from regard._kinds import names_wrong_kinds
 from regard.errors import ArgumentError
 from regard.maps import Compose, Map
 from regard.nn.attention import check_tokens
@@ -30,6 +31,7 @@ class Encoder(nn.Module):
         torch.Size([1, 4, 8])
     """
 
+    @names_wrong_kinds
     def __init__(self, design: Design, layers: int, *, final_norm: bool | None = None) -> None:
         super().__init__()
         check_layers(layers)
@@ -65,6 +67,7 @@ class Decoder(nn.Module):
         torch.Size([1, 4, 8])
     """
 
+    @names_wrong_kinds
     def __init__(
         self,
         design: Design,
@@ -149,6 +152,7 @@ class Transformer(nn.Module):
         torch.Size([1, 3, 8])
     """
 
+    @names_wrong_kinds
     def __init__(
         self,
         design: Design,

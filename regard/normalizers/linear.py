@@ -147,7 +147,7 @@ class _PlainGaussian(Potential):
     Its score does not depend on the origin, but φ(q)·φ(k) does: the data must not move it.
     """
 
-    bandwidth: Scalar = number()
+    bandwidth: Scalar | None = number()
     positional: ClassVar[bool] = False
 
     def features(self, x: Tensor, y: Tensor, x_marks: Tensor, y_marks: Tensor) -> tuple[Features, Features]:
@@ -159,7 +159,7 @@ class _PlainGaussian(Potential):
 
 @reduce.rule(_PlainGaussian)
 def _plain_gaussian(potential: _PlainGaussian, queries: Tensor, keys: Tensor, causal: bool) -> Reduction:
-    inverse = 1 / potential.bandwidth**2
+    inverse = 1 / Gaussian(bandwidth=potential.bandwidth).bandwidth_at(queries.shape[-1]) ** 2
     precision = inverse.unsqueeze(-1) if isinstance(inverse, Tensor) else inverse
     key_bias, row_bias = (-0.5 * precision * z.square().sum(-1) for z in (keys, queries))
     return Reduction(queries, keys, inverse, key_bias=key_bias, row_bias=lambda: row_bias)

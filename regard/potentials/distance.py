@@ -4,6 +4,7 @@ Student-t (polynomial decay).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -42,6 +43,7 @@ class DistancePotential(Potential):
 class Gaussian(DistancePotential):
     """a(x, y) = -|w_qᵀx - w_kᵀy|² / (2 bandwidth²): L2 attention (kim2021), metric attention (metric2024).
 
+    bandwidth None is c^{1/4} for queries of width c, so that scores are divided by √c, as those of Dot are.
     A Mahalanobis distance (x-y)ᵀ M (x-y) is w_q = w_k = L with M = L Lᵀ.
 
     Examples:
@@ -54,16 +56,22 @@ class Gaussian(DistancePotential):
 
     w_q: Tensor | None = projection(Tokens.QUERIES, default=None)
     w_k: Tensor | None = projection(Tokens.KEYS, default=None)
-    bandwidth: Scalar = number(default=1.0)
+    bandwidth: Scalar | None = number(default=None)
     b_q: Tensor | None = parameter(rank=1, default=None)
     b_k: Tensor | None = parameter(rank=1, default=None)
 
     def __post_init__(self) -> None:
         _check.projections(self.w_q, self.w_k, self.b_q, self.b_k, "bandwidth")
-        _check.squared("bandwidth", self.bandwidth)
+        if self.bandwidth is not None:
+            _check.squared("bandwidth", self.bandwidth)
+
+    def bandwidth_at(self, width: int) -> Scalar:
+        """Return the bandwidth for queries of this width: c^{1/4} where none is given."""
+        return math.sqrt(math.sqrt(max(width, 1))) if self.bandwidth is None else self.bandwidth
 
     def pair(self, queries: Features, keys: Features) -> Tensor:
-        return -0.5 * squared_distances(queries, keys) / over_scores(self.bandwidth) ** 2
+        bandwidth = over_scores(self.bandwidth_at(queries.shape[-1]))
+        return -0.5 * squared_distances(queries, keys) / bandwidth**2
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -115,11 +115,12 @@ def _gaussian(potential: Gaussian, queries: Tensor, keys: Tensor, causal: bool) 
     """
     if queries.dtype.itemsize < 4:
         queries, keys = queries.float(), keys.float()
-    if not isinstance(potential.bandwidth, Tensor) and is_only_run(queries, keys):
-        found = calm_gaussian(queries, keys, 1 / potential.bandwidth**2)
+    bandwidth = potential.bandwidth_at(queries.shape[-1])
+    if not isinstance(bandwidth, Tensor) and is_only_run(queries, keys):
+        found = calm_gaussian(queries, keys, 1 / bandwidth**2)
         if found is not None:
             return found
-    precision = 1 / (over_rows(potential.bandwidth) ** 2)
+    precision = 1 / (over_rows(bandwidth) ** 2)
     squares = _squares(keys)
     reach = _amplitude(queries, squares, precision)
     if keys.shape[-2] and not _check.holds(reach * torch.finfo(torch.float32).eps <= CALM):
@@ -130,7 +131,7 @@ def _gaussian(potential: Gaussian, queries: Tensor, keys: Tensor, causal: bool) 
     return Reduction(
         queries,
         keys,
-        1 / (potential.bandwidth**2),
+        1 / (bandwidth**2),
         key_bias=(-0.5 * precision) * squares,
         row_bias=lambda: -0.5 * precision * queries.square().sum(-1),
         amplitude=reach,

@@ -26,7 +26,7 @@ from regard.attention import log_counts
 from regard.domains import Domain, Near
 from regard.potentials import Cosine, Gaussian, Laplace, Potential
 from regard.potentials.base import linear_terms
-from regard.proofs.scores import BallFacts, Form, bilinear, same
+from regard.proofs.scores import BallFacts, Form, bandwidth_of, bilinear, same
 from regard.proofs.theorem import Refusal
 
 LOG_FOUR_THIRDS = Upper(math.log(4 / 3), ELEMENTARY)
@@ -99,7 +99,7 @@ def _gaussian(term: Gaussian, factor: float, ball: BallFacts) -> Crowd:
     """min(g/2, k/2 log 4/3), g = t|w|²R², t = factor/bandwidth², keys in k dimensions."""
     if not (factor > 0 and _alike(term)):
         return Crowd(NOTHING, NOTHING)
-    t = Upper(factor, FACTOR) / exact_lower(float(term.bandwidth)).square()
+    t = Upper(factor, FACTOR) / exact_lower(bandwidth_of(term, len(ball.center))).square()
     norm = product_norm(term.w_k)
     size = (t * (norm * ball.radius).square()).halved()
     dimension = _dimension(term, ball)

@@ -18,7 +18,7 @@ from regard._upper import Upper, exact, product, relative_error
 from regard.domains import Domain
 from regard.potentials import Dot, Gaussian, Potential
 from regard.potentials.base import Scaled
-from regard.proofs.scores import FACTOR, Form, bilinear
+from regard.proofs.scores import FACTOR, Form, bandwidth_of, bilinear
 from regard.proofs.setting import equivariant
 from regard.proofs.subject import Head
 from regard.proofs.theorem import Refusal
@@ -99,7 +99,7 @@ def key_form(head: Head, width: int, domain: Domain) -> KeyForm:
     if not isinstance(potential, Gaussian) or factor <= 0:
         name = type(potential).__name__
         raise Refusal(f"scores of {name} are not affine in the keys; use Dot, Bilinear or Gaussian")
-    factor = factor / float(potential.bandwidth) ** 2
+    factor = factor / bandwidth_of(potential, width) ** 2
     same = Dot(potential.w_q, potential.w_k, factor, potential.b_q, potential.b_k)
     return KeyForm(bilinear.one(same, width), factor, _double(potential.w_k), _double(potential.b_k))
 

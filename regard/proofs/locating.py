@@ -34,7 +34,7 @@ from regard.potentials.base import Scaled, Sum
 from regard.potentials.positions import PositionPotential
 from regard.proofs.certification import certify
 from regard.proofs.question import once
-from regard.proofs.scores import FACTOR
+from regard.proofs.scores import FACTOR, bandwidth_of
 from regard.proofs.setting import balls_of, finite_ball, pair_bias
 from regard.proofs.subject import Head, single_heads, subject_of
 from regard.proofs.theorem import Refusal
@@ -407,7 +407,8 @@ def _dot_size(potential: Dot, longest: Upper, measure: Measure) -> Upper:
 
 @score_size.rule(Gaussian)
 def _gaussian_size(potential: Gaussian, longest: Upper, measure: Measure) -> Upper:
-    return (total(_projected_sizes(potential, longest)) / exact_lower(float(potential.bandwidth))).square()
+    bandwidth = bandwidth_of(potential, measure.points.shape[-1])
+    return (total(_projected_sizes(potential, longest)) / exact_lower(bandwidth)).square()
 
 
 @score_size.rule(Bilinear)

@@ -19,7 +19,7 @@ from regard._enclosed import length, lengths, product_norm
 from regard._upper import ELEMENTARY, Upper, exact, relative_error, sizes
 from regard.domains import Near
 from regard.potentials import Gaussian
-from regard.proofs.scores import FACTOR, Form
+from regard.proofs.scores import FACTOR, Form, bandwidth_of
 from regard.proofs.setting import pair_bias
 from regard.proofs.subject import Head
 from regard.proofs.terms import moving_term
@@ -137,7 +137,7 @@ def _gaussian(head: Head, points: Tensor, bias: Tensor) -> Point:
         )
     if term.b_q is not None or term.b_k is not None:
         raise Refusal("at a point Gaussian scores with biases have no theorem here; leave b_q and b_k out")
-    square = float(term.bandwidth) ** 2
+    square = bandwidth_of(term, points.shape[-1]) ** 2
     units = FACTOR + 2
     apart = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
     scores = -0.5 * (factor / square) * apart.square()

@@ -325,6 +325,11 @@ def is_tied(potential: DistancePotential) -> bool:
     return same_weights and same(potential.b_q, potential.b_k)
 
 
+def bandwidth_of(potential: Gaussian, width: int) -> float:
+    """Return the bandwidth for tokens of this width, before they are projected."""
+    return float(potential.bandwidth_at(width if potential.w_k is None else potential.w_k.shape[-1]))
+
+
 def same(a: Tensor | None, b: Tensor | None) -> bool:
     if a is None or b is None:
         return a is b
@@ -350,7 +355,7 @@ def _apart(potential: DistancePotential, ball: BallFacts) -> tuple[Upper, Upper,
 def _gaussian(potential: Gaussian, ball: BallFacts) -> Slopes:
     """s = -|q - k|²/(2b²): v = w_k (q_i - k_j)/b², z = -w_q (q_i - k_j)/b²."""
     w_q, w_k, apart = _apart(potential, ball)
-    unit = exact(1.0) / exact_lower(float(potential.bandwidth)).square()
+    unit = exact(1.0) / exact_lower(bandwidth_of(potential, len(ball.center))).square()
     alpha, kappa = w_k * apart * unit, w_q * w_k * ball.radius * unit
     plain = potential.w_q is None and potential.w_k is None
     # Where v = (x_i - x_j)/b², the cross term 2 Cov(e·Wᵀx, We·v) = -2 (We)ᵀC(We)/b² is not positive.

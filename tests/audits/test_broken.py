@@ -15,7 +15,8 @@ from regard._pages import embedded, environment
 from regard._printable import printable
 from regard.audits import load, terminal
 from regard.audits.checkpoint import find
-from regard.audits.inputs import inputs_of
+from regard.audits.inputs import beginning, inputs_of
+from regard.audits.streaming import Streamed
 from regard.cli import main
 from regard.flows import Recipe, Simulation, recipe
 from tests.audits.checkpoints import ENVIRONMENT, model_of, save, save_pickle, tokenizer
@@ -69,6 +70,9 @@ def test_a_config_is_compared_with_the_file_and_with_memory(tmp_path, monkeypatc
     checkpoint = find(str(edit(save(tmp_path / "model"), vocab_size=5000)))
     with pytest.raises(r.errors.ArgumentError, match=r"has a config of 175,.* numbers and weights of 16,"):
         load.load_weights(checkpoint)
+    checkpoint = find(str(edit(save(tmp_path / "long"), max_position_embeddings=10**9)))
+    with pytest.raises(r.errors.ArgumentError, match=r"has a config of 32,000,.* numbers and weights of 16,"):
+        Streamed(checkpoint)
     checkpoint = find(str(save(tmp_path / "whole")))
     needed = 4 * sum(parameter.numel() for parameter in load.load_weights(checkpoint).parameters())
     monkeypatch.setattr(load, "memory", lambda: needed - 1)
@@ -111,6 +115,19 @@ def test_a_long_text_is_cut_before_it_is_tokenized(text):
     assert item.options["input_ids"][0].tolist() == wanted
     assert item.cut is (len(wanted) == 64)
     assert max(seen) < 5000 or len(wanted) == 1
+
+
+def test_a_word_without_end_is_cut():
+    """Its letters take fifty times their memory in a tokenizer, and no model has a token for them."""
+    seen = []
+
+    def one_token(letters, verbose):
+        seen.append(len(letters))
+        return {"input_ids": [0]}
+
+    kept = beginning(one_token, "c" * 30_000_000, 64)
+    assert len(kept) == 1 << 22
+    assert max(seen) < 1 << 22
 
 
 def test_roberta_has_fewer_positions_than_rows():
@@ -273,6 +290,14 @@ def test_a_tokenizer_of_special_tokens_alone():
         known_samples(found)
 
 
+@pytest.mark.parametrize("named", [5, [5], "BertModel", [], [["BertModel"]]])
+def test_a_class_that_a_config_does_not_name(named, tmp_path):
+    """It only says how a model answers: without its name the model is audited."""
+    report = r.audit(edit(save(tmp_path / "model"), architectures=named), "the cat", checks=["rows"])
+    assert report.rows
+    assert load.load_head(find(str(tmp_path / "model"))).config.architectures == named
+
+
 def test_a_config_without_a_type_is_guessed_for_costs_too(tmp_path, monkeypatch, capsys):
     directory = edit(save(tmp_path / "model"), model_type=None)
     monkeypatch.setattr(sys, "argv", ["regard", "cost", str(directory), "--tokens", "8"])
@@ -333,6 +358,13 @@ def test_a_full_disk_in_a_simulation(tmp_path):
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("regard: --out: ")
     assert "File too large" in done.stderr
+
+
+def test_a_stdout_that_is_closed(monkeypatch):
+    """Python has None in place of a stream that the shell closed with `>&-`."""
+    monkeypatch.setattr("regard.cli._run", lambda: None)
+    monkeypatch.setattr(sys, "stdout", None)
+    main()
 
 
 def test_a_stdout_that_cannot_be_written():

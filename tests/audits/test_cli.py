@@ -2,11 +2,13 @@
 output that can be piped.
 """
 
+import gc
 import io
 import json
 import os
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -219,6 +221,19 @@ def test_a_stream_knows_that_its_reader_left():
         assert abandoned(kept)
     assert lasting(io.TextIOWrapper(io.BytesIO())).buffer.getvalue() == b""
     assert not abandoned(io.StringIO())
+
+
+def test_a_stream_that_nothing_else_refers_to_stays_open():
+    """A stream that is deleted closes its descriptor, and the next file would have the same number."""
+    reader, writer = os.pipe()
+    stream = io.TextIOWrapper(os.fdopen(writer, "wb", 0), write_through=True)
+    watched, kept = weakref.ref(stream), lasting(stream)
+    del stream
+    gc.collect()
+    print("read", file=kept, flush=True)
+    assert os.read(reader, 100) == b"read\n"
+    watched().close()
+    os.close(reader)
 
 
 def test_a_first_look_is_at_one_text(model, tmp_path, monkeypatch):

@@ -188,7 +188,7 @@ def test_a_rare_token_that_became_unknown_ones_is_named(tmp_path, known):
 def test_residues_are_called_words_on_no_screen(tmp_path):
     """Columns of the report, the card and the sentences call what was changed by its name."""
     model, own = model_of("bert", vocab_size=40), residues(tmp_path)
-    names = ["deviation", "misspecification"]
+    names = ["one-token", "words"]
     report = r.audit(model, ["M Q I F V K T L", "T I T L E V E P"], tokenizer=own, checks=names)
     assert report.unit == "token"
     assert "Most amplified token change" in card.markdown(report)

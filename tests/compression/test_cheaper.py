@@ -147,7 +147,7 @@ def test_refusals_and_self_attention():
     for attention in (Attention(Dot() + Alibi(0.5)), Attention(Dot(), normalizer=Sparsemax())):
         with pytest.raises(RefusalError, match="cheaper"):
             cheaper(attention, X)
-    alone = cheaper(Attention(Gaussian()), X, candidates=(Recent(5), Quantized(8)))
+    alone = cheaper(Attention(Gaussian(bandwidth=1.0)), X, candidates=(Recent(5), Quantized(8)))
     assert alone.choices[1].refused.startswith("Gaussian scores")
     assert alone.choices[0].error > 0
     assert alone.keys == 60

@@ -78,12 +78,12 @@ def test_errors_are_those_of_the_best_kernels():
 
 def test_copies_and_heads():
     x = _t(6, 3, seed=1)
-    one, twice = (mercer(Attention(Gaussian()), points) for points in (x, torch.cat([x, x])))
+    one, twice = (mercer(Attention(Gaussian(bandwidth=1.0)), points) for points in (x, torch.cat([x, x])))
     torch.testing.assert_close(one.values, twice.values[:6])
     heads = mercer(Attention(Gaussian(bandwidth=torch.tensor([1.0, 2.0], dtype=D))), x)
     assert heads.values.shape == (2, 6)
     torch.testing.assert_close(heads.values[0], one.values)
-    hot = mercer(Attention(Gaussian(), normalizer=Softmax(temperature=4.0)), x)
+    hot = mercer(Attention(Gaussian(bandwidth=1.0), normalizer=Softmax(temperature=4.0)), x)
     torch.testing.assert_close(hot.values, heads.values[1])
 
 
@@ -117,7 +117,7 @@ def test_bad_input():
     for attention in (Attention(Dot(), normalizer=Sigmoid()), Attention(Dot(), support=Causal())):
         with pytest.raises(ArgumentError, match="attention"):
             mercer(attention, x)
-    for potential in (Gaussian(), Dot(scale=-1.0)):
+    for potential in (Gaussian(bandwidth=1.0), Dot(scale=-1.0)):
         with pytest.raises(ArgumentError, match="attention"):
             gaussian_form(Attention(potential), x)
     found = mercer(Attention(Dot()), x)

@@ -125,6 +125,19 @@ def test_other_families_are_built_without_memory(regard, tmp_path):
     assert count(cost(transformers.OPTForCausalLM(made), 9).forward) in out
 
 
+def test_a_model_that_has_to_run_is_counted_at_its_own_length(regard, tmp_path):
+    """Its table of positions takes no more tokens; a closed form takes any number."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 40, "hidden_size": 32, "embedding_size": 16, "num_hidden_layers": 2}
+    made = transformers.AlbertConfig(**sizes, num_attention_heads=4, max_position_embeddings=24)
+    made.save_pretrained(tmp_path)
+    status, out, _ = regard(tmp_path)
+    assert (status, count(cost(transformers.AlbertModel(made), 24).forward) in out) == (0, True)
+    assert regard(tmp_path, "--tokens", 24)[1] == out
+    status, _, error = regard(tmp_path, "--tokens", 25)
+    assert (status, "give at most 24" in error) == (2, True)
+
+
 @pytest.mark.parametrize("named", ["BertForPreTraining", ["BertForPreTraining"]])
 def test_heads_without_a_closed_form_are_built(regard, tmp_path, named):
     transformers = pytest.importorskip("transformers")

@@ -33,10 +33,10 @@ RANDOM = r.normalizers.PositiveRandom.draw(4, 16, 0, D)
     ("feature_map", "potential"),
     [
         (r.normalizers.Elu(), r.Gaussian(bandwidth=1.5)),
-        (r.normalizers.Elu(), r.Gaussian() + r.Dot()),
+        (r.normalizers.Elu(), r.Gaussian(bandwidth=1.0) + r.Dot()),
         (r.normalizers.Elu(), r.Rotary(r.Gaussian(bandwidth=2.0))),
         (RANDOM, r.Gaussian(bandwidth=1.5)),
-        (RANDOM, 0.5 * r.Gaussian()),
+        (RANDOM, 0.5 * r.Gaussian(bandwidth=1.0)),
     ],
     ids=repr,
 )

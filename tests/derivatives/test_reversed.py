@@ -131,7 +131,7 @@ def test_lens():
 
 def test_rows_on_demand():
     x = torch.randn(2, 7, 4, dtype=D)
-    a = r.Attention(r.Gaussian(), support=r.Causal())
+    a = r.Attention(r.Gaussian(bandwidth=1.0), support=r.Causal())
     every = a.weights(x)
     assert torch.allclose(every @ x, a(x))
     for rows in (slice(2, 5), [6, 0], torch.tensor([1]), torch.arange(7) > 4):

@@ -55,7 +55,7 @@ def points(kind, size, seed):
 @pytest.mark.parametrize("size", [1.0, 1e2, 1e3, 1e4, 1e6, 1e7, 3e7])
 @pytest.mark.parametrize("gaussian", [False, True])
 def test_a_certified_norm_is_never_below_the_exact_one(kind, size, gaussian):
-    potential = r.Gaussian() if gaussian else r.Dot(scale=1.0)
+    potential = r.Gaussian(bandwidth=1.0) if gaussian else r.Dot(scale=1.0)
     for seed in range(4):
         x = points(kind, size, seed)
         value = r.linearize(r.Attention(potential), x).norm_certificate().value

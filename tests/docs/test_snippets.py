@@ -19,7 +19,7 @@ from regard.proofs.theorem import THEOREMS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-WITHOUT_CODE: frozenset[str] = frozenset({"docs/columns.md", "docs/coverage.md"})
+WITHOUT_CODE: frozenset[str] = frozenset({"docs/cli.md", "docs/columns.md", "docs/coverage.md"})
 """Pages that may have no python block, by their path from the root, e.g. "docs/history.md"."""
 
 PRINTED = {

@@ -132,7 +132,7 @@ def test_one_euler_step_of_the_law_is_the_push_forward():
     ("attention", "match"),
     [
         (r.Attention(r.Dot(), normalizer=r.Sigmoid()), "give Sigmoid\\(bias\\) a number"),
-        (r.Attention(r.Gaussian(), normalizer=r.Sigmoid(0.0)), "must be xᵀAy"),
+        (r.Attention(r.Gaussian(bandwidth=1.0), normalizer=r.Sigmoid(0.0)), "must be xᵀAy"),
         (r.Attention(r.Dot(), normalizer=r.Sparsemax()), "Sparsemax weights of a Gaussian law"),
         (r.Attention(r.Laplace()), "Laplace scores of one head are not a quadratic form"),
         (r.Attention(r.Dot(normal(3, 2, 2), normal(3, 2, 2))), "Dot scores of one head"),
@@ -148,7 +148,7 @@ def test_what_does_not_stay_gaussian_is_refused(attention, match):
 def test_blow_up_is_refused_without_a_closed_form():
     for attention in (
         r.Attention(r.Bilinear(normal(2, 2))),
-        r.Attention(r.Gaussian(normal(2, 1), normal(2, 1))),
+        r.Attention(r.Gaussian(normal(2, 1), normal(2, 1), bandwidth=1.0)),
         Displacement(sa(1.0)),
     ):
         with pytest.raises(r.errors.RefusalError, match="blow_up refuses"):
@@ -178,7 +178,7 @@ def test_bad_arguments(call, match):
     "attention",
     [
         r.Attention(r.Dot()),
-        r.Attention(r.Gaussian()),
+        r.Attention(r.Gaussian(bandwidth=1.0)),
         sa(1.0).replace(normalizer=r.Sigmoid()),
         sa(1.0).replace(support=r.Causal()),
         sa(1.0).replace(lookup=r.Linear(EYE)),

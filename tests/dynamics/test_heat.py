@@ -24,7 +24,7 @@ def test_two_states(a, b, t):
 
 
 def test_kernels_compose_and_keep_laws():
-    found = heat(r.Attention(r.Gaussian()), normal(9, 2))
+    found = heat(r.Attention(r.Gaussian(bandwidth=1.0)), normal(9, 2))
     torch.testing.assert_close(found.kernel(0.7) @ found.kernel(1.6), found.kernel(2.3), rtol=0, atol=1e-14)
     torch.testing.assert_close(found.kernel(50.0).sum(-1), torch.ones(9, dtype=D), rtol=0, atol=1e-12)
     assert bool((found.kernel(3.0) >= 0).all())

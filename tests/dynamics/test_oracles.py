@@ -96,7 +96,7 @@ def test_energies_never_fall(map):
 @pytest.mark.parametrize(
     ("map", "space"),
     [
-        (Displacement(r.Attention(r.Gaussian())), r.dynamics.Euclidean()),
+        (Displacement(r.Attention(r.Gaussian(bandwidth=1.0))), r.dynamics.Euclidean()),
         (r.Attention(r.Dot(scale=2.0)), Rescaled(1.0)),
         (Displacement(r.Attention(r.Dot(), normalizer=r.Sparsemax())), r.dynamics.Euclidean()),
     ],

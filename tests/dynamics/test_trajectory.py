@@ -107,7 +107,7 @@ def test_modules_are_declared():
     [
         sa(2.0),
         usa(0.2),
-        Displacement(r.Attention(r.Gaussian())),
+        Displacement(r.Attention(r.Gaussian(bandwidth=1.0))),
         heads(),
         Compose((Normalize(), heads(), Affine(normal(3, 3)))),
         Residual(Gated(Relu(), normal(3, 4), normal(3, 4, seed=1), normal(4, 3))),

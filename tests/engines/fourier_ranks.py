@@ -30,7 +30,7 @@ def mine(tensor, dim=-2):
 
 def declarations():
     return {
-        "gaussian": (r.Gaussian(), r.Softmax(), 2),
+        "gaussian": (r.Gaussian(bandwidth=1.0), r.Softmax(), 2),
         "bandwidths": (r.Gaussian(bandwidth=torch.tensor([0.5, 1.5], dtype=D)), r.Softmax(), 1),
         "temperature": (r.Gaussian(bandwidth=0.8), r.Softmax(torch.tensor(0.7, dtype=D)), 3),
         "dot": (r.Dot(scale=0.8), r.Softmax(), 2),
@@ -95,7 +95,7 @@ def flows():
     """Particles end where those of one process do, on the series and where it does not pay."""
     ring = Ring(shards=ZigZag())
     x = 4 * torch.rand(4000, 2, generator=torch.Generator().manual_seed(0), dtype=D)
-    attention, engine = r.Attention(r.Gaussian()), Fourier(1e-8, ring=ring)
+    attention, engine = r.Attention(r.Gaussian(bandwidth=1.0)), Fourier(1e-8, ring=ring)
     problem = problem_of(attention, ring.shard(x), None, engine)
     assert select_within(problem, engine).engine is engine
     single = r.flow(attention, x, RungeKutta(0.5), 1.0, engine=Fourier(1e-8)).at(1.0)
@@ -120,7 +120,7 @@ def particles(kind=D):
 def call(x=None, potential=None, timeout=10.0, tolerance=1e-6, **declared):
     x = particles() if x is None else x
     engine = Fourier(tolerance, ring=Ring(timeout=timeout))
-    return r.attend(x, x, x, potential=potential or r.Gaussian(), engine=engine, **declared)
+    return r.attend(x, x, x, potential=potential or r.Gaussian(bandwidth=1.0), engine=engine, **declared)
 
 
 def bad_input(rank, world):
@@ -137,9 +137,13 @@ def bad_input(rank, world):
         "four features": lambda: call(torch.cat([x, x], -1)),
         "a box": lambda: call(x * (1e9 if first else 1)),
         "devices": lambda: call(x.to("meta") if first else x),
-        "weights": lambda: r.apply(r.Attention(r.Gaussian()), r.Measure(x, x[:, 0]), engine=_engine()),
+        "weights": lambda: r.apply(
+            r.Attention(r.Gaussian(bandwidth=1.0)), r.Measure(x, x[:, 0]), engine=_engine()
+        ),
         "forward mode": lambda: torch.func.jvp(call, (x,), (x,)),
-        "noise": lambda: r.flow(r.Attention(r.Gaussian()), x, Euler(0.1), 1.0, noise=0.1, engine=_engine()),
+        "noise": lambda: r.flow(
+            r.Attention(r.Gaussian(bandwidth=1.0)), x, Euler(0.1), 1.0, noise=0.1, engine=_engine()
+        ),
         "no ring": lambda: Fourier(ring="ring"),
         "nothing": lambda: call(),
     }

@@ -144,7 +144,7 @@ def flows():
     """Particles on the ring end where those of one process do."""
     ring = r.engines.Ring(shards=r.engines.ZigZag())
     x = draw(COUNT, 2, seed=1, kind=torch.float64)
-    attention = r.Attention(r.Gaussian())
+    attention = r.Attention(r.Gaussian(bandwidth=1.0))
     single = r.flow(attention, x, RungeKutta(0.25), 1.0).at(1.0)
     shared = r.flow(attention, ring.shard(x), RungeKutta(0.25), 1.0, engine=ring).at(1.0)
     adaptive = r.flow(attention, ring.shard(x), DormandPrince(1e-5), 1.0, engine=ring).at(1.0)

@@ -17,7 +17,7 @@ ENGINES = [
 ]
 DECLARED = {
     "dot": {},
-    "gaussian": {"potential": r.Gaussian()},
+    "gaussian": {"potential": r.Gaussian(bandwidth=1.0)},
     "laplace": {"potential": r.Laplace()},
     "additive": {"potential": r.Additive(None, None, torch.ones(4, dtype=D))},
     "alibi": {"potential": r.Dot() + r.Alibi(0.3)},
@@ -125,7 +125,7 @@ def test_huge_logits(name, dtype):
 
 def test_one_dimension():
     x = torch.randn(7, 1, dtype=D)
-    for engine, out, _ in run({"potential": r.Gaussian()}, x, x, x):
+    for engine, out, _ in run({"potential": r.Gaussian(bandwidth=1.0)}, x, x, x):
         assert torch.allclose(out, (-0.5 * (x - x.T).square()).softmax(-1) @ x, atol=1e-12), engine.name
 
 

@@ -68,4 +68,6 @@ def test_every_rank_names_one_that_hangs(tmp_path):
 def test_without_a_group():
     x = torch.randn(4, 2, dtype=torch.float64)
     with pytest.raises(r.errors.RefusalError, match="init_process_group"):
-        r.attend(x, x, x, potential=r.Gaussian(), engine=r.engines.Fourier(ring=r.engines.Ring()))
+        r.attend(
+            x, x, x, potential=r.Gaussian(bandwidth=1.0), engine=r.engines.Fourier(ring=r.engines.Ring())
+        )

@@ -23,7 +23,7 @@ TRANSFORMS = [Separable(), *([Finufft(1e-12)] if has_finufft() else [])]
 
 
 def pose(x, y, values, potential=None, log_weights=None):
-    given = (potential or r.Gaussian(), r.Softmax(), r.Full(), log_weights)
+    given = (potential or r.Gaussian(bandwidth=1.0), r.Softmax(), r.Full(), log_weights)
     return pose_tensors(x, y, values, *given)
 
 
@@ -78,7 +78,7 @@ def test_rows_that_lack_digits_are_summed_over_pairs():
 
 def test_what_is_refused_unasked():
     x = 20 * torch.rand(3000, 2)
-    attention = r.Attention(r.Gaussian())
+    attention = r.Attention(r.Gaussian(bandwidth=1.0))
 
     def why(*given):
         return r.explain(attention, *given).refusals["fourier"]

@@ -153,7 +153,7 @@ def test_flex():
 
 def test_explain():
     x = torch.randn(12, 4)
-    fused = r.explain(r.Attention(r.Gaussian()), x)
+    fused = r.explain(r.Attention(r.Gaussian(bandwidth=1.0)), x)
     assert fused.engine.name == "sdpa"
     assert fused.prediction.flops > 0
     explained = r.explain(r.Attention(r.Laplace()), x)

@@ -102,7 +102,10 @@ COMPILED = {
     "gaussian, learned": {"potential": r.Gaussian(bandwidth=torch.tensor([1.0, 2.0]))},
     "entmax, learned": {"normalizer": r.Entmax(torch.tensor([1.3, 1.7]))},
     "dropout of nothing": {"dropout": 0.0, "potential": r.Dot() + r.PairBias(torch.eye(6))},
-    "kernel of a gaussian": {"potential": r.Gaussian(), "normalizer": r.LinearKernel(r.normalizers.Elu())},
+    "kernel of a gaussian": {
+        "potential": r.Gaussian(bandwidth=1.0),
+        "normalizer": r.LinearKernel(r.normalizers.Elu()),
+    },
 }
 
 

@@ -207,7 +207,7 @@ def test_refusals() -> None:
         match="potential: depends on positions, and it is unknown where queries stand: 1 for 6 keys",
     ):
         plug(r.Dot() + r.Alibi(0.5))(Module(), q[:, :, :1], k, v, None)
-    plug(r.Gaussian())(Module(), q[:, :, :1], k, v, None)
+    plug(r.Gaussian(bandwidth=1.0))(Module(), q[:, :, :1], k, v, None)
 
 
 def test_keys_are_not_repeated() -> None:

@@ -172,8 +172,8 @@ def test_moments():
 def test_second_moment_does_not_cancel():
     """Values far from the origin: the covariance keeps its digits."""
     x = cloud(6, 4) + 1e6
-    attention = r.Attention(r.Gaussian(), moment=r.SecondMoment())
-    shifted = r.Attention(r.Gaussian(), moment=r.SecondMoment())
+    attention = r.Attention(r.Gaussian(bandwidth=1.0), moment=r.SecondMoment())
+    shifted = r.Attention(r.Gaussian(bandwidth=1.0), moment=r.SecondMoment())
     assert torch.allclose(attention(x).covariance, shifted(x - 1e6).covariance, atol=1e-8)
 
 

@@ -14,7 +14,7 @@ def test_rotary_of_wrapped_distances():
     and the same through a soft cap.
     """
     x = torch.randn(5, 4, dtype=D)
-    g = r.Gaussian(torch.randn(4, 4, dtype=D), torch.randn(4, 4, dtype=D))
+    g = r.Gaussian(torch.randn(4, 4, dtype=D), torch.randn(4, 4, dtype=D), bandwidth=1.0)
     rotated = r.Rotary(g).scores(x, x)
     assert torch.allclose(r.Rotary(2.0 * g).scores(x, x), 2 * rotated, atol=1e-10)
     assert torch.allclose(r.Rotary(r.SoftCap(g, 5.0)).scores(x, x), 5 * torch.tanh(rotated / 5), atol=1e-10)
@@ -140,7 +140,7 @@ def test_operators_refuse_strangers():
         r.Dot() + 3
     with pytest.raises(TypeError, match="abstract"):
         r.Potential()
-    assert len(sum([r.Dot(), r.Gaussian(), r.Alibi(0.1)]).terms) == 3
+    assert len(sum([r.Dot(), r.Gaussian(bandwidth=1.0), r.Alibi(0.1)]).terms) == 3
 
 
 def test_merging_counts_only_for_softmax():
@@ -247,7 +247,9 @@ def test_couplings_are_not_kernels():
         r.Attention(r.Dot(), normalizer=r.Sinkhorn()).kernel(torch.randn(3, 2))
 
 
-@pytest.mark.parametrize("potential", [r.Gaussian(), r.StudentT(nu=2.0), r.SoftCap(r.Gaussian(), 5.0)])
+@pytest.mark.parametrize(
+    "potential", [r.Gaussian(bandwidth=1.0), r.StudentT(nu=2.0), r.SoftCap(r.Gaussian(bandwidth=1.0), 5.0)]
+)
 def test_curvature_where_query_meets_key(potential):
     """The square of a distance is smooth at zero; so is the attention to it."""
     k = torch.randn(5, 2, dtype=D)

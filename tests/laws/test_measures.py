@@ -72,7 +72,7 @@ def test_merge_keeps_the_measure_and_attention(n, copies, seed):
     assert merged.size == len({c % n for c in copies})
     assert torch.allclose(merged.integrate(torch.sin), mu.integrate(torch.sin), atol=1e-12)
     q = torch.randn(5, 3, dtype=D)
-    for potential in (r.Dot(), r.Gaussian(), r.Laplace()):
+    for potential in (r.Dot(), r.Gaussian(bandwidth=1.0), r.Laplace()):
         attention = r.Attention(potential)
         assert torch.allclose(attention(q, merged), attention(q, mu), atol=1e-12)
         assert torch.allclose(attention.free_energy(q, merged), attention.free_energy(q, mu), atol=1e-12)
@@ -125,7 +125,7 @@ def kernels():
     return (
         a.softmatch(mu),
         r.Linear(torch.randn(3, 3, dtype=D)),
-        r.Attention(r.Gaussian()).softmatch(torch.randn(4, 3, dtype=D)),
+        r.Attention(r.Gaussian(bandwidth=1.0)).softmatch(torch.randn(4, 3, dtype=D)),
     )
 
 

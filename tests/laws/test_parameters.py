@@ -454,7 +454,9 @@ def test_a_norm_layer_is_folded_into_parts_that_say_so():
 def test_the_visitor():
     w = torch.randn(2, 4, 3, dtype=D)
     inner = r.Dot(w, w)
-    potential = 0.5 * (r.Rotary(inner) + 2.0 * r.Alibi(torch.ones(2))) - r.SoftCap(r.Gaussian(), 3.0)
+    potential = 0.5 * (r.Rotary(inner) + 2.0 * r.Alibi(torch.ones(2))) - r.SoftCap(
+        r.Gaussian(bandwidth=1.0), 3.0
+    )
     assert [type(p) for p in simple_parts(potential)] == [r.Dot, r.Alibi, r.Gaussian]
     assert [(type(term), factor) for term, factor in linear_terms(potential)] == [
         (r.Rotary, 0.5),

@@ -33,7 +33,7 @@ def test_different_values_differ():
     for i, one in enumerate(names):
         for other in names[i + 1 :]:
             assert NOUNS[one] != NOUNS[other], (one, other)
-    assert r.Dot() != r.Gaussian()
+    assert r.Dot() != r.Gaussian(bandwidth=1.0)
     assert r.Dot() != "Dot()"
     assert r.Softmax() == r.Softmax(1.0)
     assert r.Softmax() != r.Softmax(torch.tensor(1.0))

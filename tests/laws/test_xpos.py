@@ -86,7 +86,7 @@ def test_a_model_with_fading_positions(tmp_path):
 
 def test_what_cannot_fade_is_refused():
     with pytest.raises(r.errors.ArgumentError, match="only products fade"):
-        XPos(r.Gaussian())
+        XPos(r.Gaussian(bandwidth=1.0))
 
 
 def test_no_theorem_takes_it_for_a_dot_product():

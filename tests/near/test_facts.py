@@ -47,10 +47,10 @@ def test_how_much_scores_bend():
     ):
         found = float(curvature.one(potential, 4))
         assert stated * (1 - 1e-15) <= found <= stated * (1 + 1e-10)
-    assert curvature.one(r.Gaussian(), 4) is None
-    assert curvature.one(rotary + r.Gaussian(), 4) is None
-    assert curvature.one(Scaled(r.Gaussian(), 2.0), 4) is None
-    assert curvature.one(r.Rotary(r.Gaussian()), 4) is None
+    assert curvature.one(r.Gaussian(bandwidth=1.0), 4) is None
+    assert curvature.one(rotary + r.Gaussian(bandwidth=1.0), 4) is None
+    assert curvature.one(Scaled(r.Gaussian(bandwidth=1.0), 2.0), 4) is None
+    assert curvature.one(r.Rotary(r.Gaussian(bandwidth=1.0)), 4) is None
     one = curvature.one(rotary, 4)
     assert curvature.one(rotary + rotary, 4).roundings > one.roundings
     assert curvature.one(Scaled(rotary, -3.0), 4).roundings > one.roundings

@@ -172,7 +172,7 @@ WRONG = {
     "positions that are none": (lambda: LearnedPositions(0), "longest: is 0"),
     "half a position": (lambda: LearnedPositions(2.5), "longest: is 2.5"),
     "shaping of distances": (
-        lambda: Encoder(shaped(Design(8, 2, mechanism=r.Attention(r.Gaussian()))), 1),
+        lambda: Encoder(shaped(Design(8, 2, mechanism=r.Attention(r.Gaussian(bandwidth=1.0)))), 1),
         "shaping: is for dot products",
     ),
     "branch": (lambda: shaped(Design(8, 2), branch=1.0), "branch: is 1.0; give γ between 0 and 1"),

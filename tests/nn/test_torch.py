@@ -419,7 +419,7 @@ UNSAYABLE = {
     "shaped": (lambda: EncoderLayer(shaped(D)), "shaping"),
     "silu": (lambda: EncoderLayer(D.replace(activation=r.maps.Silu(1.702))), "activation"),
     "gaussian": (
-        lambda: EncoderLayer(D.replace(mechanism=r.Attention(r.Gaussian()))),
+        lambda: EncoderLayer(D.replace(mechanism=r.Attention(r.Gaussian(bandwidth=1.0)))),
         "softmax of scaled dot products only",
     ),
     "temperature": (

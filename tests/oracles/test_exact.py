@@ -63,7 +63,7 @@ def test_one_key(engine):
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda e: repr(e))
 def test_equal_keys_average_their_values(engine):
     q, k, v = torch.randn(5, 4, dtype=D), torch.randn(4, dtype=D).expand(6, 4), torch.randn(6, 3, dtype=D)
-    for potential in (r.Dot(), r.Gaussian()):
+    for potential in (r.Dot(), r.Gaussian(bandwidth=1.0)):
         assert torch.allclose(
             r.attend(q, k, v, potential=potential, engine=engine), v.mean(0).expand(5, 3), atol=1e-14
         )
@@ -101,11 +101,42 @@ def test_gaussian_context():
     assert torch.allclose(energy, x @ mean + 0.5 * (x @ cov * x).sum(-1), atol=0.01)
 
 
+@pytest.mark.parametrize("width", [1, 3, 16, 64])
+@pytest.mark.parametrize("engine", [None, *ENGINES], ids=lambda e: repr(e))
+def test_the_default_bandwidth_divides_by_the_root_of_the_width(width, engine):
+    """As the scale of Dot does; the width is that of projected points."""
+    generator = torch.Generator().manual_seed(width)
+    x, w = (torch.randn(n, width, generator=generator, dtype=D) for n in (6, 5))
+    for points, potential in ((x, r.Gaussian()), (x @ w.mT, r.Gaussian(w_q=w.mT, w_k=w.mT))):
+        expected = (-torch.cdist(points, points).square() / (2 * math.sqrt(points.shape[-1]))).softmax(-1) @ x
+        torch.testing.assert_close(r.attend(x, x, x, potential=potential, engine=engine), expected)
+
+
+def test_every_verb_takes_the_default_bandwidth():
+    x = torch.randn(5, 2, generator=torch.Generator().manual_seed(0), dtype=D)
+    layer, named = (r.Attention(r.Gaussian(bandwidth=b)) for b in (None, 2**0.25))
+    law = r.dynamics.GaussianMeasure(torch.zeros(2, dtype=D), torch.eye(2, dtype=D))
+    euler = r.dynamics.Euler(0.5)
+    for verb in (
+        lambda map: r.certify(map, r.Ball(1.0, tokens=4, width=2), r.Frobenius()).value,
+        lambda map: r.certify(map, r.Neighborhood(x, 0.01), r.Frobenius()).value,
+        lambda map: r.deviation(map, r.Neighborhood(x, 0.01), r.Frobenius()).value,
+        lambda map: float(r.linearize(map, x).norm()),
+        lambda map: r.dynamics.score(map, x),
+        lambda map: r.dynamics.score_slope(map, law),
+        lambda map: r.flow(map, x, euler, 1.0).at(1.0),
+        lambda map: r.apply(map, x, engine=r.engines.Fourier(1e-9)),
+        lambda map: r.compress(x, map, size=3).certificate.value,
+        lambda map: r.apply(map.replace(normalizer=r.LinearKernel(r.normalizers.Elu())), x),
+    ):
+        torch.testing.assert_close(torch.as_tensor(verb(layer)), torch.as_tensor(verb(named)))
+
+
 def test_dot_product_is_gaussian_attention_to_a_reweighted_measure():
     """e^{q·k} = e^{|q|²/2} e^{-|q-k|²/2} e^{|k|²/2}: the query's factor cancels."""
     q, mu = torch.randn(4, 3, dtype=D), r.Measure(torch.randn(6, 3, dtype=D))
     dot = r.Attention(r.Dot(scale=1.0))(q, mu)
-    gaussian = r.Attention(r.Gaussian())(q, mu.reweight(lambda y: y.square().sum(-1) / 2))
+    gaussian = r.Attention(r.Gaussian(bandwidth=1.0))(q, mu.reweight(lambda y: y.square().sum(-1) / 2))
     assert torch.allclose(dot, gaussian, atol=1e-12)
 
 
@@ -120,7 +151,7 @@ def test_metric_attention_is_mahalanobis():
 
 def test_sinkhorn_is_doubly_stochastic():
     x = torch.randn(8, 3, dtype=D)
-    plan = r.Sinkhorn(1e-10, 1000).weights(r.Gaussian().scores(x, x), r.normalizers.Reference())
+    plan = r.Sinkhorn(1e-10, 1000).weights(r.Gaussian(bandwidth=1.0).scores(x, x), r.normalizers.Reference())
     assert torch.allclose(plan.sum(-1), torch.ones(8, dtype=D), atol=1e-12)
     assert torch.allclose(plan.sum(-2), torch.ones(8, dtype=D), atol=1e-8)
     assert torch.allclose(plan, plan.T, atol=1e-8)  # symmetric scores

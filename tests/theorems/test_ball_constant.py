@@ -164,7 +164,7 @@ def test_written_weights_are_seen():
 
 
 def test_what_is_not_bilinear_is_refused():
-    for potential, name in ((r.Gaussian(), "Gaussian"), (r.SoftCap(r.Dot(), 2.0), "SoftCap")):
+    for potential, name in ((r.Gaussian(bandwidth=1.0), "Gaussian"), (r.SoftCap(r.Dot(), 2.0), "SoftCap")):
         found = certify(r.Attention(potential), Neighborhood(torch.ones(2, 2, dtype=D), 0.1), Frobenius())
         assert any(
             why.startswith(THEOREM.title) and f"scores of {name} are not bilinear" in why

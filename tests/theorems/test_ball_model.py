@@ -135,7 +135,7 @@ def test_what_has_no_lemma_is_refused_by_name():
     x = sequence(0)
     for map, name in (
         (maps.Compose((capped, norm(generator, 8))), "SoftCap"),
-        (maps.Compose((r.Attention(r.Gaussian()), norm(generator, 8))), "Gaussian"),
+        (maps.Compose((r.Attention(r.Gaussian(bandwidth=1.0)), norm(generator, 8))), "Gaussian"),
         (maps.Compose((r.Attention(r.Dot(), normalizer=r.Sigmoid()), norm(generator, 8))), "Sigmoid"),
         (maps.Compose((GroupSort(), norm(generator, 8))), "GroupSort"),
     ):

@@ -45,7 +45,9 @@ def test_tightness():
 
 def test_refusals():
     g = generator(0)
-    gaussian = certify(r.Attention(r.Gaussian(), r.Linear(normal(g, 3, 3))), Ball(1.0, tokens=4), Frobenius())
+    gaussian = certify(
+        r.Attention(r.Gaussian(bandwidth=1.0), r.Linear(normal(g, 3, 3))), Ball(1.0, tokens=4), Frobenius()
+    )
     assert any("one bilinear form" in why for why in gaussian.refused)
     uncounted = certify(bilinear_attention(g, 3, 2, bias=False), Ball(1.0), Frobenius())
     assert any("say how many there are" in why for why in uncounted.refused)

@@ -106,7 +106,7 @@ def test_folding_is_an_identity(centered, potential):
 
 def test_folding_is_refused_where_it_is_not_known():
     with pytest.raises(Refusal, match="not into Gaussian"):
-        fold(_layer(), Attention(Gaussian()))
+        fold(_layer(), Attention(Gaussian(bandwidth=1.0)))
     with pytest.raises(Refusal, match="little but rounding"):  # centering leaves nothing of constant columns
         fold(Normalize(), Attention(Dot(_t(4, 2), torch.ones(4, 2, dtype=D)), Linear(_t(4, 2))))
 

@@ -109,7 +109,7 @@ def test_query_biases_cannot_be_left_out():
 
 def test_a_negative_gaussian_has_no_helping_sign():
     """The cross term of -|x - y|²/2 is not positive; that of +|x - y|²/2 is."""
-    g, attention = generator(3), r.Attention(-r.Gaussian())
+    g, attention = generator(3), r.Attention(-r.Gaussian(bandwidth=1.0))
     helped = math.sqrt(1 + 4 * 1.0) + 1.0  # what the sign gives the Gaussian itself on the unit ball
     bound = certify(attention, Ball(1.0, torch.zeros(1, dtype=D), 6), TokenMax()).value
     assert bound > helped

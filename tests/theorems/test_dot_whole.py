@@ -75,7 +75,9 @@ def test_infinity_comes_with_reasons_and_help(norm):
 
 def test_help_for_gaussian_scores_says_what_is_missing():
     g = generator(0)
-    found = certify(r.Attention(r.Gaussian(normal(g, 2, 2), normal(g, 2, 2))), Whole(tokens=3), TokenMax())
+    found = certify(
+        r.Attention(r.Gaussian(normal(g, 2, 2), normal(g, 2, 2), bandwidth=1.0)), Whole(tokens=3), TokenMax()
+    )
     assert any("Factored(w, u)" in why and "tie" in why for why in found.refused)
 
 

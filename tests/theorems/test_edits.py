@@ -202,7 +202,7 @@ def test_refusals_say_what_would_help():
     words = Vocabulary(WORDS)
     for attention, what in (
         (_attention(support=Causal()), "positions"),
-        (Attention(Gaussian()), "bilinear"),
+        (Attention(Gaussian(bandwidth=1.0)), "bilinear"),
         (_attention(normalizer=Sparsemax()), "softmax"),
     ):
         refused = deviation(attention, inserted(X, words), TokenMax())

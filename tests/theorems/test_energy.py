@@ -87,7 +87,7 @@ def test_closed_forms(a, share, radius):
 
 def test_factors_of_terms_are_counted_as_eight_roundings():
     ball = balls_of(Ball(0.1, torch.zeros(3, dtype=D)), 3)[0]
-    for potential in (0.3 * r.Gaussian(), 0.3 * r.Cosine()):
+    for potential in (0.3 * r.Gaussian(bandwidth=1.0), 0.3 * r.Cosine()):
         assert crowd(potential, ball, Upper(math.inf)).energy.roundings >= 8
 
 
@@ -237,7 +237,9 @@ def test_gaussian_energy():
         stated = min(t * (size * radius) ** 2 / 2, math.log(4 / 3))
         assert float(found.energy) == pytest.approx(stated, rel=CLOSE)
         assert float(found.steepness) == pytest.approx(t * size**2 * (4 / 3) * (8 / 3), rel=CLOSE)
-    plain = crowd(r.Gaussian(), balls_of(Ball(9.0, torch.zeros(3, dtype=D)), 3)[0], Upper(math.inf))
+    plain = crowd(
+        r.Gaussian(bandwidth=1.0), balls_of(Ball(9.0, torch.zeros(3, dtype=D)), 3)[0], Upper(math.inf)
+    )
     assert float(plain.energy) == pytest.approx(1.5 * math.log(4 / 3), rel=CLOSE)
     assert float(plain.steepness) == pytest.approx((4 / 3) ** 1.5 * 4, rel=CLOSE)
     wide = r.Gaussian(w_q=normal(g, 3, 5), bandwidth=1.0)
@@ -263,14 +265,14 @@ def test_laplace_and_cosine_energy():
 @pytest.mark.parametrize(
     "potential",
     [
-        r.Gaussian(w_q=EYE, w_k=2 * EYE),
-        r.Gaussian(b_q=EYE[0], b_k=EYE[1]),
-        -1.0 * r.Gaussian(),
+        r.Gaussian(w_q=EYE, w_k=2 * EYE, bandwidth=1.0),
+        r.Gaussian(b_q=EYE[0], b_k=EYE[1], bandwidth=1.0),
+        -1.0 * r.Gaussian(bandwidth=1.0),
         r.Laplace(w_q=EYE[:, :1], w_k=EYE[:, 1:2]),
         -1.0 * r.Laplace(w_q=EYE[:, :1], w_k=EYE[:, :1]),
         r.Cosine(w_q=EYE, w_k=-EYE),
         -1.0 * r.Cosine(),
-        r.Gaussian() + r.Cosine(),
+        r.Gaussian(bandwidth=1.0) + r.Cosine(),
         r.StudentT(),
         r.SoftCap(r.Dot(), 2.0),
     ],
@@ -318,7 +320,9 @@ def test_gaussian_is_attained_by_a_gaussian_law():
     for variance in (0.5, 1.0, 2.0, 3.0, 6.0):
         law = -x.square() / (2 * variance)
         best = max(best, math.exp(float(column(-(x[:, None] - x).square() / 2, law, -x.square() / 2))))
-    bound = math.exp(crowding_energy(r.Gaussian(w_q=EYE[:, :1], w_k=EYE[:, :1]), Ball(9.0, 0 * EYE[0])))
+    bound = math.exp(
+        crowding_energy(r.Gaussian(w_q=EYE[:, :1], w_k=EYE[:, :1], bandwidth=1.0), Ball(9.0, 0 * EYE[0]))
+    )
     assert 0.99 * bound < best <= bound == pytest.approx(math.sqrt(4 / 3), rel=CLOSE)
     n, g = 4096, 2.0  # at distance R√2 from each other, at R from their middle
     scores = torch.full((n, n), -g, dtype=D).fill_diagonal_(0.0)
@@ -427,7 +431,7 @@ def test_the_number_of_the_statement(p):
 def test_the_number_of_gaussian_scores(radius, p):
     """Rows, or Schur's test with the column Λ + 2R min(αΛ, √(ΛJ)), whichever is smaller."""
     w = torch.diag(torch.tensor([1.2, 0.8, 0.5], dtype=D))
-    potential = r.Gaussian(w_q=w, w_k=w)
+    potential = r.Gaussian(w_q=w, w_k=w, bandwidth=1.0)
     found = slopes.one(potential, balls_of(Ball(radius, 0 * EYE[0]), 3)[0])
     alpha, nu, kappa = float(found.alpha), float(found.nu), float(found.kappa)
     moment = (4 / 3) ** 1.5 * 4
@@ -593,7 +597,10 @@ def test_key_biases_and_constants_of_rows_change_nothing():
 
 def test_a_center_counts_for_dot_products_and_not_for_gaussians():
     center = torch.tensor([2.0, 0.0, 0.0], dtype=D)
-    for attention, alike in ((r.Attention(r.Dot(scale=1.0)), False), (r.Attention(r.Gaussian()), True)):
+    for attention, alike in (
+        (r.Attention(r.Dot(scale=1.0)), False),
+        (r.Attention(r.Gaussian(bandwidth=1.0)), True),
+    ):
         here, there = (rung(attention, Ball(0.5, c), Frobenius()) for c in (0 * center, center))
         assert (there == pytest.approx(here, rel=1e-9)) == alike
         assert there >= here * (1 - 1e-9)

@@ -234,7 +234,7 @@ def test_gaussian_scores_on_the_whole_space(tokens):
 
 def test_rivals_with_positions_and_masks():
     """Ω = max_i Σ_{j≠i} exp(B_ij - B_ii) takes the place of n - 1."""
-    map = r.Attention(r.Gaussian() + r.Alibi(0.3), support=r.Causal())
+    map = r.Attention(r.Gaussian(bandwidth=1.0) + r.Alibi(0.3), support=r.Causal())
     rivals = max(sum(math.exp(-0.3 * (i - j)) for j in range(i)) for i in range(TOKENS))
     omega = float(mpmath.lambertw(rivals / mpmath.e).real)
     assert rungs(map, Whole(tokens=TOKENS), TokenMax(), "gaussian_whole") == [
@@ -333,12 +333,12 @@ def test_gaussian_scores_that_have_no_theorem_at_a_point():
     point = Neighborhood(X, 0.0, Frobenius())
     plain, square = "Gaussian() without projections", torch.eye(3, dtype=D)
     for potential, sentence in (
-        (r.Gaussian(w_q=square), plain),
-        (r.Gaussian(w_k=square), plain),
-        (r.potentials.base.Scaled(r.Gaussian(), -1.0), plain),
+        (r.Gaussian(w_q=square, bandwidth=1.0), plain),
+        (r.Gaussian(w_k=square, bandwidth=1.0), plain),
+        (r.potentials.base.Scaled(r.Gaussian(bandwidth=1.0), -1.0), plain),
         (r.Laplace(), plain),
-        (r.Gaussian(b_q=CENTER), "Gaussian scores with biases"),
-        (r.Gaussian(b_k=CENTER), "Gaussian scores with biases"),
+        (r.Gaussian(b_q=CENTER, bandwidth=1.0), "Gaussian scores with biases"),
+        (r.Gaussian(b_k=CENTER, bandwidth=1.0), "Gaussian scores with biases"),
     ):
         refused = certify(attention(potential), point, Frobenius()).refused
         assert any(sentence in why for why in refused), (potential, refused)
@@ -415,7 +415,7 @@ def test_sparse_laws_at_a_point(normalizer, order, name):
     if name == "gaussian":
         apart = torch.cdist(X, X) * factor
         scores, pull = -0.5 * factor * torch.cdist(X, X).square(), apart.amax(-1)
-        potential, own_factor = r.Gaussian(), factor * torch.eye(3, dtype=D)
+        potential, own_factor = r.Gaussian(bandwidth=1.0), factor * torch.eye(3, dtype=D)
     else:
         slope = factor * (X @ A + BETA)
         scores, pull, potential, own_factor = slope @ X.mT, slope.norm(dim=-1), DOT, factor * A.mT

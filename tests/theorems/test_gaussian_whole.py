@@ -41,12 +41,14 @@ def test_lambert_is_above_and_close(log_value):
 
 
 def test_one_token_is_the_identity():
-    assert certify(r.Attention(r.Gaussian()), Whole(tokens=1), TokenMax()).value == pytest.approx(1, rel=1e-9)
+    assert certify(
+        r.Attention(r.Gaussian(bandwidth=1.0)), Whole(tokens=1), TokenMax()
+    ).value == pytest.approx(1, rel=1e-9)
 
 
 @pytest.mark.parametrize("n", [5, 33, 129])
 def test_growth_with_the_number_of_tokens_is_real(n):
-    attention = r.Attention(r.Gaussian())
+    attention = r.Attention(r.Gaussian(bandwidth=1.0))
     bound = certify(attention, Whole(tokens=n), TokenMax()).value
     x = math.sqrt(2 * (1 + (bound - 1) / 4)) * torch.tensor(
         [0.0] + [1.0, -1.0] * (n // 2), dtype=D
@@ -75,12 +77,12 @@ def test_attacks_stay_below(seed, support):
 
 def test_frobenius_takes_the_smaller_form():
     omega = float(lambert_bound(math.log(1) - 1))
-    found = certify(r.Attention(r.Gaussian()), Whole(tokens=2), Frobenius()).value
+    found = certify(r.Attention(r.Gaussian(bandwidth=1.0)), Whole(tokens=2), Frobenius()).value
     assert found == pytest.approx(
         min(math.sqrt(2) * (1 + 2 * omega) + 2 * omega, math.sqrt(2) * (1 + 2 * math.sqrt(2) * omega)),
         rel=1e-9,
     )
-    attention = r.Attention(r.Gaussian())
+    attention = r.Attention(r.Gaussian(bandwidth=1.0))
     pairs = [torch.tensor([[0.0], [float(apart)]], dtype=D) for apart in torch.linspace(0, 4, 41)]
     assert 0.5 * found < max(frobenius_norm(attention, pair) for pair in pairs) <= found
 
@@ -89,7 +91,7 @@ def test_weights_of_tokens_change_the_constant():
     g = generator(3)
     x, weights = normal(g, 4, 2, scale=3.0), torch.tensor([0.0, 3.0, 1.0, -2.0], dtype=D)
     measure = r.Measure(x, weights)
-    attention = r.Attention(r.Gaussian())
+    attention = r.Attention(r.Gaussian(bandwidth=1.0))
     found = certify(attention, Neighborhood(measure, 5.0), TokenMax())
     values = [c.value for c in (found, *found.others) if "whole space" in c.theorem]
     omega = float((weights.exp().sum() - weights.exp().min()) / weights.exp().min())
@@ -103,13 +105,15 @@ def test_weights_of_tokens_change_the_constant():
 
 
 def test_alibi_counts_as_bias():
-    attention = r.Attention(r.Gaussian() + r.Alibi(0.3), support=r.Causal())
-    plain = certify(r.Attention(r.Gaussian(), support=r.Causal()), Whole(tokens=8), TokenMax()).value
+    attention = r.Attention(r.Gaussian(bandwidth=1.0) + r.Alibi(0.3), support=r.Causal())
+    plain = certify(
+        r.Attention(r.Gaussian(bandwidth=1.0), support=r.Causal()), Whole(tokens=8), TokenMax()
+    ).value
     assert certify(attention, Whole(tokens=8), TokenMax()).value < plain
 
 
 def test_rows_without_their_own_token_have_no_constant():
-    others = r.Attention(r.Gaussian(), support=r.Where(~torch.eye(3, dtype=torch.bool)))
+    others = r.Attention(r.Gaussian(bandwidth=1.0), support=r.Where(~torch.eye(3, dtype=torch.bool)))
     found = certify(others, Whole(tokens=3), TokenMax())
     assert math.isinf(found.value)
     assert any("row 0 does not see its own token" in why for why in found.refused)
@@ -121,18 +125,22 @@ def test_rows_without_their_own_token_have_no_constant():
     ("attention", "domain", "sentence"),
     [
         (
-            lambda g: r.Attention(r.Gaussian(normal(g, 2, 2), normal(g, 2, 2)), r.Identity()),
+            lambda g: r.Attention(r.Gaussian(normal(g, 2, 2), normal(g, 2, 2), bandwidth=1.0), r.Identity()),
             Whole(tokens=3),
             "w_q and w_k tied",
         ),
         (
-            lambda g: r.Attention(r.Gaussian(b_q=normal(g, 2)), r.Linear(normal(g, 2, 2))),
+            lambda g: r.Attention(r.Gaussian(b_q=normal(g, 2), bandwidth=1.0), r.Linear(normal(g, 2, 2))),
             Whole(tokens=3),
             "w_q and w_k tied",
         ),
-        (lambda g: r.Attention(r.Gaussian(), r.Linear(normal(g, 2, 2))), Whole(), r"Whole\(tokens=n\)"),
         (
-            lambda g: r.Attention(-1.0 * r.Gaussian(), r.Linear(normal(g, 2, 2))),
+            lambda g: r.Attention(r.Gaussian(bandwidth=1.0), r.Linear(normal(g, 2, 2))),
+            Whole(),
+            r"Whole\(tokens=n\)",
+        ),
+        (
+            lambda g: r.Attention(-1.0 * r.Gaussian(bandwidth=1.0), r.Linear(normal(g, 2, 2))),
             Whole(tokens=3),
             "grows with the distance",
         ),
@@ -148,14 +156,16 @@ def test_violated_hypotheses(attention, domain, sentence):
 def test_values_must_factor():
     w = normal(generator(2), 3, 2)
     found = certify(
-        r.Attention(r.Gaussian(w, w), r.Linear(normal(generator(3), 3, 2))), Whole(tokens=3), TokenMax()
+        r.Attention(r.Gaussian(w, w, bandwidth=1.0), r.Linear(normal(generator(3), 3, 2))),
+        Whole(tokens=3),
+        TokenMax(),
     )
     assert math.isinf(found.value)
     assert any("Factored(w, u)" in why for why in found.refused)
     # and rightly so: what scores do not see may be far apart
     w = torch.tensor([[1.0], [0.0]], dtype=D)
     x = torch.tensor([[0.0, 0.0], [1.0, 1000.0], [-1.0, -1000.0]], dtype=D)
-    assert token_max_norm(r.Attention(r.Gaussian(w, w)), x) > 100
+    assert token_max_norm(r.Attention(r.Gaussian(w, w, bandwidth=1.0)), x) > 100
 
 
 def test_on_balls_the_smaller_bound_wins():

@@ -155,9 +155,11 @@ def test_heads_side_by_side_entry_by_entry():
     """An entry of the output belongs to one head: the largest."""
     eye = torch.eye(3, dtype=D)
     values = [1.0, 3.0, 2.0]
-    heads = r.Attention(r.Gaussian(), r.Linear(torch.stack([value * eye for value in values])))
+    heads = r.Attention(r.Gaussian(bandwidth=1.0), r.Linear(torch.stack([value * eye for value in values])))
     alone = [
-        certify(r.Attention(r.Gaussian(), r.Linear(value * eye)), Whole(tokens=4), EntryMax()).value
+        certify(
+            r.Attention(r.Gaussian(bandwidth=1.0), r.Linear(value * eye)), Whole(tokens=4), EntryMax()
+        ).value
         for value in values
     ]
     assert certify(heads, Whole(tokens=4), EntryMax()).value == pytest.approx(max(alone), rel=1e-12)

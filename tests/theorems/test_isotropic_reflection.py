@@ -102,7 +102,7 @@ def test_nearly_attained_for_small_scores():
         (r.Dot() + r.Dot(scale=0.5), True),
         (r.Dot(torch.eye(2, dtype=D), None), False),
         (r.Dot(None, torch.eye(2, dtype=D)), False),
-        (r.Gaussian(), False),
+        (r.Gaussian(bandwidth=1.0), False),
     ],
 )
 def test_multiples_of_the_dot_product(potential, known):

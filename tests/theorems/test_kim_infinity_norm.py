@@ -38,7 +38,7 @@ def test_attacks_stay_below(seed, support):
 
 def test_tightness():
     n = 33
-    attention = r.Attention(r.Gaussian())
+    attention = r.Attention(r.Gaussian(bandwidth=1.0))
     bound = certify(attention, Ball(1e9, torch.zeros(1, dtype=D), tokens=n), EntryMax()).value
     x = math.sqrt(2 * (1 + (bound - 1) / 4)) * torch.tensor(
         [0.0] + [1.0, -1.0] * (n // 2), dtype=D
@@ -56,7 +56,9 @@ def test_column_sums_of_products():
 
 def test_untied_projections_are_refused():
     g = generator(0)
-    found = certify(r.Attention(r.Gaussian(normal(g, 2, 2), normal(g, 2, 2))), Whole(tokens=3), EntryMax())
+    found = certify(
+        r.Attention(r.Gaussian(normal(g, 2, 2), normal(g, 2, 2), bandwidth=1.0)), Whole(tokens=3), EntryMax()
+    )
     assert math.isinf(found.value)
     assert any("w_q and w_k tied" in why for why in found.refused)
 

@@ -62,5 +62,7 @@ def test_never_below_ours_nor_an_attack(seed, support):
 
 def test_untied_projections_are_refused():
     g = generator(0)
-    found = certify(r.Attention(r.Gaussian(normal(g, 2, 2), normal(g, 2, 2))), Whole(tokens=3), Frobenius())
+    found = certify(
+        r.Attention(r.Gaussian(normal(g, 2, 2), normal(g, 2, 2), bandwidth=1.0)), Whole(tokens=3), Frobenius()
+    )
     assert any("as published" in why and "w_q and w_k tied" in why for why in found.refused)

@@ -84,6 +84,6 @@ def test_other_places_take_the_ball():
         for whole in (map, Compose((Residual(map), Affine(normal(g, 2, 2))))):
             held = certify(whole, ball_around(domain), Wasserstein(1.0))
             assert certify(whole, domain, Wasserstein(1.0)).value <= held.value < math.inf
-    gaussian = certify(Attention(Gaussian()), domain, Wasserstein(1.0))
+    gaussian = certify(Attention(Gaussian(bandwidth=1.0)), domain, Wasserstein(1.0))
     assert 0 < gaussian.value < math.inf  # that of the ball; rows of this theorem are bilinear
     assert any("bilinear" in why for why in gaussian.refused)

@@ -125,7 +125,7 @@ def test_refusals_say_why():
     given = law(generator(0), 3, 2, 1.0, weighted=False)
     domain = ball_of(given, 0.1, 1.0)
     for attention, what in (
-        (Attention(Gaussian()), "bilinear"),
+        (Attention(Gaussian(bandwidth=1.0)), "bilinear"),
         (Attention(Dot(), support=Causal()), "positions"),
         (Attention(Dot(), normalizer=Sparsemax()), "softmax"),
     ):

@@ -189,10 +189,10 @@ def test_facts_of_gaussian_scores():
 @pytest.mark.parametrize(
     "potential",
     [
-        r.Gaussian(b_q=torch.ones(3, dtype=D)),
-        r.Gaussian(w_q=torch.eye(3, dtype=D)),
+        r.Gaussian(b_q=torch.ones(3, dtype=D), bandwidth=1.0),
+        r.Gaussian(w_q=torch.eye(3, dtype=D), bandwidth=1.0),
         r.Laplace(),
-        -1.0 * r.Gaussian(),
+        -1.0 * r.Gaussian(bandwidth=1.0),
     ],
 )
 def test_other_scores_have_no_facts(potential):
@@ -202,7 +202,7 @@ def test_other_scores_have_no_facts(potential):
 
 def test_counts_of_gaussian_facts():
     """Roundings of 1/b² and of a distance."""
-    found = near(r.Gaussian(), normal(G, 4, 3))
+    found = near(r.Gaussian(bandwidth=1.0), normal(G, 4, 3))
     assert found.unit.roundings >= FACTOR + 2
     assert found.pull.roundings >= FACTOR + 2 + 3 + 4
 

@@ -43,7 +43,7 @@ def test_above_exact_jacobians(n, support, scale):
     g = generator(n)
     for attention in (
         bilinear_attention(g, 3, 2, support, scale),
-        r.Attention(r.Gaussian() + r.Alibi(0.2), r.Linear(normal(g, 3, 4)), support=support),
+        r.Attention(r.Gaussian(bandwidth=1.0) + r.Alibi(0.2), r.Linear(normal(g, 3, 4)), support=support),
     ):
         x = normal(g, n, 3, scale=scale) + normal(g, 3)
         for norm, exact in NORMS:
@@ -68,7 +68,7 @@ def test_far_from_the_origin():
     center = torch.tensor([2.0**20, -(2.0**18)], dtype=D)
     a = torch.tensor([[1.0, 0.5], [2.0, 4.0]], dtype=D) / 2**18
     near = r.Attention(r.Dot(a, torch.eye(2, dtype=D), 1.0, b_q=a.mT @ center))
-    gaussian = r.Attention(r.Gaussian())
+    gaussian = r.Attention(r.Gaussian(bandwidth=1.0))
     for norm, exact in NORMS:
         value = exact(near, small)
         assert value <= at(r.Attention(r.Bilinear(a)), small + center, norm) <= 20 * value
@@ -95,7 +95,7 @@ def test_refusals():
     g = generator(0)
     w = normal(g, 3, 2)
     found = certify(
-        r.Attention(r.Gaussian(w, w), r.Linear(normal(g, 3, 2))),
+        r.Attention(r.Gaussian(w, w, bandwidth=1.0), r.Linear(normal(g, 3, 2))),
         Neighborhood(normal(g, 4, 3), 0.0),
         Frobenius(),
     )

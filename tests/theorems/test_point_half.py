@@ -44,5 +44,7 @@ def test_tightness():
 
 
 def test_refusals():
-    found = certify(r.Attention(r.Gaussian()), Neighborhood(normal(generator(0), 4, 3), 0.0), Frobenius())
+    found = certify(
+        r.Attention(r.Gaussian(bandwidth=1.0)), Neighborhood(normal(generator(0), 4, 3), 0.0), Frobenius()
+    )
     assert any(WORDS in why and "one bilinear form" in why for why in found.refused)

@@ -138,7 +138,7 @@ def test_doubly_exponential():
         (r.Attention(r.Dot(), support=r.Causal()), "the first token of a causal sequence never moves"),
         (r.Attention(r.Dot() + r.Alibi(0.5)), "every row a center of its own"),
         (r.Attention(r.Rotary(r.Dot())), "every row a center of its own"),
-        (r.Attention(r.Gaussian()), "the scores of Gaussian are not bilinear"),
+        (r.Attention(r.Gaussian(bandwidth=1.0)), "the scores of Gaussian are not bilinear"),
         (r.Attention(r.SoftCap(r.Dot(), 3.0)), "are not bilinear"),
         (r.Attention(r.Dot(), normalizer=r.Sparsemax()), "rows of Sparsemax are not Gibbs laws"),
         (r.Attention(r.Dot(), r.Table(torch.ones(3, 2))), "no known Lipschitz constant"),
@@ -159,7 +159,7 @@ def test_bad_input():
     with pytest.raises(r.errors.ArgumentError, match="center: has shape"):
         rank_collapse(r.Attention(r.Dot()), x, torch.ones(3))
     with pytest.raises(r.errors.RefusalError, match="are not bilinear"):
-        consensus(r.Attention(r.Gaussian()), x)
+        consensus(r.Attention(r.Gaussian(bandwidth=1.0)), x)
     assert "TokenSum" in rank_collapse(r.Attention(r.Dot()), x, norm=r.TokenSum()).refused[0]
     with pytest.raises(r.errors.ArgumentError, match="give Ball"):
         collapse_after([r.Attention(r.Dot())], x)

@@ -109,7 +109,7 @@ def test_the_reflection_at_the_mean_is_an_isometry():
         (r.Attention(r.Dot(b_q=torch.tensor([0.0, 1.0], dtype=D))), 2.0, "have a bias"),
         (r.Attention(r.Dot(scale=-1.0)), 2.0, "scale of the scores is negative"),
         (r.Attention(-1.0 * r.Dot()), 2.0, "not one tied bilinear form"),
-        (r.Attention(r.Gaussian()), 2.0, "Gaussian is not one tied bilinear form"),
+        (r.Attention(r.Gaussian(bandwidth=1.0)), 2.0, "Gaussian is not one tied bilinear form"),
         (r.Attention(r.Dot() + r.Alibi(0.1)), 2.0, "Alibi is not one tied bilinear form"),
         (r.Attention(r.Bilinear(torch.tensor([[1.0, 2.0], [2.0, 1.0]], dtype=D))), 2.0, "and positive"),
         (r.Attention(r.Bilinear(torch.tensor([[2.0, 1.0], [0.0, 2.0]], dtype=D))), 2.0, "and positive"),

@@ -134,7 +134,9 @@ def test_huge_moves_saturate():
 
 
 def test_what_is_not_bilinear_is_refused():
-    found = deviation(r.Attention(r.Gaussian()), Neighborhood(torch.ones(2, 2, dtype=D), 0.1), TokenMax())
+    found = deviation(
+        r.Attention(r.Gaussian(bandwidth=1.0)), Neighborhood(torch.ones(2, 2, dtype=D), 0.1), TokenMax()
+    )
     assert any(
         why.startswith(THEOREM.title) and "not bilinear in pairs of tokens" in why for why in found.refused
     )

@@ -258,9 +258,9 @@ def test_what_is_tied():
     assert not same(w, None)
     assert not same(w, w + 1)
     assert not same(one(1.0), torch.ones(2, 2, dtype=D))
-    assert is_tied(r.Gaussian(w_q=w, w_k=w.clone(), b_q=b, b_k=b.clone()))
-    assert not is_tied(r.Gaussian(w_q=w, w_k=2 * w, b_q=b, b_k=b))
-    assert not is_tied(r.Gaussian(w_q=w, w_k=w, b_q=b, b_k=2 * b))
+    assert is_tied(r.Gaussian(w_q=w, w_k=w.clone(), b_q=b, b_k=b.clone(), bandwidth=1.0))
+    assert not is_tied(r.Gaussian(w_q=w, w_k=2 * w, b_q=b, b_k=b, bandwidth=1.0))
+    assert not is_tied(r.Gaussian(w_q=w, w_k=w, b_q=b, b_k=2 * b, bandwidth=1.0))
 
 
 W_1, W_2 = (torch.diag(torch.tensor(entries, dtype=D)) for entries in ((3.0, 1.0), (0.5, 2.0)))
@@ -293,7 +293,7 @@ def test_queries_and_keys_are_no_farther_apart_than_both_are_long():
     eye, center = torch.eye(2, dtype=D), torch.tensor([0.5, 0.5], dtype=D)
     for reach, apart in ((1.0, 2.0), (9.0, 2 * math.sqrt(2.0))):
         ball = BallFacts(center, exact(math.sqrt(0.5)), exact(reach))
-        found = slopes.one(r.Gaussian(w_q=eye, w_k=-eye), ball)
+        found = slopes.one(r.Gaussian(w_q=eye, w_k=-eye, bandwidth=1.0), ball)
         assert float(found.alpha) == pytest.approx(apart, rel=1e-12, abs=0)
 
 

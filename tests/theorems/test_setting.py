@@ -203,6 +203,6 @@ def test_the_term_that_looks_at_tokens():
     assert moving_term(dot + alibi) == (dot, 1.0)
     assert moving_term(scaled(dot + alibi, -2.0)) == (dot, -2.0)
     assert moving_term(alibi + scaled(dot, 0.5) + alibi) == (dot, 0.5)
-    for several in (dot + r.Gaussian(), alibi + alibi, dot + alibi + r.Gaussian()):
+    for several in (dot + r.Gaussian(bandwidth=1.0), alibi + alibi, dot + alibi + r.Gaussian(bandwidth=1.0)):
         with pytest.raises(Refusal, match="keep one term beside position biases"):
             moving_term(several)

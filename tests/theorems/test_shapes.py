@@ -77,7 +77,10 @@ MISFITS = {
     "one projection": (r.Attention(r.Dot(t(4, 3))), "potential: takes width 3 and the tokens have 4"),
     "bilinear": (r.Attention(r.Bilinear(t(3, 3))), "potential: takes width 3 and the tokens have 4"),
     "additive": (r.Attention(r.Additive(None, None, t(3))), "potential: takes width 3 and the tokens have 4"),
-    "a term": (r.Attention(r.Dot() + 2.0 * r.Gaussian(t(3, 2), t(3, 2))), "potential: takes width 3"),
+    "a term": (
+        r.Attention(r.Dot() + 2.0 * r.Gaussian(t(3, 2), t(3, 2), bandwidth=1.0)),
+        "potential: takes width 3",
+    ),
     "terms": (
         r.Attention(r.Bilinear(t(4, 4)) + r.Bilinear(t(3, 3))),
         "potential: takes width 3 and another term 4",

@@ -102,7 +102,7 @@ def test_refusals():
 
 def test_what_scores_are_where_tokens_are_zero():
     """Scores that are not written as products are asked, and thousands of their roundings are paid for."""
-    found = _dot_constant(r.Gaussian(b_q=torch.tensor([3.0, 4.0], dtype=D)), 2)
+    found = _dot_constant(r.Gaussian(b_q=torch.tensor([3.0, 4.0], dtype=D), bandwidth=1.0), 2)
     assert float(found) == pytest.approx(12.5, rel=1e-11, abs=0)
     assert found.roundings >= 4096
     assert float(_dot_constant(r.Alibi(0.5), 2)) == 0

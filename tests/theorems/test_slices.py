@@ -224,7 +224,7 @@ def test_heads_whose_reading_is_not_seen_are_left_to_other_theorems():
     for potential, lookup in (
         (heads.potential, r.Identity()),
         (r.Dot(heads.potential.w_q, None, 0.3), heads.lookup),
-        (r.Gaussian(heads.potential.w_q, heads.potential.w_k), heads.lookup),
+        (r.Gaussian(heads.potential.w_q, heads.potential.w_k, bandwidth=1.0), heads.lookup),
     ):
         try:
             assert math.isinf(_apart(r.Attention(potential, lookup), domain))

@@ -64,7 +64,7 @@ def test_attacks_stay_below_and_weak_scores_are_tight(p):
         r.Attention(r.Dot(), support=r.Causal()),
         r.Attention(r.Dot() + r.Alibi(0.1)),
         r.Attention(r.Rotary(r.Dot())),
-        r.Attention(0.5 * r.Rotary(r.Dot()) + r.Gaussian()),
+        r.Attention(0.5 * r.Rotary(r.Dot()) + r.Gaussian(bandwidth=1.0)),
     ],
     ids=["causal", "alibi", "rotary", "rotary inside"],
 )

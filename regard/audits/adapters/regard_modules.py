@@ -148,9 +148,9 @@ def product(potential: Potential) -> tuple[Dot | Gaussian, Scalar]:
             inner, own = product(term.potential)
             return inner, factor * own
         if isinstance(term, (Dot, Gaussian)) and term.w_q is not None:
-            return term, factor * (
-                term.factor(term.w_q.shape[-1]) if isinstance(term, Dot) else term.bandwidth**-2
-            )
+            width = term.w_q.shape[-1]
+            own = term.factor(width) if isinstance(term, Dot) else term.bandwidth_at(width) ** -2
+            return term, factor * own
     raise NotCovered(
         f"the scores of {type(potential).__name__} are not a multiple of the product of queries and keys: "
         "they have no QK norm"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard._durations import spoken_time
 from regard.audits.checks.base import PROVED, RUN, SEARCHED, STACK, Check, Column, Result, Scene, register
+from regard.audits.files import saved_class
 from regard.audits.inputs import Input
 from regard.audits.steps import tell
 
@@ -91,8 +92,7 @@ def predicted_seconds(model: nn.Module, item: Input) -> float | None:
     if numbers > LARGEST:
         return None
     tokens = len({token for word in item.units for token in word.tokens})
-    kind = (getattr(config, "architectures", None) or [""])[0]
-    bounds = tokens * (OF_ANSWERS if kind.endswith(ANSWERS) else OF_EMBEDDINGS)
+    bounds = tokens * (OF_ANSWERS if saved_class(config).endswith(ANSWERS) else OF_EMBEDDINGS)
     layers = config.num_hidden_layers  # type: ignore[union-attr]
     return float(bounds * max(LEAST, SECONDS * (numbers / NUMBERS) ** 3) * layers / LAYERS)
 

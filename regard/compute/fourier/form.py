@@ -90,7 +90,7 @@ def form_of(problem: Problem) -> Form | Refused:
     logs, size = wide.log_counts, 0.0
     row: Callable[[], Tensor] | None = None
     if isinstance(potential, Gaussian):
-        scale = torch.as_tensor(potential.bandwidth, dtype=torch.float64, device=problem.device)
+        scale = torch.as_tensor(potential.bandwidth_at(width), dtype=torch.float64, device=problem.device)
         scale = scale * temperature.sqrt()
     else:
         assert isinstance(potential, Dot)

@@ -23,7 +23,7 @@ from regard.moments import Law, Mean, Moment
 from regard.norms import Wasserstein
 from regard.potentials import Dot, Gaussian, Potential
 from regard.potentials.base import linear_terms, of_terms
-from regard.proofs.scores import BallFacts, bilinear, slopes
+from regard.proofs.scores import BallFacts, bandwidth_of, bilinear, slopes
 from regard.proofs.setting import equivariant, finite_ball, radius_of
 from regard.proofs.subject import Head, single_heads
 from regard.proofs.theorem import Bound, Refusal, Theorem, checked
@@ -167,7 +167,7 @@ def _slope_radius(potential: Potential, keys: Tensor, center: Tensor, domain: Do
     """κ: for forms that are bilinear up to terms of one point alone, exactly where the keys are;
     else from slopes on a ball.
     """
-    form = bilinear.one(_joint_scores(potential), keys.shape[-1])
+    form = bilinear.one(_joint_scores(potential, keys.shape[-1]), keys.shape[-1])
     if form is not None:
         offsets = (keys - center) @ form.a.mT
         rounding = form.error + relative_error(keys.shape[-1] + 4) * length(form.a)
@@ -180,17 +180,18 @@ def _slope_radius(potential: Potential, keys: Tensor, center: Tensor, domain: Do
     return kappa
 
 
-def _joint_scores(potential: Potential) -> Potential:
+def _joint_scores(potential: Potential, width: int) -> Potential:
     """The part of the scores that both points enter:
     -|q - k|²/(2b²) is q·k/b² and terms of one point alone.
     """
-    found = of_terms([(_mixed_term(term), factor) for term, factor in linear_terms(potential)])
+    found = of_terms([(_mixed_term(term, width), factor) for term, factor in linear_terms(potential)])
     return potential if found is None else found
 
 
-def _mixed_term(potential: Potential) -> Potential:
+def _mixed_term(potential: Potential, width: int) -> Potential:
     if isinstance(potential, Gaussian):  # the form of a Dot counts the rounding of its scale
-        return _mixed_term(Dot(potential.w_q, potential.w_k, 1 / float(potential.bandwidth) ** 2))
+        scale = 1 / bandwidth_of(potential, width) ** 2
+        return _mixed_term(Dot(potential.w_q, potential.w_k, scale), width)
     if (
         isinstance(potential, Dot) and potential.w_q is None and potential.w_k is not None
     ):  # queries are as wide as projected keys
