@@ -52,7 +52,6 @@ def test_the_wheel_has_the_package_and_says_what_it_is(built):
     assert not [name for name in names if name.startswith(("tests", "docs", "benchmarks"))]
     for line in (
         "Requires-Python: >=3.10",
-        "Project-URL:",
         "Author: regard contributors",
         "License-Expression",
     ):

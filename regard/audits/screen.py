@@ -110,7 +110,7 @@ def _verdict(report: Report) -> tuple[str, str, str]:
             NOTE,
             "○",
             (
-                "The inputs are random tokens of the vocabulary, because the tokenizer knows none of the "
+                "The inputs are random tokens of its vocabulary, because the tokenizer knows none of the "
                 "included texts: no finding is an alarm. Give texts of its kind with --text-file."
             ),
         )

@@ -156,7 +156,7 @@ class Deep(nn.Module):
         domain = self.contraction.domain
         if not isinstance(domain, Ball):
             return
-        found = image(self.contraction.f, domain)
+        found = image(declare.one(self.contraction.f), domain)  # `contraction` has compared it with f
         if not isinstance(found, Ball):
             raise ArgumentError(
                 "domain", "is not mapped into itself by f", "put IntoBall(radius) first and use Whole()"

@@ -241,7 +241,7 @@ class Strange(torch.nn.Module):
 def test_unknown_attention_is_listed():
     report = r.audit(Strange(), [{"x": torch.zeros(1, 2, 3)}])
     assert [(m.site, m.kind) for m in report.missing] == [("block", "StrangeAttention")]
-    assert "0 of 1 attention layers are covered" in summary(report)[0]
+    assert "Read: 0 of 1 attention layers" in summary(report)[0]
     assert "not seen to compute any" in summary(report)[0]
 
 

@@ -369,7 +369,7 @@ def test_a_stdout_that_is_closed(monkeypatch):
 
 def test_a_stdout_that_cannot_be_written():
     with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "regard", "checks"]
+        command = [sys.executable, "-m", "regard", "audit", "--list-checks"]
         done = subprocess.run(
             command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=170, env=ENVIRONMENT
         )

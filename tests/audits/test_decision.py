@@ -60,10 +60,8 @@ def test_the_page_counts_blocks_and_moves_as_the_sentence_does(tmp_path, kind):
     report = audited(tmp_path, kind)
     with browser(path) as running:
         tab = running.open(page.save(report, tmp_path / "out")[1])
-        found = tab.evaluate("document.querySelector('#decision').textContent")
-        blocks = tab.evaluate(
-            "[...document.querySelectorAll('#decision tbody th')].map((e) => e.textContent)"
-        )
+        found = tab.evaluate("document.querySelector('#radius').textContent")
+        blocks = tab.evaluate("[...document.querySelectorAll('#radius tbody th')].map((e) => e.textContent)")
         assert tab.problems == []
         tab.close()
     assert [one for one in blocks if one.isdigit()] == ["1", "2"]
