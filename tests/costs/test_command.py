@@ -133,7 +133,6 @@ def test_a_model_that_has_to_run_is_counted_at_its_own_length(regard, tmp_path):
     made.save_pretrained(tmp_path)
     status, out, _ = regard(tmp_path)
     assert (status, count(cost(transformers.AlbertModel(made), 24).forward) in out) == (0, True)
-    assert regard(tmp_path, "--tokens", 24)[1] == out
     status, _, error = regard(tmp_path, "--tokens", 25)
     assert (status, "give at most 24" in error) == (2, True)
 
