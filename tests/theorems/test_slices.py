@@ -214,7 +214,7 @@ def test_no_pair_of_heads_is_farther_apart(center):
     bound = _apart(map, Ball(1.0, middle, 4))
     x, y = (torch.nn.functional.normalize(normal(g, 500, 4, 6), dim=-1) for _ in range(2))
     y = x + torch.logspace(-4, 0, 500, dtype=D)[:, None, None] * (y - x)
-    far = Frobenius().of(map((middle + x)[:, None]) - map((middle + y)[:, None])) / Frobenius().of(x - y)
+    far = Frobenius().of(map(middle + x) - map(middle + y)) / Frobenius().of(x - y)
     assert float(far.max()) <= bound
 
 
