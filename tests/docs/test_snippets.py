@@ -23,6 +23,7 @@ WITHOUT_CODE: frozenset[str] = frozenset({"docs/cli.md", "docs/columns.md", "doc
 """Pages that may have no python block, by their path from the root, e.g. "docs/history.md"."""
 
 PRINTED = {
+    "README.md": 1,
     "docs/certificates.md": 20,
     "docs/index.md": 4,
     "docs/recipes.md": 3,
