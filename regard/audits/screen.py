@@ -12,7 +12,7 @@ from regard.audits.card import three_digits
 from regard.audits.checks.base import HEAD, MEASURED, PROVED, RUN
 from regard.audits.findings import ALARMING, NOTABLE, NOTE, findings
 from regard.audits.outputs import CLASSES, EMBEDDING, NEXT
-from regard.audits.rates import shown_rate
+from regard.audits.rates import shown_rate, upper_limit
 from regard.audits.report import Report, Row
 from regard.audits.summary import closing
 from regard.audits.words import counted, in_words
@@ -136,10 +136,15 @@ def _changed_verdict(report: Report) -> str:
     """What changed words do to the answer, in a sentence."""
     measure, entries = _entries(report)
     if measure == EMBEDDING:
-        low = sum(entry["cosine"] < CHANGED for entry in entries)
-        return f"Of {len(entries):,} changed {report.unit}s, {low:,} take the cosine below {CHANGED:g}."
-    count, what = sum(entry["changed"] for entry in entries), "label" if measure == CLASSES else "next token"
-    return f"Of {len(entries):,} changed {report.unit}s, {count:,} change the {what}."
+        count, what = (
+            sum(entry["cosine"] < CHANGED for entry in entries),
+            f"take the cosine below {CHANGED:g}",
+        )
+    else:
+        count = sum(entry["changed"] for entry in entries)
+        what = f"change the {'label' if measure == CLASSES else 'next token'}"
+    limit = math.ceil(100 * upper_limit(count, len(entries)))
+    return f"{count:,} of {len(entries):,} changed {report.unit}s (95 % limit: {limit} %) {what}."
 
 
 def _actions(report: Report) -> tuple[str, ...]:

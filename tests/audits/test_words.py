@@ -260,7 +260,9 @@ def test_the_change_that_is_named_is_the_worst_of_what_is_printed(found):
     (line,) = screen(report).blocks[0].lines
     assert line.cells == (str(len(found)), f"{statistics.median(found):.2f}", f"{min(found):.2f}")
     low = sum(one < 0.9 for one in found)
-    assert f"Of {len(found)} changed words, {low} take the cosine below 0.9." in screen(report).verdict
+    limit = math.ceil(100 * upper_limit(low, len(found)))
+    said = f"{low} of {len(found)} changed words (95 % limit: {limit} %) take the cosine below 0.9."
+    assert said in screen(report).verdict
 
 
 @pytest.mark.parametrize("measure", ["classes", "next token"])
@@ -287,7 +289,7 @@ def test_labels_and_tokens_are_counted_with_their_limit(measure, changed):
     assert line.cells[0] == f"{changed} of 9, at most {limit} %"
     assert line.cells[1:] == (() if measure == "classes" else ("4.5", "8.5"))
     what = "label" if measure == "classes" else "next token"
-    assert f"Of 9 changed words, {changed} change the {what}." in found.verdict
+    assert f"{changed} of 9 changed words (95 % limit: {limit} %) change the {what}." in found.verdict
 
 
 def test_limits_of_rates():
