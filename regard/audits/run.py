@@ -238,7 +238,7 @@ class Audit:
         in_order(self.steps(), self.store, progress)
 
     def predicted_seconds(self) -> float:
-        """Estimate of the time that all checks take, from the fastest of three forward passes of some inputs."""
+        """Estimate of the time of all checks, from the fastest of three forward passes of some inputs."""
         some = self.inputs[:TIMED]
         if self.disk is not None or not some:
             return math.nan
