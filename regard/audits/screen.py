@@ -136,10 +136,8 @@ def _changed_verdict(report: Report) -> str:
     """What changed words do to the answer, in a sentence."""
     measure, entries = _entries(report)
     if measure == EMBEDDING:
-        count, what = (
-            sum(entry["cosine"] < CHANGED for entry in entries),
-            f"take the cosine below {CHANGED:g}",
-        )
+        count = sum(entry["cosine"] < CHANGED for entry in entries)
+        what = f"take the cosine below {CHANGED:g}"
     else:
         count = sum(entry["changed"] for entry in entries)
         what = f"change the {'label' if measure == CLASSES else 'next token'}"
