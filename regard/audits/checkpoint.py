@@ -93,9 +93,9 @@ def find(model: str | None) -> Checkpoint:
 
 
 def _directory(model: str | None) -> tuple[Path, str]:
-    if model is None:
+    path = Path(model or DEMO_NAME).expanduser()
+    if model is None or (model == DEMO_NAME and not path.exists()):
         return demo_directory(), DEMO_NAME
-    path = Path(model).expanduser()
     if path.is_dir():
         directory = own.inside(path)
         return directory, own.name_of(directory)

@@ -193,7 +193,8 @@ class _Gathering:
             if unit and "results" in unit
         ]
         wholes = [("", item.index, unit["results"]) for item, unit in self.wholes if unit]
-        return [*weights, *sites, *wholes]
+        pairs = self.run.store.get(PAIRS)
+        return [*weights, *sites, *wholes, *([("", None, pairs["results"])] if pairs else [])]
 
     def tables(self, covered: set[str]) -> dict[str, list[dict[str, Any]]]:
         """What checks found beyond numbers, by the name of the check."""
@@ -202,10 +203,7 @@ class _Gathering:
             for check, answer in results.items():
                 if answer.get("table") is not None and (where in covered or not where):
                     found.setdefault(check, []).append({"site": where, "input": index, **answer["table"]})
-        pairs = self.run.store.get(PAIRS) or {}
-        if "reason" in pairs:
-            self.skipped.append(Skipped("pairs", "", None, pairs["reason"]))
-        return {**found, "pairs": [{"site": "", "input": None, **pairs}]} if "changes" in pairs else found
+        return found
 
 
 def _place(found: Any, column: Column, where: str, index: int | None, value: Any, inputs: int) -> None:

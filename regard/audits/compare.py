@@ -104,7 +104,8 @@ def _report(file: Path, data: object, argument: str) -> Report:
 def compare(before: Report, after: Report, called: tuple[str, str] = ("first", "second")) -> Comparison:
     """What changed from one report to the other; remarks use the words that they are called by."""
     _refuse_other(before, after)
-    other = {column.name for check in _quick_in_one(before, after) for column in check.columns}
+    apart = [*_quick_in_one(before, after), *_other_pairs(before, after)]
+    other = {column.name for check in apart for column in check.columns}
     shared = [
         column
         for column in before.columns
@@ -128,6 +129,12 @@ def _quick_in_one(before: Report, after: Report) -> list[Check]:
     """The checks that one report has in the quick form and the other as a whole."""
     quick = [set(report.settings.get("quick", ())) for report in (before, after)]
     return [check for check in checks() if check.name in quick[0] ^ quick[1]]
+
+
+def _other_pairs(before: Report, after: Report) -> list[Check]:
+    """The check of the user's own pairs, where these differ."""
+    given = [report.settings.get("pairs", "") for report in (before, after)]
+    return [] if given[0] == given[1] else [check for check in checks() if check.name == "pairs"]
 
 
 def _inputs(report: Report) -> list[tuple[str, list[str]]]:

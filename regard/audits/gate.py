@@ -159,7 +159,10 @@ def _judge(report: Report, condition: Condition) -> Gate:
     rows = [row for row in report.rows if not math.isnan(row.values.get(name, math.nan))]
     reasons = _reasons(report, condition.check)
     if not rows:
-        why = reasons or ["the check found nothing to measure on these inputs"]
+        quick = condition.check in report.settings.get("quick", [])
+        nothing = "the check found nothing to measure on these inputs"
+        omitted = "the quick form of the check omits it" if quick else nothing
+        why = reasons or [omitted]
         return Gate((f"{condition.text}: there is no number: {_short(why)}.",))
     worst = (max if condition.high else min)(rows, key=lambda row: row.values[name])
     value = worst.values[name]

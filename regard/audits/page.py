@@ -19,7 +19,7 @@ from regard.audits.checks import checks
 from regard.audits.checks.base import STATUSES
 from regard.audits.findings import Finding, findings
 from regard.audits.report import Report, Row
-from regard.audits.screen import screen
+from regard.audits.screen import every_change, screen
 from regard.audits.yardstick import comparisons
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -47,6 +47,7 @@ def _page(report: Report, data: dict[str, Any]) -> str:
             summary=data["summary"],
             findings=findings(report),
             screen=screen(report),
+            changes=every_change(report),
             heads=sum(entry.heads for entry in report.covered),
             skipped=omissions(report),
             comparisons=comparisons(report),

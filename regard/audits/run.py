@@ -26,8 +26,8 @@ from regard.audits.answers import answer, input_key, site_key, weights_key
 from regard.audits.calling import path_and_turn
 from regard.audits.checks import Check
 from regard.audits.checks import checks as all_checks
-from regard.audits.checks.base import Measurable, Result, Scene, Weights
-from regard.audits.checks.changed_words import compared_pairs
+from regard.audits.checks.base import Measurable, Scene, Weights
+from regard.audits.checks.pairs import pairs
 from regard.audits.collect import PAIRS, TWIN, collect
 from regard.audits.failure import failure
 from regard.audits.inputs import Input, check_pairs, encoded, inputs_of, notes_on, refuse_file_names
@@ -58,6 +58,8 @@ PASSES, TIMED = 900, 5
 """All checks of an audit take about so many forward passes of its inputs (python -m benchmarks.audit), which
 are timed on so many of them.
 """
+SETUP = 15.0
+"""Seconds that an audit takes whatever the texts are: the vocabulary, random weights, the first proofs."""
 AT_ONCE = 1 << 20
 """How many numbers are looked at together."""
 BLOCKWISE = "the model is read block by block: this needs all of its blocks in memory at once"
@@ -177,7 +179,7 @@ class Audit:
     ) -> None:
         self.thorough, self.every_word, self.seed = thorough, every_word, seed
         self.tokenizer, self.pairs = tokenizer, check_pairs(pairs, tokenizer)
-        self.checks = _check_all(checks)
+        self.checks = _with_pairs(_check_all(checks), bool(self.pairs))
         self.name, self.store = name, Store() if store is None else store
         self.disk: OnDisk | None = None if isinstance(model, nn.Module) else model
         self._whole_original = model if headed and isinstance(model, nn.Module) else None
@@ -244,7 +246,7 @@ class Audit:
             return math.nan
         taken = sum(min(self._forward_seconds(self._options(item)) for _ in range(3)) for item in some)
         tokens = [max(1, len(item.tokens)) for item in self.inputs]
-        return PASSES * taken * sum(tokens) / sum(tokens[:TIMED])
+        return SETUP + PASSES * taken * sum(tokens) / sum(tokens[:TIMED])
 
     def _forward_seconds(self, options: dict[str, Any]) -> float:
         started = time.perf_counter()
@@ -395,12 +397,13 @@ class Audit:
     def _pairs(self) -> None:
         """Compare the answers to the pairs of texts that the user gave."""
         if self.disk is not None:
-            self.store.put(PAIRS, {"reason": BLOCKWISE})
+            self.store.put(PAIRS, {"results": {"pairs": {"reason": BLOCKWISE}}})
             return
         model = self.model if self.head is None else self.head
         encode = partial(encoded, model, self.tokenizer)
-        found = answer(lambda: Result(table=compared_pairs(model, self.tokenizer, self.pairs, encode)))
-        self.store.put(PAIRS, found.get("table", found))
+        self.store.put(
+            PAIRS, {"results": {"pairs": answer(pairs, model, self.tokenizer, self.pairs, encode)}}
+        )
 
     def _twin(self) -> None:
         """What the columns are with random weights, on the first input."""
@@ -463,6 +466,12 @@ def _check_all(checks: Sequence[Check | str] | None) -> tuple[Check, ...]:
             remedy = f"give names of {', '.join(known)}"
             raise ArgumentError("checks", f"has {check!r}, a {type(check).__name__}", remedy)
     return tuple(known[check] if isinstance(check, str) else check for check in found)
+
+
+def _with_pairs(asked: tuple[Check, ...], given: bool) -> tuple[Check, ...]:
+    """The checks, with the one of the user's own pairs where pairs are given, and without it elsewhere."""
+    others = [check for check in asked if check.name != PAIRS]
+    return (*others, *(check for check in all_checks() if given and check.name == PAIRS))
 
 
 def _cast_options(options: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:

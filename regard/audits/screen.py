@@ -27,8 +27,10 @@ PARTS = {
 }
 FIRST, LOOKS = 3, 5
 """How many parts of a kind, and how many findings, the first screen names."""
-CHANGED = 0.9
-"""A cosine below this is mentioned in the verdict."""
+CHANGED, OFTEN = 0.9, 0.05
+"""A change that takes the cosine below this counts; where more typos or pairs count than this share, serving
+the model needs an action.
+"""
 
 
 @dataclass(frozen=True)
@@ -125,24 +127,40 @@ def _verdict(report: Report) -> tuple[str, str, str]:
         words = f"{missing} of {total} attention {counted(total, 'layer')} could not be measured."
         level, mark = NOTABLE, "◆"
     else:
-        words, level, mark = "Nothing is alarming in what was measured.", NOTE, "○"
-    more = [_changed_verdict(report)] if report.tables.get("words") else []
+        words, level, mark = "No head and no layer is alarming.", NOTE, "○"
+    more = _changed_verdicts(report)
     if noted:
         more.append(f"{noted} {counted(noted, 'finding')} {'is' if noted == 1 else 'are'} worth a look.")
     return level, mark, " ".join([words, *more]).strip()
 
 
-def _changed_verdict(report: Report) -> str:
-    """What changed words do to the answer, in a sentence."""
-    measure, entries = _entries(report)
-    if measure == EMBEDDING:
-        count = sum(entry["cosine"] < CHANGED for entry in entries)
-        what = f"take the cosine below {CHANGED:g}"
-    else:
-        count = sum(entry["changed"] for entry in entries)
-        what = f"change the {'label' if measure == CLASSES else 'next token'}"
-    limit = math.ceil(100 * upper_limit(count, len(entries)))
-    return f"{count:,} of {len(entries):,} changed {report.unit}s (95 % limit: {limit} %) {what}."
+def _changed_verdicts(report: Report) -> list[str]:
+    """What typos and the user's own changes do to the answer, a sentence each."""
+    typos = [entry for entry in _entries(report)[1] if entry["kind"] == "typo"]
+    pairs = [entry for table in report.tables.get("pairs", []) for entry in table["changes"]]
+    found = []
+    for entries, name in ((typos, "typos"), (pairs, "of your pairs")):
+        if entries:
+            count, limit = _counted_changes(entries)
+            found.append(
+                f"{count:,} of {len(entries):,} {name} (95 % limit: {limit} %) {_effect(report, count)}."
+            )
+    return found
+
+
+def _counted_changes(entries: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """How many changes count, and the 95 % limit on their rate in percent."""
+    count = sum(entry["cosine"] < CHANGED if "cosine" in entry else entry["changed"] for entry in entries)
+    return count, math.ceil(100 * upper_limit(count, len(entries)))
+
+
+def _effect(report: Report, count: int) -> str:
+    """What a change does that counts, as a verb phrase."""
+    tables = [*report.tables.get("words", []), *report.tables.get("pairs", [])]
+    ending = "s" if count == 1 else ""
+    if tables[0]["measure"] == EMBEDDING:
+        return f"take{ending} the cosine below {CHANGED:g}"
+    return f"change{ending} the {'label' if tables[0]['measure'] == CLASSES else 'next token'}"
 
 
 def _actions(report: Report) -> tuple[str, ...]:
@@ -152,7 +170,12 @@ def _actions(report: Report) -> tuple[str, ...]:
     found = findings(report)
     alarms = any(finding.level == ALARMING for finding in found)
     heads = any(finding.head >= 0 and finding.level != NOTE for finding in found)
-    serving = "resolve the alarms below first" if alarms else "no action needed"
+    changed = [entry for table in report.tables.get("pairs", []) for entry in table["changes"]]
+    changed += [entry for entry in _entries(report)[1] if entry["kind"] == "typo"]
+    serving = "no action needed"
+    if changed and _counted_changes(changed)[0] > OFTEN * len(changed):
+        serving = "typos matter here: correct the spelling first, or test for them (--pairs, --fail-if)"
+    serving = "resolve the alarms below first" if alarms else serving
     training = "watch these heads with regard track" if heads else "no action needed"
     return f"Serving: {serving}.", f"Training: {training}."
 
@@ -229,6 +252,47 @@ def _change_line(report: Report, label: str, measure: str, own: list[dict[str, A
         return Line(label, cells)
     note = marked(_original(report, worst), worst["text"])
     return Line(label, cells, f"{note} → {worst['answer']}" if measure == CLASSES else note)
+
+
+@dataclass(frozen=True)
+class ChangedText:
+    """A changed text with its change marked, and the answer to it; heading: what that answer is."""
+
+    kind: str
+    text: str
+    answer: str
+    heading: str
+
+
+def every_change(report: Report) -> list[ChangedText]:
+    """The changed texts with their answers: the user's own pairs, then those with the largest effect."""
+    measure, entries = _entries(report)
+    pairs = [(table["measure"], one) for table in report.tables.get("pairs", []) for one in table["changes"]]
+    every = [*pairs, *((measure, entry) for entry in entries)]
+    order = sorted(every, key=lambda one: (one[1]["kind"] != "pair", _kept(one[1])))
+    return [
+        ChangedText(
+            LABELS.get(entry["kind"], "your pair").format(unit=report.unit),
+            marked(_original(report, entry), entry["text"]),
+            _shown_answer(entry),
+            {EMBEDDING: "cosine", CLASSES: "label"}.get(kind, "next token, KL"),
+        )
+        for kind, entry in order
+    ]
+
+
+def _kept(entry: dict[str, Any]) -> float:
+    """A number that is smaller the more a change does."""
+    if "cosine" in entry:
+        return float(entry["cosine"])
+    return -float(entry["divergence"]) if "divergence" in entry else float(not entry["changed"])
+
+
+def _shown_answer(entry: dict[str, Any]) -> str:
+    if "cosine" in entry:
+        return f"{entry['cosine']:.3f}"
+    far = f", {in_words(entry['divergence'])}" if "divergence" in entry else ""
+    return f"{entry['answer']}{far}"
 
 
 def _original(report: Report, entry: dict[str, Any]) -> str:

@@ -147,7 +147,7 @@ def audit(
         typer.Option(
             metavar="CONDITION",
             help="Exit status 1 where the worst number of CHECK.COLUMN fulfils this, or where there is no "
-            'number: "words.expansion>3"; may be repeated.',
+            'number: "words.worst_cosine<0.5"; may be repeated.',
             show_default=False,
         ),
     ] = None,

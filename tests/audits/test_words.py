@@ -204,7 +204,7 @@ def test_headlines_are_the_largest(report):
         assert any(f"{label} ({in_words(value)})" in said for label in tied)
     measured = any(not math.isnan(v) for row in report.rows for v in row.values.values())
     first = screen(report)
-    calm = "Nothing is alarming" in first.verdict
+    calm = "No head and no layer is alarming." in first.verdict
     alarmed = any(finding.level == ALARMING for finding in findings(report))
     assert calm == (measured and not alarmed and not report.missing)
     assert (first.level == "note") == calm
@@ -261,7 +261,7 @@ def test_the_change_that_is_named_is_the_worst_of_what_is_printed(found):
     assert line.cells == (str(len(found)), f"{statistics.median(found):.2f}", f"{min(found):.2f}")
     low = sum(one < 0.9 for one in found)
     limit = math.ceil(100 * upper_limit(low, len(found)))
-    said = f"{low} of {len(found)} changed words (95 % limit: {limit} %) take the cosine below 0.9."
+    said = f"{low} of {len(found)} typos (95 % limit: {limit} %) take{'s' * (low == 1)} the cosine below 0.9."
     assert said in screen(report).verdict
 
 
@@ -289,7 +289,8 @@ def test_labels_and_tokens_are_counted_with_their_limit(measure, changed):
     assert line.cells[0] == f"{changed} of 9, at most {limit} %"
     assert line.cells[1:] == (() if measure == "classes" else ("4.5", "8.5"))
     what = "label" if measure == "classes" else "next token"
-    assert f"{changed} of 9 changed words (95 % limit: {limit} %) change the {what}." in found.verdict
+    assert f"{changed} of 9 typos (95 % limit: {limit} %) change the {what}." in found.verdict
+    assert ("typos matter here" in found.actions[0]) == (changed > 0)
 
 
 def test_limits_of_rates():
@@ -447,7 +448,7 @@ def test_no_page_is_calm_when_nothing_was_measured():
     report = nothing_covered()
     for text in (" ".join(report.summary()), html(report), markdown(report)):
         assert "Nothing was measured" in text
-        assert "Nothing is alarming" not in text
+        assert "No head and no layer is alarming" not in text
     assert screen(report).level == ALARMING
 
 

@@ -591,7 +591,7 @@
     if (!found || !found.influence) return [];
     const title = level ? [element(level, {}, "Influence of the tokens, through the whole network")] : [];
     const values = found.influence.map(number);
-    return [...title, soft("How far the mean output token moves for each unit that a token moves, in the worst direction. A darker token has more influence."), sentence(tokenNames(input, values.length), values, { ...INFLUENCE, kind: found.kind || INFLUENCE.kind }), ...influenceMap(found, input)];
+    return [...title, soft("How far the mean output token moves for each unit that a token moves, in the worst direction. A stronger color is more influence."), sentence(tokenNames(input, values.length), values, { ...INFLUENCE, kind: found.kind || INFLUENCE.kind }), ...influenceMap(found, input)];
   }
 
   function influenceMap(found, input) {
