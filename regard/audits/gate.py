@@ -144,7 +144,9 @@ def _refuse_unknown(address: str, made: dict[str, tuple[str, Column]], argument:
     if address in known:
         name = known[address][0]
         found = f"{address} is a number of the check {name}, which is not made"
-        raise ArgumentError(argument, found, f"add {name} to {'--' * argument.startswith('--')}checks")
+        dashes = "--" * argument.startswith("--")
+        remedy = f"give {dashes}pairs" if name == "pairs" else f"add {name} to {dashes}checks"
+        raise ArgumentError(argument, found, remedy)
     check, _, column = address.partition(".")
     near = [name for name in known if name.partition(".")[2] in (check, column)]
     near = near or difflib.get_close_matches(address, known, 3, 0.6)

@@ -179,7 +179,7 @@ class Audit:
     ) -> None:
         self.thorough, self.every_word, self.seed = thorough, every_word, seed
         self.tokenizer, self.pairs = tokenizer, check_pairs(pairs, tokenizer)
-        self.checks = _with_pairs(_check_all(checks), bool(self.pairs))
+        self.checks = tuple(with_pairs(_check_all(checks), bool(self.pairs)))
         self.name, self.store = name, Store() if store is None else store
         self.disk: OnDisk | None = None if isinstance(model, nn.Module) else model
         self._whole_original = model if headed and isinstance(model, nn.Module) else None
@@ -468,10 +468,10 @@ def _check_all(checks: Sequence[Check | str] | None) -> tuple[Check, ...]:
     return tuple(known[check] if isinstance(check, str) else check for check in found)
 
 
-def _with_pairs(asked: tuple[Check, ...], given: bool) -> tuple[Check, ...]:
-    """The checks, with the one of the user's own pairs where pairs are given, and without it elsewhere."""
+def with_pairs(asked: Sequence[Check], given: bool) -> list[Check]:
+    """Return the checks, with the one of the user's own pairs exactly where pairs are given."""
     others = [check for check in asked if check.name != PAIRS]
-    return (*others, *(check for check in all_checks() if given and check.name == PAIRS))
+    return [*others, *(check for check in all_checks() if given and check.name == PAIRS)]
 
 
 def _cast_options(options: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:

@@ -300,7 +300,7 @@ def _original(report: Report, entry: dict[str, Any]) -> str:
     return str(entry["original"]) if "original" in entry else report.inputs[entry["input"]].name
 
 
-def marked(before: str, after: str, around: int = 24) -> str:
+def marked(before: str, after: str, around: int = 20) -> str:
     """Return the changed text near its change, which is marked: The (cat → cta) sat on the mat."""
     start, most = 0, min(len(before), len(after))
     while start < most and before[start] == after[start]:

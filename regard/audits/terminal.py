@@ -27,7 +27,6 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from regard._durations import spoken_time
 from regard._printable import printable
 from regard.audits.checks import Check, Column
 from regard.audits.checks.base import HEAD, STACK, STATUSES
@@ -191,7 +190,7 @@ def show(report: Report, paths: Sequence[Path], console: Console, seconds: float
     seconds: how long the audit took. It is not part of the report, which is the same in every run.
     """
     found = screen(report)
-    time_taken = [] if seconds is None else [spoken_time(seconds)]
+    time_taken = [] if seconds is None else [_taken(seconds)]
     say(console, "   ".join([report.name, *found.facts, *time_taken]), "bold")
     if report.partial:
         say(console, f"Partial: {report.partial}.", STYLES[NOTABLE])
@@ -207,6 +206,10 @@ def show(report: Report, paths: Sequence[Path], console: Console, seconds: float
     for sentence in found.closing:
         say(console, sentence, "dim")
     show_paths(paths, console)
+
+
+def _taken(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def show_block(block: Block, console: Console) -> None:

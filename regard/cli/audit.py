@@ -176,6 +176,7 @@ def audit(
     from regard.audits.fleet import joined
     from regard.audits.inputs import read_pairs, read_texts
     from regard.audits.load import device_of
+    from regard.audits.run import with_pairs
 
     if list_checks:
         return _list_checks()
@@ -191,6 +192,7 @@ def audit(
         _refuse_with("--quick, which is a first look", quick, {**of_time, "--weights-only": weights_only})
         asked = find_checks(checks, weights_only)
         asked = _quickly(asked, checks is not None) if quick else asked
+        asked = with_pairs(asked, bool(changes))
         if weights_only and low_memory is not None:
             found = "is given, and --weights-only reads one layer at a time anyway"
             raise ArgumentError("--low-memory", found, "leave it out")
@@ -496,8 +498,10 @@ def _predict(run: Audit) -> None:
     from regard._durations import spoken_time
     from regard.audits import terminal
     from regard.audits.checks import checks as known
+    from regard.audits.run import with_pairs
 
-    if {check.name for check in run.checks if not check.is_quick} >= {c.name for c in known() if not c.named}:
+    usual = {check.name for check in with_pairs(known(), False) if not check.named}
+    if {check.name for check in run.checks if not check.is_quick} >= usual:
         seconds = run.predicted_seconds()
         if seconds > SOON:
             said = f"this takes {spoken_time(seconds)} on this machine (estimate); --quick is a first look"
