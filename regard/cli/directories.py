@@ -24,11 +24,11 @@ def default_directory(command: str, models: Sequence[str]) -> Path:
 
 def source_of(models: Sequence[str]) -> str:
     """What tells these models from others of the same name: a fingerprint of where they are."""
+    from regard.audits.checkpoint import DEMO_NAME
     from regard.audits.store import fingerprint
 
-    return fingerprint(
-        [str(path.absolute()) if os.path.exists(path := _path(one)) else one for one in models]
-    )
+    paths = [str(path.absolute()) if os.path.exists(path := _path(one)) else one for one in models]
+    return fingerprint([one for one in paths if one != DEMO_NAME])  # which is audited without a name, too
 
 
 def refuse_other(path: Path, models: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ workers.
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from regard.audits import Audit, meeting, page
 from regard.audits.fleet import joined
 
 SUBJECT = {"MODEL": "tiny", "--text": "two"}
-KILLED, DIFFERS, FAILS, STOPS = "killed", "differs", "fails", "stops"
+KILLED, DIFFERS, FAILS, STOPS, WAITS = "killed", "differs", "fails", "stops", "waits"
 """What may happen to a rank."""
 
 
@@ -37,6 +38,8 @@ def work(environment, folder, fault="", resume=False):
         run.store = team.open_store(folder / "out" / ".units", SUBJECT, resume)
         if fault in (KILLED, STOPS):
             _measure_until(run, folder / fault, fault)
+        if fault == WAITS:
+            _measure_after(run, folder / KILLED)
         with (folder / f"done {team.rank}").open("a") as file:
             _note_steps(run, file)
             team.measure(run)
@@ -59,6 +62,18 @@ def _measure_until(run, flag, fault):
         measure(item, place, scene)
 
     run._measure_one = once
+
+
+def _measure_after(run, flag):
+    """No layer is measured before another rank was killed, however late that one began."""
+    measure, patience = run._measure_one, time.monotonic() + 60
+
+    def waiting(item, place, scene):
+        while not flag.exists() and time.monotonic() < patience:
+            time.sleep(0.01)
+        measure(item, place, scene)
+
+    run._measure_one = waiting
 
 
 def _note_steps(run, file):
@@ -98,7 +113,7 @@ def restarted(folder):
     folder = Path(folder)
     tries = folder / f"tries {os.environ['RANK']}"
     tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
-    return work(os.environ, folder, KILLED if os.environ["RANK"] == "1" else "")
+    return work(os.environ, folder, KILLED if os.environ["RANK"] == "1" else WAITS)
 
 
 if __name__ == "__main__":
