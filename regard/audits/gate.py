@@ -148,9 +148,11 @@ def _refuse_unknown(address: str, made: dict[str, tuple[str, Column]], argument:
         remedy = f"give {dashes}pairs" if name == "pairs" else f"add {name} to {dashes}checks"
         raise ArgumentError(argument, found, remedy)
     check, _, column = address.partition(".")
-    near = [name for name in known if name.partition(".")[2] in (check, column)]
+    own = [name for name in known if name.partition(".")[0] == check]
+    near = difflib.get_close_matches(address, own, 3, 0.6)
+    near = near or [name for name in known if name.partition(".")[2] in (check, column)]
     near = near or difflib.get_close_matches(address, known, 3, 0.6)
-    near = near or [name for name in known if name.partition(".")[0] == check]
+    near = near or own
     some = f"CHECK.COLUMN with a check of {', '.join(dict.fromkeys(name for name, _ in made.values()))}"
     raise ArgumentError(argument, f"there is no column {address!r}", f"use {', '.join(near) or some}")
 

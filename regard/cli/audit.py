@@ -84,8 +84,10 @@ Examples
   regard audit ./big-model --processes 4           four processes, one report
   torchrun --nproc-per-node 4 -m regard audit ./big-model
                                                    over several machines, too
-  regard audit ./my-model --fail-if "words.expansion>3"
+  regard audit ./my-model --fail-if "words.worst_cosine<0.5"
                                                    status 1 where that is so
+  regard audit ./my-model --pairs typos.tsv --fail-if "pairs.worst_pair_cosine<0.7"
+                                                   the same for your own changes
   regard audit ./my-model --baseline old/report.json
                                                    status 1 where it got worse
 
