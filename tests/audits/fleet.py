@@ -15,7 +15,7 @@ from regard.audits import Audit, meeting, page
 from regard.audits.fleet import joined
 
 SUBJECT = {"MODEL": "tiny", "--text": "two"}
-KILLED, DIFFERS, FAILS, STOPS, WAITS = "killed", "differs", "fails", "stops", "waits"
+KILLED, DIFFERS, FAILS, STOPS = "killed", "differs", "fails", "stops"
 """What may happen to a rank."""
 
 
@@ -28,8 +28,8 @@ def audit():
     return Audit(model, inputs, checks=["weights", "rows", "constants", "geometry"], twin=True)
 
 
-def work(environment, folder, fault="", resume=False):
-    """What the command line does, on one rank; gives the exit status."""
+def work(environment, folder, fault="", resume=False, after=()):
+    """What the command line does, on one rank; gives the exit status. after: files that are waited for."""
     with joined(environment) as team:
         if fault == FAILS:
             raise r.errors.ArgumentError("MODEL", "cannot be read", "repair it")
@@ -38,8 +38,8 @@ def work(environment, folder, fault="", resume=False):
         run.store = team.open_store(folder / "out" / ".units", SUBJECT, resume)
         if fault in (KILLED, STOPS):
             _measure_until(run, folder / fault, fault)
-        if fault == WAITS:
-            _measure_after(run, folder / KILLED)
+        (folder / f"began {team.rank}").touch()
+        _measure_after(run, [*(folder / f"began {rank}" for rank in range(team.world)), *after])
         with (folder / f"done {team.rank}").open("a") as file:
             _note_steps(run, file)
             team.measure(run)
@@ -64,12 +64,12 @@ def _measure_until(run, flag, fault):
     run._measure_one = once
 
 
-def _measure_after(run, flag):
-    """No layer is measured before another rank was killed, however late that one began."""
+def _measure_after(run, flags):
+    """No layer is measured before these files are there, however late another rank begins."""
     measure, patience = run._measure_one, time.monotonic() + 60
 
     def waiting(item, place, scene):
-        while not flag.exists() and time.monotonic() < patience:
+        while not all(flag.exists() for flag in flags) and time.monotonic() < patience:
             time.sleep(0.01)
         measure(item, place, scene)
 
@@ -99,8 +99,9 @@ def rank(number, world, port, folder, faults):
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RUN_ID": "test",
     }
+    others = [fault for other, fault in faults.items() if other != number and fault in (KILLED, STOPS)]
     try:
-        code = work(environment, folder, faults.get(number, ""))
+        code = work(environment, folder, faults.get(number, ""), after=[folder / fault for fault in others])
     except r.errors.RegardError as error:
         Path(folder, f"error {number}").write_text(str(error))
         code = 2
@@ -113,9 +114,12 @@ def restarted(folder):
     folder = Path(folder)
     tries = folder / f"tries {os.environ['RANK']}"
     tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
-    return work(os.environ, folder, KILLED if os.environ["RANK"] == "1" else WAITS)
+    if os.environ["RANK"] == "1":
+        return work(os.environ, folder, KILLED)
+    return work(os.environ, folder, after=[folder / KILLED])
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    sys.exit(work(os.environ, Path(sys.argv[1]), KILLED if os.environ["RANK"] == sys.argv[2] else ""))
+    place, lost = Path(sys.argv[1]), os.environ["RANK"] == sys.argv[2]
+    sys.exit(work(os.environ, place, KILLED if lost else "", after=[] if lost else [place / KILLED]))
