@@ -11,6 +11,7 @@ from regard._upper import Upper
 from regard.errors import ArgumentError
 from regard.maps import Affine, Compose
 from regard.nonexpansive import MixTokens, Pool
+from regard.proofs.classifier import Classifier
 from regard.proofs.similarity import cosine_distance
 from tests.ball_model.networks import D, drawn, network, sequence
 
@@ -80,6 +81,18 @@ def test_rounding_is_no_part_of_the_bound_in_float64_and_a_small_one_in_float32(
     single = r.certified_cosine(module(0, torch.float32), x.float(), near, readout=Pool())
     assert half.distance.value == exact.distance.value < single.distance.value
     assert single.distance.value == pytest.approx(exact.distance.value, rel=1e-3)
+
+
+def test_both_embeddings_may_be_rounded(monkeypatch):
+    """Two vectors of length 5 that each move by 0.1, 0.05 in every coordinate, turn by 2 asin(0.1/5) at most,
+    and do where both turn apart.
+    """
+    monkeypatch.setattr(Classifier, "rounding", lambda self, points: torch.tensor(0.05, dtype=D))
+    x = torch.tensor([[3.0, 4.0, 0.0, 0.0]], dtype=D)
+    model = Compose((Affine(torch.eye(4, dtype=D)), MixTokens(torch.ones(1, 1, dtype=D))))
+    found = r.certified_cosine(model, x, r.one_token(x, 0, 1e-12))
+    exactly = 1 - math.cos(2 * math.asin(0.1 / 5))
+    assert exactly <= 1 - found.cosine <= 1.1 * exactly
 
 
 def test_an_embedding_that_is_rounding_alone_has_no_bound():
